@@ -1,0 +1,107 @@
+"""`dispfl data`: which data sets there are, where their files lie, and how to get them."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from dispfl.data.datasets import DATASETS, DataSpec, describe, locate
+from dispfl.data.datasets import get as get_dataset
+from dispfl.errors import DataError
+
+app = typer.Typer(help="List data sets, find their files, download them.", no_args_is_help=True)
+
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder with the files, instead of $DISPFL_DATA, the cache and the system's place.", show_default=False
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command("list")
+def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """List the data sets and where each was found.
+
+    Example: dispfl data list --data-dir ~/data
+    """
+    found = {name: _found(name, data_dir) for name in DATASETS}
+    if as_json:
+        typer.echo(json.dumps([_record(spec, found[name]) for name, spec in DATASETS.items()], indent=2))
+        return
+    table = Table("name", "pictures", "classes", "size", "where", box=None, pad_edge=False, header_style="bold")
+    for name, spec in DATASETS.items():
+        where = (
+            "bundled"
+            if spec.reader == "bundled"
+            else str(found[name] or f"not here: dispfl data get {name} ({spec.download_size / 1e6:.0f} MB)")
+        )
+        size = "x".join(str(side) for side in spec.shape)
+        table.add_row(name, f"{spec.train:,} + {spec.test:,}", str(spec.classes), size, where)
+    for column in table.columns[:-1]:
+        column.no_wrap = True
+    table.columns[-1].overflow = "fold"
+    console = Console()
+    if not console.is_terminal:
+        console.width = 200  # a path in a pipe or a file stays in one piece
+    console.print(table)
+
+
+@app.command()
+def path(name: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
+    """Print the folder that holds a data set.
+
+    Example: dispfl data path cifar10
+    """
+    folder = str(locate(name, data_dir))
+    typer.echo(json.dumps({"name": name, "path": folder}) if as_json else folder)
+
+
+@app.command()
+def get(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets, as `dispfl data list` calls them.")],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Put the files here instead of the cache folder.", show_default=False)
+    ] = None,
+) -> None:
+    """Download data sets that are not found yet, verify them, and print their folders.
+
+    Example: dispfl data get cifar10 tiny-imagenet
+    """
+    for name in names:
+        describe(name)  # a mistyped second name must not cost a first download
+    for name in names:
+        typer.echo(str(_get_with_bar(name, data_dir)))
+
+
+def _get_with_bar(name: str, data_dir: Path | None) -> Path:
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=None)
+        return get_dataset(name, data_dir, lambda done, total: bar.update(task, completed=done, total=total))
+
+
+def _found(name: str, data_dir: Path | None) -> Path | None:
+    try:
+        return locate(name, data_dir)
+    except DataError:
+        return None
+
+
+def _record(spec: DataSpec, folder: Path | None) -> dict[str, object]:
+    return {
+        "name": spec.name,
+        "title": spec.title,
+        "shape": spec.shape,
+        "classes": spec.classes,
+        "train": spec.train,
+        "test": spec.test,
+        "origin": spec.origin,
+        "download_bytes": spec.download_size,
+        "path": str(folder) if folder else None,
+    }

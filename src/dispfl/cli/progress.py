@@ -1,0 +1,77 @@
+"""How far a run is: a live bar with the time left on a terminal, a line a round elsewhere."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from dispfl.runs.loop import Progress as Observer
+
+Record = dict[str, Any]
+
+
+@contextlib.contextmanager
+def watching(title: str, rounds: int, console: Console) -> Iterator[Observer]:
+    """An observer for one run."""
+    if console.is_terminal:
+        with _bar(console) as bar:
+            yield _on_a_bar(bar, title, rounds)
+    else:
+        yield _line_by_line(title, rounds, console)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps · {task.fields[news]} ·"),
+        TimeElapsedColumn(),
+        TextColumn("· left"),
+        TimeRemainingColumn(),
+        console=console,
+    )
+
+
+def _on_a_bar(bar: Progress, title: str, rounds: int) -> Observer:
+    task = bar.add_task(f"{title} round 1/{rounds}", total=None, news="accuracy –")
+
+    def begin(done: int, total: int) -> None:
+        # `completed` before the clock starts would count work of an earlier process into the speed.
+        bar.reset(task, total=total, completed=done)
+
+    def after(record: Record) -> None:
+        finished = record["round"] + 1
+        bar.update(task, description=f"{title} round {min(finished + 1, rounds)}/{rounds}", news=_news(record))
+
+    return Observer(begin=begin, step=lambda: bar.advance(task), round=after)
+
+
+def _line_by_line(title: str, rounds: int, console: Console) -> Observer:
+    began: list[float] = []
+    first: list[int] = []
+
+    def begin(done: int, total: int) -> None:
+        began.append(time.monotonic())
+        first.append(done * rounds // total)
+
+    def after(record: Record) -> None:
+        finished = record["round"] + 1
+        pace = (time.monotonic() - began[0]) / (finished - first[0])
+        left = round(pace * (rounds - finished))
+        clock = str(timedelta(seconds=left))
+        console.print(f"{title} round {finished}/{rounds} · {_news(record)} · left {clock}", highlight=False)
+
+    return Observer(begin=begin, round=after)
+
+
+def _news(record: Record) -> str:
+    accuracy = record["accuracy"]
+    text = f"accuracy {accuracy['mean']:.3f}" if accuracy else "accuracy –"
+    if record["failures"]:
+        text += f" · {len(record['failures'])} peers failed"
+    return text

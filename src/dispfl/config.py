@@ -1,0 +1,198 @@
+"""An experiment: the components' own settings composed, from a TOML file and `key=value` words.
+
+    seed, rounds, peers, threads, device, engine, eval_every          top-level keys
+    data, partition, model, method, topology, train                   tables, each the settings of its component
+
+A table may be given by name alone (`method=dispfl`). Everything has a default: with none changed this is the demo.
+"""
+
+import os
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, SerializeAsAny, field_validator
+
+from dispfl.core.rng import stream
+from dispfl.core.train import Task, Train
+from dispfl.data.batches import PictureTransform, ResidentSamples
+from dispfl.data.datasets import Data, Pictures
+from dispfl.data.partition import PARTITIONS, Dirichlet, Partition, Split
+from dispfl.errors import ConfigError
+from dispfl.methods.base import GossipMethod
+from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.registry import METHODS
+from dispfl.models.registry import Model
+from dispfl.roster import roster_names
+from dispfl.round import PeerData, Setting
+from dispfl.settings import Settings, did_you_mean
+from dispfl.topology import TOPOLOGIES, RandomRegular, Topology
+
+TABLES: dict[str, Mapping[str, type[Settings]]] = {
+    "data": {"": Data},
+    "partition": PARTITIONS,
+    "model": {"": Model},
+    "method": METHODS,
+    "topology": TOPOLOGIES,
+    "train": {"": Train},
+}
+"""The settings of each table, by the table's `name` where there is a choice of them."""
+
+
+class Experiment(Settings):
+    """A complete, runnable description of a simulated run."""
+
+    seed: int = Field(default=0, ge=0)
+    """Everything random derives from it."""
+    rounds: int = Field(default=20, ge=1)
+    peers: int = Field(default=20, ge=1)
+    threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    """How many peers train at once, each on one thread."""
+    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    engine: Literal["inprocess"] = "inprocess"
+    eval_every: int = Field(default=1, ge=1)
+    """Score all peers every so many rounds, and after the last."""
+    data: Data = Data()
+    partition: SerializeAsAny[Partition] = Dirichlet()
+    model: Model = Model()
+    method: SerializeAsAny[GossipMethod] = DisPFL()
+    topology: SerializeAsAny[Topology] = RandomRegular(degree=4)
+    train: Train = Train()
+
+    @field_validator(*TABLES, mode="before")
+    @classmethod
+    def _choose(cls, value: Any, info: Any) -> Any:
+        """A table's settings, from the settings themselves, a mapping, or a name alone."""
+        if isinstance(value, Settings):
+            return value
+        table = {"name": value} if isinstance(value, str) else value
+        if not isinstance(table, Mapping):
+            raise ConfigError(f"{info.field_name} must be a table or a name, got {value!r}.")
+        choices = TABLES[info.field_name]
+        if "" in choices:
+            return choices[""](**table)
+        name = table.get("name", cls.model_fields[info.field_name].default.name)
+        if name not in choices:
+            raise ConfigError(f"{info.field_name} {name!r} does not exist. {did_you_mean(str(name), choices)}")
+        return choices[name](**table)
+
+    @field_validator("device")
+    @classmethod
+    def _available(cls, device: str) -> str:
+        backends: dict[str, Callable[[], bool]] = {
+            "cuda": torch.cuda.is_available,
+            "mps": torch.backends.mps.is_available,
+        }
+        if device in backends and not backends[device]():
+            raise ValueError(f"is {device!r}, which this machine or this build of torch does not have; use cpu.")
+        return device
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse settings that do not fit each other."""
+        self.topology.check(self.peers)
+        self.method.densities(self.peers)
+
+    def to_toml(self) -> dict[str, Any]:
+        """The complete config as TOML can hold it."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+    def split(self, pictures: Pictures) -> Split:
+        """Who gets which samples."""
+        rng = stream(self.seed, "partition")
+        return self.partition.split(pictures.train_labels, pictures.test_labels, self.peers, rng=rng)
+
+    def setting(self, pictures: Pictures, split: Split) -> Setting:
+        """What the rounds need."""
+        augment = self.data.augment
+        transform = PictureTransform(pictures.mean, pictures.std, crop=augment, flip=augment and pictures.flip)
+        peers = {
+            name: PeerData(
+                ResidentSamples(pictures.train_inputs, pictures.train_labels, train, transform),
+                ResidentSamples(pictures.test_inputs, pictures.test_labels, test, transform),
+            )
+            for name, train, test in zip(roster_names(self.peers), split.train, split.test, strict=True)
+        }
+        channels, size = pictures.train_inputs.shape[1:3]
+        return Setting(
+            model=lambda: self.model.build(channels, len(pictures.classes), size),
+            peers=peers,
+            method=self.method,
+            topology=self.topology,
+            train=self.train,
+            task=Task(),
+            seed=self.seed,
+            rounds=self.rounds,
+            eval_every=self.eval_every,
+            device=self.device,
+        )
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A config file as nested dicts."""
+    try:
+        return tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"The config file {path} does not exist.") from None
+    except (OSError, UnicodeDecodeError) as problem:
+        raise ConfigError(f"The config file {path} cannot be read: {problem}.") from None
+    except tomllib.TOMLDecodeError as problem:
+        raise ConfigError(f"The config file {path} is not valid TOML: {problem}.") from None
+
+
+def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
+    """An experiment from a config and `key=value` words, which win.
+
+    A word that names another component (`method=local`) drops what the config says of the old one.
+    """
+    values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    for key, value in sorted((_parse(word) for word in words), key=lambda pair: "." in pair[0]):
+        table, dot, field = key.partition(".")
+        present = values.get(table)
+        if dot:
+            values[table] = {
+                **(present if isinstance(present, dict) else {"name": present} if present else {}),
+                field: value,
+            }
+        elif table in TABLES and isinstance(present, dict) and present.get("name") == value:
+            continue
+        else:
+            values[table] = {"name": value} if table in TABLES else value
+    for key in values:
+        if key not in Experiment.model_fields:
+            raise ConfigError(f"Unknown key {key}. {did_you_mean(key, _all_keys())}")
+    return Experiment.model_validate(values)
+
+
+def _parse(word: str) -> tuple[str, Any]:
+    """`method.density=0.2` to its key and value; values are TOML, or a list with commas, or a plain text."""
+    key, equals, text = word.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"Expected key=value, got {word!r}; for example method.density=0.2.")
+    return key.strip(), _value(text.strip())
+
+
+def _value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return [_value(part.strip()) for part in text.split(",")] if "," in text else text
+
+
+def _all_keys() -> list[str]:
+    tables = [cls for choices in TABLES.values() for cls in choices.values()]
+    return [*Experiment.model_fields, *(f"{cls.table}.{field}" for cls in tables for field in cls.model_fields)]
+
+
+def differing_keys(one: Experiment, other: Experiment) -> dict[str, tuple[Any, Any]]:
+    """The dotted keys in which two experiments differ, with both values."""
+    a, b = (_flat(experiment.to_toml()) for experiment in (one, other))
+    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+
+
+def _flat(tables: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tables.items():
+        flat |= {f"{key}.{field}": v for field, v in value.items()} if isinstance(value, Mapping) else {key: value}
+    return flat

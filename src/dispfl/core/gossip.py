@@ -1,0 +1,34 @@
+"""The modified gossip average: what a peer makes of the models that it hears."""
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from dispfl.core.masks import keep_, mask_bits
+
+
+def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tensor) -> Tensor:
+    """Average each weight over the peers that hold it, then keep ours.
+
+    Algorithm 1, line 7, with j over ourselves and our neighbours, in roster order:
+
+        w_k <- (sum_j w_j / sum_j m_j) * m_k
+
+    Weights are zero outside their mask. A weight that nobody holds would be 0/0; it becomes 0. The inputs are not
+    modified.
+    """
+    return average_of(zip(weights, masks, strict=True), m_k)
+
+
+def average_of(models: Iterable[tuple[Tensor, Tensor]], m_k: Tensor) -> Tensor:
+    """`gossip_average` over (weights, mask) pairs that come one at a time, so only one is unpacked at once.
+
+    Sums in the order given: floating point notices.
+    """
+    total = torch.zeros(m_k.shape)
+    holders = torch.zeros(m_k.shape)
+    for w_j, m_j in models:
+        total += w_j
+        holders += m_j
+    return keep_(total.div_(holders.clamp_(min=1)), mask_bits(m_k))

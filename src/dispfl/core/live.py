@@ -1,0 +1,49 @@
+"""The one module that is alive in a worker: peers' flat vectors are loaded into it, trained, and read back."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.layout import Layout
+from dispfl.errors import ConfigError
+
+
+class LiveModel:
+    """A module whose trainable parameters and gradients are views into two flat vectors.
+
+    So loading a peer is one copy, an SGD step is a few vector operations, and so are masking and averaging.
+    """
+
+    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        self.module = module.to(device)
+        self.device = torch.device(device)
+        self.layout = Layout.of(module)
+        saved = module.state_dict()
+        self.buffer_names = [name for name, _ in module.named_buffers() if name in saved]
+        if not self.layout.size:
+            raise ConfigError("The model has no trainable parameters: at least one must have requires_grad=True.")
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        if odd := {str(p.dtype) for p in parameters} - {"torch.float32"}:
+            raise ConfigError(
+                f"The model's parameters must be float32, got {', '.join(sorted(odd))}: call .float() on it."
+            )
+        self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.grad = torch.zeros_like(self.weights)
+        for parameter, w, g in zip(parameters, *map(self.layout.views, (self.weights, self.grad)), strict=True):
+            parameter.data = w
+            parameter.grad = g
+
+    def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Put a peer into the module: its weights, and its buffers (running means and the like)."""
+        self.weights.copy_(weights)
+        for name in self.buffer_names:
+            self.module.get_buffer(name).copy_(buffers[name])
+
+    def read(self) -> Tensor:
+        """A copy of the module's weights, on the host."""
+        return self.weights.to("cpu", copy=True)
+
+    def read_buffers(self) -> dict[str, Tensor]:
+        """A copy of the module's buffers, on the host."""
+        return {name: self.module.get_buffer(name).to("cpu", copy=True) for name in self.buffer_names}

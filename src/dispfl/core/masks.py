@@ -1,0 +1,51 @@
+"""Masks: flat bool vectors, True where a weight is kept."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dispfl.core.layout import Layout
+
+
+def random_mask(layout: Layout, densities: Mapping[str, float], *, rng: torch.Generator) -> Tensor:
+    """Keep a random subset of each layer: the integer part of density x size, at least one weight."""
+    mask = torch.zeros(layout.size, dtype=torch.bool)
+    for name, size, where in zip(layout.names, layout.sizes, layout.slices, strict=True):
+        kept = kept_count(size, densities[name])
+        if kept == size:
+            mask[where] = True
+        else:
+            mask[where][torch.randperm(size, generator=rng)[:kept]] = True
+    return mask
+
+
+def kept_count(size: int, density: float) -> int:
+    """How many of a layer's weights are kept: the integer part of density x size, at least 1."""
+    # 0.29 * 100 is 28.999...96 in floating point; the user meant 29.
+    return max(1, min(size, int(density * size + 1e-9 * size)))
+
+
+def kept_per_layer(mask: Tensor, layout: Layout) -> list[int]:
+    """The number of kept weights of each layer."""
+    return [int(mask[where].sum()) for where in layout.slices]
+
+
+def hamming(mask_a: Tensor, mask_b: Tensor) -> int:
+    """The number of positions in which two masks differ."""
+    return int(torch.count_nonzero(mask_a ^ mask_b))
+
+
+def mask_bits(mask: Tensor) -> Tensor:
+    """The mask as int32: all ones where a weight is kept, zero elsewhere."""
+    return mask.to(torch.int32).neg_()
+
+
+def keep_(values: Tensor, bits: Tensor) -> Tensor:
+    """Set to +0.0, in place, what the mask does not keep; `bits` is the mask as `mask_bits` gives it.
+
+    What `torch.where(mask, values, 0)` does, about fifteen times as fast on a random mask: the processor combines
+    bits without branching. Unlike a multiplication, it stops a nan outside the mask.
+    """
+    values.view(torch.int32).bitwise_and_(bits)
+    return values

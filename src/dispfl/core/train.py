@@ -1,0 +1,181 @@
+"""What a peer does with a model and its own data in one round: learn under a mask, look at a gradient, score."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional
+
+from dispfl.core.live import LiveModel
+from dispfl.core.masks import keep_, mask_bits
+from dispfl.core.rng import stream
+from dispfl.errors import NonFiniteError
+from dispfl.settings import Settings
+
+
+class Train(Settings):
+    """Local training: plain SGD, the paper's appendix "Hyper-Parameters"."""
+
+    table: ClassVar[str] = "train"
+    epochs: int = Field(default=5, ge=1)
+    """Passes over the peer's data in a round."""
+    batch: int = Field(default=128, ge=1)
+    """Samples in a step."""
+    lr: float = Field(default=0.1, gt=0)
+    """Learning rate of round 0."""
+    decay: float = Field(default=0.998, gt=0, le=1)
+    """Factor on the learning rate after each round."""
+    weight_decay: float = Field(default=5e-4, ge=0)
+    """L2 penalty, added to the gradient after clipping."""
+    clip_norm: float = Field(default=10.0, ge=0)
+    """The masked gradient's norm is clipped here; 0 switches it off."""
+
+    def rate(self, t: int) -> float:
+        """The learning rate of round t."""
+        return self.lr * self.decay**t
+
+
+class Samples(Protocol):
+    """One peer's training or test data, as batches of (inputs, labels)."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """With a generator: shuffled and augmented, for training. Without: in order and as they are."""
+        ...
+
+
+def accuracy(outputs: Tensor, labels: Tensor) -> float:
+    """The share of samples whose largest output is the label's."""
+    return float((outputs.argmax(1) == labels).float().mean())
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is learned and how it is judged; classification unless told otherwise."""
+
+    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
+    metric: Callable[[Tensor, Tensor], float] = accuracy
+
+
+@dataclass
+class Report:
+    """What was seen of one peer in one round. `None` means not measured."""
+
+    score: float | None = None
+    """The metric on the peer's test data after the step."""
+    mixed: float | None = None
+    """The same after mixing and before training."""
+    loss: float | None = None
+    """Mean training loss over the round's steps."""
+    mask_change: float | None = None
+    """The share of kept weights that the evolved mask replaces."""
+    failure: str | None = None
+    """Why the peer's step was given up, in a sentence."""
+
+
+@dataclass
+class Trainer:
+    """One peer's hands in one round: a live model, its data, its named random streams, and a report to fill in."""
+
+    live: LiveModel
+    train: Samples
+    test: Samples
+    settings: Train
+    task: Task
+    seed: int
+    peer: str
+    t: int
+    T: int
+    scoring: bool = True
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    """The peer's buffers: what its last step left at first, then what this step's learning made of them."""
+    pulse: Callable[[], None] = lambda: None
+    """Called before every batch; what it raises ends the step."""
+    report: Report = field(default_factory=Report)
+
+    def __post_init__(self) -> None:
+        self._order = self.stream("batches")
+
+    def stream(self, purpose: str) -> torch.Generator:
+        """The random stream of this peer and round for one purpose."""
+        return stream(self.seed, purpose, self.peer, self.t)
+
+    def learn(self, weights: Tensor, mask: Tensor, epochs: int | None = None) -> Tensor:
+        """Local sparse SGD under a fixed mask.
+
+        Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and weight decay added.
+        """
+        s, live = self.settings, self.live
+        live.load(weights, self.buffers)
+        live.module.train()
+        bits = mask_bits(mask).to(live.device)
+        losses = []
+        for _ in range(epochs or s.epochs):
+            for x, y in self.train.batches(s.batch, rng=self._order):
+                self.pulse()
+                losses.append(self._backward(x, y))
+                sgd_step(live.weights, live.grad, bits, s.rate(self.t), s.weight_decay, s.clip_norm)
+        loss = torch.stack(losses).mean()
+        learned = live.read()
+        self._demand_finite(loss, "training loss")
+        self._demand_finite(learned, "weights")
+        self.report.loss, self.buffers = float(loss), live.read_buffers()
+        return learned
+
+    def gradient(self, weights: Tensor) -> Tensor:
+        """The dense gradient on one batch of the peer's training data (Algorithm 2, line 2)."""
+        self.live.load(weights, self.buffers)
+        self.live.module.train()
+        x, y = next(self.train.batches(self.settings.batch, rng=self.stream("evolve")))
+        self._backward(x, y)
+        gradient = self.live.grad.to("cpu", copy=True)
+        self._demand_finite(gradient, "gradient")
+        return gradient
+
+    @torch.no_grad()
+    def score(self, weights: Tensor) -> float:
+        """The task's metric on all of the peer's test data."""
+        self.live.load(weights, self.buffers)
+        self.live.module.eval()
+        outputs, labels = [], []
+        for x, y in self.test.batches(EVALUATION_BATCH):
+            outputs.append(self.live.module(x.to(self.live.device)))
+            labels.append(y.to(self.live.device))
+        return float(self.task.metric(torch.cat(outputs), torch.cat(labels)))
+
+    def observe_mixed(self, weights: Tensor) -> None:
+        """Score the model between mixing and training, where this round is scored."""
+        if self.scoring:
+            self.report.mixed = self.score(weights)
+
+    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
+        self.live.grad.zero_()
+        loss = self.task.loss(self.live.module(x.to(self.live.device)), y.to(self.live.device))
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _demand_finite(self, values: Tensor, what: str) -> None:
+        if not torch.isfinite(values).all():
+            raise NonFiniteError(
+                f"Peer {self.peer}, round {self.t}: the {what} became infinite or nan, so the peer keeps its last good "
+                f"state. A smaller train.lr (now {self.settings.lr:g}) or train.clip_norm usually helps."
+            )
+
+
+EVALUATION_BATCH = 500
+
+
+def sgd_step(weights: Tensor, grad: Tensor, bits: Tensor, lr: float, weight_decay: float, clip_norm: float) -> None:
+    """One step in place on flat vectors: mask the gradient, clip its norm, decay, descend."""
+    keep_(grad, bits)
+    scale = 1.0
+    if clip_norm:
+        norm = float(torch.linalg.vector_norm(grad))
+        scale = min(1.0, clip_norm / (norm + 1e-6))
+    if weight_decay:
+        weights.mul_(1 - lr * weight_decay)
+    weights.add_(grad, alpha=-lr * scale)

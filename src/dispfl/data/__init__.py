@@ -1,0 +1,1 @@
+"""Data: readers for the standard layouts, splits over peers, and resident batches."""

@@ -1,0 +1,196 @@
+"""CIFAR-10 and CIFAR-100, in the binary and in the python version.
+
+The python version is made of pickles, and a pickle can call anything it can name. Ours may name four things, and
+each name stands for a class of ours that only keeps plain numbers; so not even numpy is run on what the file says.
+This is the only place in dispfl that imports pickle.
+"""
+
+import math
+import pickle
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dispfl.data.readers import Reading, Split, check_labels, damaged, to_split
+from dispfl.errors import DataError
+
+SHAPE = (3, 32, 32)
+PIXELS = math.prod(SHAPE)
+TRAIN_FILES = {10: tuple(f"data_batch_{number}" for number in range(1, 6)), 100: ("train",)}
+TEST_FILES = {10: ("test_batch",), 100: ("test",)}
+
+
+def read_cifar(folder: Path, classes: int) -> Reading:
+    """Read CIFAR-10 (`classes=10`) or CIFAR-100, binary if both versions are there."""
+    read_split = _read_binary if (folder / f"{TRAIN_FILES[classes][0]}.bin").exists() else _read_python
+    names = _class_names(folder) if classes == 100 else ()
+    return Reading(
+        train=read_split(folder, TRAIN_FILES[classes], classes),
+        test=read_split(folder, TEST_FILES[classes], classes),
+        classes=names,
+    )
+
+
+def _join(paths: Sequence[Path], parts: Sequence[tuple[NDArray[np.uint8], NDArray[Any]]], classes: int) -> Split:
+    """One split out of its files, which must be equally long: a shorter one was cut off."""
+    longest = max(len(labels) for _, labels in parts)
+    for path, (pixels, labels) in zip(paths, parts, strict=True):
+        check_labels(path, labels, len(pixels), classes)
+        if len(labels) < longest:
+            raise damaged(path, f"is truncated: {len(labels):,} pictures, where its neighbours have {longest:,}")
+    pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, *SHAPE)
+    return to_split(np.ascontiguousarray(pixels), np.concatenate([labels for _, labels in parts]))
+
+
+# The binary version: one record per picture, its label (CIFAR-100: coarse label, fine label), then its pixels.
+
+
+def _read_binary(folder: Path, names: Sequence[str], classes: int) -> Split:
+    paths = [folder / f"{name}.bin" for name in names]
+    labels = 2 if classes == 100 else 1
+    records = [_records(path, labels + PIXELS) for path in paths]
+    return _join(paths, [(record[:, labels:], record[:, labels - 1]) for record in records], classes)
+
+
+def _records(path: Path, length: int) -> NDArray[np.uint8]:
+    values = np.fromfile(path, dtype=np.uint8)
+    if values.size % length:
+        raise damaged(path, f"is truncated: {values.size:,} bytes are no multiple of a picture's {length:,}")
+    return values.reshape(-1, length)
+
+
+# The python version: a pickled dict per file, written by Python 2.
+
+
+def _read_python(folder: Path, names: Sequence[str], classes: int) -> Split:
+    paths = [folder / name for name in names]
+    return _join(paths, [_batch(path, "fine_labels" if classes == 100 else "labels") for path in paths], classes)
+
+
+def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    content = _unpickle(path)
+    pixels, labels = content.get("data"), content.get(label_key)
+    if not isinstance(pixels, _PickledArray) or not isinstance(labels, list):
+        raise damaged(path, f"is not a CIFAR batch: it lacks data or {label_key}")
+    array = pixels.array
+    if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != PIXELS:
+        raise damaged(path, f"has data of {array.dtype}, shape {array.shape}, instead of uint8, (N, {PIXELS})")
+    if any(type(label) is not int or not 0 <= label < 256 for label in labels):
+        raise damaged(path, f"has {label_key} that are not small whole numbers")
+    return array, np.array(labels, dtype=np.int64)
+
+
+def _class_names(folder: Path) -> tuple[str, ...]:
+    """CIFAR-100's class names, from whichever file has them; numbers where none does, since training needs no names."""
+    text, pickled = folder / "fine_label_names.txt", folder / "meta"
+    names: list[Any] = []
+    if text.exists():
+        names = text.read_text(encoding="utf-8", errors="replace").split()
+    elif pickled.exists():
+        listed = _unpickle(pickled).get("fine_label_names")
+        names = [_text(name) for name in listed] if isinstance(listed, list) else []
+    return tuple(names) if len(names) == 100 else tuple(str(number) for number in range(100))
+
+
+# The restricted unpickler.
+
+
+def _unpickle(path: Path) -> dict[str, Any]:
+    """The dict that a file holds; anything but a dict of plain data is refused."""
+    try:
+        with path.open("rb") as file:
+            content = _PlainUnpickler(file, path).load()
+    except (DataError, OSError):
+        raise
+    except Exception as problem:  # a damaged pickle can fail in any way there is
+        raise damaged(path, f"is truncated or not a CIFAR file ({problem})") from None
+    if not isinstance(content, dict):
+        raise damaged(path, f"is not a CIFAR file: it holds a {type(content).__name__} instead of a dict")
+    return {_text(key): value for key, value in content.items()}
+
+
+def _text(value: object) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+
+
+class _StandIn:
+    """Base of what a pickle may name. A pickle cannot set attributes on these classes: BUILD finds `__setstate__`."""
+
+    __slots__ = ()
+
+    def __setstate__(self, state: object) -> None:
+        raise pickle.UnpicklingError("state where there can be none")
+
+
+class _Latin1(_StandIn):
+    """`_codecs.encode(text, "latin1")`: how Python 3 writes bytes into an old pickle."""
+
+    def __new__(cls, text: object, encoding: object) -> bytes:  # type: ignore[misc]
+        if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+            raise pickle.UnpicklingError(f"text encoded as {encoding!r} instead of latin1")
+        return text.encode("latin1")
+
+
+class _PickledType(_StandIn):
+    """`numpy.dtype(code, align, copy)`, for whole and floating numbers alone."""
+
+    __slots__ = ("dtype",)
+
+    def __init__(self, code: object, align: object, copy: object) -> None:
+        if align or _text(code) not in ("u1", "i1", "i2", "i4", "i8", "f4", "f8"):
+            raise pickle.UnpicklingError(f"an array of type {_text(code)!r}, which is not plain numbers")
+        self.dtype = np.dtype(_text(code))
+
+    def __setstate__(self, state: object) -> None:
+        # (version, byte order, subtype, field names, fields, item size, alignment, flags)
+        if not isinstance(state, tuple) or len(state) != 8 or state[2:5] != (None, None, None) or state[7]:
+            raise pickle.UnpicklingError("an array type with fields or objects")
+        if _text(state[1]) not in ("|", "<", ">"):
+            raise pickle.UnpicklingError(f"byte order {state[1]!r}")
+        self.dtype = self.dtype.newbyteorder(_text(state[1]))  # type: ignore[arg-type]
+
+
+class _PickledArray(_StandIn):
+    """Both `numpy.ndarray` and `_reconstruct(numpy.ndarray, (0,), b"b")`, the empty array that its state then fills."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, kind: object, shape: object, code: object) -> None:
+        if kind is not _PickledArray:
+            raise pickle.UnpicklingError("an array that is no plain array")
+
+    def __setstate__(self, state: object) -> None:
+        match state:
+            case (1, tuple(shape), _PickledType(dtype=dtype), fortran, bytes(raw)):
+                if not all(type(size) is int and size >= 0 for size in shape):
+                    raise pickle.UnpicklingError(f"an array of shape {shape}")
+                self.array: NDArray[Any] = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
+            case _:
+                raise pickle.UnpicklingError("an array whose state is not numbers")
+
+
+_ALLOWED: Mapping[tuple[str, str], type[_StandIn]] = {
+    ("numpy.core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy._core.multiarray", "_reconstruct"): _PickledArray,
+    ("numpy", "ndarray"): _PickledArray,
+    ("numpy", "dtype"): _PickledType,
+    ("_codecs", "encode"): _Latin1,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Builds arrays, lists, dicts, bytes, text and numbers, and nothing else."""
+
+    def __init__(self, file: Any, path: Path) -> None:
+        super().__init__(file, encoding="bytes")  # Python 2's strings stay bytes
+        self.path = path
+
+    def find_class(self, module: str, name: str) -> type[_StandIn]:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            reason = f"asks for {module}.{name}, which no data file needs; it was not run, and the file was not read"
+            raise DataError(f"{self.path} {reason}. Delete it and use the binary version of the data set.") from None

@@ -1,0 +1,1 @@
+"""Engines map the peers' work, nothing else."""

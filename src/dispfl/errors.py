@@ -1,0 +1,33 @@
+"""What can go wrong, as one tree. Every message is a sentence that names the thing, the value and the fix.
+
+DispflError
+├── ConfigError      a setting that cannot be: unknown key, value out of range, peers and degree that do not fit
+├── DataError        a data set that is missing, truncated or not what it says
+│   └── PartitionError   a split that these labels cannot give
+├── RunError         a run directory that exists, is missing, broken, busy or on a full disk
+└── NonFiniteError   a peer's loss, weights or gradient stopped being numbers
+"""
+
+
+class DispflError(Exception):
+    """Anything dispfl refuses to do; the command line prints it as one sentence and exits with 1."""
+
+
+class ConfigError(DispflError, ValueError):
+    """A setting that cannot be."""
+
+
+class DataError(DispflError):
+    """A data set that is missing, truncated or not what it says."""
+
+
+class PartitionError(DataError):
+    """A split that these labels cannot give."""
+
+
+class RunError(DispflError):
+    """A run directory that exists, is missing, broken, busy or on a full disk."""
+
+
+class NonFiniteError(DispflError):
+    """A peer's loss, weights or gradient stopped being numbers."""

@@ -1,0 +1,220 @@
+"""The Python API: a federation of peers with their own data and one model architecture, run in ten lines."""
+
+import dataclasses
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.live import LiveModel
+from dispfl.core.train import Task, Train, accuracy
+from dispfl.data.batches import Given, samples_from
+from dispfl.engines.inprocess import InProcess
+from dispfl.errors import ConfigError
+from dispfl.methods.base import GossipMethod, PeerState
+from dispfl.methods.dispfl import DisPFL
+from dispfl.roster import roster_names
+from dispfl.round import PeerData, Setting, start
+from dispfl.runs.directory import RunDirectory, read_config
+from dispfl.runs.loop import History, Progress, recall, run_rounds
+from dispfl.runs.records import Record, summarize
+from dispfl.topology import Full, RandomRegular, Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    setting: Setting
+    states: Mapping[str, PeerState]
+    """Every peer's final state, by name."""
+    history: Sequence[Record]
+    """What was measured in each round, as in `metrics.jsonl`."""
+    out: Path | None = None
+    """The run directory, if there is one."""
+
+    @property
+    def accuracy(self) -> list[float]:
+        """The metric on each peer's test data after the last round, in roster order."""
+        return list(self.summary["accuracy"]["per_peer"])
+
+    @property
+    def summary(self) -> Record:
+        """The run in one object, as in `summary.json`."""
+        return summarize(self.setting, self.history, self.states)
+
+    def model(self, peer: int | str) -> nn.Module:
+        """The personal model of one peer, by place in the roster or by name, ready to use."""
+        name = self.setting.roster[peer] if isinstance(peer, int) else peer
+        live = LiveModel(self.setting.module())
+        live.load(self.states[name].model.unpack()[0], self.states[name].buffers)
+        for parameter in live.module.parameters():
+            parameter.grad = None
+        return live.module.eval()
+
+
+class Federation:
+    """Peers that learn together: each has its own data, and all share a model architecture.
+
+    `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors. `model` is any function
+    that returns an `nn.Module`. `init` gives the weights that all start from: a module or its state dict.
+    `on_round` is called with each round's metrics; `out` names a run directory. Both may be given to `run` instead.
+    """
+
+    def __init__(
+        self,
+        model: Callable[[], nn.Module],
+        peers: Sequence[tuple[Given, Given]],
+        method: GossipMethod | None = None,
+        topology: Topology | None = None,
+        *,
+        train: Train | None = None,
+        loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
+        metric: Callable[[Tensor, Tensor], float] = accuracy,
+        init: nn.Module | Mapping[str, Tensor] | None = None,
+        seed: int = 0,
+        eval_every: int = 1,
+        threads: int | None = None,
+        device: str = "cpu",
+        on_round: Callable[[Record], None] | None = None,
+        out: str | Path | None = None,
+    ) -> None:
+        if not peers:
+            raise ConfigError("A federation needs at least one peer; `peers` is empty.")
+        if topology is None:
+            topology = RandomRegular(degree=min(10, len(peers) - 1)) if len(peers) > 1 else Full()
+        topology.check(len(peers))
+        method = method or DisPFL()
+        method.densities(len(peers))
+        names = roster_names(len(peers))
+        self._setting = Setting(
+            model=model if init is None else _starting_from(model, init),
+            peers={name: _peer_data(k, pair) for k, (name, pair) in enumerate(zip(names, peers, strict=True))},
+            method=method,
+            topology=topology,
+            train=train or Train(),
+            task=Task(loss, metric),
+            seed=seed,
+            rounds=0,
+            eval_every=eval_every,
+            device=device,
+        )
+        self.threads = threads
+        self.on_round = on_round
+        self.out = out
+
+    def run(
+        self,
+        rounds: int,
+        *,
+        out: str | Path | None = None,
+        resume: bool = False,
+        on_round: Callable[[Record], None] | None = None,
+    ) -> Run:
+        """Run so many rounds. With a run directory, everything is written down, and `resume` goes on after a stop."""
+        out = out or self.out
+        if resume and out is None:
+            raise ConfigError("resume=True needs the run directory: give it as out=.")
+        setting = dataclasses.replace(self._setting, rounds=checked_rounds(rounds))
+        directory = None
+        if out is not None:
+            config = _describe(setting)
+            directory = _resumed(Path(out), config) if resume else RunDirectory.create(Path(out), config)
+        told = on_round or self.on_round
+        progress = Progress(round=told) if told else Progress()
+        return execute(setting, directory, self.threads, progress)
+
+
+def execute(setting: Setting, directory: RunDirectory | None, threads: int | None, progress: Progress) -> Run:
+    """Run what is left of a run, then write its summary."""
+    if directory is not None and (directory.path / "metrics.jsonl").exists():
+        history = recall(setting, directory)
+    else:
+        history = recall(setting, directory) if directory else History(start(setting))
+    if any(state.buffers for state in history.states.values()):
+        warnings.warn(
+            "The model has buffers (batch norm?). They stay with each peer and are not averaged; "
+            "group norm is the usual choice in federated learning.",
+            stacklevel=3,
+        )
+    caller_threads = torch.get_num_threads()
+    engine = InProcess(setting, threads)
+    try:
+        with torch.random.fork_rng(devices=[]):
+            history = run_rounds(setting, engine, history, directory, progress)
+    finally:
+        engine.close()
+        torch.set_num_threads(caller_threads)
+        if directory:
+            directory.close()
+    run = Run(setting, history.states, history.records, directory.path if directory else None)
+    if directory:
+        directory.write_summary(run.summary)
+    return run
+
+
+def checked_rounds(rounds: int) -> int:
+    """A number of rounds, or an error."""
+    if rounds < 1:
+        raise ConfigError(f"rounds must be at least 1, got {rounds}.")
+    return rounds
+
+
+def _peer_data(k: int, pair: tuple[Given, Given]) -> PeerData:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise ConfigError(f"peers[{k}] must be a pair (training data, test data).")
+    train, test = pair
+    return PeerData(samples_from(train, f"Peer {k}'s training data"), samples_from(test, f"Peer {k}'s test data"))
+
+
+def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]) -> Callable[[], nn.Module]:
+    weights = {n: t.detach().clone() for n, t in (init.state_dict() if isinstance(init, nn.Module) else init).items()}
+
+    def build() -> nn.Module:
+        module = model()
+        try:
+            module.load_state_dict(weights)
+        except RuntimeError as problem:
+            raise ConfigError(f"`init` does not fit the model: {problem}") from None
+        return module
+
+    build()
+    return build
+
+
+def _describe(setting: Setting) -> dict[str, Any]:
+    """The config of a federation made in Python: all that can be written down; model and data are the caller's."""
+    return {
+        "seed": setting.seed,
+        "rounds": setting.rounds,
+        "peers": len(setting.peers),
+        "eval_every": setting.eval_every,
+        "device": setting.device,
+        "model": {"name": getattr(setting.model, "__qualname__", repr(setting.model)), "given": "in Python"},
+        "method": setting.method.model_dump(exclude_none=True),
+        "topology": setting.topology.model_dump(exclude_none=True),
+        "train": setting.train.model_dump(exclude_none=True),
+    }
+
+
+def _resumed(path: Path, config: Mapping[str, Any]) -> RunDirectory:
+    written = read_config(path)
+    for key in config:
+        if key != "model" and _plain(config[key]) != written.get(key):
+            raise ConfigError(
+                f"{path} was run with {key} = {written.get(key)}, got {_plain(config[key])}; use the same to resume."
+            )
+    return RunDirectory.open(path)
+
+
+def _plain(value: Any) -> Any:
+    return (
+        {k: _plain(v) for k, v in value.items()}
+        if isinstance(value, Mapping)
+        else list(value)
+        if isinstance(value, tuple)
+        else value
+    )

@@ -1,0 +1,1 @@
+"""The methods, one file each: its settings and its arithmetic. `registry.py` lists them."""

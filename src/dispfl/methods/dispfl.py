@@ -1,0 +1,67 @@
+"""Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' on what both hold."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dispfl.core.erk import erk_densities, uniform_densities
+from dispfl.core.evolve import prune_and_regrow, prune_rate
+from dispfl.core.gossip import average_of
+from dispfl.core.layout import Layout
+from dispfl.core.masks import random_mask
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.train import Trainer
+from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, spread_densities
+
+
+class DisPFL(GossipMethod):
+    """The paper's method, Algorithms 1 and 2."""
+
+    evolves: ClassVar[bool] = True
+    name: Literal["dispfl"] = "dispfl"
+    density: Density = 0.5
+    """Share of weights a peer keeps. The paper's sparsity 0.8 is density 0.2. A list makes groups of peers."""
+    alpha_0: float = Field(default=0.5, ge=0, le=1)
+    """Share of the kept weights that round 0 replaces; annealed by a cosine to none."""
+    regrow: Literal["gradient", "random"] = "gradient"
+    """Where to regrow: where the dense gradient is largest (the paper), or anywhere (the authors' scripts)."""
+    layers: Literal["erk", "uniform"] = "erk"
+    """How the density is spread over the layers."""
+
+    def densities(self, peers: int) -> list[float]:
+        return spread_densities(self.density, peers)
+
+    def start(self, weights: Tensor, layout: Layout, density: float, *, rng: torch.Generator) -> PeerState:
+        """Algorithm 1, line 2. Deviation 0: the weights are the same for all peers, the mask is the peer's own."""
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        spread = erk_densities if self.layers == "erk" else uniform_densities
+        return fresh_state(weights, random_mask(layout, spread(shapes, density), rng=rng))
+
+    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+        """Algorithm 1, lines 6-15: mix, learn, evolve."""
+        m_k = state.next_mask.unpack()
+        w_half = self.mix({**heard, peer.peer: state.model}, m_k)
+        peer.observe_mixed(w_half)
+        w_k = peer.learn(w_half, m_k)
+        next_mask = self.evolve(peer, w_k, m_k)
+        return PeerState(PackedModel.pack(w_k, m_k), PackedMask.pack(next_mask), peer.buffers)
+
+    def mix(self, models: Mapping[str, PackedModel], m_k: Tensor) -> Tensor:
+        """Algorithm 1, line 7: the average of our own and the heard models, in roster order.
+
+        Deviation 2: divide by the masks these weights were trained under, then keep our next mask, so that a regrown
+        weight starts from its neighbours' value (docs/deviations.md).
+        """
+        return average_of((models[name].unpack() for name in sorted(models)), m_k)
+
+    def evolve(self, peer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
+        """Algorithm 2: the next mask."""
+        alpha_t = prune_rate(peer.t, peer.T, self.alpha_0)
+        if self.regrow == "gradient":
+            growth = peer.gradient(w_k)
+        else:
+            growth = torch.rand(w_k.shape, generator=peer.stream("regrow"))
+        return prune_and_regrow(w_k, m_k, growth, alpha_t, peer.live.layout)

@@ -1,0 +1,19 @@
+"""Local: every peer trains a dense model alone. The yardstick that any federation has to beat."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Trainer
+from dispfl.methods.base import GossipMethod, PeerState
+
+
+class Local(GossipMethod):
+    """The paper's baseline "Local": the same epochs a round, nothing heard."""
+
+    hears: ClassVar[bool] = False
+    name: Literal["local"] = "local"
+
+    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+        weights, mask = state.model.unpack()
+        return PeerState(PackedModel.pack(peer.learn(weights, mask), mask), state.model.mask, peer.buffers)

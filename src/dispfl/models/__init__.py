@@ -1,0 +1,1 @@
+"""Built-in networks, with GroupNorm throughout: batch statistics harm federated learning (the paper, appendix)."""

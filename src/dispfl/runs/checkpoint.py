@@ -1,0 +1,129 @@
+"""Checkpoints: all peers' states after a round, and the steps that are finished of a round under way.
+
+    checkpoints/round-000012/part-000.safetensors   some peers' states and, in the header, their reports
+                             part-001.safetensors
+                             complete.json          written last: which parts make up the 12 finished rounds
+
+A folder without `complete.json` is a round under way. A short round of small models has one part. Where a round is
+long, a part is written each minute with the peers that finished since the last, so that little is ever lost; where
+models are large, each 64 MB, so that little memory is needed.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.train import Report
+from dispfl.errors import RunError
+from dispfl.methods.base import PeerState
+from dispfl.round import Step
+from dispfl.runs.files import plain_disk_errors, write_atomically
+
+SECONDS_BETWEEN_PARTS = 60.0
+BYTES_IN_A_PART = 64_000_000
+KEPT = 2
+
+
+class Checkpoints:
+    """The checkpoints of one run directory."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._waiting: dict[str, Step] = {}
+        self._last_write = time.monotonic()
+
+    def finished_rounds(self) -> list[int]:
+        """After how many rounds there is a complete checkpoint, ascending."""
+        return sorted(int(manifest.parent.name[-6:]) for manifest in self.folder.glob("round-*/complete.json"))
+
+    def add(self, t: int, peer: str, step: Step) -> None:
+        """Take in a finished step of round t, and write a part where it is time for one."""
+        self._waiting[peer] = step
+        size = sum(4 * waiting.state.model.values.numel() for waiting in self._waiting.values())
+        if size >= BYTES_IN_A_PART or time.monotonic() - self._last_write >= SECONDS_BETWEEN_PARTS:
+            self.flush(t)
+
+    def flush(self, t: int) -> None:
+        """Write the steps of round t that are not on the disk yet."""
+        if self._waiting:
+            folder = self._round(t + 1)
+            with plain_disk_errors(folder):
+                folder.mkdir(parents=True, exist_ok=True)
+            part = folder / f"part-{len(list(folder.glob('part-*.safetensors'))):03d}.safetensors"
+            write_atomically(part, _encode(self._waiting))
+            self._waiting = {}
+        self._last_write = time.monotonic()
+
+    def complete(self, t: int) -> None:
+        """Close round t: its checkpoint counts from now on, and older ones but one go."""
+        self.flush(t)
+        folder = self._round(t + 1)
+        parts = sorted(part.name for part in folder.glob("part-*.safetensors"))
+        write_atomically(folder / "complete.json", json.dumps({"rounds": t + 1, "parts": parts}).encode())
+        for rounds in self.finished_rounds()[:-KEPT]:
+            shutil.rmtree(self._round(rounds))
+
+    def load(self, rounds: int) -> dict[str, Step]:
+        """The steps saved of the round that brings the run to so many rounds, finished or under way."""
+        steps: dict[str, Step] = {}
+        for part in sorted(self._round(rounds).glob("part-*.safetensors")):
+            steps |= _decode(part)
+        return steps
+
+    def discard_after(self, rounds: int) -> None:
+        """Forget checkpoints beyond so many finished rounds, except the round under way right after them."""
+        for folder in self.folder.glob("round-*"):
+            if int(folder.name[-6:]) > rounds + 1:
+                shutil.rmtree(folder)
+
+    def _round(self, rounds: int) -> Path:
+        return self.folder / f"round-{rounds:06d}"
+
+
+def _encode(steps: Mapping[str, Step]) -> bytes:
+    tensors: dict[str, Tensor] = {}
+    header = {}
+    for peer, step in steps.items():
+        state = step.state
+        tensors[f"{peer}/values"] = state.model.values
+        tensors[f"{peer}/mask"] = state.model.mask.bits
+        if state.next_mask is not state.model.mask:
+            tensors[f"{peer}/next_mask"] = state.next_mask.bits
+        for name, buffer in state.buffers.items():
+            tensors[f"{peer}/buffers/{name}"] = buffer
+        header[peer] = {"size": state.model.mask.size, "report": asdict(step.report)}
+    return safetensors.torch.save(tensors, {"peers": json.dumps(header)})
+
+
+def _decode(part: Path) -> dict[str, Step]:
+    try:
+        with safetensors.safe_open(part, "pt") as file:
+            header = json.loads(file.metadata()["peers"])
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names}
+        return {peer: _step(peer, entry, tensors) for peer, entry in header.items()}
+    except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
+        raise RunError(f"The checkpoint {part} is damaged ({problem}).") from problem
+
+
+def _step(peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Step:
+    size = int(str(entry["size"]))
+    mask = PackedMask(tensors[f"{peer}/mask"], size)
+    values = tensors[f"{peer}/values"]
+    next_bits = tensors.get(f"{peer}/next_mask")
+    if mask.bits.numel() != -(-size // 8) or mask.kept != values.numel() or values.dtype != torch.float32:
+        raise ValueError(f"peer {peer}'s mask and values do not fit")
+    prefix = f"{peer}/buffers/"
+    buffers = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    next_mask = mask if next_bits is None else PackedMask(next_bits, size)
+    state = PeerState(PackedModel(values, mask), next_mask, buffers)
+    return Step(state, Report(**entry["report"]))  # type: ignore[arg-type]

@@ -1,0 +1,56 @@
+"""Writing so that a reader, after a crash at any moment, finds the old file or the new one, never half of one."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from dispfl.errors import RunError
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file: temporary file, fsync, rename, fsync of the folder."""
+    temporary = path.with_name(f".{path.name}.partial")
+    with plain_disk_errors(path):
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+
+def append_durably(path: Path, content: bytes) -> None:
+    """Add to the end of a file, and wait until it is on the disk."""
+    with plain_disk_errors(path), path.open("ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the folder's names are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def plain_disk_errors(path: Path) -> Iterator[None]:
+    """Say in a sentence that the disk is full, or that a path cannot be written."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise RunError(
+                f"The disk is full: {path} could not be written. What was saved before is intact; free some space, "
+                "then go on with --resume."
+            ) from problem
+        raise RunError(f"{path} could not be written: {problem.strerror or problem}.") from problem

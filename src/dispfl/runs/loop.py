@@ -1,0 +1,95 @@
+"""A run: rounds one after another, each written down before the next begins, from wherever the last stop was."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from dispfl.core.layout import Layout
+from dispfl.costs.flops import forward_cost
+from dispfl.errors import RunError
+from dispfl.methods.base import PeerState
+from dispfl.round import Engine, Setting, Step, gossip_round, start
+from dispfl.runs.directory import RunDirectory
+from dispfl.runs.records import Record, flops_of_a_round, round_record
+
+
+@dataclass
+class Progress:
+    """Who wants to know how far the run is. Every function may be left as it is."""
+
+    begin: Callable[[int, int], None] = lambda done, total: None
+    """Peer steps that are done already, and all there are."""
+    step: Callable[[], None] = lambda: None
+    """One more peer has finished its step."""
+    round: Callable[[Record], None] = lambda record: None
+    """One more round is written down."""
+
+
+@dataclass
+class History:
+    """Where a run stands: all peers' states, and what was written down of each round."""
+
+    states: dict[str, PeerState]
+    records: list[Record] = field(default_factory=list)
+    under_way: dict[str, Step] = field(default_factory=dict)
+    """The steps of the next round that were finished before a stop."""
+
+
+def recall(setting: Setting, directory: RunDirectory) -> History:
+    """Where the run in a directory stands; a damaged newest checkpoint gives way to the one before it."""
+    checkpoints = directory.checkpoints
+    problem: RunError | None = None
+    for rounds in reversed(checkpoints.finished_rounds()):
+        try:
+            steps = checkpoints.load(rounds)
+            if sorted(steps) != setting.roster:
+                raise RunError(f"The checkpoint after {rounds} rounds lacks peers.")
+        except RunError as damaged:
+            problem = problem or damaged
+            continue
+        checkpoints.discard_after(rounds - (problem is not None))
+        return History(
+            {peer: steps[peer].state for peer in setting.roster},
+            directory.truncate_metrics(rounds),
+            {} if problem else checkpoints.load(rounds + 1),
+        )
+    if problem:
+        raise problem
+    return History(start(setting), directory.truncate_metrics(0), checkpoints.load(1))
+
+
+def run_rounds(
+    setting: Setting, engine: Engine, history: History, directory: RunDirectory | None, progress: Progress
+) -> History:
+    """Run the rounds that are left. Metrics go to the disk before the checkpoint that makes the round count."""
+    module = setting.module()
+    sample = next(setting.peers[setting.roster[0]].train.batches(1))[0]
+    flops = flops_of_a_round(
+        setting, history.states, Layout.of(module), forward_cost(module, Layout.of(module), sample)
+    )
+    peers = len(setting.roster)
+    progress.begin(len(history.records) * peers + len(history.under_way), setting.rounds * peers)
+
+    for t in range(len(history.records), setting.rounds):
+
+        def finished(peer: str, step: Step, t: int = t) -> None:
+            if directory:
+                directory.checkpoints.add(t, peer, step)
+            progress.step()
+
+        began = time.perf_counter()
+        try:
+            result = gossip_round(setting, history.states, t, engine, history.under_way, finished)
+        except BaseException:
+            if directory:
+                directory.checkpoints.flush(t)
+            raise
+        record = round_record(t, result, flops, time.perf_counter() - began)
+        if directory:
+            directory.append(record)
+            directory.checkpoints.complete(t)
+        history.states = {peer: step.state for peer, step in result.steps.items()}
+        history.records.append(record)
+        history.under_way = {}
+        progress.round(record)
+    return history

@@ -1,0 +1,102 @@
+"""The base of every config: frozen, unknown keys refused, and errors that are sentences.
+
+A component's settings live beside the component, as a subclass that names its table of the config file. The same
+class serves the Python API (`DisPFL(density=0.2)`) and the command line (`method.density=0.2`), so both get the
+same checks and the same words.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
+
+from dispfl.errors import ConfigError
+
+
+class Settings(BaseModel):
+    """Base of all settings. `table` is where they stand in the config file: `method.density` has table `method`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    table: ClassVar[str] = ""
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as problem:
+            sentences = [_sentence(type(self), error) for error in problem.errors()]
+            raise ConfigError(" ".join(dict.fromkeys(sentences))) from None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """`Did you mean density?`, or the list of what there is when nothing comes near."""
+    known = sorted(known)
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The name itself if it is known; for field validators, which finish the sentence with what is raised here."""
+    known = list(known)
+    if name not in known:
+        raise ValueError(f"{name!r} does not exist. {did_you_mean(name, known)}")
+    return name
+
+
+def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
+    name = str(error["loc"][0]) if error["loc"] else ""
+    key = f"{cls.table}.{name}" if cls.table else name
+    if error["type"] == "extra_forbidden":
+        prefix = f"{cls.table}." if cls.table else ""
+        return f"Unknown key {key}. {did_you_mean(key, (prefix + field for field in cls.model_fields))}"
+    if error["type"] == "missing":
+        return f"{key} is missing; give it a value."
+    got = repr(error["input"])
+    if error["type"] == "value_error":  # raised by a validator of ours: the rest of the sentence
+        problem = error["ctx"]["error"]
+        return str(problem) if isinstance(problem, ConfigError) else f"{key} {problem}"
+    field = cls.model_fields.get(name)
+    allowed = _allowed(field.annotation) if field else ""
+    bounds = _bounds(field.metadata) if field else ""
+    if allowed:
+        return f"{key} must be {allowed}, got {got}."
+    if bounds and error["type"].startswith(("greater", "less")):
+        return f"{key} must be {bounds}, got {got}."
+    wanted = {"int": "a whole number", "float": "a number", "string": "a text", "bool": "true or false"}
+    kind = next((words for start, words in wanted.items() if error["type"].startswith(start)), "")
+    if kind:
+        return f"{key} must be {kind}{' ' + bounds if bounds else ''}, got {got}."
+    return f"{key}: {error['msg']}, got {got}."
+
+
+def _allowed(annotation: Any) -> str:
+    """`'train' or 'skip'` for a Literal, empty for anything else."""
+    if get_origin(annotation) is not Literal:
+        return ""
+    names = [repr(value) for value in get_args(annotation)]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def _bounds(metadata: Iterable[Any]) -> str:
+    """`in (0, 1]`, `at least 1` or `above 0`, from a field's limits."""
+    low = high = ""
+    low_closed = high_closed = False
+    for limit in metadata:
+        match limit:
+            case annotated_types.Gt(gt=value):
+                low = str(value)
+            case annotated_types.Ge(ge=value):
+                low, low_closed = str(value), True
+            case annotated_types.Lt(lt=value):
+                high = str(value)
+            case annotated_types.Le(le=value):
+                high, high_closed = str(value), True
+    if low and high:
+        return f"in {'[' if low_closed else '('}{low}, {high}{']' if high_closed else ')'}"
+    if low:
+        return f"{'at least' if low_closed else 'above'} {low}"
+    if high:
+        return f"{'at most' if high_closed else 'below'} {high}"
+    return ""

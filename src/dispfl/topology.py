@@ -1,0 +1,89 @@
+"""Who hears whom at round t, and who is offline. Everyone can derive it from the seed, so there is no coordinator."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from dispfl.core.rng import stream_seed
+from dispfl.errors import ConfigError
+from dispfl.settings import Settings
+
+_FULL_RANGE = 2**63  # stream_seed gives numbers below this
+
+
+class Topology(Settings):
+    """Base of the topologies. A roster is the sorted tuple of the peers' names."""
+
+    table: ClassVar[str] = "topology"
+    name: str
+    drop: float = Field(default=0.0, ge=0, le=1)
+    """The probability that a peer is offline in a round. An offline peer neither sends nor is heard."""
+    offline: Literal["train", "skip"] = "train"
+    """What an offline peer does: train alone (as in the authors' code), or nothing."""
+
+    def check(self, peers: int) -> None:
+        """Refuse a number of peers that this topology cannot connect."""
+
+    @abstractmethod
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        """Whom each peer would hear at round t if all were online (S_{k,t} in the paper)."""
+
+    def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
+        """The peers that take part in the exchange of round t."""
+        return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= self.drop * _FULL_RANGE}
+
+    def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        """Whom each online peer hears at round t: its neighbours that are online too, in roster order."""
+        online = self.online(seed, t, roster)
+        graph = self.neighbours(seed, t, roster)
+        return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
+
+
+class Ring(Topology):
+    """Each peer hears the one before and the one after it."""
+
+    name: Literal["ring"] = "ring"
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        n = len(roster)
+        return {k: sorted({roster[i - 1], roster[(i + 1) % n]} - {k}) for i, k in enumerate(roster)}
+
+
+class Full(Topology):
+    """Everyone hears everyone."""
+
+    name: Literal["full"] = "full"
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        return {k: [j for j in roster if j != k] for k in roster}
+
+
+class RandomRegular(Topology):
+    """Each round another graph in which everyone hears `degree` peers and is heard by as many.
+
+    Deviation 5: the peers are ordered on a circle by a hash, and `degree` distinct hashed offsets say whom each hears,
+    so that "the busiest node has at most 10 connections" is true for sending and for receiving.
+    """
+
+    name: Literal["random"] = "random"
+    degree: int = Field(default=10, ge=1)
+    """How many neighbours a peer hears in a round."""
+
+    def check(self, peers: int) -> None:
+        if self.degree >= peers:
+            fix = f"Use at most {peers - 1}" if peers > 1 else "Use topology=full"
+            raise ConfigError(
+                f"topology.degree must be below the number of peers ({peers}), got {self.degree}. {fix}, or more peers."
+            )
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        self.check(len(roster))
+        n = len(roster)
+        circle = sorted(roster, key=lambda peer: stream_seed(seed, "circle", peer, t))
+        offsets = sorted(range(1, n), key=lambda offset: stream_seed(seed, "offset", offset, t))[: self.degree]
+        return {k: sorted(circle[(i + offset) % n] for offset in offsets) for i, k in enumerate(circle)}
+
+
+TOPOLOGIES: dict[str, type[Topology]] = {"ring": Ring, "full": Full, "random": RandomRegular}

@@ -1,0 +1,193 @@
+"""The catalogue, the search for files, and loading, on small files in the real layouts."""
+
+import gzip
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from dispfl.data import datasets
+from dispfl.data.datasets import DATASETS, Data, describe, load, locate
+from dispfl.data.readers.bundled import read_bundled
+from dispfl.errors import ConfigError, DataError
+
+FOUR = tuple(
+    f"{part}-ubyte" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No data set is found unless a test puts it somewhere."""
+    monkeypatch.delenv("DISPFL_DATA", raising=False)
+    monkeypatch.setenv("DISPFL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets, "SYSTEM_FOLDER", tmp_path / "system")
+
+
+def write_idx(folder: Path, value: int = 7) -> Path:
+    """Two training pictures and two test pictures, all pixels `value`, labels 0 and 9."""
+    folder.mkdir(parents=True)
+    for name in FOUR:
+        shape = (2, 28, 28) if "images" in name else (2,)
+        values = np.full(shape, value, dtype=np.uint8) if "images" in name else np.array([0, 9], dtype=np.uint8)
+        header = struct.pack(f">{1 + len(shape)}I", 0x0800 + len(shape), *shape)
+        (folder / f"{name}.gz").write_bytes(gzip.compress(header + values.tobytes()))
+    return folder
+
+
+def write_cifar10(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        (folder / f"{name}.bin").write_bytes(b"\x03" + bytes(3072))
+    return folder
+
+
+def test_the_bundled_sample_has_400_training_and_200_test_pictures_of_each_class() -> None:
+    pictures = load(Data())
+    assert pictures.name == "fashion-sample"
+    assert pictures.train_inputs.shape == (4000, 1, 28, 28)
+    assert pictures.train_labels.bincount().tolist() == [400] * 10
+    assert pictures.test_labels.bincount().tolist() == [200] * 10
+    assert pictures.train_inputs.dtype == pictures.test_inputs.dtype == torch.uint8
+    assert pictures.train_labels.dtype == torch.int64
+    assert pictures.classes[9] == "Ankle boot"
+    # The whole Fashion-MNIST has mean 0.2860; 4,000 of it lie near.
+    assert (pictures.train_inputs.float() / 255).mean().item() == pytest.approx(0.286, abs=0.01)
+
+
+def test_no_picture_of_the_sample_is_in_it_twice() -> None:
+    pictures = load(Data())
+    both = torch.cat([pictures.train_inputs, pictures.test_inputs]).flatten(1)
+    assert len(both.unique(dim=0)) == 6000
+
+
+def test_damaged_sample_asks_for_a_new_installation(tmp_path: Path) -> None:
+    (tmp_path / "sample.npz").write_bytes(b"PK\x03\x04 cut off")
+    with pytest.raises(DataError, match=r"sample.npz is missing or damaged.*Install dispfl again"):
+        read_bundled(10, tmp_path / "sample.npz")
+
+
+@pytest.mark.parametrize("name", DATASETS)
+def test_every_description_is_complete_without_files(name: str) -> None:
+    spec = describe(name)
+    assert spec.name == name
+    assert len(spec.mean) == len(spec.std) == spec.shape[0]
+    assert not spec.class_names or len(spec.class_names) == spec.classes
+    assert spec.flip == (spec.shape[0] == 3)
+    assert all(len(bytes.fromhex(download.sha256)) == 32 for download in spec.downloads)
+    assert (spec.reader == "bundled") == (not spec.downloads) == (not spec.files)
+
+
+def test_describing_and_listing_does_not_import_torch() -> None:
+    code = (
+        "import sys; from dispfl.data.datasets import describe; describe('cifar10'); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_mistyped_name_gets_the_nearest_one() -> None:
+    with pytest.raises(ConfigError, match=r"Unknown data set cifar-10. Did you mean cifar10\?"):
+        describe("cifar-10")
+    with pytest.raises(ConfigError, match=r"data.name must be a known data set, got 'minst'. Did you mean mnist\?"):
+        Data(name="minst")
+    with pytest.raises(ConfigError, match=r"Known data sets: fashion-sample, .*tiny-imagenet"):
+        describe("zzz")
+
+
+def test_fashion_mnist_loads_with_its_names_and_constants(tmp_path: Path) -> None:
+    write_idx(tmp_path / "data" / "fashion-mnist", value=51)
+    pictures = load(Data(name="fashion-mnist", dir=str(tmp_path / "data")))
+    assert pictures.train_inputs.unique().tolist() == [51]
+    assert pictures.test_labels.tolist() == [0, 9]
+    assert pictures.classes[0] == "T-shirt/top"
+    assert (pictures.mean, pictures.std, pictures.flip) == ((0.286,), (0.353,), False)
+
+
+def test_cifar10_loads_with_its_names(tmp_path: Path) -> None:
+    folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
+    pictures = load(Data(name="cifar10", dir=str(folder)))
+    assert pictures.train_inputs.shape == (5, 3, 32, 32)
+    assert pictures.classes[3] == "cat"
+    assert pictures.flip
+
+
+def test_tiny_imagenet_loads_from_its_folder_and_reports_progress(tmp_path: Path) -> None:
+    root = tmp_path / "tiny-imagenet-200"
+    for images in (root / "train" / "n1" / "images", root / "val" / "images"):
+        images.mkdir(parents=True)
+        Image.new("RGB", (64, 64)).save(images / "a.JPEG", "JPEG")
+    (root / "val" / "val_annotations.txt").write_text("a.JPEG\tn1\n")
+    calls: list[tuple[int, int]] = []
+    pictures = load(Data(name="tiny-imagenet", dir=str(tmp_path)), lambda done, total: calls.append((done, total)))
+    assert pictures.classes == ("n1",)
+    assert calls == [(2, 2)]
+
+
+@pytest.mark.parametrize("folder", ["", "fashion-mnist", "FashionMNIST/raw"])
+def test_folder_is_found_as_itself_under_its_name_and_where_torchvision_puts_it(tmp_path: Path, folder: str) -> None:
+    written = write_idx(tmp_path / "data" / folder)
+    assert locate("fashion-mnist", tmp_path / "data") == written
+
+
+def test_places_are_searched_in_order_and_a_given_folder_is_the_only_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DISPFL_DATA", str(tmp_path / "env"))
+    system = write_idx(tmp_path / "system" / "fashion-mnist")
+    assert locate("fashion-mnist") == system
+    cached = write_idx(tmp_path / "cache" / "fashion-mnist")
+    assert locate("fashion-mnist") == cached
+    named = write_idx(tmp_path / "env" / "fashion-mnist")
+    assert locate("fashion-mnist") == named
+    (tmp_path / "given").mkdir()
+    with pytest.raises(DataError, match="not found"):
+        locate("fashion-mnist", tmp_path / "given")
+    given = write_idx(tmp_path / "given" / "fashion-mnist")
+    assert locate("fashion-mnist", tmp_path / "given") == given
+
+
+def test_clothes_are_not_taken_for_digits(tmp_path: Path) -> None:
+    folder = write_idx(tmp_path / "fashion-mnist")
+    assert locate("fashion-mnist", folder) == folder
+    with pytest.raises(DataError, match="files of mnist were not found"):
+        locate("mnist", folder)
+
+
+def test_binary_version_of_cifar_is_preferred_to_the_python_version(tmp_path: Path) -> None:
+    python = tmp_path / "cifar-10-batches-py"
+    python.mkdir()
+    for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
+        (python / name).write_bytes(b".")
+    assert locate("cifar10", tmp_path) == python
+    assert locate("cifar10", write_cifar10(tmp_path / "cifar-10-batches-bin").parent).name == "cifar-10-batches-bin"
+
+
+def test_missing_files_are_named_with_the_places_and_the_fix(tmp_path: Path) -> None:
+    with pytest.raises(DataError) as missing:
+        locate("cifar100")
+    sentence = str(missing.value)
+    assert "looked for train.bin test.bin, or train test meta in" in sentence
+    assert f"{tmp_path / 'cache'}, {tmp_path / 'system'}" in sentence
+    assert (
+        "Run `dispfl data get cifar100`, or name the folder that has them with --data-dir or DISPFL_DATA." in sentence
+    )
+
+
+def test_one_missing_file_of_six_is_named(tmp_path: Path) -> None:
+    folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
+    (folder / "data_batch_3.bin").unlink()
+    with pytest.raises(DataError, match=r"cifar-10-batches-bin has only some of them: data_batch_3.bin missing"):
+        load(Data(name="cifar10", dir=str(tmp_path)))
+
+
+def test_file_that_is_a_folder_gets_a_sentence(tmp_path: Path) -> None:
+    folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
+    (folder / "test_batch.bin").unlink()
+    (folder / "test_batch.bin").mkdir()
+    with pytest.raises(DataError, match=r"test_batch.bin cannot be read: Is a directory"):
+        load(Data(name="cifar10", dir=str(folder)))
