@@ -47,19 +47,19 @@ class Experiment(Settings):
     seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""
     rounds: int = Field(default=20, ge=1)
-    peers: int = Field(default=20, ge=1)
+    peers: int = Field(default=16, ge=1)
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once, each on one thread."""
     device: Literal["cpu", "cuda", "mps"] = "cpu"
     engine: Literal["inprocess"] = "inprocess"
     eval_every: int = Field(default=1, ge=1)
     """Score all peers every so many rounds, and after the last."""
-    data: Data = Data()
-    partition: SerializeAsAny[Partition] = Dirichlet()
+    data: Data = Data(augment=False)
+    partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples=100)
     model: Model = Model()
     method: SerializeAsAny[GossipMethod] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular(degree=4)
-    train: Train = Train()
+    train: Train = Train(batch=32)
 
     @field_validator(*TABLES, mode="before")
     @classmethod
@@ -67,9 +67,9 @@ class Experiment(Settings):
         """A table's settings, from the settings themselves, a mapping, or a name alone."""
         if isinstance(value, Settings):
             return value
-        table = {"name": value} if isinstance(value, str) else value
-        if not isinstance(table, Mapping):
+        if not isinstance(value, (str, Mapping)):
             raise ConfigError(f"{info.field_name} must be a table or a name, got {value!r}.")
+        table = _table(value)
         choices = TABLES[info.field_name]
         if "" in choices:
             return choices[""](**table)
@@ -142,27 +142,36 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
-    """An experiment from a config and `key=value` words, which win.
-
-    A word that names another component (`method=local`) drops what the config says of the old one.
-    """
-    values = {key: dict(value) if isinstance(value, Mapping) else value for key, value in config.items()}
+    """An experiment: the defaults, under a config, under `key=value` words."""
+    said: dict[str, Any] = {}
     for key, value in sorted((_parse(word) for word in words), key=lambda pair: "." in pair[0]):
         table, dot, field = key.partition(".")
-        present = values.get(table)
         if dot:
-            values[table] = {
-                **(present if isinstance(present, dict) else {"name": present} if present else {}),
-                field: value,
-            }
-        elif table in TABLES and isinstance(present, dict) and present.get("name") == value:
-            continue
+            said[table] = {**_table(said.get(table, {})), field: value}
         else:
-            values[table] = {"name": value} if table in TABLES else value
+            said[table] = value
+    values = _overlay(_overlay(Experiment().to_toml(), config), said)
     for key in values:
         if key not in Experiment.model_fields:
             raise ConfigError(f"Unknown key {key}. {did_you_mean(key, _all_keys())}")
     return Experiment.model_validate(values)
+
+
+def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """The top's keys over the base's. A table with another name (`method=local`) leaves nothing of the base's."""
+    values = dict(base)
+    for key, value in top.items():
+        if key in TABLES and isinstance(value, (str, Mapping)):
+            table, under = _table(value), values.get(key, {})
+            same = table.get("name", under.get("name")) == under.get("name")
+            value = {**under, **table} if same else table
+        values[key] = value
+    return values
+
+
+def _table(value: Any) -> dict[str, Any]:
+    """A table from a mapping, or from a name alone."""
+    return dict(value) if isinstance(value, Mapping) else {"name": value}
 
 
 def _parse(word: str) -> tuple[str, Any]:

@@ -130,10 +130,7 @@ class Federation:
 
 def execute(setting: Setting, directory: RunDirectory | None, threads: int | None, progress: Progress) -> Run:
     """Run what is left of a run, then write its summary."""
-    if directory is not None and (directory.path / "metrics.jsonl").exists():
-        history = recall(setting, directory)
-    else:
-        history = recall(setting, directory) if directory else History(start(setting))
+    history = recall(setting, directory) if directory else History(start(setting))
     if any(state.buffers for state in history.states.values()):
         warnings.warn(
             "The model has buffers (batch norm?). They stay with each peer and are not averaged; "

@@ -3,6 +3,7 @@
 import os
 import pickle
 import struct
+import tracemalloc
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -206,12 +207,23 @@ DTYPE = b"cnumpy\ndtype\n"
         (b"Pos.system\n.", "persistent"),
         (b"(dI1\nI2\ns(lI3\na.", "a list instead of a dict"),
         (b"(dS'data'\nI2\ns.", "lacks data or labels"),
+        (b"(dS'labels'\n(lsS'data'\ncnumpy\nndarray\n(cnumpy\nndarray\n(I0\ntS'b'\ntRs.", "lacks data or labels"),
         (python3([1, 2])[:-40], "is truncated or not a CIFAR file"),
         (b"", "is truncated or not a CIFAR file"),
     ],
 )
 def test_pickle_with_a_trick_is_refused_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     assert reason in refusal(tmp_path, content)
+
+
+def test_pickle_of_nine_bytes_cannot_claim_all_memory(tmp_path: Path) -> None:
+    # "Remember this as number 2^24": pickle's C version makes room for 2^25 numbers, 268 MB.
+    tracemalloc.start()
+    try:
+        assert "lacks data or labels" in refusal(tmp_path, b"\x80\x02}r\x00\x00\x00\x01.")
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_pickle_cannot_change_what_later_files_are_read_with(tmp_path: Path) -> None:

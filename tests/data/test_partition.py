@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from dispfl.data.apportion import fit_to_supply
 from dispfl.data.partition import (
     IID,
     PARTITIONS,
@@ -19,7 +20,6 @@ from dispfl.data.partition import (
     Partition,
     Pathological,
     Split,
-    fit_to_supply,
 )
 from dispfl.errors import ConfigError, PartitionError
 
@@ -155,7 +155,7 @@ def test_fitting_to_the_supply_keeps_the_odds_between_peers() -> None:
 
 
 def test_peers_too_set_on_one_class_share_it_and_fall_back_on_their_own_second_choice() -> None:
-    """Priors this far apart cannot be fitted in bounded time: the 10 of class 0 are halved, the rest is taken in order."""
+    """Priors this far apart cannot be fitted in bounded time: class 0 is halved, the second choice makes up for it."""
     log_priors = np.array([[0.0, -1e6, -2e6], [0.0, -2e6, -1e6]])
     fitted = fit_to_supply(log_priors, np.array([10, 10]), np.array([10, 10, 10]))
     assert fitted.tolist() == [[5, 5, 0], [5, 0, 5]]
@@ -325,7 +325,7 @@ def test_labels_that_cannot_be_split_are_refused(train: Tensor, test: Tensor, se
         (Dirichlet, {"alpha": 0}, "partition.alpha must be in [0.001, 10000], got 0."),
         (Dirichlet, {"alpha": float("nan")}, "partition.alpha must be in [0.001, 10000], got nan."),
         (Grouped, {"groups": 0}, "partition.groups must be at least 1, got 0."),
-        (IID, {"samples": 0}, "partition.samples must be at least 1, got 0."),
+        (IID, {"samples": 0}, 'partition.samples must be a whole number of at least 1, or "all", got 0.'),
         (IID, {"alpha": 0.3}, "Unknown key partition.alpha."),
         (Pathological, {"classes": 3, "samples": 2}, "partition.classes is 3 but partition.samples is 2; a peer needs"),
     ],

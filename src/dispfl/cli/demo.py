@@ -21,15 +21,15 @@ def demo(
     """
     from dispfl.analysis.plots import learning_curve
     from dispfl.analysis.tables import print_results
-    from dispfl.cli.run import first_free, start
+    from dispfl.cli.run import first_free, see_through
     from dispfl.config import compose
+    from dispfl.launch import Launch
 
     console = Console()
     out = out or first_free(Path("runs/demo"))
-    try:
-        done = [start(compose({}, [f"method={name}", f"seed={seed}"]), out / name, console) for name in METHODS]
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
+    done = [out / name for name in METHODS]
+    for path in done:
+        see_through(Launch.begin(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
     learning_curve(done, out / "learning-curves.png")
     print_results(done, console)
     console.print(f"Learning curves: {out / 'learning-curves.png'}")

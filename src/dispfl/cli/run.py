@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from dispfl.errors import ConfigError, RunError
+from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dispfl.config import Experiment
+    from dispfl.launch import Launch
 
 
 def run(
@@ -27,99 +27,49 @@ def run(
 
     Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2 --data-dir DATA
     """
+    from dispfl.analysis.tables import print_results
+    from dispfl.config import compose, read_toml
+    from dispfl.launch import Launch
+    from dispfl.runs.directory import read_summary
+
     words = list(words or [])
     console = Console()
-    try:
-        if resume is not None:
-            if out is not None:
-                raise ConfigError("--resume goes on in the run's own directory; leave --out away.")
-            result = _resume(resume, words, data_dir, console)
+    if data_dir is not None:
+        words.append(f"data.dir={str(data_dir)!r}")
+    if resume is None:
+        config = read_toml(Path(words.pop(0))) if words and "=" not in words[0] else {}
+        experiment = compose(config, words)
+        path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
+        see_through(Launch.begin(experiment, path), console)
+    else:
+        path = resume
+        if out is not None:
+            raise ConfigError("--resume goes on in the run's own directory; leave --out away.")
+        launch = Launch.go_on(path, words)
+        if read_summary(path) is None:
+            see_through(launch, console)
         else:
-            experiment = _experiment(words, data_dir)
-            result = start(experiment, out or free_directory(experiment), console)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    from dispfl.analysis.tables import print_results
-
-    print_results([result], console)
+            console.print(f"{path} is finished already.", highlight=False)
+    print_results([path], console)
 
 
-def start(experiment: "Experiment", out: Path, console: Console) -> Path:
-    """Begin a new run and see it through."""
-    from dispfl.data.datasets import load
-    from dispfl.runs.directory import RunDirectory
-    from dispfl.runs.split import write_split
-
-    pictures = load(experiment.data)
-    split = experiment.split(pictures)
-    directory = RunDirectory.create(out, experiment.to_toml())
-    write_split(out, split, split.label_counts(pictures.train_labels, len(pictures.classes)))
-    return _see_through(experiment, split, pictures, directory, console)
-
-
-def _resume(path: Path, words: list[str], data_dir: Path | None, console: Console) -> Path:
-    """Go on with a run under its own config; other settings are refused, except where the data lie."""
-    from dispfl.config import compose, differing_keys
-    from dispfl.data.datasets import load
-    from dispfl.runs.directory import RunDirectory, read_config, read_summary
-    from dispfl.runs.split import read_split
-
-    written = compose(read_config(path))
-    asked = compose(read_config(path), [*words, *_data_word(data_dir)])
-    for key, (was, now) in differing_keys(written, asked).items():
-        if key != "data.dir":
-            why = " (the prune rate depends on it)" if key == "rounds" else ""
-            raise RunError(f"{path} was run with {key}={was}, got {now}{why}. Leave it away, or start a new run.")
-    if read_summary(path) is not None:
-        console.print(f"{path} is finished already.")
-        return path
-    directory = RunDirectory.open(path)
-    pictures = load(asked.data)
-    split, counts = read_split(path)
-    if not counts.equal(split.label_counts(pictures.train_labels, len(pictures.classes))):
-        raise RunError(f"The data set {asked.data.name} is not the one that {path} was run with: its labels differ.")
-    return _see_through(asked, split, pictures, directory, console)
-
-
-def _see_through(experiment, split, pictures, directory, console) -> Path:  # type: ignore[no-untyped-def]
-    from dispfl.analysis.plots import learning_curve
+def see_through(launch: "Launch", console: Console) -> None:
+    """Run to the end with a progress bar; Ctrl-C says how to go on."""
     from dispfl.cli.progress import watching
-    from dispfl.federation import execute
 
-    setting = experiment.setting(pictures, split)
-    title = experiment.method.name
+    experiment, path = launch.experiment, launch.directory.path
     try:
-        with watching(title, experiment.rounds, console) as progress:
-            execute(setting, directory, experiment.threads, progress)
+        with watching(experiment.method.name, experiment.rounds, console) as progress:
+            launch.run(progress)
     except KeyboardInterrupt:
-        console.print(f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {directory.path}")
-        raise
-    learning_curve([directory.path], directory.path / "learning-curve.png")
-    return directory.path
-
-
-def _experiment(words: list[str], data_dir: Path | None) -> "Experiment":
-    from dispfl.config import compose, read_toml
-
-    config = {}
-    if words and "=" not in words[0]:
-        config = read_toml(Path(words.pop(0)))
-    return compose(config, [*words, *_data_word(data_dir)])
-
-
-def _data_word(data_dir: Path | None) -> list[str]:
-    return [] if data_dir is None else [f"data.dir='{data_dir}'"]
-
-
-def free_directory(experiment: "Experiment") -> Path:
-    """`runs/dispfl-cifar10`, or the first of `-2`, `-3`, ... that is free."""
-    return first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
+        message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {path}"
+        console.print(message, soft_wrap=True, highlight=False)
+        raise typer.Exit(130) from None
 
 
 def first_free(path: Path) -> Path:
-    """The path itself, or with the first number that is free."""
-    number = 1
-    candidate = path
+    """The path itself, or with the first number that is free: `runs/demo`, `runs/demo-2`, ..."""
+    number, candidate = 1, path
     while candidate.exists():
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")

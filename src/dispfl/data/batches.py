@@ -115,7 +115,7 @@ def samples_from(given: Given, whose: str) -> ResidentSamples | DatasetSamples:
 def _chunks(count: int, size: int, rng: torch.Generator | None) -> list[Tensor]:
     """Row numbers batch by batch. A last batch of one sample joins the one before: batch norm cannot learn from one."""
     rows = torch.arange(count) if rng is None else torch.randperm(count, generator=rng)
-    chunks = list(rows.split(size))
+    chunks = list(torch.split(rows, size))
     if size > 1 and len(chunks) > 1 and len(chunks[-1]) == 1:
         chunks[-2:] = [torch.cat(chunks[-2:])]
     return chunks

@@ -63,7 +63,8 @@ def _idx_downloads(base: str, *files: tuple[int, str]) -> tuple[Download, ...]:
 # Checksums. Fashion-MNIST: verified, all four, against the files of Debian's package (the same packed data behind
 # another gzip header; with the original header put back, the SHA-256 agree). The others could not be downloaded when
 # this was written: those of MNIST and CIFAR are on record in TensorFlow Datasets for these very addresses (and the
-# sizes agree with other records of the archives), that of Tiny-ImageNet in several public projects.
+# sizes agree with other records of the archives), that of Tiny-ImageNet in several public projects. Two official
+# addresses are plain http; the checksums make up for it.
 _FASHION_DOWNLOADS = _idx_downloads(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),

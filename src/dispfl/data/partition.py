@@ -11,17 +11,12 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
+from dispfl.data.apportion import Counts, deal_classes, fill_evenly, fit_to_supply, log_priors, proportional, share
 from dispfl.errors import PartitionError
 from dispfl.settings import Settings
-
-Counts = NDArray[np.int64]
-
-_FITTING_STEPS = 1000
-"""Enough for alpha = 0.01 with every sample in use; what little is over its supply after that, rounding repairs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +36,17 @@ class Partition(Settings):
 
     table: ClassVar[str] = "partition"
 
-    samples: int | None = Field(default=None, ge=1)
-    """Training samples a peer. Left out: as many as can be had when every peer gets the same number."""
+    samples: int | Literal["all"] = "all"
+    """Training samples a peer; "all" shares out as many as can be had when every peer gets the same number."""
     test_samples: int = Field(default=100, ge=1)
     """Test samples a peer, in the label proportions of its training samples."""
+
+    @field_validator("samples", mode="before")
+    @classmethod
+    def _positive(cls, samples: object) -> object:
+        if samples != "all" and (not isinstance(samples, int) or samples < 1):
+            raise ValueError(f'must be a whole number of at least 1, or "all", got {samples!r}.')
+        return samples
 
     def split(self, train_labels: Tensor, test_labels: Tensor, peers: int, *, rng: torch.Generator) -> Split:
         """Give each of `peers` peers its training and test samples.
@@ -63,7 +65,7 @@ class Partition(Settings):
                     f"add test samples of class {label} or leave it out of the training data."
                 )
         train = _deal_samples(train_pools, counts, draws)
-        test = [_draw_samples(test_pools, mine, draws) for mine in _proportional(counts, self.test_samples)]
+        test = [_draw_samples(test_pools, mine, draws) for mine in proportional(counts, self.test_samples)]
         return Split(train, tuple(test))
 
     def counts(self, supply: Counts, peers: int, *, rng: np.random.Generator) -> Counts:
@@ -74,14 +76,14 @@ class Partition(Settings):
         if peers > total:
             raise PartitionError(f"peers is {peers} but there are {total} training samples; use at most {total}.")
         largest = total // peers
-        if self.samples is not None and self.samples > largest:
+        if self.samples != "all" and self.samples > largest:
             raise PartitionError(
                 f"partition.samples is {self.samples} but {total} training samples give each of {peers} peers "
                 f"at most {largest}; lower partition.samples or peers."
             )
         present = np.flatnonzero(supply)
         counts = np.zeros((peers, len(supply)), np.int64)
-        counts[:, present] = self._deal(supply[present], peers, self.samples or largest, rng)
+        counts[:, present] = self._deal(supply[present], peers, largest if self.samples == "all" else self.samples, rng)
         return counts
 
     @abstractmethod
@@ -97,7 +99,7 @@ class Dirichlet(Partition):
     """Concentration: 0.01 is nearly one class a peer, 100 nearly the same distribution for all."""
 
     def _deal(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
-        return fit_to_supply(_log_priors(self.alpha, peers, len(supply), rng), np.full(peers, n), supply)
+        return fit_to_supply(log_priors(self.alpha, peers, len(supply), rng), np.full(peers, n), supply)
 
 
 class Grouped(Partition):
@@ -116,8 +118,8 @@ class Grouped(Partition):
         if self.groups > peers:
             raise PartitionError(f"partition.groups is {self.groups} but peers is {peers}; use at most {peers} groups.")
         members = peers // self.groups + (np.arange(self.groups) < peers % self.groups)
-        totals = fit_to_supply(_log_priors(self.alpha, self.groups, len(supply), rng), members * n, supply)
-        return np.concatenate([_share(total, size) for total, size in zip(totals, members, strict=True)])
+        totals = fit_to_supply(log_priors(self.alpha, self.groups, len(supply), rng), members * n, supply)
+        return np.concatenate([share(total, size) for total, size in zip(totals, members, strict=True)])
 
 
 class Pathological(Partition):
@@ -134,8 +136,8 @@ class Pathological(Partition):
     @field_validator("classes")
     @classmethod
     def _one_sample_of_each(cls, classes: int, others: ValidationInfo) -> int:
-        samples = others.data.get("samples")
-        if samples is not None and samples < classes:
+        samples = others.data.get("samples", "all")
+        if samples != "all" and samples < classes:
             raise ValueError(f"is {classes} but partition.samples is {samples}; a peer needs a sample of each class.")
         return classes
 
@@ -145,14 +147,14 @@ class Pathological(Partition):
                 f"partition.classes is {self.classes} but the training labels have {len(supply)} classes; "
                 f"use at most {len(supply)}."
             )
-        counts = _fill_evenly(_deal_classes(supply, peers, self.classes, rng), supply, n)
+        counts = fill_evenly(deal_classes(supply, peers, self.classes, rng), supply, n)
         largest = int(counts[0].sum())
         if largest < self.classes:
             raise PartitionError(
                 f"partition.classes is {self.classes} but for {peers} peers some class has fewer training samples "
                 "than holders; lower partition.classes or peers."
             )
-        if self.samples is not None and largest < self.samples:
+        if self.samples != "all" and largest < self.samples:
             raise PartitionError(
                 f"partition.samples is {self.samples} but {self.classes} classes for each of {peers} peers leave "
                 f"at most {largest} training samples a peer; lower partition.samples or peers."
@@ -166,155 +168,12 @@ class IID(Partition):
     name: Literal["iid"] = "iid"
 
     def _deal(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
-        return _share(_proportional(supply[None], peers * n)[0], peers)
+        return share(proportional(supply[None], peers * n)[0], peers)
 
 
 PARTITIONS: dict[str, type[Partition]] = {
     str(kind.model_fields["name"].default): kind for kind in (Dirichlet, Grouped, Pathological, IID)
 }
-
-
-def _log_priors(alpha: float, rows: int, classes: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Logarithms of Dirichlet(alpha) draws, each row up to a constant.
-
-    A Dirichlet draw is a row of Gamma(alpha) draws, normalised. Most of them underflow when alpha is small, so they
-    are drawn as logarithms: Gamma(alpha) is distributed as Gamma(alpha + 1) * U^(1/alpha).
-    """
-    shape = (rows, classes)
-    return np.log(rng.standard_gamma(alpha + 1, shape)) + np.log1p(-rng.random(shape)) / alpha
-
-
-def fit_to_supply(log_x: NDArray[np.float64], row_sums: Counts, supply: Counts) -> Counts:
-    """Fit the priors to the supply and round: rows sum to `row_sums`, columns to at most `supply`.
-
-    Sinkhorn's iteration with columns that are capped instead of matched: scale each row to its sum, scale down each
-    column that is over its supply, repeat. The limit is the nearest such matrix to the priors (in Kullback-Leibler
-    divergence); priors that never meet a shortage stay as drawn. Rows are kept as logarithms, because a small
-    alpha sets entries apart by a thousand orders of magnitude.
-    """
-    for _ in range(_FITTING_STEPS):
-        log_x = log_x - log_x.max(axis=1, keepdims=True)
-        x = np.exp(log_x)
-        x *= (row_sums / x.sum(axis=1))[:, None]
-        columns = x.sum(axis=0)
-        excess = np.maximum(columns / supply, 1.0)
-        if (columns - supply).max() < 0.5:
-            break
-        log_x -= np.log(excess)
-    return _round(x / excess, log_x, row_sums, supply)
-
-
-def _round(x: NDArray[np.float64], preference: NDArray[np.float64], row_sums: Counts, supply: Counts) -> Counts:
-    """Whole numbers near x with rows that sum to `row_sums` and columns to at most `supply`.
-
-    No row or column of x may be over its sum. Each cell is rounded down; the largest remainders are rounded up while
-    their row needs it and their column has room. What a row still lacks then, it takes from the columns that have
-    room, in the order of its preference.
-    """
-    counts = np.floor(x).astype(np.int64)
-    need, room = row_sums - counts.sum(axis=1), supply - counts.sum(axis=0)
-    by_remainder = np.argsort(counts - x, axis=None, kind="stable")
-    for row, column in zip(*np.unravel_index(by_remainder, x.shape), strict=True):
-        if need[row] and room[column]:
-            counts[row, column] += 1
-            need[row] -= 1
-            room[column] -= 1
-    for row in np.flatnonzero(need):
-        order = np.argsort(-preference[row], kind="stable")
-        taken = np.diff(np.minimum(np.cumsum(room[order]), need[row]), prepend=0)
-        counts[row, order] += taken
-        room[order] -= taken
-    return counts
-
-
-def _share(totals: Counts, members: int) -> Counts:
-    """Share class totals among members, each count equal up to one, each row sum too.
-
-    As one deals cards: the samples lie in a row, sorted by class, and member m takes every members-th from the m-th.
-    """
-    edges = np.cumsum([0, *totals])
-    taken_before: Counts = -((np.arange(members)[:, None] - edges) // members)
-    return np.diff(taken_before, axis=1)
-
-
-def _proportional(counts: Counts, total: int) -> Counts:
-    """Scale each row of counts to sum to `total`, in proportion, by the method of largest remainders."""
-    scaled, remainders = np.divmod(counts * total, counts.sum(axis=1, keepdims=True))
-    rank = np.argsort(np.argsort(-remainders, axis=1, kind="stable"), axis=1)
-    rounded_up: NDArray[np.bool_] = rank < total - scaled.sum(axis=1, keepdims=True)
-    return scaled + rounded_up
-
-
-def _deal_classes(supply: Counts, peers: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Deal `each` distinct classes to every peer, each class equally often up to one: True where a peer holds a class.
-
-    A peer takes the classes with most free places, ties at random. So free places never differ by more than one
-    between classes, and never run out early.
-    """
-    classes = len(supply)
-    places, left_over = divmod(peers * each, classes)
-    free = np.full(classes, places)
-    free[np.lexsort((rng.random(classes), -supply))[:left_over]] += 1
-    held = np.zeros((peers, classes), np.bool_)
-    for mine in held:
-        taken = np.lexsort((rng.random(classes), -free))[:each]
-        mine[taken] = True
-        free[taken] -= 1
-    return held
-
-
-def _fill_evenly(held: NDArray[np.bool_], supply: Counts, n: int) -> Counts:
-    """Give each peer n samples of its classes, equally many of each up to one.
-
-    Where the supply does not reach, the largest number that it does; 0 if not even one of each class.
-    """
-    each, holders = int(held[0].sum()), held.sum(axis=0)
-    even, more = divmod(n, each)
-    limit = int((supply[holders > 0] // holders[holders > 0]).min())
-    if even > limit:
-        even, more = limit, each - 1
-    if even == 0:
-        return np.zeros(held.shape, np.int64)
-    extra = np.zeros_like(held)
-    for _ in range(more):
-        grown = _one_more_each(held, extra, supply - even * holders)
-        if grown is None:
-            break
-        extra = grown
-    return held * np.int64(even) + extra
-
-
-def _one_more_each(held: NDArray[np.bool_], extra: NDArray[np.bool_], room: Counts) -> NDArray[np.bool_] | None:
-    """Give every peer one more extra sample, of a class it holds and has no extra of; None if there is no way.
-
-    Where a peer's classes have no room left, others make room: we search chains of "whoever has an extra of this
-    class could have one of that class instead" for one that ends at a class with room. These are the augmenting
-    paths of bipartite matching, so a way is found whenever there is one.
-    """
-    extra, room = extra.copy(), room - extra.sum(axis=0)
-    for peer in range(len(held)):
-        mine = np.flatnonzero(held[peer] & ~extra[peer])
-        queue: list[int] = mine[np.argsort(-room[mine], kind="stable")].tolist()
-        takers: dict[int, tuple[int, int | None]] = dict.fromkeys(queue, (peer, None))
-        for label in queue:  # grows as we go
-            if room[label]:
-                break
-            others = np.flatnonzero(extra[:, label])
-            could_take = held[others] & ~extra[others]
-            for instead in np.flatnonzero(could_take.any(axis=0)).tolist():
-                if instead not in takers:
-                    takers[instead] = (int(others[could_take[:, instead].argmax()]), label)
-                    queue.append(instead)
-        else:
-            return None
-        room[label] -= 1
-        taker, given_up = takers[label]
-        while given_up is not None:
-            extra[taker, label], extra[taker, given_up] = True, False
-            label = given_up
-            taker, given_up = takers[label]
-        extra[peer, label] = True
-    return extra
 
 
 def _by_class(labels: Tensor, which: str) -> list[Counts]:

@@ -9,7 +9,7 @@ import math
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,10 +72,11 @@ def _read_python(folder: Path, names: Sequence[str], classes: int) -> Split:
 
 def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     content = _unpickle(path)
-    pixels, labels = content.get("data"), content.get(label_key)
-    if not isinstance(pixels, _PickledArray) or not isinstance(labels, list):
-        raise damaged(path, f"is not a CIFAR batch: it lacks data or {label_key}")
-    array = pixels.array
+    match content.get("data"), content.get(label_key):
+        case _PickledArray(array=array), list(labels):
+            pass
+        case _:
+            raise damaged(path, f"is not a CIFAR batch: it lacks data or {label_key}")
     if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != PIXELS:
         raise damaged(path, f"has data of {array.dtype}, shape {array.shape}, instead of uint8, (N, {PIXELS})")
     if any(type(label) is not int or not 0 <= label < 256 for label in labels):
@@ -181,10 +182,14 @@ _ALLOWED: Mapping[tuple[str, str], type[_StandIn]] = {
 }
 
 
-class _PlainUnpickler(pickle.Unpickler):
-    """Builds arrays, lists, dicts, bytes, text and numbers, and nothing else."""
+class _PlainUnpickler(pickle._Unpickler):
+    """Builds arrays, lists, dicts, bytes, text and numbers, and nothing else.
 
-    def __init__(self, file: Any, path: Path) -> None:
+    It extends pickle's Python version, because a dozen bytes can have the C version fill all memory (its memo is an
+    array as long as the largest number in the file). A batch has few opcodes, so this costs no time to speak of.
+    """
+
+    def __init__(self, file: BinaryIO, path: Path) -> None:
         super().__init__(file, encoding="bytes")  # Python 2's strings stay bytes
         self.path = path
 

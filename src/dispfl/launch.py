@@ -1,0 +1,59 @@
+"""Experiments in run directories: begin one, or go on with one that stopped."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dispfl.analysis.plots import learning_curve
+from dispfl.config import Experiment, compose, differing_keys
+from dispfl.data.datasets import Pictures, load
+from dispfl.data.partition import Split
+from dispfl.errors import RunError
+from dispfl.federation import Run, execute
+from dispfl.runs.directory import RunDirectory, read_config
+from dispfl.runs.loop import Progress
+from dispfl.runs.split import read_split, write_split
+
+
+@dataclass(frozen=True)
+class Launch:
+    """An experiment with its data and its run directory, ready to run."""
+
+    experiment: Experiment
+    pictures: Pictures
+    split: Split
+    directory: RunDirectory
+
+    @classmethod
+    def begin(cls, experiment: Experiment, out: Path) -> "Launch":
+        """A new run in a new directory."""
+        pictures = load(experiment.data)
+        split = experiment.split(pictures)
+        directory = RunDirectory.create(out, experiment.to_toml())
+        write_split(out, split, split.label_counts(pictures.train_labels, len(pictures.classes)))
+        return cls(experiment, pictures, split, directory)
+
+    @classmethod
+    def go_on(cls, path: Path, words: Sequence[str] = ()) -> "Launch":
+        """The rest of a run, under its own config; other settings are refused, except where the data lie."""
+        config = read_config(path)
+        written, asked = compose(config), compose(config, words)
+        for key, (was, now) in differing_keys(written, asked).items():
+            if key != "data.dir":
+                why = " (the prune rate depends on it)" if key == "rounds" else ""
+                raise RunError(f"{path} was run with {key}={was}, got {now}{why}. Leave it away, or start a new run.")
+        directory = RunDirectory.open(path)
+        pictures = load(asked.data)
+        split, counts = read_split(path)
+        if not counts.equal(split.label_counts(pictures.train_labels, len(pictures.classes))):
+            raise RunError(
+                f"The data set {asked.data.name} is not the one that {path} was run with: its labels differ."
+            )
+        return cls(asked, pictures, split, directory)
+
+    def run(self, progress: Progress) -> Run:
+        """Run what is left, write the summary and draw the learning curve."""
+        setting = self.experiment.setting(self.pictures, self.split)
+        run = execute(setting, self.directory, self.experiment.threads, progress)
+        learning_curve([self.directory.path], self.directory.path / "learning-curve.png")
+        return run
