@@ -107,10 +107,13 @@ class Experiment(Settings):
         """What the rounds need."""
         augment = self.data.augment
         transform = PictureTransform(pictures.mean, pictures.std, crop=augment, flip=augment and pictures.flip)
+        train_inputs, test_inputs = (
+            inputs.permute(0, 2, 3, 1).contiguous() for inputs in (pictures.train_inputs, pictures.test_inputs)
+        )
         peers = {
             name: PeerData(
-                ResidentSamples(pictures.train_inputs, pictures.train_labels, train, transform),
-                ResidentSamples(pictures.test_inputs, pictures.test_labels, test, transform),
+                ResidentSamples(train_inputs, pictures.train_labels, train, transform),
+                ResidentSamples(test_inputs, pictures.test_labels, test, transform),
             )
             for name, train, test in zip(roster_names(self.peers), split.train, split.test, strict=True)
         }
@@ -154,7 +157,7 @@ def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
     for key in values:
         if key not in Experiment.model_fields:
             raise ConfigError(f"Unknown key {key}. {did_you_mean(key, _all_keys())}")
-    return Experiment.model_validate(values)
+    return Experiment(**values)
 
 
 def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

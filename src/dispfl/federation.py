@@ -20,7 +20,7 @@ from dispfl.roster import roster_names
 from dispfl.round import PeerData, Setting, start
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.loop import History, Progress, recall, run_rounds
-from dispfl.runs.records import Record, summarize
+from dispfl.runs.records import Record, last, summarize
 from dispfl.topology import Full, RandomRegular, Topology
 
 
@@ -39,7 +39,7 @@ class Run:
     @property
     def accuracy(self) -> list[float]:
         """The metric on each peer's test data after the last round, in roster order."""
-        return list(self.summary["accuracy"]["per_peer"])
+        return list(last(self.history, "accuracy")["per_peer"])
 
     @property
     def summary(self) -> Record:
@@ -129,7 +129,7 @@ class Federation:
 
 
 def execute(setting: Setting, directory: RunDirectory | None, threads: int | None, progress: Progress) -> Run:
-    """Run what is left of a run, then write its summary."""
+    """Run what is left of a run, then draw its learning curve and write its summary."""
     history = recall(setting, directory) if directory else History(start(setting))
     if any(state.buffers for state in history.states.values()):
         warnings.warn(
@@ -142,14 +142,17 @@ def execute(setting: Setting, directory: RunDirectory | None, threads: int | Non
     try:
         with torch.random.fork_rng(devices=[]):
             history = run_rounds(setting, engine, history, directory, progress)
+        run = Run(setting, history.states, history.records, directory.path if directory else None)
+        if directory:
+            from dispfl.analysis.plots import learning_curve  # matplotlib is slow to import
+
+            learning_curve([directory.path], directory.path / "learning-curve.png")
+            directory.write_summary(run.summary)  # last: it says that the run is finished
     finally:
         engine.close()
         torch.set_num_threads(caller_threads)
         if directory:
             directory.close()
-    run = Run(setting, history.states, history.records, directory.path if directory else None)
-    if directory:
-        directory.write_summary(run.summary)
     return run
 
 
@@ -190,6 +193,7 @@ def _describe(setting: Setting) -> dict[str, Any]:
         "peers": len(setting.peers),
         "eval_every": setting.eval_every,
         "device": setting.device,
+        "metric": getattr(setting.task.metric, "__name__", "metric"),
         "model": {"name": getattr(setting.model, "__qualname__", repr(setting.model)), "given": "in Python"},
         "method": setting.method.model_dump(exclude_none=True),
         "topology": setting.topology.model_dump(exclude_none=True),

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dispfl.analysis.plots import learning_curve
 from dispfl.config import Experiment, compose, differing_keys
 from dispfl.data.datasets import Pictures, load
 from dispfl.data.partition import Split
@@ -44,16 +43,17 @@ class Launch:
                 raise RunError(f"{path} was run with {key}={was}, got {now}{why}. Leave it away, or start a new run.")
         directory = RunDirectory.open(path)
         pictures = load(asked.data)
-        split, counts = read_split(path)
-        if not counts.equal(split.label_counts(pictures.train_labels, len(pictures.classes))):
-            raise RunError(
-                f"The data set {asked.data.name} is not the one that {path} was run with: its labels differ."
-            )
+        saved = read_split(path)
+        split = saved[0] if saved else asked.split(pictures)
+        counts = split.label_counts(pictures.train_labels, len(pictures.classes))
+        if saved is None:  # stopped before it was written
+            write_split(path, split, counts)
+        elif not counts.equal(saved[1]):
+            name = asked.data.name
+            raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
         return cls(asked, pictures, split, directory)
 
     def run(self, progress: Progress) -> Run:
-        """Run what is left, write the summary and draw the learning curve."""
+        """Run what is left, draw the learning curve and write the summary."""
         setting = self.experiment.setting(self.pictures, self.split)
-        run = execute(setting, self.directory, self.experiment.threads, progress)
-        learning_curve([self.directory.path], self.directory.path / "learning-curve.png")
-        return run
+        return execute(setting, self.directory, self.experiment.threads, progress)

@@ -31,7 +31,10 @@ def learning_curve(paths: Sequence[Path], to: Path) -> None:
             axes.plot(
                 *zip(*mixed, strict=True), color=colour, linestyle="--", linewidth=1, label=f"{name}, after mixing"
             )
-    axes.set(xlabel="communication round", ylabel="accuracy on own test data (mean over peers)", ylim=(0, 1))
+    metric = read_config(paths[0]).get("metric", "accuracy")
+    axes.set(xlabel="communication round", ylabel=f"{metric} on own test data (mean over peers)")
+    if metric == "accuracy":
+        axes.set_ylim(0, 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right", title="band: one standard deviation over peers", title_fontsize="small")

@@ -36,15 +36,18 @@ def overview(path: Path) -> dict[str, Any]:
 
 def print_results(paths: Sequence[Path], console: Console) -> None:
     """One row a run: accuracy, the busiest node's megabytes, FLOPs, seconds."""
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("method")
-    table.add_column("rounds", justify="right")
-    table.add_column("accuracy", justify="right")
-    table.add_column("worst–best peer", justify="right")
-    table.add_column("busiest node,\nMB a round", justify="right")
-    table.add_column("on the wire,\nMB a round", justify="right")
-    table.add_column("GFLOPs a peer\nand round", justify="right")
-    table.add_column("seconds", justify="right")
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)  # fits 80 columns
+    table.add_column("method", no_wrap=True)
+    for heading in (
+        "rounds",
+        "accuracy\nover peers",
+        "worst,\nbest peer",
+        "busiest\nMB/round",
+        "on wire\nMB/round",
+        "GFLOPs/\npeer",
+        "seconds",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
     notes = []
     for path in paths:
         summary = overview(path)
@@ -53,7 +56,7 @@ def print_results(paths: Sequence[Path], console: Console) -> None:
             summary["method"],
             str(summary["rounds"]),
             f"{accuracy['mean']:.3f} ± {accuracy['std']:.3f}" if accuracy else "–",
-            f"{min(accuracy['per_peer']):.2f}–{max(accuracy['per_peer']):.2f}" if accuracy else "–",
+            f"{min(accuracy['per_peer']):.2f}, {max(accuracy['per_peer']):.2f}" if accuracy else "–",
             f"{summary['busiest']['paper_mb_per_round']:.2f}",
             f"{summary['busiest']['wire_mb_per_round']:.2f}",
             f"{summary['flops_per_peer_round'] / 1e9:.2f}",
@@ -65,6 +68,7 @@ def print_results(paths: Sequence[Path], console: Console) -> None:
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; metrics.jsonl says which peers and why.")
     console.print(table)
-    console.print("[dim]accuracy: mean ± spread over peers, each on its own test data. FLOPs are counted, not saved.")
+    legend = "Accuracy: mean ± standard deviation over peers, each on its own test data. FLOPs are counted, not saved."
+    console.print(legend, style="dim", soft_wrap=True, highlight=False)
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False)

@@ -1,12 +1,14 @@
 """How far a run is: a live bar with the time left on a terminal, a line a round elsewhere."""
 
 import contextlib
+import logging
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
+from rich.logging import RichHandler
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from dispfl.runs.loop import Progress as Observer
@@ -16,12 +18,17 @@ Record = dict[str, Any]
 
 @contextlib.contextmanager
 def watching(title: str, rounds: int, console: Console) -> Iterator[Observer]:
-    """An observer for one run."""
-    if console.is_terminal:
-        with _bar(console) as bar:
-            yield _on_a_bar(bar, title, rounds)
-    else:
-        yield _line_by_line(title, rounds, console)
+    """An observer for one run; what the run logs is printed above the bar."""
+    log, handler = logging.getLogger("dispfl"), RichHandler(console=console, show_time=False, show_path=False)
+    log.addHandler(handler)
+    try:
+        if console.is_terminal:
+            with _bar(console) as bar:
+                yield _on_a_bar(bar, title, rounds)
+        else:
+            yield _line_by_line(title, rounds, console)
+    finally:
+        log.removeHandler(handler)
 
 
 def _bar(console: Console) -> Progress:

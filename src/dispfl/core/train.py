@@ -143,7 +143,7 @@ class Trainer:
         self.live.module.eval()
         outputs, labels = [], []
         for x, y in self.test.batches(EVALUATION_BATCH):
-            outputs.append(self.live.module(x.to(self.live.device)))
+            outputs.append(self.live(x))
             labels.append(y.to(self.live.device))
         return float(self.task.metric(torch.cat(outputs), torch.cat(labels)))
 
@@ -154,7 +154,7 @@ class Trainer:
 
     def _backward(self, x: Tensor, y: Tensor) -> Tensor:
         self.live.grad.zero_()
-        loss = self.task.loss(self.live.module(x.to(self.live.device)), y.to(self.live.device))
+        loss = self.task.loss(self.live(x), y.to(self.live.device))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

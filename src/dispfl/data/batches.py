@@ -16,37 +16,45 @@ PADDING = 4
 
 @dataclass(frozen=True)
 class PictureTransform:
-    """uint8 pictures to normalized floats in channels-last memory, which convolutions here like best."""
+    """From uint8 pictures (N, H, W, C) to normalized floats (N, C, H, W) in channels-last memory.
+
+    Pictures lie with their channels last from the start: convolutions here are faster so, and crops, mirrors and
+    normalization then work on whole rows of a picture instead of single pixels.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    """Per channel, for pixels scaled to [0, 1]."""
     crop: bool = False
     """Pad by 4 and crop at random, when training."""
     flip: bool = False
     """Mirror half of the pictures, when training."""
 
     def __call__(self, pictures: Tensor, *, rng: torch.Generator | None = None) -> Tensor:
-        if rng is not None and (self.crop or self.flip):
-            pictures = self._augment(pictures, rng)
-        mean, std = (torch.tensor(values).view(1, -1, 1, 1) for values in (self.mean, self.std))
-        floats = pictures.to(torch.float32, memory_format=torch.channels_last)
-        return floats.sub_(mean * 255).div_(std * 255)
+        if rng is not None and self.crop:
+            pictures = random_crop(pictures, rng)
+        if rng is not None and self.flip:
+            pictures = random_flip(pictures, rng)
+        n, height, width, _ = pictures.shape
+        floats = pictures.to(torch.float32)
+        rows = floats.view(n, height, -1)  # mean and std repeated along a row: long vectors instead of C numbers
+        rows.sub_(255 * torch.tensor(self.mean).repeat(width)).mul_(1 / (255 * torch.tensor(self.std).repeat(width)))
+        return floats.permute(0, 3, 1, 2)
 
-    def _augment(self, pictures: Tensor, rng: torch.Generator) -> Tensor:
-        """Crop and mirror by one gather: each picture has its own row and column indices into its padded self."""
-        n, _, height, width = pictures.shape
-        rows, columns = torch.arange(height).expand(n, -1), torch.arange(width).expand(n, -1)
-        if self.flip:
-            mirrored = torch.rand(n, 1, generator=rng) < 0.5
-            columns = torch.where(mirrored, width - 1 - columns, columns)
-        if self.crop:
-            pictures = functional.pad(pictures, [PADDING] * 4)
-            rows = rows + torch.randint(2 * PADDING + 1, (n, 1), generator=rng)
-            columns = columns + torch.randint(2 * PADDING + 1, (n, 1), generator=rng)
-        which = torch.arange(n)
-        # The advanced indices stand around a slice, so the result is (n, height, width, channels): channels-last.
-        gathered = pictures[which[:, None, None], :, rows[:, :, None], columns[:, None, :]]
-        return gathered.permute(0, 3, 1, 2)
+
+def random_crop(pictures: Tensor, rng: torch.Generator) -> Tensor:
+    """Pad (N, H, W, C) pictures with black and cut each out again at a random place."""
+    n, height, width, _ = pictures.shape
+    padded = functional.pad(pictures, [0, 0, *[PADDING] * 4])
+    windows = padded.unfold(1, height, 1).unfold(2, width, 1).permute(0, 1, 2, 4, 5, 3)
+    top, left = torch.randint(2 * PADDING + 1, (2, n), generator=rng)
+    return windows[torch.arange(n), top, left]
+
+
+def random_flip(pictures: Tensor, rng: torch.Generator) -> Tensor:
+    """Mirror each of (N, H, W, C) pictures with probability one half."""
+    chosen = (torch.rand(len(pictures), generator=rng) < 0.5).nonzero().squeeze(1)
+    return pictures.index_copy(0, chosen, pictures.index_select(0, chosen).flip(2))
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ class ResidentSamples:
         """Batches of (inputs, labels): shuffled and augmented with a generator, plain and in order without."""
         for rows in _chunks(len(self), size, rng):
             where = rows if self.index is None else self.index[rows]
-            inputs = self.inputs[where]
+            inputs = self.inputs.index_select(0, where)
             yield (inputs if self.transform is None else self.transform(inputs, rng=rng)), self.labels[where]
 
 

@@ -79,6 +79,6 @@ def draws_globally(setting: Setting, live: LiveModel) -> bool:
         x, _ = next(samples.batches(2, rng=torch.Generator()))
         buffers = live.read_buffers()
         live.module.train()
-        live.module(x.to(live.device))
+        live(x)
         live.load(live.weights, buffers)
         return not torch.equal(before, torch.get_rng_state())

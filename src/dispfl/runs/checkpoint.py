@@ -70,7 +70,7 @@ class Checkpoints:
         parts = sorted(part.name for part in folder.glob("part-*.safetensors"))
         write_atomically(folder / "complete.json", json.dumps({"rounds": t + 1, "parts": parts}).encode())
         for rounds in self.finished_rounds()[:-KEPT]:
-            shutil.rmtree(self._round(rounds))
+            self.discard(rounds)
 
     def load(self, rounds: int) -> dict[str, Step]:
         """The steps saved of the round that brings the run to so many rounds, finished or under way."""
@@ -79,11 +79,9 @@ class Checkpoints:
             steps |= _decode(part)
         return steps
 
-    def discard_after(self, rounds: int) -> None:
-        """Forget checkpoints beyond so many finished rounds, except the round under way right after them."""
-        for folder in self.folder.glob("round-*"):
-            if int(folder.name[-6:]) > rounds + 1:
-                shutil.rmtree(folder)
+    def discard(self, rounds: int) -> None:
+        """Forget what was saved of the round that brings the run to so many rounds."""
+        shutil.rmtree(self._round(rounds))
 
     def _round(self, rounds: int) -> Path:
         return self.folder / f"round-{rounds:06d}"

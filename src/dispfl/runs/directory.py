@@ -33,8 +33,8 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
-        """Make a new one. A folder that has something in it is left alone."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        """Make a new one. A folder that has something in it, hidden files apart, is left alone."""
+        if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
             fix = f"Continue it with --resume {path}, or" if (path / "config.toml").exists() else "Please"
             raise RunError(f"The run directory {path} exists already. {fix} choose another with --out.")
         with plain_disk_errors(path):

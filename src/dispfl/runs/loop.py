@@ -1,5 +1,6 @@
 """A run: rounds one after another, each written down before the next begins, from wherever the last stop was."""
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,8 +10,11 @@ from dispfl.costs.flops import forward_cost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.round import Engine, Setting, Step, gossip_round, start
+from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.records import Record, flops_of_a_round, round_record
+
+log = logging.getLogger("dispfl")
 
 
 @dataclass
@@ -38,24 +42,25 @@ class History:
 def recall(setting: Setting, directory: RunDirectory) -> History:
     """Where the run in a directory stands; a damaged newest checkpoint gives way to the one before it."""
     checkpoints = directory.checkpoints
-    problem: RunError | None = None
-    for rounds in reversed(checkpoints.finished_rounds()):
+    saved = checkpoints.finished_rounds()
+    for rounds in [*reversed(saved), 0]:
         try:
-            steps = checkpoints.load(rounds)
-            if sorted(steps) != setting.roster:
-                raise RunError(f"The checkpoint after {rounds} rounds lacks peers.")
-        except RunError as damaged:
-            problem = problem or damaged
+            states = start(setting) if rounds == 0 else {p: s.state for p, s in checkpoints.load(rounds).items()}
+        except RunError as damage:
+            log.warning("%s Going back to an earlier round.", damage)
+            checkpoints.discard(rounds)
             continue
-        checkpoints.discard_after(rounds - (problem is not None))
-        return History(
-            {peer: steps[peer].state for peer in setting.roster},
-            directory.truncate_metrics(rounds),
-            {} if problem else checkpoints.load(rounds + 1),
-        )
-    if problem:
-        raise problem
-    return History(start(setting), directory.truncate_metrics(0), checkpoints.load(1))
+        return History(states, directory.truncate_metrics(rounds), _steps_under_way(checkpoints, rounds))
+    raise AssertionError("round 0 needs no checkpoint")
+
+
+def _steps_under_way(checkpoints: Checkpoints, rounds: int) -> dict[str, Step]:
+    try:
+        return checkpoints.load(rounds + 1)
+    except RunError as damage:
+        log.warning("%s Doing that part of the round again.", damage)
+        checkpoints.discard(rounds + 1)
+        return {}
 
 
 def run_rounds(
@@ -85,6 +90,8 @@ def run_rounds(
                 directory.checkpoints.flush(t)
             raise
         record = round_record(t, result, flops, time.perf_counter() - began)
+        for failure in record["failures"].values():
+            log.warning(failure)
         if directory:
             directory.append(record)
             directory.checkpoints.complete(t)

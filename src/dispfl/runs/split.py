@@ -22,14 +22,14 @@ def write_split(path: Path, split: Split, label_counts: Tensor) -> None:
     write_atomically(path / FILE, safetensors.torch.save(tensors))
 
 
-def read_split(path: Path) -> tuple[Split, Tensor]:
-    """A saved split and its label counts."""
+def read_split(path: Path) -> tuple[Split, Tensor] | None:
+    """A saved split and its label counts; None if there is none."""
     try:
         tensors = safetensors.torch.load_file(path / FILE)
         names = roster_names(len(tensors["label_counts"]))
         parts = [tuple(tensors[f"{part}/{name}"] for name in names) for part in ("train", "test")]
         return Split(parts[0], parts[1]), tensors["label_counts"]
     except FileNotFoundError:
-        raise RunError(f"{path} has no {FILE}: the run stopped before it began. Start a new one.") from None
+        return None
     except (safetensors.SafetensorError, KeyError, OSError) as problem:
         raise RunError(f"{path / FILE} is damaged ({problem}).") from problem

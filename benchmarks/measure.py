@@ -1,0 +1,23 @@
+"""How the benchmarks measure: both sides in turn, several times, the best of each, and one JSON line."""
+
+import json
+import time
+from collections.abc import Callable
+
+
+def best_times(*sides: Callable[[], object], repeats: int = 7) -> list[float]:
+    """The best time of each side in seconds. Taking turns lets a noisy machine disturb all sides alike."""
+    times: list[list[float]] = [[] for _ in sides]
+    for side in sides:
+        side()
+    for _ in range(repeats):
+        for side, taken in zip(sides, times, strict=True):
+            began = time.perf_counter()
+            side()
+            taken.append(time.perf_counter() - began)
+    return [min(taken) for taken in times]
+
+
+def report(benchmark: str, ratio: float, limit: float, **more: object) -> None:
+    """Print a result: a ratio against a limit that was measured in the same run."""
+    print(json.dumps({"benchmark": benchmark, "ratio": round(ratio, 3), "limit": limit, "held": ratio <= limit} | more))
