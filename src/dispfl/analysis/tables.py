@@ -45,7 +45,7 @@ def print_results(paths: Sequence[Path], console: Console) -> None:
         "busiest\nMB/round",
         "on wire\nMB/round",
         "GFLOPs/\npeer",
-        "seconds",
+        "time s",
     ):
         table.add_column(heading, justify="right", no_wrap=True)
     notes = []
