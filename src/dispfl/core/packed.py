@@ -42,7 +42,7 @@ class PackedModel:
     @classmethod
     def pack(cls, weights: Tensor, mask: Tensor) -> "PackedModel":
         """Pack flat weights under a flat mask. Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes."""
-        return cls(weights[mask] + 0.0, PackedMask.pack(mask))
+        return cls(weights[mask].add_(0.0), PackedMask.pack(mask))
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """The flat weights, exactly zero outside the mask, and the mask."""

@@ -1,0 +1,55 @@
+"""What a peer costs in memory between rounds, against its kept values x 4 bytes and two bits a parameter; a ratio.
+
+Measured as the growth of the process while many peers' states are made. `dense_mb_a_peer` is what the obvious way
+needs: dense weights and two bool masks.
+"""
+
+import gc
+import os
+
+import torch
+
+from dispfl import DisPFL
+from dispfl.core.live import LiveModel
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.rng import stream
+from dispfl.methods.base import PeerState
+from dispfl.models.registry import Model
+from measure import report
+
+LIMIT = 1.15
+
+
+def resident_bytes() -> int:
+    """What this process has in memory now."""
+    with open("/proc/self/statm") as file:  # noqa: PTH123
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def measure(name: str, peers: int) -> None:
+    """So many peers with one model at density 0.5."""
+
+    def settle(k: int) -> PeerState:
+        """A peer as a step leaves it: its weights under one mask, and another mask that is its own too."""
+        weights, mask = method.start(initial, layout, 0.5, rng=stream(0, "mask", k)).model.unpack()
+        return PeerState(PackedModel.pack(weights, mask), PackedMask.pack(mask.roll(1)))
+
+    method = DisPFL(density=0.5)
+    live = LiveModel(Model(name=name).build(3, 10, 32))
+    initial, layout = live.read(), live.layout
+    settle(0)
+    gc.collect()
+    before = resident_bytes()
+    states = [settle(k) for k in range(peers)]
+    gc.collect()
+    used = resident_bytes() - before
+    size = layout.size
+    needed = sum(4 * state.model.values.numel() + 2 * size / 8 for state in states)
+    mb, dense_mb = round(used / peers / 1e6, 2), round(6 * size / 1e6, 2)
+    report("memory_at_rest", used / needed, LIMIT, model=name, peers=peers, mb_a_peer=mb, dense_mb_a_peer=dense_mb)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    measure("resnet18", 20)
+    measure("cnn", 1000)
