@@ -20,6 +20,7 @@ check: $(VENV)/.installed
 bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/memory_at_rest.py
+	$(BIN)/python benchmarks/side_by_side.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -6,7 +6,6 @@ The names below are imported when they are first used, so `import dispfl` does n
 """
 
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
     from dispfl.topology import RandomRegular as RandomRegular
     from dispfl.topology import Ring as Ring
 
-__version__ = version("dispfl")
+    __version__: str
 
 _WHERE = {
     "DisPFL": "methods.dispfl",
@@ -51,6 +50,8 @@ __all__ = [*_WHERE, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":  # importlib.metadata takes longer to import than all of this
+        return import_module("importlib.metadata").version("dispfl")
     if name not in _WHERE:
         raise AttributeError(f"module 'dispfl' has no attribute {name!r}")
     return getattr(import_module(f"dispfl.{_WHERE[name]}"), name)

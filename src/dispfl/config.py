@@ -156,7 +156,8 @@ def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
     values = _overlay(_overlay(Experiment().to_toml(), config), said)
     for key in values:
         if key not in Experiment.model_fields:
-            raise ConfigError(f"Unknown key {key}. {did_you_mean(key, _all_keys())}")
+            inside = [known for known in _all_keys() if known.endswith(f".{key}")]  # lr is train.lr
+            raise ConfigError(f"Unknown key {key}. {did_you_mean(inside[0] if inside else key, _all_keys())}")
     return Experiment(**values)
 
 
@@ -164,7 +165,9 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     """The top's keys over the base's. A table with another name (`method=local`) leaves nothing of the base's."""
     values = dict(base)
     for key, value in top.items():
-        if key in TABLES and isinstance(value, (str, Mapping)):
+        if key in TABLES:
+            if not isinstance(value, (str, Mapping)):
+                raise ConfigError(f"{key} must be a table or a name, got {value!r}.")
             table, under = _table(value), values.get(key, {})
             same = table.get("name", under.get("name")) == under.get("name")
             value = {**under, **table} if same else table
@@ -194,7 +197,8 @@ def _value(text: str) -> Any:
 
 def _all_keys() -> list[str]:
     tables = [cls for choices in TABLES.values() for cls in choices.values()]
-    return [*Experiment.model_fields, *(f"{cls.table}.{field}" for cls in tables for field in cls.model_fields)]
+    inside = dict.fromkeys(f"{cls.table}.{field}" for cls in tables for field in cls.model_fields)
+    return [*Experiment.model_fields, *inside]
 
 
 def differing_keys(one: Experiment, other: Experiment) -> dict[str, tuple[Any, Any]]:

@@ -1,8 +1,10 @@
 """The Python API: a federation of peers with their own data and one model architecture, run in ten lines."""
 
+import contextlib
 import dataclasses
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +101,10 @@ class Federation:
             task=Task(loss, metric),
             seed=seed,
             rounds=0,
-            eval_every=eval_every,
+            eval_every=_at_least_one("eval_every", eval_every),
             device=device,
         )
-        self.threads = threads
+        self.threads = None if threads is None else _at_least_one("threads", threads)
         self.on_round = on_round
         self.out = out
 
@@ -118,7 +120,7 @@ class Federation:
         out = out or self.out
         if resume and out is None:
             raise ConfigError("resume=True needs the run directory: give it as out=.")
-        setting = dataclasses.replace(self._setting, rounds=checked_rounds(rounds))
+        setting = dataclasses.replace(self._setting, rounds=_at_least_one("rounds", rounds))
         directory = None
         if out is not None:
             config = _describe(setting)
@@ -130,16 +132,19 @@ class Federation:
 
 def execute(setting: Setting, directory: RunDirectory | None, threads: int | None, progress: Progress) -> Run:
     """Run what is left of a run, then draw its learning curve and write its summary."""
-    history = recall(setting, directory) if directory else History(start(setting))
-    if any(state.buffers for state in history.states.values()):
-        warnings.warn(
-            "The model has buffers (batch norm?). They stay with each peer and are not averaged; "
-            "group norm is the usual choice in federated learning.",
-            stacklevel=3,
-        )
-    caller_threads = torch.get_num_threads()
-    engine = InProcess(setting, threads)
-    try:
+    with contextlib.ExitStack() as at_the_end:
+        if directory:
+            at_the_end.callback(directory.close)
+        at_the_end.callback(torch.set_num_threads, torch.get_num_threads())
+        history = recall(setting, directory) if directory else History(start(setting))
+        if any(state.buffers for state in history.states.values()):
+            warnings.warn(
+                "The model has buffers (batch norm?). They stay with each peer and are not averaged; "
+                "group norm is the usual choice in federated learning.",
+                stacklevel=3,
+            )
+        engine = InProcess(setting, threads)
+        at_the_end.callback(engine.close)
         with torch.random.fork_rng(devices=[]):
             history = run_rounds(setting, engine, history, directory, progress)
         run = Run(setting, history.states, history.records, directory.path if directory else None)
@@ -148,19 +153,13 @@ def execute(setting: Setting, directory: RunDirectory | None, threads: int | Non
 
             learning_curve([directory.path], directory.path / "learning-curve.png")
             directory.write_summary(run.summary)  # last: it says that the run is finished
-    finally:
-        engine.close()
-        torch.set_num_threads(caller_threads)
-        if directory:
-            directory.close()
     return run
 
 
-def checked_rounds(rounds: int) -> int:
-    """A number of rounds, or an error."""
-    if rounds < 1:
-        raise ConfigError(f"rounds must be at least 1, got {rounds}.")
-    return rounds
+def _at_least_one(name: str, value: int) -> int:
+    if not isinstance(value, Integral) or value < 1:  # NumPy's whole numbers are welcome
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")
+    return int(value)
 
 
 def _peer_data(k: int, pair: tuple[Given, Given]) -> PeerData:
@@ -181,7 +180,8 @@ def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str
             raise ConfigError(f"`init` does not fit the model: {problem}") from None
         return module
 
-    build()
+    with torch.random.fork_rng(devices=[]):  # only to see that it fits; the caller's generator stays as it is
+        build()
     return build
 
 

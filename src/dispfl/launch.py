@@ -6,6 +6,7 @@ from pathlib import Path
 
 from dispfl.config import Experiment, compose, differing_keys
 from dispfl.data.datasets import Pictures, load
+from dispfl.data.fetch import Progress as Decoding
 from dispfl.data.partition import Split
 from dispfl.errors import RunError
 from dispfl.federation import Run, execute
@@ -24,16 +25,16 @@ class Launch:
     directory: RunDirectory
 
     @classmethod
-    def begin(cls, experiment: Experiment, out: Path) -> "Launch":
-        """A new run in a new directory."""
-        pictures = load(experiment.data)
+    def begin(cls, experiment: Experiment, out: Path, decoding: Decoding | None = None) -> "Launch":
+        """A new run in a new directory; `decoding` is told how many pictures are decoded, where that takes long."""
+        pictures = load(experiment.data, decoding)
         split = experiment.split(pictures)
         directory = RunDirectory.create(out, experiment.to_toml())
         write_split(out, split, split.label_counts(pictures.train_labels, len(pictures.classes)))
         return cls(experiment, pictures, split, directory)
 
     @classmethod
-    def go_on(cls, path: Path, words: Sequence[str] = ()) -> "Launch":
+    def go_on(cls, path: Path, words: Sequence[str] = (), decoding: Decoding | None = None) -> "Launch":
         """The rest of a run, under its own config; other settings are refused, except where the data lie."""
         config = read_config(path)
         written, asked = compose(config), compose(config, words)
@@ -42,7 +43,7 @@ class Launch:
                 why = " (the prune rate depends on it)" if key == "rounds" else ""
                 raise RunError(f"{path} was run with {key}={was}, got {now}{why}. Leave it away, or start a new run.")
         directory = RunDirectory.open(path)
-        pictures = load(asked.data)
+        pictures = load(asked.data, decoding)
         saved = read_split(path)
         split = saved[0] if saved else asked.split(pictures)
         counts = split.label_counts(pictures.train_labels, len(pictures.classes))

@@ -68,7 +68,7 @@ def print_results(paths: Sequence[Path], console: Console) -> None:
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; metrics.jsonl says which peers and why.")
     console.print(table)
-    legend = "Accuracy: mean ± standard deviation over peers, each on its own test data. FLOPs are counted, not saved."
+    legend = "accuracy: mean ± std over peers on own test data; FLOPs are counted, not saved"
     console.print(legend, style="dim", soft_wrap=True, highlight=False)
     for note in notes:
-        console.print(note, soft_wrap=True, highlight=False)
+        console.print(note, soft_wrap=True, highlight=False, markup=False)

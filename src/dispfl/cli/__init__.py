@@ -5,7 +5,6 @@ import sys
 from types import FrameType
 
 import typer
-from rich.console import Console
 
 from dispfl.cli import data, demo, run, show
 from dispfl.errors import DispflError
@@ -29,7 +28,7 @@ def main() -> None:
     try:
         app()
     except DispflError as problem:
-        Console(stderr=True, highlight=False).print(f"[bold red]dispfl:[/] {problem}", soft_wrap=True, markup=True)
+        print(f"dispfl: {problem}", file=sys.stderr)
         sys.exit(1)
 
 

@@ -2,16 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from dispfl.data.datasets import DATASETS, DataSpec, describe, locate
-from dispfl.data.datasets import get as get_dataset
 from dispfl.errors import DataError
+
+if TYPE_CHECKING:
+    from dispfl.data.catalogue import DataSpec
 
 app = typer.Typer(help="List data sets, find their files, download them.", no_args_is_help=True)
 
@@ -30,6 +28,11 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     Example: dispfl data list --data-dir ~/data
     """
+    from rich.console import Console
+    from rich.table import Table
+
+    from dispfl.data.datasets import DATASETS
+
     found = {name: _found(name, data_dir) for name in DATASETS}
     if as_json:
         typer.echo(json.dumps([_record(spec, found[name]) for name, spec in DATASETS.items()], indent=2))
@@ -58,6 +61,8 @@ def path(name: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     Example: dispfl data path cifar10
     """
+    from dispfl.data.datasets import locate
+
     folder = str(locate(name, data_dir))
     typer.echo(json.dumps({"name": name, "path": folder}) if as_json else folder)
 
@@ -73,6 +78,8 @@ def get(
 
     Example: dispfl data get cifar10 tiny-imagenet
     """
+    from dispfl.data.datasets import describe
+
     for name in names:
         describe(name)  # a mistyped second name must not cost a first download
     for name in names:
@@ -80,6 +87,11 @@ def get(
 
 
 def _get_with_bar(name: str, data_dir: Path | None) -> Path:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from dispfl.data.datasets import get as get_dataset
+
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=None)
@@ -87,13 +99,15 @@ def _get_with_bar(name: str, data_dir: Path | None) -> Path:
 
 
 def _found(name: str, data_dir: Path | None) -> Path | None:
+    from dispfl.data.datasets import locate
+
     try:
         return locate(name, data_dir)
     except DataError:
         return None
 
 
-def _record(spec: DataSpec, folder: Path | None) -> dict[str, object]:
+def _record(spec: "DataSpec", folder: Path | None) -> dict[str, object]:
     return {
         "name": spec.name,
         "title": spec.title,

@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 METHODS = ("dispfl", "local")
 
@@ -19,6 +18,8 @@ def demo(
 
     Example: dispfl demo --seed 1
     """
+    from rich.console import Console
+
     from dispfl.analysis.plots import learning_curve
     from dispfl.analysis.tables import print_results
     from dispfl.cli.run import first_free, see_through

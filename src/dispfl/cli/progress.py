@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -31,6 +31,21 @@ def watching(title: str, rounds: int, console: Console) -> Iterator[Observer]:
         log.removeHandler(handler)
 
 
+@contextlib.contextmanager
+def decoding(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """A bar for pictures that are decoded for the first time; nothing is shown where none are."""
+    columns = (
+        TextColumn("decoding pictures"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
 def _bar(console: Console) -> Progress:
     return Progress(
         TextColumn("[bold]{task.description}"),
@@ -50,6 +65,7 @@ def _on_a_bar(bar: Progress, title: str, rounds: int) -> Observer:
     def begin(done: int, total: int) -> None:
         # `completed` before the clock starts would count work of an earlier process into the speed.
         bar.reset(task, total=total, completed=done)
+        bar.update(task, description=f"{title} round {min(done * rounds // total + 1, rounds)}/{rounds}")
 
     def after(record: Record) -> None:
         finished = record["round"] + 1
@@ -68,7 +84,8 @@ def _line_by_line(title: str, rounds: int, console: Console) -> Observer:
 
     def after(record: Record) -> None:
         finished = record["round"] + 1
-        pace = (time.monotonic() - began[0]) / (finished - first[0])
+        # A round whose peers had all finished before the last stop is written down at once: no time, no division by 0.
+        pace = (time.monotonic() - began[0]) / max(1, finished - first[0])
         left = round(pace * (rounds - finished))
         clock = str(timedelta(seconds=left))
         console.print(f"{title} round {finished}/{rounds} · {_news(record)} · left {clock}", highlight=False)

@@ -4,11 +4,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from dispfl.launch import Launch
 
 
@@ -27,7 +28,10 @@ def run(
 
     Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2 --data-dir DATA
     """
+    from rich.console import Console
+
     from dispfl.analysis.tables import print_results
+    from dispfl.cli.progress import decoding
     from dispfl.config import compose, read_toml
     from dispfl.launch import Launch
     from dispfl.runs.directory import read_summary
@@ -40,20 +44,23 @@ def run(
         config = read_toml(Path(words.pop(0))) if words and "=" not in words[0] else {}
         experiment = compose(config, words)
         path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
-        see_through(Launch.begin(experiment, path), console)
+        with decoding(console) as bar:
+            launch = Launch.begin(experiment, path, bar)
+        see_through(launch, console)
     else:
         path = resume
         if out is not None:
             raise ConfigError("--resume goes on in the run's own directory; leave --out away.")
-        launch = Launch.go_on(path, words)
+        with decoding(console) as bar:
+            launch = Launch.go_on(path, words, bar)
         if read_summary(path) is None:
             see_through(launch, console)
         else:
-            console.print(f"{path} is finished already.", highlight=False)
+            console.print(f"{path} is finished already.", soft_wrap=True, highlight=False, markup=False)
     print_results([path], console)
 
 
-def see_through(launch: "Launch", console: Console) -> None:
+def see_through(launch: "Launch", console: "Console") -> None:
     """Run to the end with a progress bar; Ctrl-C says how to go on."""
     from dispfl.cli.progress import watching
 
@@ -63,7 +70,7 @@ def see_through(launch: "Launch", console: Console) -> None:
             launch.run(progress)
     except KeyboardInterrupt:
         message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {path}"
-        console.print(message, soft_wrap=True, highlight=False)
+        console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
 
 

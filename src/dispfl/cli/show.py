@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 
 def show(
@@ -16,6 +15,8 @@ def show(
 
     Example: dispfl show runs/dispfl-fashion-sample
     """
+    from rich.console import Console
+
     from dispfl.analysis.tables import overview, print_results
 
     if as_json:

@@ -35,9 +35,8 @@ class LiveModel:
             parameter.grad = g
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The module's outputs. Pictures go in channels-last, which convolutions on a CPU like best."""
-        layout = torch.channels_last if inputs.dim() == 4 else torch.preserve_format
-        outputs: Tensor = self.module(inputs.to(self.device, memory_format=layout))
+        """The module's outputs. Inputs keep their memory format: a user's `x.view(...)` must go on working."""
+        outputs: Tensor = self.module(inputs.to(self.device))
         return outputs
 
     def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
@@ -51,5 +50,6 @@ class LiveModel:
         return self.weights.to("cpu", copy=True)
 
     def read_buffers(self) -> dict[str, Tensor]:
-        """A copy of the module's buffers, on the host."""
-        return {name: self.module.get_buffer(name).to("cpu", copy=True) for name in self.buffer_names}
+        """A copy of the module's buffers, on the host, row-major as files want them."""
+        buffers = {name: self.module.get_buffer(name) for name in self.buffer_names}
+        return {n: b.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, b in buffers.items()}

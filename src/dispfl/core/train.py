@@ -50,7 +50,7 @@ class Samples(Protocol):
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
     """The share of samples whose largest output is the label's."""
-    return float((outputs.argmax(1) == labels).float().mean())
+    return int((outputs.argmax(1) == labels).sum()) / len(labels)
 
 
 @dataclass(frozen=True)

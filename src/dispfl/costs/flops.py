@@ -45,15 +45,15 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
     names = {parameter: name for name, parameter in module.named_parameters()}
     uses = dict.fromkeys(layout.names, 0)
 
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        positions = _positions(layer, inputs[0], output)
+    def count(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
+        positions = _positions(layer, inputs[0] if inputs else named["input"], output)
         for parameter, operations in ((layer.weight, 2 * positions), (layer.bias, _positions(layer, output, output))):
             name = names.get(parameter) if isinstance(parameter, nn.Parameter) else None
             if name in uses:
                 uses[name] += operations
 
     counted = [layer for layer in module.modules() if isinstance(layer, (nn.Linear, _ConvNd))]
-    hooks = [layer.register_forward_hook(count) for layer in counted]
+    hooks = [layer.register_forward_hook(count, with_kwargs=True) for layer in counted]
     training = module.training
     module.eval()
     try:

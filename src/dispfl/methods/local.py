@@ -16,4 +16,5 @@ class Local(GossipMethod):
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         weights, mask = state.model.unpack()
-        return PeerState(PackedModel.pack(peer.learn(weights, mask), mask), state.model.mask, peer.buffers)
+        model = PackedModel.pack(peer.learn(weights, mask), mask)
+        return PeerState(model, model.mask, peer.buffers)

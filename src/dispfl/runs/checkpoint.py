@@ -69,19 +69,35 @@ class Checkpoints:
         folder = self._round(t + 1)
         parts = sorted(part.name for part in folder.glob("part-*.safetensors"))
         write_atomically(folder / "complete.json", json.dumps({"rounds": t + 1, "parts": parts}).encode())
-        for rounds in self.finished_rounds()[:-KEPT]:
-            self.discard(rounds)
+        self.forget_old()
+
+    def forget_old(self) -> None:
+        """Delete all but the newest complete checkpoints, and what a killed deletion left of older ones."""
+        for oldest in self.finished_rounds()[-KEPT:][:1]:
+            for folder in self.folder.glob("round-*"):
+                if folder.name < self._round(oldest).name:
+                    shutil.rmtree(folder)
 
     def load(self, rounds: int) -> dict[str, Step]:
         """The steps saved of the round that brings the run to so many rounds, finished or under way."""
         steps: dict[str, Step] = {}
-        for part in sorted(self._round(rounds).glob("part-*.safetensors")):
+        for part in self._parts(rounds):
             steps |= _decode(part)
         return steps
 
     def discard(self, rounds: int) -> None:
         """Forget what was saved of the round that brings the run to so many rounds."""
         shutil.rmtree(self._round(rounds))
+
+    def _parts(self, rounds: int) -> list[Path]:
+        """A round's parts; those of a complete one are named in `complete.json`, so that a lost one is noticed."""
+        folder = self._round(rounds)
+        try:
+            return [folder / name for name in json.loads((folder / "complete.json").read_text())["parts"]]
+        except FileNotFoundError:
+            return sorted(folder.glob("part-*.safetensors"))
+        except (OSError, KeyError, TypeError, ValueError) as problem:
+            raise RunError(f"The checkpoint {folder} is damaged ({problem}).") from problem
 
     def _round(self, rounds: int) -> Path:
         return self.folder / f"round-{rounds:06d}"

@@ -50,6 +50,7 @@ def recall(setting: Setting, directory: RunDirectory) -> History:
             log.warning("%s Going back to an earlier round.", damage)
             checkpoints.discard(rounds)
             continue
+        checkpoints.forget_old()
         return History(states, directory.truncate_metrics(rounds), _steps_under_way(checkpoints, rounds))
     raise AssertionError("round 0 needs no checkpoint")
 

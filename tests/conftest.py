@@ -1,0 +1,95 @@
+"""What several test files share: tiny peers, and a run of them in this process. A few milliseconds a round."""
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import settings
+from torch import Tensor, nn
+
+from dispfl.core.train import Task, Train
+from dispfl.data.batches import ResidentSamples
+from dispfl.engines.inprocess import InProcess
+from dispfl.methods.dispfl import DisPFL
+from dispfl.roster import roster_names
+from dispfl.round import PeerData, Round, Setting, gossip_round, start
+from dispfl.topology import Full
+
+settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
+settings.load_profile("any machine")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tiny tensors gain nothing from threads, and a test that changes their number must not leak it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def labelled_points(count: int, which: int) -> tuple[Tensor, Tensor]:
+    """Points in four dimensions, labelled 0, 1 or 2 by the largest of their first three coordinates."""
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(which))
+    return points, points[:, :3].argmax(1)
+
+
+def tiny_net() -> nn.Module:
+    """4 x 8 + 8 + 8 x 3 + 3 = 67 parameters."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+@pytest.fixture
+def points() -> Callable[[int, int], tuple[Tensor, Tensor]]:
+    """`points(count, which)`: labelled points in four dimensions, three classes."""
+    return labelled_points
+
+
+@pytest.fixture
+def net() -> Callable[[], nn.Module]:
+    """A network of 67 parameters for these points."""
+    return tiny_net
+
+
+@pytest.fixture
+def make_setting() -> Callable[..., Setting]:
+    """`make_setting(peers=3, method=..., ...)`: peers with 20 training and 10 test points of their own."""
+
+    def make(peers: int = 3, **changes: Any) -> Setting:
+        data = {
+            name: PeerData(
+                ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
+            )
+            for which, name in enumerate(roster_names(peers))
+        }
+        defaults: dict[str, Any] = {
+            "model": tiny_net,
+            "peers": data,
+            "method": DisPFL(),
+            "topology": Full(),
+            "train": Train(epochs=1, batch=8),
+            "task": Task(),
+            "seed": 0,
+            "rounds": 2,
+        }
+        return Setting(**defaults | changes)
+
+    return make
+
+
+@pytest.fixture
+def play() -> Callable[..., list[Round]]:
+    """`play(setting, threads=1)`: all rounds of a run, one after another."""
+
+    def rounds(setting: Setting, threads: int = 1) -> list[Round]:
+        done: list[Round] = []
+        states = start(setting)
+        with closing(InProcess(setting, threads)) as engine:
+            for t in range(setting.rounds):
+                done.append(gossip_round(setting, states, t, engine))
+                states = {peer: step.state for peer, step in done[-1].steps.items()}
+        return done
+
+    return rounds

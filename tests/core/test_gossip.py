@@ -1,0 +1,91 @@
+"""The modified gossip average, against numbers by hand and a loop over single coordinates."""
+
+from math import nan
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from dispfl.core.gossip import average_of, gossip_average
+
+ALL = torch.ones(1, dtype=torch.bool)
+
+
+def one(weight: float, held: bool = True) -> tuple[Tensor, Tensor]:
+    """A model of one weight, and its mask."""
+    return torch.tensor([weight]), torch.tensor([held])
+
+
+def test_weight_held_by_two_of_three_peers_is_divided_by_two() -> None:
+    weights, masks = zip(one(3.0), one(0.0, held=False), one(5.0), strict=True)
+    assert gossip_average(weights, masks, ALL).tolist() == [4.0]
+
+
+def test_weight_held_by_one_peer_is_taken_over_as_it_is() -> None:
+    weights, masks = zip(one(0.0, held=False), one(0.7), strict=True)
+    assert gossip_average(weights, masks, ALL).equal(torch.tensor([0.7]))
+
+
+def test_weight_held_by_nobody_becomes_zero_and_not_nan() -> None:
+    weights, masks = zip(one(0.0, held=False), one(0.0, held=False), strict=True)
+    average = gossip_average(weights, masks, ALL)
+    assert average.tolist() == [0.0]
+    assert not average.signbit().any()
+
+
+def test_a_weight_that_is_held_but_zero_counts_as_a_holder() -> None:
+    weights, masks = zip(one(0.0), one(3.0), strict=True)
+    assert gossip_average(weights, masks, ALL).tolist() == [1.5]
+
+
+def test_outside_our_own_mask_is_exactly_plus_zero_even_for_a_negative_or_nan_average() -> None:
+    weights = [torch.tensor([-1.0, nan, 2.0])]
+    average = gossip_average(weights, [torch.ones(3, dtype=torch.bool)], torch.tensor([False, False, True]))
+    assert average.view(torch.int32).tolist() == [0, 0, torch.tensor(2.0).view(torch.int32).item()]
+
+
+def test_the_inputs_are_not_modified() -> None:
+    weights = [torch.tensor([1.0, 0.0]), torch.tensor([3.0, 4.0])]
+    masks = [torch.tensor([True, False]), torch.tensor([True, True])]
+    m_k = torch.tensor([False, True])
+    gossip_average(weights, masks, m_k)
+    assert [w.tolist() for w in weights] == [[1.0, 0.0], [3.0, 4.0]]
+    assert [m.tolist() for m in masks] == [[True, False], [True, True]]
+    assert m_k.tolist() == [False, True]
+
+
+def test_full_masks_give_the_plain_mean_bit_for_bit() -> None:
+    weights = list(torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)))
+    full = torch.ones(1000, dtype=torch.bool)
+    plain = (weights[0] + weights[1] + weights[2]) / 3
+    assert gossip_average(weights, [full] * 3, full).equal(plain)
+
+
+def test_models_that_come_one_at_a_time_give_the_same_average() -> None:
+    pairs = [one(1.0), one(0.0, held=False), one(4.0)]
+    assert average_of(iter(pairs), ALL).tolist() == [2.5]
+
+
+def by_the_book(peers: list[list[tuple[float, bool]]], m_k: list[bool]) -> list[float]:
+    """Algorithm 1, line 7, coordinate by coordinate, in float32."""
+    result = []
+    for i, ours in enumerate(m_k):
+        total, holders = np.float32(0), 0
+        for model in peers:
+            weight, held = model[i]
+            if held:
+                total, holders = total + np.float32(weight), holders + 1
+        result.append(float(total / np.float32(holders)) if ours and holders else 0.0)
+    return result
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 8))
+def test_a_loop_over_single_coordinates_agrees_exactly(data: st.DataObject, peers: int, size: int) -> None:
+    coordinate = st.tuples(st.floats(-100, 100, width=32), st.booleans())
+    models = [data.draw(st.lists(coordinate, min_size=size, max_size=size)) for _ in range(peers)]
+    m_k = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
+    weights = [torch.tensor([weight if held else 0.0 for weight, held in model]) for model in models]
+    masks = [torch.tensor([held for _, held in model]) for model in models]
+    assert gossip_average(weights, masks, torch.tensor(m_k)).tolist() == by_the_book(models, m_k)

@@ -1,0 +1,239 @@
+"""Local training against a loop with torch's own optimizer, and by hand."""
+
+from collections.abc import Callable
+from copy import deepcopy
+from math import nan
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dispfl.core.layout import Layout
+from dispfl.core.live import LiveModel
+from dispfl.core.rng import stream
+from dispfl.core.train import Task, Train, Trainer, accuracy
+from dispfl.data.batches import ResidentSamples
+from dispfl.errors import ConfigError, NonFiniteError
+
+Points = Callable[[int, int], tuple[Tensor, Tensor]]
+Net = Callable[[], nn.Module]
+
+
+@pytest.fixture
+def make_trainer(points: Points) -> Callable[..., Trainer]:
+    """A trainer of peer 001 in round 3 of 10, with 20 training and 10 test points."""
+
+    def make(module: nn.Module, **changes: Any) -> Trainer:
+        defaults: dict[str, Any] = {
+            "train": ResidentSamples(*points(20, 0)),
+            "test": ResidentSamples(*points(10, 1)),
+            "settings": Train(epochs=2, batch=8),
+            "task": Task(),
+            "seed": 5,
+            "peer": "001",
+            "t": 3,
+            "T": 10,
+        }
+        live = LiveModel(module)
+        return Trainer(live, **{"buffers": live.read_buffers(), **defaults, **changes})
+
+    return make
+
+
+def half_mask(size: int) -> Tensor:
+    """Every other position kept."""
+    return torch.arange(size) % 2 == 0
+
+
+def optimizer_loop(module: nn.Module, mask: Tensor, data: ResidentSamples, settings: Train, t: int) -> Tensor:
+    """Algorithm 1, lines 9-13, with torch's own SGD and clipping: the reference."""
+    parameters = list(module.parameters())
+    masks = Layout.of(module).views(mask)
+    optimizer = torch.optim.SGD(parameters, lr=settings.lr * 0.998**t, weight_decay=settings.weight_decay)
+    order = stream(5, "batches", "001", t)
+    for _ in range(settings.epochs):
+        for x, y in data.batches(settings.batch, rng=order):
+            optimizer.zero_grad()
+            functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
+            for p, m in zip(parameters, masks, strict=True):
+                assert p.grad is not None
+                p.grad.mul_(m)
+            if settings.clip_norm:
+                nn.utils.clip_grad_norm_(parameters, settings.clip_norm)
+            optimizer.step()
+            with torch.no_grad():
+                for p, m in zip(parameters, masks, strict=True):
+                    p.mul_(m)
+    return torch.cat([p.detach().flatten() for p in parameters])
+
+
+@pytest.mark.parametrize("clip_norm", [0.05, 10.0, 0.0])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_learning_equals_torchs_sgd_on_the_clipped_masked_gradient(
+    make_trainer: Callable[..., Trainer], net: Net, clip_norm: float, weight_decay: float
+) -> None:
+    module = net()
+    mask = half_mask(67)
+    weights = LiveModel(deepcopy(module)).read() * mask
+    nn.utils.vector_to_parameters(weights.clone(), module.parameters())
+    settings = Train(epochs=2, batch=8, clip_norm=clip_norm, weight_decay=weight_decay)
+    trainer = make_trainer(deepcopy(module), settings=settings)
+    learned = trainer.learn(weights, mask)
+    assert isinstance(trainer.train, ResidentSamples)
+    torch.testing.assert_close(
+        learned, optimizer_loop(module, mask, trainer.train, settings, t=3), rtol=1e-5, atol=1e-7
+    )
+    assert not learned.allclose(weights, atol=1e-4)  # something was learned at all
+
+
+def test_weights_outside_the_mask_stay_exactly_zero(make_trainer: Callable[..., Trainer], net: Net) -> None:
+    mask = half_mask(67)
+    learned = make_trainer(net()).learn(torch.ones(67).where(mask, 0.0), mask)
+    assert learned[~mask].view(torch.int32).count_nonzero() == 0
+    assert learned[mask].count_nonzero() == 34
+
+
+def test_the_inputs_of_learning_are_not_modified(make_trainer: Callable[..., Trainer], net: Net) -> None:
+    weights, mask = torch.ones(67), torch.ones(67, dtype=torch.bool)
+    make_trainer(net()).learn(weights, mask)
+    assert weights.equal(torch.ones(67))
+    assert mask.all()
+
+
+def one_step(make: Callable[..., Trainer], t: int = 0, slope: float = 1.0, **settings: Any) -> float:
+    """How far one step on the loss `slope * w` moves a single weight from 1."""
+    trainer = make(
+        nn.Linear(1, 1, bias=False),
+        train=ResidentSamples(torch.ones(1, 1), torch.zeros(1)),
+        settings=Train(**{"epochs": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, **settings}),
+        task=Task(loss=lambda outputs, labels: slope * outputs.sum()),
+        t=t,
+    )
+    return float(trainer.learn(torch.ones(1), torch.ones(1, dtype=torch.bool))) - 1.0
+
+
+def test_the_learning_rate_decays_by_0_998_a_round(make_trainer: Callable[..., Trainer]) -> None:
+    assert one_step(make_trainer, t=0) == pytest.approx(-0.1)
+    assert one_step(make_trainer, t=1) == pytest.approx(-0.0998)
+    assert one_step(make_trainer, t=500) == pytest.approx(-0.1 * 0.998**500, rel=1e-4)
+    assert Train().rate(500) == pytest.approx(0.1 * 0.998**500)
+
+
+def test_a_gradient_of_100_is_clipped_to_10_and_with_clip_norm_0_it_is_not(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    assert one_step(make_trainer, slope=100.0, clip_norm=10.0) == pytest.approx(-1.0)
+    assert one_step(make_trainer, slope=100.0, clip_norm=0.0) == pytest.approx(-10.0)
+    assert one_step(make_trainer, slope=9.0, clip_norm=10.0) == pytest.approx(-0.9)
+
+
+def test_weight_decay_is_added_after_clipping(make_trainer: Callable[..., Trainer]) -> None:
+    # The gradient 100 is clipped to 1; then 0.5 * w is added: 0.1 * (1 + 0.5).
+    assert one_step(make_trainer, slope=100.0, clip_norm=1.0, weight_decay=0.5) == pytest.approx(-0.15)
+
+
+def test_only_the_masked_gradient_is_clipped(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(
+        nn.Linear(2, 1, bias=False),
+        train=ResidentSamples(torch.tensor([[3.0, 400.0]]), torch.zeros(1)),
+        settings=Train(epochs=1, lr=0.1, weight_decay=0, clip_norm=10),
+        task=Task(loss=lambda outputs, labels: outputs.sum()),
+        t=0,
+    )
+    # The gradient is (3, 400); under the mask (3, 0), whose norm is below 10.
+    learned = trainer.learn(torch.tensor([1.0, 0.0]), torch.tensor([True, False]))
+    assert learned.tolist() == pytest.approx([0.7, 0.0])
+
+
+def test_the_reported_loss_is_the_mean_over_steps(make_trainer: Callable[..., Trainer]) -> None:
+    # w goes 1, 0.9, 0.8: the losses before each of the three steps.
+    trainer = make_trainer(
+        nn.Linear(1, 1, bias=False),
+        train=ResidentSamples(torch.ones(1, 1), torch.zeros(1)),
+        settings=Train(epochs=3, lr=0.1, weight_decay=0, clip_norm=0),
+        task=Task(loss=lambda outputs, labels: outputs.sum()),
+        t=0,
+    )
+    trainer.learn(torch.ones(1), torch.ones(1, dtype=torch.bool))
+    assert trainer.report.loss == pytest.approx(0.9)
+
+
+def test_a_nan_loss_names_peer_and_round(make_trainer: Callable[..., Trainer], net: Net) -> None:
+    trainer = make_trainer(net(), task=Task(loss=lambda outputs, labels: outputs.sum() * nan))
+    with pytest.raises(NonFiniteError, match=r"^Peer 001, round 3: the training loss became infinite or nan"):
+        trainer.learn(torch.ones(67), torch.ones(67, dtype=torch.bool))
+    assert trainer.report.loss is None
+
+
+def test_a_nan_gradient_in_the_mask_search_names_peer_and_round(make_trainer: Callable[..., Trainer], net: Net) -> None:
+    trainer = make_trainer(net(), task=Task(loss=lambda outputs, labels: outputs.sum() * nan))
+    with pytest.raises(NonFiniteError, match=r"^Peer 001, round 3: the gradient became infinite or nan"):
+        trainer.gradient(torch.ones(67))
+
+
+def test_the_gradient_is_dense_and_that_of_one_batch(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(
+        nn.Linear(2, 1, bias=False),
+        train=ResidentSamples(torch.tensor([[3.0, 4.0]]), torch.zeros(1)),
+        task=Task(loss=lambda outputs, labels: outputs.sum()),
+    )
+    assert trainer.gradient(torch.tensor([1.0, 0.0])).tolist() == [3.0, 4.0]
+
+
+def test_learning_moves_the_peers_buffers_and_the_mask_search_does_not(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = make_trainer(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    weights = trainer.live.read()
+    trainer.learn(weights, torch.ones(weights.numel(), dtype=torch.bool))
+    assert trainer.buffers["0.num_batches_tracked"] == 6  # 2 epochs of 3 batches
+    trainer.gradient(weights)
+    assert trainer.buffers["0.num_batches_tracked"] == 6
+
+
+def test_frozen_parameters_are_unchanged_by_training(make_trainer: Callable[..., Trainer]) -> None:
+    frozen = nn.Linear(4, 4).requires_grad_(False)
+    before = deepcopy(frozen.state_dict())
+    trainer = make_trainer(nn.Sequential(frozen, nn.Linear(4, 3)))
+    learned = trainer.learn(trainer.live.read(), torch.ones(15, dtype=torch.bool))
+    assert learned.numel() == 4 * 3 + 3
+    assert all(before[name].equal(tensor) for name, tensor in frozen.state_dict().items())
+
+
+def test_a_score_is_of_all_test_samples_at_once_however_many_batches(make_trainer: Callable[..., Trainer]) -> None:
+    test = ResidentSamples(torch.zeros(1203, 4), torch.zeros(1203))
+    trainer = make_trainer(nn.Linear(4, 3), test=test, task=Task(metric=lambda outputs, labels: float(len(labels))))
+    assert trainer.score(trainer.live.read()) == 1203
+
+
+def test_the_mixed_model_is_scored_only_in_rounds_that_are_scored(make_trainer: Callable[..., Trainer]) -> None:
+    for scoring in (True, False):
+        trainer = make_trainer(nn.Linear(4, 3), scoring=scoring)
+        trainer.observe_mixed(trainer.live.read())
+        assert (trainer.report.mixed is not None) == scoring
+
+
+def test_accuracy_is_the_share_of_largest_outputs_that_are_the_label() -> None:
+    outputs = torch.tensor([[1.0, 2.0], [2.0, 1.0], [0.0, 3.0], [5.0, 0.0]])
+    assert accuracy(outputs, torch.tensor([1, 0, 1, 1])) == 0.75
+
+
+def test_what_the_pulse_raises_ends_learning_before_the_next_batch(make_trainer: Callable[..., Trainer]) -> None:
+    beats = []
+
+    def pulse() -> None:
+        beats.append(1)
+        if len(beats) == 2:
+            raise InterruptedError
+
+    trainer = make_trainer(nn.Linear(4, 3), pulse=pulse)
+    with pytest.raises(InterruptedError):
+        trainer.learn(trainer.live.read(), torch.ones(15, dtype=torch.bool))
+    assert len(beats) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"batch": 0}, {"decay": 1.1}, {"clip_norm": -1}])
+def test_settings_that_cannot_be_are_refused_by_name(wrong: dict[str, Any]) -> None:
+    [(name, value)] = wrong.items()
+    with pytest.raises(ConfigError, match=rf"train\.{name} must be .*, got {value}"):
+        Train(**wrong)

@@ -1,0 +1,195 @@
+"""Batches: normalization, crops and mirrors against explicit loops, and what a user may hand over."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from dispfl.core.rng import stream
+from dispfl.data.batches import (
+    DatasetSamples,
+    PictureTransform,
+    ResidentSamples,
+    random_crop,
+    random_flip,
+    samples_from,
+)
+from dispfl.errors import DataError
+
+MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+
+
+def pictures(count: int, height: int = 5, width: int = 6, channels: int = 3) -> Tensor:
+    """Different bytes everywhere, none of them black, channels last."""
+    size = (count, height, width, channels)
+    return torch.randint(1, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def numbered(count: int) -> ResidentSamples:
+    """Samples whose input and label are their own row number."""
+    return ResidentSamples(torch.arange(count), torch.arange(count))
+
+
+def sizes(samples: ResidentSamples | DatasetSamples, size: int) -> list[int]:
+    return [len(labels) for _, labels in samples.batches(size)]
+
+
+def test_normalization_is_the_pixel_over_255_minus_the_mean_over_the_deviation() -> None:
+    given = pictures(2)
+    floats = PictureTransform(MEAN, STD)(given)
+    assert floats.shape == (2, 3, 5, 6)
+    assert floats.dtype == torch.float32
+    for channel in range(3):
+        expected = (given[..., channel].double() / 255 - MEAN[channel]) / STD[channel]
+        torch.testing.assert_close(floats[:, channel].double(), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("training", [True, False])
+def test_pictures_come_out_in_channels_last_memory(channels: int, training: bool) -> None:
+    transform = PictureTransform(MEAN[:channels], STD[:channels], crop=True, flip=True)
+    floats = transform(pictures(4, channels=channels), rng=stream(0, "batches") if training else None)
+    assert floats.shape == (4, channels, 5, 6)
+    assert floats.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_without_a_generator_nothing_is_random() -> None:
+    plain, augmented = PictureTransform(MEAN, STD), PictureTransform(MEAN, STD, crop=True, flip=True)
+    assert augmented(pictures(20)).equal(plain(pictures(20)))
+    assert not augmented(pictures(20), rng=stream(0, "batches")).equal(plain(pictures(20)))
+
+
+def test_transforming_leaves_the_pictures_as_they_were() -> None:
+    given = pictures(4)
+    PictureTransform(MEAN, STD, crop=True, flip=True)(given, rng=stream(0, "batches"))
+    assert given.equal(pictures(4))
+
+
+def window(picture: Tensor, top: int, left: int) -> Tensor:
+    """The window of a picture padded by 4 black pixels, pixel by pixel."""
+    height, width, _ = picture.shape
+    cut = torch.zeros_like(picture)
+    for y in range(height):
+        for x in range(width):
+            from_y, from_x = y + top - 4, x + left - 4
+            if 0 <= from_y < height and 0 <= from_x < width:
+                cut[y, x] = picture[from_y, from_x]
+    return cut
+
+
+def test_each_crop_is_one_of_the_81_windows_of_the_padded_picture_and_they_vary() -> None:
+    given = pictures(12)
+    cropped = random_crop(given, stream(0, "batches"))
+    places = set()
+    for before, after in zip(given, cropped, strict=True):
+        found = [(top, left) for top in range(9) for left in range(9) if window(before, top, left).equal(after)]
+        assert found, "not a window of the padded picture"
+        places.add(found[0])
+    assert len(places) > 6
+
+
+def test_crops_reach_every_offset_from_0_to_8_in_both_directions() -> None:
+    dot = torch.zeros(500, 9, 9, 1, dtype=torch.uint8)
+    dot[:, 4, 4] = 1  # the middle lands at 8 - top, 8 - left
+    _, y, x, _ = random_crop(dot, stream(0, "batches")).nonzero(as_tuple=True)
+    assert sorted(set(y.tolist())) == sorted(set(x.tolist())) == list(range(9))
+
+
+def test_each_flip_is_the_picture_or_its_mirror_image_about_half_each() -> None:
+    given = pictures(200)
+    flipped = random_flip(given, stream(0, "batches"))
+    mirrored = 0
+    for before, after in zip(given, flipped, strict=True):
+        mirror = torch.stack([before[:, x] for x in reversed(range(before.shape[1]))], dim=1)
+        assert after.equal(before) or after.equal(mirror)
+        mirrored += int(after.equal(mirror))
+    assert 70 < mirrored < 130  # four standard deviations of 200 coins
+
+
+def test_without_a_generator_rows_come_in_order_and_with_one_each_comes_once() -> None:
+    assert torch.cat([labels for _, labels in numbered(10).batches(4)]).tolist() == list(range(10))
+    shuffled = torch.cat([labels for _, labels in numbered(10).batches(4, rng=stream(0, "batches"))]).tolist()
+    assert shuffled != list(range(10))
+    assert sorted(shuffled) == list(range(10))
+
+
+def test_a_generator_that_goes_on_gives_another_order_in_the_next_epoch() -> None:
+    rng = stream(0, "batches")
+    first, second = ([y.tolist() for _, y in numbered(10).batches(10, rng=rng)] for _ in range(2))
+    assert first != second
+
+
+def test_inputs_and_labels_stay_together() -> None:
+    for inputs, labels in numbered(10).batches(3, rng=stream(0, "batches")):
+        assert inputs.equal(labels)
+
+
+@pytest.mark.parametrize(
+    ("count", "size", "expected"),
+    [(9, 4, [4, 5]), (10, 4, [4, 4, 2]), (8, 4, [4, 4]), (1, 4, [1]), (5, 4, [5]), (3, 1, [1, 1, 1])],
+)
+def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, expected: list[int]) -> None:
+    assert sizes(numbered(count), size) == expected
+    assert sizes(DatasetSamples(Numbered(count)), size) == expected
+
+
+def test_an_index_says_which_rows_are_the_peers() -> None:
+    samples = ResidentSamples(torch.arange(10), torch.arange(10), index=torch.tensor([7, 2, 5]))
+    assert len(samples) == 3
+    assert [y.tolist() for _, y in samples.batches(10)] == [[7, 2, 5]]
+
+
+class Numbered(Dataset[tuple[Tensor, Tensor]]):
+    """A user's own Dataset, with plain numbers as labels."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, row: int) -> Any:
+        return torch.tensor([float(row)]), row
+
+
+def test_a_users_dataset_is_collated_and_fetched_row_by_row() -> None:
+    [(inputs, labels)] = samples_from(Numbered(3), "It").batches(10)
+    assert inputs.tolist() == [[0.0], [1.0], [2.0]]
+    assert labels.tolist() == [0, 1, 2]
+
+
+def test_tensors_and_a_tensor_dataset_are_the_same_to_us() -> None:
+    inputs, labels = torch.randn(4, 2), torch.arange(4)
+    for given in ((inputs, labels), [inputs, labels], TensorDataset(inputs, labels)):
+        samples = samples_from(given, "It")  # type: ignore[arg-type]
+        assert isinstance(samples, ResidentSamples)
+        assert samples.inputs is inputs
+
+
+class Endless(IterableDataset[tuple[Tensor, Tensor]]):
+    """A Dataset without a length."""
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ((torch.zeros(3, 2), torch.zeros(2)), "Peer 3's data has 3 inputs but 2 labels; give as many of each."),
+        ((torch.zeros(0, 2), torch.zeros(0)), "Peer 3's data is empty; every peer needs at least one sample."),
+        (Numbered(0), "Peer 3's data is empty; every peer needs at least one sample."),
+        ((torch.zeros(3),), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors."),
+        (TensorDataset(torch.zeros(3)), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors."),
+        (([1, 2], [0, 1]), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors."),
+        (Endless(), "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got Endless."),
+        (None, "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got NoneType."),
+    ],
+)
+def test_what_cannot_be_samples_is_refused_with_a_sentence(given: Any, sentence: str) -> None:
+    with pytest.raises(DataError) as refusal:
+        samples_from(given, "Peer 3's data")
+    assert str(refusal.value) == sentence

@@ -1,0 +1,193 @@
+"""Checkpoints give back exactly what was put in, or say that they are damaged."""
+
+import json
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.train import Report
+from dispfl.errors import RunError
+from dispfl.methods.base import PeerState, fresh_state
+from dispfl.round import Step
+from dispfl.runs import checkpoint
+from dispfl.runs.checkpoint import Checkpoints
+
+
+def a_step(which: int, size: int = 11) -> Step:
+    """A sparse model with another next mask, a buffer, and a report that is partly empty."""
+    rng = torch.Generator().manual_seed(which)
+    mask, next_mask = torch.rand(2, size, generator=rng) < 0.5
+    model = PackedModel.pack(torch.randn(size, generator=rng), mask)
+    state = PeerState(model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))})
+    return Step(state, Report(score=which / 7, loss=0.1, failure="Peer 001 failed." if which else None))
+
+
+def same(one: Step, other: Step) -> bool:
+    a, b = one.state, other.state
+    return (
+        one.report == other.report
+        and a.model.mask.size == b.model.mask.size
+        and torch.equal(a.model.values, b.model.values)
+        and torch.equal(a.model.mask.bits, b.model.mask.bits)
+        and torch.equal(a.next_mask.bits, b.next_mask.bits)
+        and list(a.buffers) == list(b.buffers)
+        and all(torch.equal(a.buffers[name], b.buffers[name]) for name in a.buffers)
+    )
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Checkpoints:
+    """Round 0 of two peers, complete."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for k in range(2):
+        checkpoints.add(0, f"00{k}", a_step(k))
+    checkpoints.complete(0)
+    return checkpoints
+
+
+def files(checkpoints: Checkpoints) -> list[str]:
+    return sorted(
+        path.relative_to(checkpoints.folder).as_posix() for path in checkpoints.folder.rglob("*") if path.is_file()
+    )
+
+
+def contents(part: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    with safetensors.safe_open(part, "pt") as file:
+        return {name: file.get_tensor(name).clone() for name in list(file.keys())}, file.metadata()
+
+
+def damage(checkpoints: Checkpoints) -> str:
+    with pytest.raises(RunError) as caught:
+        checkpoints.load(1)
+    return str(caught.value)
+
+
+def test_two_quick_peers_make_one_part_and_come_back_bit_for_bit(saved: Checkpoints) -> None:
+    assert files(saved) == ["round-000001/complete.json", "round-000001/part-000.safetensors"]
+    again = Checkpoints(saved.folder).load(1)
+    assert list(again) == ["000", "001"]
+    assert all(same(again[f"00{k}"], a_step(k)) for k in range(2))
+    assert Checkpoints(saved.folder).finished_rounds() == [1]
+
+
+def test_a_mask_that_is_also_the_next_mask_stays_one_object(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.add(0, "000", Step(fresh_state(torch.randn(9), torch.ones(9, dtype=torch.bool)), Report()))
+    checkpoints.complete(0)
+    state = checkpoints.load(1)["000"].state
+    assert state.next_mask is state.model.mask
+
+
+def test_nothing_saved_is_nothing_finished_and_nothing_under_way(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "none")
+    assert checkpoints.finished_rounds() == []
+    assert checkpoints.load(1) == {}
+
+
+def test_steps_that_were_not_flushed_are_not_on_the_disk(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.add(0, "000", a_step(0))
+    assert files(checkpoints) == []
+    checkpoints.flush(0)
+    checkpoints.flush(0)  # nothing new: no empty part
+    assert files(checkpoints) == ["round-000001/part-000.safetensors"]
+    assert checkpoints.finished_rounds() == []
+
+
+def test_when_time_is_up_each_peer_makes_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_PARTS", 0.0)
+    checkpoints = Checkpoints(tmp_path)
+    for k in range(3):
+        checkpoints.add(4, f"00{k}", a_step(k))
+    assert files(checkpoints) == [f"round-000005/part-00{k}.safetensors" for k in range(3)]
+    assert list(checkpoints.load(5)) == ["000", "001", "002"]
+
+
+def test_a_part_is_written_when_the_waiting_values_reach_its_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = [4 * a_step(k, 100).state.model.values.numel() for k in range(4)]
+    monkeypatch.setattr(checkpoint, "BYTES_IN_A_PART", values[0] + values[1])
+    checkpoints = Checkpoints(tmp_path)
+    for k in range(2):
+        checkpoints.add(0, f"00{k}", a_step(k, 100))
+    assert len(files(checkpoints)) == 1
+    checkpoints.add(0, "002", a_step(2, 100))
+    assert len(files(checkpoints)) == 1
+    checkpoints.complete(0)
+    assert json.loads((tmp_path / "round-000001/complete.json").read_text()) == {
+        "rounds": 1,
+        "parts": ["part-000.safetensors", "part-001.safetensors"],
+    }
+
+
+def test_only_the_last_two_of_five_rounds_are_kept(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for t in range(5):
+        checkpoints.add(t, "000", a_step(t))
+        checkpoints.complete(t)
+    assert checkpoints.finished_rounds() == [4, 5]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["round-000004", "round-000005"]
+
+
+@pytest.mark.parametrize("survivor", ["part-000.safetensors", "complete.json", None])
+def test_what_a_killed_deletion_left_of_an_old_round_goes_with_the_next_round(
+    tmp_path: Path, survivor: str | None
+) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for t in range(4):
+        checkpoints.add(t, "000", a_step(t))
+        checkpoints.complete(t)
+        if t == 1:
+            for file in (tmp_path / "round-000001").iterdir():
+                if file.name != survivor:
+                    file.unlink()
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == ["round-000003", "round-000004"]
+
+
+def test_a_truncated_part_is_damaged(saved: Checkpoints) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    content = part.read_bytes()
+    for length in range(0, len(content), 16):
+        part.write_bytes(content[:length])
+        assert damage(saved).startswith(f"The checkpoint {part} is damaged (")
+
+
+def test_a_complete_round_that_lost_a_part_is_damaged(saved: Checkpoints) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    part.unlink()
+    assert damage(saved).startswith(f"The checkpoint {part} is damaged (")
+
+
+def test_a_complete_round_whose_list_of_parts_is_no_list_is_damaged(saved: Checkpoints) -> None:
+    for content in ("", "[]", "{}", '{"parts": 3}'):
+        (saved.folder / "round-000001/complete.json").write_text(content)
+        assert damage(saved).startswith(f"The checkpoint {saved.folder / 'round-000001'} is damaged (")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("000/values", torch.zeros(1)),
+        ("000/values", torch.zeros(5, dtype=torch.float64)),
+        ("000/mask", torch.zeros(1, dtype=torch.uint8)),
+    ],
+)
+def test_values_that_do_not_fit_their_mask_are_damage(saved: Checkpoints, name: str, tensor: torch.Tensor) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    tensors, header = contents(part)
+    part.write_bytes(safetensors.torch.save(tensors | {name: tensor}, header))
+    assert damage(saved) == f"The checkpoint {part} is damaged (peer 000's mask and values do not fit)."
+
+
+def test_a_part_without_its_header_or_a_tensor_is_damaged(saved: Checkpoints) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    tensors, header = contents(part)
+    part.write_bytes(safetensors.torch.save(tensors))
+    assert damage(saved).startswith(f"The checkpoint {part} is damaged (")
+    del tensors["001/mask"]
+    part.write_bytes(safetensors.torch.save(tensors, header))
+    assert damage(saved) == f"The checkpoint {part} is damaged ('001/mask')."

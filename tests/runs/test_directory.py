@@ -1,0 +1,167 @@
+"""Run directories: made once, locked while in use, read by anybody."""
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispfl.errors import RunError
+from dispfl.runs.directory import RunDirectory, read_config, read_metrics, read_summary
+
+CONFIG: dict[str, Any] = {"rounds": 2, "method": {"name": "dispfl", "density": (0.2, 0.5)}}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[RunDirectory]:
+    directory = RunDirectory.create(tmp_path / "run", CONFIG)
+    yield directory
+    directory.close()
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(RunError) as caught:
+        RunDirectory.create(path, CONFIG)
+    return str(caught.value)
+
+
+def test_a_new_directory_has_its_config_and_nothing_else_that_shows(run: RunDirectory) -> None:
+    assert sorted(entry.name for entry in run.path.iterdir()) == [".lock", "config.toml"]
+    assert read_config(run.path) == {"rounds": 2, "method": {"name": "dispfl", "density": [0.2, 0.5]}}
+    assert read_metrics(run.path) == []
+    assert read_summary(run.path) is None
+
+
+def test_missing_folders_above_are_made_and_hidden_files_do_not_count(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "b" / "run"
+    path.mkdir(parents=True)
+    (path / ".lock").touch()  # what is left when a run is killed before it wrote its config
+    RunDirectory.create(path, CONFIG).close()
+    assert read_config(path)["rounds"] == 2
+
+
+def test_a_run_that_exists_is_left_alone_and_the_sentence_says_how_to_continue_it(run: RunDirectory) -> None:
+    assert refusal(run.path) == (
+        f"The run directory {run.path} exists already. Continue it with --resume {run.path}, "
+        "or choose another with --out."
+    )
+
+
+def test_a_folder_with_something_else_and_a_file_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    expected = "The run directory {} exists already. Please choose another with --out."
+    assert refusal(tmp_path) == expected.format(tmp_path)
+    assert refusal(tmp_path / "thesis.tex") == expected.format(tmp_path / "thesis.tex")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_place_below_a_file_cannot_be_a_run_directory(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "run"
+    assert refusal(path) == f"{path} could not be written: Not a directory."
+
+
+def test_a_folder_without_config_is_no_run_directory(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(RunError) as caught:
+            RunDirectory.open(path)
+        assert str(caught.value) == f"{path} is not a run directory: it has no config.toml."
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_config_that_is_not_toml_is_a_sentence(run: RunDirectory) -> None:
+    (run.path / "config.toml").write_text("rounds = \n")
+    with pytest.raises(RunError, match=r"config\.toml cannot be read: .*line 1.*\.$"):
+        read_config(run.path)
+
+
+def test_a_second_opening_is_refused_until_the_first_closes(run: RunDirectory) -> None:
+    with pytest.raises(RunError) as caught:
+        RunDirectory.open(run.path)
+    assert str(caught.value) == f"Another process is working on {run.path}; wait for it or end it first."
+    run.close()
+    RunDirectory.open(run.path).close()
+
+
+def test_the_lock_of_a_killed_process_is_gone_with_it(run: RunDirectory) -> None:
+    run.close()
+    program = (
+        "import os, sys, pathlib\n"
+        "from dispfl.runs.directory import RunDirectory\n"
+        "held = RunDirectory.open(pathlib.Path(sys.argv[1]))\n"
+        "print('locked', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(run.path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"locked\n"
+        with pytest.raises(RunError, match="Another process is working on"):
+            RunDirectory.open(run.path)
+        other.kill()
+    RunDirectory.open(run.path).close()
+
+
+def test_appended_records_come_back_in_order(run: RunDirectory) -> None:
+    for t in range(3):
+        run.append({"round": t, "loss": t / 3})
+    assert (run.path / "metrics.jsonl").read_bytes().count(b"\n") == 3
+    assert read_metrics(run.path) == [{"round": t, "loss": t / 3} for t in range(3)]
+
+
+def test_a_torn_last_line_is_left_out_wherever_it_was_torn(run: RunDirectory) -> None:
+    run.append({"round": 0})
+    whole = json.dumps({"round": 1, "loss": 0.25}).encode()
+    file = run.path / "metrics.jsonl"
+    first = file.read_bytes()
+    for length in range(len(whole)):
+        file.write_bytes(first + whole[:length])
+        assert read_metrics(run.path) == [{"round": 0}]
+    file.write_bytes(first + whole)  # only the line's end is missing: nothing is lost
+    assert len(read_metrics(run.path)) == 2
+
+
+@pytest.mark.parametrize("odd", [b'{"round": 5}', b"[]", b"3", b"\xff\xfe", b'{"loss": 1}'])
+def test_reading_stops_at_a_line_that_is_not_the_next_round(run: RunDirectory, odd: bytes) -> None:
+    (run.path / "metrics.jsonl").write_bytes(b'{"round": 0}\n' + odd + b'\n{"round": 1}\n')
+    assert read_metrics(run.path) == [{"round": 0}]
+
+
+def test_lines_after_the_checkpoint_are_cut_off(run: RunDirectory) -> None:
+    for t in range(3):
+        run.append({"round": t})
+    assert run.truncate_metrics(2) == [{"round": 0}, {"round": 1}]
+    run.append({"round": 2})
+    assert [record["round"] for record in read_metrics(run.path)] == [0, 1, 2]
+    assert run.truncate_metrics(0) == []
+    assert (run.path / "metrics.jsonl").read_bytes() == b""
+
+
+def test_lost_lines_are_a_sentence_and_nothing_is_changed(run: RunDirectory) -> None:
+    run.append({"round": 0})
+    before = (run.path / "metrics.jsonl").read_bytes()
+    with pytest.raises(RunError) as caught:
+        run.truncate_metrics(2)
+    assert str(caught.value) == (
+        f"{run.path / 'metrics.jsonl'} has 1 lines, but 2 rounds are finished: lines were lost. "
+        "Restore the file, or start the run again."
+    )
+    assert (run.path / "metrics.jsonl").read_bytes() == before
+
+
+def test_what_json_cannot_say_is_not_written(run: RunDirectory) -> None:
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.append({"round": 0, "loss": math.nan})
+    assert read_metrics(run.path) == []
+
+
+def test_the_summary_is_read_as_it_was_written(run: RunDirectory) -> None:
+    run.write_summary({"accuracy": {"mean": 0.1}})
+    assert read_summary(run.path) == {"accuracy": {"mean": 0.1}}
+    (run.path / "summary.json").write_text("{")
+    with pytest.raises(RunError, match=r"summary\.json cannot be read: .*\.$"):
+        read_summary(run.path)

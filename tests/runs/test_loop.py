@@ -1,0 +1,274 @@
+"""Rounds one after another: stopped anywhere and gone on with, they come to the same end."""
+
+import itertools
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.train import Task, Train
+from dispfl.data.batches import ResidentSamples
+from dispfl.engines.inprocess import InProcess
+from dispfl.errors import RunError
+from dispfl.methods.dispfl import DisPFL
+from dispfl.round import PeerData, Setting
+from dispfl.runs import checkpoint
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.runs.directory import RunDirectory, read_metrics
+from dispfl.runs.loop import History, Progress, recall, run_rounds
+from dispfl.runs.records import Record, weights_sha256
+from dispfl.topology import Full
+
+ROUNDS, PEERS = 4, 3
+Outcome = tuple[list[str], list[Record]]
+"""The digest of everyone's weights, and all records without their seconds."""
+
+
+def points(count: int, which: int) -> ResidentSamples:
+    inputs = torch.randn(count, 4, generator=torch.Generator().manual_seed(which))
+    return ResidentSamples(inputs, inputs[:, :3].argmax(1))
+
+
+def a_setting(**changes: Any) -> Setting:
+    values: dict[str, Any] = {
+        "model": lambda: nn.Linear(4, 3),
+        "peers": {f"00{k}": PeerData(points(8, k), points(8, 100 + k)) for k in range(PEERS)},
+        "method": DisPFL(),
+        "topology": Full(),
+        "train": Train(epochs=1, batch=4),
+        "task": Task(),
+        "seed": 0,
+        "rounds": ROUNDS,
+    }
+    return Setting(**values | changes)
+
+
+def play(path: Path, progress: Progress | None = None, setting: Setting | None = None) -> History:
+    """Go on with the run in a directory, or begin it there."""
+    setting = setting or a_setting()
+    directory = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, {"rounds": setting.rounds})
+    engine = InProcess(setting, 1)
+    try:
+        return run_rounds(setting, engine, recall(setting, directory), directory, progress or Progress())
+    finally:
+        engine.close()
+        directory.close()
+
+
+def outcome(history: History) -> Outcome:
+    digests = [weights_sha256(state.model) for state in history.states.values()]
+    return digests, [{k: v for k, v in record.items() if k != "seconds"} for record in history.records]
+
+
+def after(count: int) -> Callable[[], None]:
+    """A function that stops the run when it is called for the `count`th time."""
+    calls = iter(range(1, count + 1))
+
+    def call() -> None:
+        if next(calls) == count:
+            raise KeyboardInterrupt
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """An uninterrupted run: its directory, not to be changed, and its outcome."""
+    path = tmp_path_factory.mktemp("whole") / "run"
+    return path, outcome(play(path))
+
+
+@pytest.fixture
+def finished(whole: tuple[Path, Outcome], tmp_path: Path) -> Path:
+    """A copy of the finished run's directory, to be damaged."""
+    return shutil.copytree(whole[0], tmp_path / "run")
+
+
+@pytest.fixture
+def expected(whole: tuple[Path, Outcome]) -> Outcome:
+    return whole[1]
+
+
+def part(path: Path, rounds: int) -> Path:
+    return path / f"checkpoints/round-{rounds:06d}/part-000.safetensors"
+
+
+def cut_in_half(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+
+
+def numbers_of(path: Path) -> tuple[int, int]:
+    """How many steps were done at the start, and how many were done after."""
+    begun: list[tuple[int, int]] = []
+    steps: list[None] = []
+    play(path, Progress(begin=lambda *numbers: begun.append(numbers), step=lambda: steps.append(None)))
+    assert [total for _, total in begun] == [ROUNDS * PEERS]
+    return begun[0][0], len(steps)
+
+
+def test_progress_counts_every_step_and_every_round(tmp_path: Path) -> None:
+    said: list[Any] = []
+    progress = Progress(
+        begin=lambda done, total: said.append((done, total)),
+        step=lambda: said.append("step"),
+        round=lambda record: said.append(record["round"]),
+    )
+    play(tmp_path / "run", progress)
+    assert said == [(0, 12), *(event for t in range(ROUNDS) for event in ("step", "step", "step", t))]
+
+
+def test_a_round_is_on_the_disk_before_it_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+
+    def told(record: Record) -> None:
+        assert read_metrics(path)[-1] == record
+        assert part(path, record["round"] + 1).with_name("complete.json").exists()
+
+    assert len(play(path, Progress(round=told)).records) == ROUNDS
+
+
+@pytest.mark.parametrize("count", range(1, ROUNDS * PEERS + 1))
+def test_stopped_after_any_step_the_steps_done_are_kept(tmp_path: Path, expected: Outcome, count: int) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "run", Progress(step=after(count)))
+    assert numbers_of(tmp_path / "run") == (count, ROUNDS * PEERS - count)
+    assert outcome(play(tmp_path / "run")) == expected
+
+
+def test_stopped_twice_in_one_round_both_parts_are_used(tmp_path: Path, expected: Outcome) -> None:
+    path = tmp_path / "run"
+    for count in (4, 1):  # one step of the second round, then one more
+        with pytest.raises(KeyboardInterrupt):
+            play(path, Progress(step=after(count)))
+    assert [file.name for file in sorted(part(path, 2).parent.iterdir())] == [f"part-00{k}.safetensors" for k in (0, 1)]
+    assert outcome(play(path)) == expected
+
+
+def test_a_part_a_peer_gives_the_same_as_a_part_a_round(
+    tmp_path: Path, expected: Outcome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_PARTS", 0.0)
+    assert outcome(play(tmp_path / "run")) == expected
+    manifest = json.loads(part(tmp_path / "run", ROUNDS).with_name("complete.json").read_text())
+    assert manifest["parts"] == [f"part-00{k}.safetensors" for k in range(PEERS)]
+
+
+def test_a_finished_run_is_recalled_without_a_single_step(finished: Path, expected: Outcome) -> None:
+    assert numbers_of(finished) == (12, 0)
+    assert outcome(play(finished)) == expected
+
+
+def test_a_round_whose_metrics_are_written_but_not_its_completion_is_not_done_again(
+    finished: Path, expected: Outcome
+) -> None:
+    part(finished, 4).with_name("complete.json").unlink()
+    assert numbers_of(finished) == (12, 0)
+    assert outcome(play(finished)) == expected
+
+
+def test_a_truncated_newest_checkpoint_costs_one_round(
+    finished: Path, expected: Outcome, caplog: pytest.LogCaptureFixture
+) -> None:
+    cut_in_half(part(finished, 4))
+    with caplog.at_level(logging.WARNING, "dispfl"):
+        assert numbers_of(finished) == (9, 3)
+    (warning,) = caplog.messages
+    assert warning.startswith(f"The checkpoint {part(finished, 4)} is damaged (")
+    assert warning.endswith("Going back to an earlier round.")
+    assert outcome(play(finished)) == expected
+
+
+def test_with_both_checkpoints_damaged_the_run_starts_again(finished: Path, expected: Outcome) -> None:
+    for rounds in (3, 4):
+        cut_in_half(part(finished, rounds))
+    assert numbers_of(finished) == (0, 12)
+    assert outcome(play(finished)) == expected
+
+
+def test_a_newest_checkpoint_that_lost_its_part_costs_one_round(finished: Path, expected: Outcome) -> None:
+    part(finished, 4).unlink()
+    assert numbers_of(finished) == (9, 3)
+    assert outcome(play(finished)) == expected
+
+
+def test_damaged_steps_of_a_round_under_way_are_done_again(
+    finished: Path, expected: Outcome, caplog: pytest.LogCaptureFixture
+) -> None:
+    part(finished, 4).with_name("complete.json").unlink()
+    cut_in_half(part(finished, 4))
+    assert numbers_of(finished) == (9, 3)
+    assert caplog.messages[0].endswith("Doing that part of the round again.")
+    assert outcome(play(finished)) == expected
+
+
+def test_a_torn_metrics_line_of_a_round_that_does_not_count_yet_is_written_again(
+    finished: Path, expected: Outcome
+) -> None:
+    part(finished, 4).with_name("complete.json").unlink()
+    metrics = finished / "metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[:-40])
+    assert outcome(play(finished)) == expected
+    assert [record["round"] for record in read_metrics(finished)] == [0, 1, 2, 3]
+    assert metrics.read_bytes().count(b"\n") == 4
+
+
+def test_metrics_lines_that_are_missing_stop_the_run_before_it_begins(finished: Path) -> None:
+    metrics = finished / "metrics.jsonl"
+    metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:2]))
+    with pytest.raises(RunError, match=r"metrics\.jsonl has 2 lines, but 4 rounds are finished: lines were lost\."):
+        play(finished)
+
+
+def test_only_two_checkpoints_and_no_temporary_file_remain(finished: Path) -> None:
+    (finished / "checkpoints/round-000001").mkdir()  # a deletion that was killed
+    play(finished)
+    found = sorted(path.relative_to(finished).as_posix() for path in finished.rglob("*") if path.is_file())
+    assert found == [
+        ".lock",
+        *(f"checkpoints/round-00000{n}/{file}" for n in (3, 4) for file in ("complete.json", "part-000.safetensors")),
+        "config.toml",
+        "metrics.jsonl",
+    ]
+    assert not (finished / "checkpoints/round-000001").exists()
+
+
+def test_buffers_come_back_from_a_checkpoint(tmp_path: Path) -> None:
+    setting = a_setting(model=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
+    with pytest.raises(KeyboardInterrupt):
+        play(tmp_path / "stopped", Progress(step=after(7)), setting)
+    again, at_once = play(tmp_path / "stopped", setting=setting), play(tmp_path / "at once", setting=setting)
+    assert outcome(again) == outcome(at_once)
+    for peer, state in at_once.states.items():
+        assert int(state.buffers["0.num_batches_tracked"]) == ROUNDS * 2  # 8 samples in batches of 4
+        assert all(torch.equal(again.states[peer].buffers[name], buffer) for name, buffer in state.buffers.items())
+
+
+def test_a_failing_peer_is_logged_written_down_and_keeps_its_last_good_weights(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Peer 001's loss is infinite in round 2: its weights stay those of round 1, the others' go on."""
+    calls = itertools.count()
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        # One thread: peers take 2 batches and a search batch a round, one after another in roster order.
+        t, within = divmod(next(calls), PEERS * 3)
+        factor = float("inf") if t == 2 and within in (3, 4) else 1.0
+        return nn.functional.cross_entropy(outputs, labels) * factor
+
+    path = tmp_path / "run"
+    failing = play(path, setting=a_setting(task=Task(loss=loss), rounds=3))
+    (sentence,) = caplog.messages
+    assert sentence.startswith("Peer 001, round 2: the training loss became infinite or nan")
+    records = read_metrics(path)
+    assert [record["failures"] for record in records] == [{}, {}, {"001": sentence}]
+    assert records[2]["loss"]["per_peer"][1] is None
+    before = Checkpoints(path / "checkpoints").load(2)
+    healthy = play(tmp_path / "healthy", setting=a_setting(rounds=3))
+    for peer, same_as in (("000", healthy.states["000"]), ("001", before["001"].state), ("002", healthy.states["002"])):
+        assert weights_sha256(failing.states[peer].model) == weights_sha256(same_as.model)

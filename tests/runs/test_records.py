@@ -1,0 +1,187 @@
+"""What is written down of a round and of a run, against numbers worked out by hand."""
+
+import hashlib
+import struct
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispfl.core.layout import Layout
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Report, Task, Train
+from dispfl.costs.flops import ForwardCost
+from dispfl.costs.ledger import Ledger
+from dispfl.data.batches import ResidentSamples
+from dispfl.methods.base import fresh_state
+from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.local import Local
+from dispfl.round import PeerData, Round, Setting, Step
+from dispfl.runs.records import (
+    Record,
+    flops_of_a_round,
+    last,
+    round_record,
+    spread,
+    summarize,
+    versions,
+    weights_sha256,
+)
+from dispfl.topology import Full
+
+KEYS = [
+    "round",
+    "accuracy",
+    "accuracy_mixed",
+    "loss",
+    "mask_change",
+    "busiest",
+    "flops_per_peer",
+    "failures",
+    "seconds",
+]
+
+
+def model(kept: int, size: int = 20) -> PackedModel:
+    """The first `kept` of `size` weights, all 1."""
+    return PackedModel.pack(torch.ones(size), torch.arange(size) < kept)
+
+
+def a_round(reports: dict[str, Report], ledger: Ledger | None = None) -> Round:
+    state = fresh_state(torch.ones(20), torch.ones(20, dtype=torch.bool))
+    return Round({peer: Step(state, report) for peer, report in reports.items()}, ledger or Ledger())
+
+
+def a_setting(method: Any, samples: int = 7, batch: int = 4) -> Setting:
+    data = ResidentSamples(torch.zeros(samples, 2), torch.zeros(samples, dtype=torch.int64))
+    return Setting(
+        model=lambda: nn.Linear(2, 3),
+        peers={"000": PeerData(data, data), "001": PeerData(data, data)},
+        method=method,
+        topology=Full(),
+        train=Train(epochs=2, batch=batch),
+        task=Task(),
+        seed=0,
+        rounds=5,
+        eval_every=2,
+    )
+
+
+def test_spread_of_one_and_three_is_two_plus_minus_one() -> None:
+    assert spread([1.0, 3.0]) == {"mean": 2.0, "std": 1.0, "per_peer": [1.0, 3.0]}
+
+
+def test_a_peer_without_a_value_is_null_and_not_in_the_mean() -> None:
+    assert spread([1.0, None, 3.0]) == {"mean": 2.0, "std": 1.0, "per_peer": [1.0, None, 3.0]}
+    assert spread([None, None]) is None
+
+
+def test_a_round_of_two_peers() -> None:
+    reports = {
+        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1),
+        "001": Report(score=1.0, mixed=0.75, loss=1.0, mask_change=0.3),
+    }
+    record = round_record(3, a_round(reports), {"000": 100, "001": 300}, 1.23456)
+    assert list(record) == KEYS
+    assert record["round"] == 3
+    assert record["accuracy"] == {"mean": 0.75, "std": 0.25, "per_peer": [0.5, 1.0]}
+    assert record["accuracy_mixed"]["mean"] == 0.5
+    assert record["loss"]["per_peer"] == [2.0, 1.0]
+    assert record["mask_change"]["mean"] == pytest.approx(0.2)
+    assert record["flops_per_peer"] == 200
+    assert record["failures"] == {}
+    assert record["seconds"] == 1.235
+
+
+def test_what_was_not_measured_is_null_and_idle_peers_cost_nothing() -> None:
+    record = round_record(0, a_round({"000": Report(), "001": Report(loss=1.0)}), {"000": 100, "001": 300}, 0)
+    assert (record["accuracy"], record["accuracy_mixed"], record["mask_change"]) == (None, None, None)
+    assert record["flops_per_peer"] == 150
+
+
+def test_failures_are_sentences_by_peer() -> None:
+    record = round_record(0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), {"000": 2}, 0)
+    assert record["failures"] == {"001": "It broke."}
+
+
+def test_the_busiest_node_hears_two_neighbours() -> None:
+    """20 weights, 6 and 10 kept: 24 and 40 bytes of values, 3 bytes of mask each; all three hear both others."""
+    ledger = Ledger()
+    sent = {"000": model(6), "001": model(10), "002": model(6)}
+    for receiver in sent:
+        for sender in sent.keys() - {receiver}:
+            ledger.carry(sender, receiver, sent[sender])
+    record = round_record(0, a_round(dict.fromkeys(sent, Report()), ledger), {}, 0)
+    # Down: 000 and 002 hear 24 + 40; 001 hears 24 + 24. Up: 001 sends 2 x (40 + 3), more than anyone hears.
+    assert record["busiest"] == {"paper_mb": 64 / 1e6, "wire_mb": 86 / 1e6, "peer": "001"}
+
+
+def test_a_round_in_which_nobody_hears_anybody_has_no_busiest_node() -> None:
+    record = round_record(0, a_round({"000": Report()}), {"000": 1}, 0)
+    assert record["busiest"] == {"paper_mb": 0, "wire_mb": 0, "peer": None}
+
+
+def test_flops_of_two_epochs_over_seven_samples_with_half_the_weights() -> None:
+    """A layer 2 -> 3: 6 weights at 2 operations, 3 biases at 1. Kept: 3 weights and 3 biases, so 9 a sample.
+
+    3 x (2 epochs x 7 samples x 9) = 378; Dis-PFL adds the mask search, 3 x 4 samples x 15 dense = 180.
+    """
+    setting = a_setting(Local())
+    cost, layout = ForwardCost((2, 1), (6, 3)), Layout.of(nn.Linear(2, 3))
+    states = {"000": fresh_state(torch.ones(9), torch.tensor([True, False] * 3 + [True] * 3))}
+    assert flops_of_a_round(setting, states, layout, cost) == {"000": 378}
+    assert flops_of_a_round(a_setting(DisPFL()), states, layout, cost) == {"000": 378 + 180}
+
+
+def test_a_search_batch_is_never_larger_than_the_peers_data() -> None:
+    setting = a_setting(DisPFL(), samples=3, batch=128)
+    states = {"000": fresh_state(torch.ones(9), torch.ones(9, dtype=torch.bool))}
+    # dense: 3 x (2 x 3 x 15) for learning and 3 x 3 x 15 for the search
+    assert flops_of_a_round(setting, states, Layout.of(nn.Linear(2, 3)), ForwardCost((2, 1), (6, 3))) == {"000": 405}
+
+
+def test_the_digest_is_that_of_the_dense_little_endian_floats() -> None:
+    packed = PackedModel.pack(torch.tensor([1.5, 9.0, -2.0]), torch.tensor([True, False, True]))
+    assert weights_sha256(packed) == hashlib.sha256(struct.pack("<3f", 1.5, 0.0, -2.0)).hexdigest()
+
+
+def test_minus_zero_has_the_digest_of_zero() -> None:
+    everything = torch.tensor([True])
+    minus, plus = (PackedModel.pack(torch.tensor([zero]), everything) for zero in (-0.0, 0.0))
+    assert weights_sha256(minus) == weights_sha256(plus)
+
+
+def test_the_last_value_skips_rounds_that_were_not_scored() -> None:
+    records: list[Record] = [{"accuracy": 1}, {"accuracy": 2}, {"accuracy": None}]
+    assert last(records, "accuracy") == 2
+    assert last(records[2:], "accuracy") is None
+
+
+def test_with_eval_every_two_of_five_rounds_the_second_fourth_and_last_are_scored() -> None:
+    setting = a_setting(Local())
+    assert [t for t in range(5) if setting.scores(t)] == [1, 3, 4]
+
+
+def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
+    records = [
+        {
+            "accuracy": accuracy,
+            "busiest": {"paper_mb": mb, "wire_mb": 2 * mb},
+            "flops_per_peer": 100 * mb,
+            "failures": failures,
+            "seconds": 0.25,
+        }
+        for accuracy, mb, failures in ((None, 1.0, {"000": "It broke."}), ({"mean": 0.5}, 3.0, {}))
+    ]
+    states = {name: fresh_state(torch.ones(9), torch.ones(9, dtype=torch.bool)) for name in ("000", "001")}
+    summary = summarize(a_setting(Local()), records, states)
+    assert summary["method"] == "local"
+    assert (summary["rounds"], summary["peers"], summary["failures"]) == (2, 2, 1)
+    assert summary["accuracy"] == {"mean": 0.5}
+    assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0}
+    assert (summary["flops_per_peer_round"], summary["seconds"]) == (200, 0.5)
+    assert summary["weights_sha256"] == [hashlib.sha256(struct.pack("<9f", *[1.0] * 9)).hexdigest()] * 2
+    assert 10 < summary["peak_rss_mb"] < 100_000
+    assert summary["versions"] == versions()
+    assert summary["versions"]["torch"] == torch.__version__

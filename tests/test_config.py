@@ -1,0 +1,262 @@
+"""Experiments: defaults under a file under words, and a sentence for everything that cannot be."""
+
+import string
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dispfl.config import Experiment, compose, differing_keys, read_toml
+from dispfl.core.train import Train
+from dispfl.data.datasets import Data
+from dispfl.data.partition import IID, Dirichlet, Pathological
+from dispfl.errors import ConfigError
+from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.local import Local
+from dispfl.topology import RandomRegular, Ring
+
+
+def refusal(*words: str, config: dict[str, Any] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        compose(config or {}, words)
+    return str(caught.value)
+
+
+def test_nothing_said_is_the_demo() -> None:
+    demo = compose({})
+    assert demo == Experiment()
+    assert (demo.seed, demo.rounds, demo.peers) == (0, 20, 16)
+    assert demo.method == DisPFL(density=0.5)
+    assert demo.data.name == "fashion-sample"
+
+
+def test_words_win_over_the_file_and_the_file_over_defaults() -> None:
+    config = {"rounds": 7, "train": {"lr": 0.3, "epochs": 2}}
+    made = compose(config, ["train.lr=0.01"])
+    assert (made.rounds, made.train.lr, made.train.epochs) == (7, 0.01, 2)
+    assert made.train.batch == 32  # the demo's, of which neither spoke
+
+
+def test_a_file_says_the_same_as_its_words(tmp_path: Path) -> None:
+    file = tmp_path / "small.toml"
+    file.write_text('peers = 6\nmethod = "local"\n[topology]\nname = "ring"\ndrop = 0.25\n')
+    words = ["peers=6", "method=local", "topology.name=ring", "topology.drop=0.25"]
+    assert compose(read_toml(file)) == compose({}, words)
+    assert compose(read_toml(file)).topology == Ring(drop=0.25)
+
+
+def test_another_name_leaves_nothing_of_the_old_tables_keys() -> None:
+    config = {"method": {"name": "dispfl", "density": 0.2}, "partition": {"name": "dirichlet", "alpha": 0.1}}
+    made = compose(config, ["method=local", "partition=pathological", "partition.classes=3"])
+    assert made.method == Local()
+    assert made.partition == Pathological(classes=3)  # neither alpha nor the demo's 100 samples
+
+
+def test_the_same_name_keeps_the_tables_other_keys() -> None:
+    made = compose({"method": {"name": "dispfl", "density": 0.2}}, ["method=dispfl", "method.alpha_0=0.1"])
+    assert made.method == DisPFL(density=0.2, alpha_0=0.1)
+
+
+def test_a_tables_name_counts_before_its_keys_in_whatever_order_they_are_said() -> None:
+    words = ["topology.drop=0.5", "topology=ring"]
+    assert compose({}, words).topology == compose({}, reversed(words)).topology == Ring(drop=0.5)
+
+
+def test_the_last_of_two_words_for_a_key_wins() -> None:
+    assert compose({}, ["rounds=3", "rounds=5"]).rounds == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "density"),
+    [("0.2", 0.2), ("1", 1.0), ("0.2,0.5,1", (0.2, 0.5, 1.0)), ("[0.2, 0.5]", (0.2, 0.5)), (" 0.2 , 0.5 ", (0.2, 0.5))],
+)
+def test_a_list_may_be_written_with_commas_alone(text: str, density: object) -> None:
+    made = compose({}, [f"method.density={text}"])
+    assert isinstance(made.method, DisPFL)
+    assert made.method.density == density
+
+
+def test_three_densities_make_three_groups_of_peers_in_roster_order() -> None:
+    made = compose({}, ["peers=6", "method.density=0.2,0.5,1"])
+    assert made.method.densities(6) == [0.2, 0.2, 0.5, 0.5, 1.0, 1.0]
+
+
+def test_a_text_needs_no_quotes_and_a_quoted_comma_stays_a_text() -> None:
+    assert compose({}, ["data.dir=/somewhere/else"]).data.dir == "/somewhere/else"
+    assert compose({}, ['data.dir="a,b"']).data.dir == "a,b"
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("round=3", "Unknown key round. Did you mean rounds?"),
+        ("method.densty=0.2", "Unknown key method.densty. Did you mean method.density?"),
+        ("train.epoch=1", "Unknown key train.epoch. Did you mean train.epochs?"),
+        ("density=0.2", "Unknown key density. Did you mean method.density?"),
+        ("epochs=3", "Unknown key epochs. Did you mean train.epochs?"),
+        ("degree=3", "Unknown key degree. Did you mean topology.degree?"),
+        ("lr=0.1", "Unknown key lr. Did you mean train.lr?"),
+        ("drop=0.1", "Unknown key drop. Did you mean topology.drop?"),
+        ("alpha=0.1", "Unknown key alpha. Did you mean partition.alpha?"),
+        ("metod.density=0.2", "Unknown key metod. Did you mean method?"),
+    ],
+)
+def test_a_typo_gets_the_nearest_key(word: str, sentence: str) -> None:
+    assert refusal(word) == sentence
+
+
+def test_a_typo_in_a_file_gets_the_nearest_key() -> None:
+    assert refusal(config={"seeds": 1}) == "Unknown key seeds. Did you mean seed?"
+    assert refusal(config={"train": {"l": 1}}) == "Unknown key train.l. Did you mean train.lr?"
+
+
+def test_a_key_near_to_none_gets_the_list_with_each_key_once() -> None:
+    listed = refusal("zzzzzz=1").removeprefix("Unknown key zzzzzz. Known: ").removesuffix(".").split(", ")
+    assert {"seed", "method.density", "topology.degree", "train.lr"} <= set(listed)
+    assert len(listed) == len(set(listed))
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("method.density=0", "method.density must be in (0, 1], got 0."),
+        ("method.density=-0.5", "method.density must be in (0, 1], got -0.5."),
+        (
+            "method.density=20",
+            "method.density must be in (0, 1], got 20. To keep 20% of the weights write 0.2.",
+        ),
+        (
+            "method.density=0.5,50",
+            "method.density must be in (0, 1], got 50. To keep 50% of the weights write 0.5.",
+        ),
+        ("method.density=200", "method.density must be in (0, 1], got 200."),
+        ("method.density=half", "method.density must be a number in (0, 1], or a list of them, got 'half'."),
+        ("method.density=true", "method.density must be a number in (0, 1], or a list of them, got True."),
+        ("method.density=[]", "method.density must be a number or a list of numbers in (0, 1], got an empty list."),
+        ("method.density=", "method.density must be a number in (0, 1], or a list of them, got ''."),
+        ("method.regrow=all", "method.regrow must be 'gradient' or 'random', got 'all'."),
+        ("method=disfl", "method 'disfl' does not exist. Did you mean dispfl?"),
+        ("method=3", "method must be a table or a name, got 3."),
+        ("partition=dir", "partition 'dir' does not exist. Did you mean dirichlet?"),
+        ("partition.samples=0", 'partition.samples must be a whole number of at least 1, or "all", got 0.'),
+        ("topology=rings", "topology 'rings' does not exist. Did you mean ring?"),
+        ("topology.drop=1.5", "topology.drop must be in [0, 1], got 1.5."),
+        ("topology.degree=0", "topology.degree must be at least 1, got 0."),
+        ("model=cn", "model.name 'cn' does not exist. Did you mean cnn?"),
+        ("data=cifar1", "data.name must be a known data set, got 'cifar1'. Did you mean cifar10?"),
+        ("data.augment=maybe", "data.augment must be true or false, got 'maybe'."),
+        ("train.lr=0", "train.lr must be above 0, got 0."),
+        ("train.lr=nan", "train.lr must be above 0, got nan."),
+        ("train.decay=1.1", "train.decay must be in (0, 1], got 1.1."),
+        ("rounds=0", "rounds must be at least 1, got 0."),
+        ("rounds=many", "rounds must be a whole number at least 1, got 'many'."),
+        ("rounds=2.5", "rounds must be a whole number at least 1, got 2.5."),
+        ("seed=-1", "seed must be at least 0, got -1."),
+        ("device=tpu", "device must be 'cpu', 'cuda' or 'mps', got 'tpu'."),
+        ("engine=ray2", "engine must be 'inprocess', got 'ray2'."),
+        ("rounds", "Expected key=value, got 'rounds'; for example method.density=0.2."),
+        ("=3", "Expected key=value, got '=3'; for example method.density=0.2."),
+    ],
+)
+def test_a_value_that_cannot_be_is_one_sentence(word: str, sentence: str) -> None:
+    assert refusal(word) == sentence
+
+
+def test_degree_has_to_be_below_the_number_of_peers() -> None:
+    assert refusal("peers=4", "topology.degree=4") == (
+        "topology.degree must be below the number of peers (4), got 4. Use at most 3, or more peers."
+    )
+    assert refusal("peers=1") == (
+        "topology.degree must be below the number of peers (1), got 4. Use topology=full, or more peers."
+    )
+    assert compose({}, ["peers=4", "topology.degree=3"]).topology == RandomRegular(degree=3)
+
+
+def test_more_densities_than_peers_are_refused() -> None:
+    assert refusal("peers=2", "topology=ring", "method.density=0.1,0.2,0.3") == (
+        "method.density lists 3 groups for 2 peers; give at most one a peer."
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    assert refusal("device=cuda") == (
+        "device is 'cuda', which this machine or this build of torch does not have; use cpu."
+    )
+
+
+def test_a_table_that_is_a_number_in_the_file_is_refused_with_and_without_words() -> None:
+    assert refusal(config={"train": 3}) == "train must be a table or a name, got 3."
+    assert refusal("train.lr=0.1", config={"train": 3}) == "train must be a table or a name, got 3."
+
+
+def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_toml(tmp_path / "none.toml")
+    assert str(caught.value) == f"The config file {tmp_path / 'none.toml'} does not exist."
+
+
+@pytest.mark.parametrize("content", [b"rounds = \n", b"[train\n", b"rounds = 1\nrounds = 2\n"])
+def test_a_file_that_is_not_toml_is_a_sentence_that_says_where(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"^The config file .*bad\.toml is not valid TOML: .*line \d.*\.$"):
+        read_toml(file)
+
+
+def test_a_file_that_is_no_text_and_a_folder_are_sentences(tmp_path: Path) -> None:
+    file = tmp_path / "picture.toml"
+    file.write_bytes(b"\x89PNG\xff")
+    for path in (file, tmp_path):
+        with pytest.raises(ConfigError, match=rf"^The config file {path} cannot be read: .*\.$"):
+            read_toml(path)
+
+
+def test_differing_keys_are_dotted_and_come_with_both_values() -> None:
+    one = compose({}, ["method.density=0.2", "rounds=3"])
+    assert differing_keys(one, compose({}, ["method=local", "rounds=4"])) == {
+        "method.name": ("dispfl", "local"),
+        "method.density": (0.2, None),
+        "method.alpha_0": (0.5, None),
+        "method.regrow": ("gradient", None),
+        "method.layers": ("erk", None),
+        "rounds": (3, 4),
+    }
+    assert differing_keys(one, one) == {}
+
+
+@st.composite
+def experiments(draw: st.DrawFn) -> Experiment:
+    peers = draw(st.integers(2, 50))
+    density = st.floats(0, 1, exclude_min=True)
+    method = st.one_of(st.just(Local()), st.builds(DisPFL, density=density | st.lists(density, min_size=1, max_size=2)))
+    topology = st.one_of(
+        st.builds(Ring, drop=st.floats(0, 1), offline=st.sampled_from(["train", "skip"])),
+        st.builds(RandomRegular, degree=st.integers(1, peers - 1)),
+    )
+    samples = st.integers(10, 10**6) | st.just("all")
+    partition = st.one_of(
+        st.builds(Dirichlet, alpha=st.floats(0.001, 10_000), samples=samples),
+        st.builds(Pathological, classes=st.integers(1, 10), samples=samples),
+        st.builds(IID, test_samples=st.integers(1, 10**6)),
+    )
+    return Experiment(
+        seed=draw(st.integers(0, 2**64)),
+        peers=peers,
+        threads=draw(st.integers(1, 64)),
+        data=Data(dir=draw(st.none() | st.text(string.printable))),
+        method=draw(method),
+        topology=draw(topology),
+        partition=draw(partition),
+        train=Train(lr=draw(st.floats(0, 1e30, exclude_min=True))),
+    )
+
+
+@given(experiments())
+def test_written_as_toml_and_read_again_an_experiment_is_the_same(experiment: Experiment) -> None:
+    assert compose(tomllib.loads(tomli_w.dumps(experiment.to_toml()))) == experiment

@@ -1,0 +1,343 @@
+"""The Python API as a user meets it: own network, own data, ten lines."""
+
+import json
+import logging
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from dispfl import DisPFL, Federation, Full, Local, RandomRegular, Ring, Run, Train
+from dispfl.core.train import accuracy
+from dispfl.errors import ConfigError, DataError, RunError
+
+Points = Callable[[int, int], tuple[Tensor, Tensor]]
+Pair = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+QUICK = Train(epochs=1, batch=8)
+
+
+class MyNet(nn.Module):
+    """A user's network for tabular data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = nn.Linear(4, 8)
+        self.out = nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.out(self.hidden(x).relu())
+        return outputs
+
+
+class BatchNormNet(MyNet):
+    """The same with a batch norm, which has buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.norm(x))
+
+
+@pytest.fixture
+def pairs(points: Points) -> list[Pair]:
+    """Six peers' own training and test data."""
+    return [(points(20, k), points(10, 100 + k)) for k in range(6)]
+
+
+def bits(run: Run) -> list[str]:
+    digests: list[str] = run.summary["weights_sha256"]
+    return digests
+
+
+def test_the_ten_line_example(pairs: list[Pair]) -> None:
+    fed = Federation(
+        model=MyNet,
+        peers=pairs,
+        method=DisPFL(density=0.5),
+        topology=RandomRegular(degree=4),
+        train=Train(batch=8),
+        seed=0,
+    )
+    run = fed.run(rounds=20)
+    assert len(run.accuracy) == 6
+    assert sum(run.accuracy) / 6 > 0.6  # three classes: far better than guessing
+    assert run.model(3)(torch.zeros(2, 4)).shape == (2, 3)
+    assert [record["round"] for record in run.history] == list(range(20))
+
+
+def test_a_peers_model_scores_what_the_run_says(pairs: list[Pair]) -> None:
+    run = Federation(MyNet, pairs, train=QUICK).run(rounds=2)
+    for k, (_, (inputs, labels)) in enumerate(pairs):
+        assert accuracy(run.model(k)(inputs), labels) == run.accuracy[k]
+        assert run.model(f"00{k}")(inputs).equal(run.model(k)(inputs))
+
+
+def test_a_peers_model_is_sparse_and_the_callers_own(pairs: list[Pair]) -> None:
+    run = Federation(MyNet, pairs, DisPFL(density=0.5), train=QUICK).run(rounds=1)
+    model = run.model(0)
+    assert not model.training
+    assert all(parameter.grad is None for parameter in model.parameters())
+    weights = nn.utils.parameters_to_vector(model.parameters())
+    assert weights.count_nonzero() <= run.states["000"].model.mask.kept < 67 * 0.55
+    with torch.no_grad():
+        weights.zero_()
+        for parameter in model.parameters():
+            parameter.zero_()
+    assert run.model(0)(torch.ones(1, 4)).count_nonzero() == 3
+
+
+class Rows(Dataset[tuple[Tensor, Tensor]]):
+    """A user's own Dataset over the same rows."""
+
+    def __init__(self, inputs: Tensor, labels: Tensor) -> None:
+        self.inputs, self.labels = inputs, labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[row], self.labels[row]
+
+
+def test_tensors_tensor_datasets_and_datasets_of_the_same_rows_give_the_same_models(pairs: list[Pair]) -> None:
+    given: list[list[Any]] = [
+        [*pairs],
+        [(TensorDataset(*train), TensorDataset(*test)) for train, test in pairs],
+        [(Rows(*train), Rows(*test)) for train, test in pairs],
+        [(Rows(*train), test) for train, test in pairs],
+    ]
+    results = [bits(Federation(MyNet, peers, train=QUICK).run(rounds=1)) for peers in given]
+    assert results[0] == results[1] == results[2] == results[3]
+
+
+class PictureNet(nn.Module):
+    """A convolution and a `view`, as in many a tutorial."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.linear = nn.Linear(4 * 4 * 4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.conv(x).relu()
+        outputs: Tensor = self.linear(x.view(x.size(0), -1))
+        return outputs
+
+
+def test_pictures_and_a_network_that_flattens_with_view() -> None:
+    pictures = [(torch.randn(9, 3, 6, 6), torch.arange(9) % 2) for _ in range(4)]
+    run = Federation(PictureNet, [(pictures[0], pictures[1]), (pictures[2], pictures[3])], train=QUICK).run(rounds=1)
+    assert len(run.accuracy) == 2
+
+
+def test_regression_with_a_loss_and_a_metric_of_ones_own() -> None:
+    inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
+    targets = inputs @ torch.tensor([[1.0], [-2.0], [3.0], [0.5]])
+
+    def rmse(outputs: Tensor, targets: Tensor) -> float:
+        return (outputs - targets).square().mean().sqrt().item()
+
+    fed = Federation(
+        lambda: nn.Linear(4, 1),
+        [((inputs[:20], targets[:20]), (inputs[20:], targets[20:]))] * 2,
+        DisPFL(density=1.0),
+        train=Train(batch=8, lr=0.05),
+        loss=nn.functional.mse_loss,
+        metric=rmse,
+    )
+    run = fed.run(rounds=10)
+    assert max(run.accuracy) < 0.3  # the targets' own deviation is about 3.8
+    assert rmse(run.model(0)(inputs[20:]), targets[20:]) == pytest.approx(run.accuracy[0])
+
+
+@pytest.mark.parametrize("as_state_dict", [False, True])
+def test_init_is_what_everyone_starts_from_and_stays_as_it_was(pairs: list[Pair], as_state_dict: bool) -> None:
+    given = MyNet()
+    before = deepcopy(given.state_dict())
+    init = given.state_dict() if as_state_dict else given
+    fed = Federation(MyNet, pairs, Local(), train=Train(epochs=1, lr=1e-9, weight_decay=0), init=init)
+    weights = fed.run(rounds=1).model(5).state_dict()
+    for name, tensor in before.items():
+        torch.testing.assert_close(weights[name], tensor, atol=1e-6, rtol=0)
+        assert given.state_dict()[name].equal(tensor)
+
+
+def test_init_with_buffers_starts_every_peer_from_those_buffers(pairs: list[Pair]) -> None:
+    init = BatchNormNet().state_dict() | {"norm.num_batches_tracked": torch.tensor(1000)}
+    with pytest.warns(UserWarning, match="buffers"):
+        run = Federation(BatchNormNet, pairs, init=init, train=QUICK).run(rounds=1)
+    assert run.states["003"].buffers["norm.num_batches_tracked"] == 1000 + 3  # batches of 8, 8 and 4
+
+
+@pytest.mark.parametrize("wrong", [nn.Linear(4, 3), {"hidden.weight": torch.zeros(8, 4)}, {}])
+def test_an_init_that_does_not_fit_is_refused_when_it_is_given(pairs: list[Pair], wrong: Any) -> None:
+    with pytest.raises(ConfigError, match="`init` does not fit the model: "):
+        Federation(MyNet, pairs, init=wrong)
+
+
+def test_on_round_is_told_every_round_and_that_of_the_run_wins(pairs: list[Pair]) -> None:
+    of_the_federation: list[int] = []
+    of_the_run: list[int] = []
+    fed = Federation(MyNet, pairs, train=QUICK, on_round=lambda record: of_the_federation.append(record["round"]))
+    fed.run(rounds=3)
+    fed.run(rounds=2, on_round=lambda record: of_the_run.append(record["round"]))
+    assert (of_the_federation, of_the_run) == ([0, 1, 2], [0, 1])
+
+
+def test_out_on_the_federation_or_on_the_run_writes_the_same_metrics(pairs: list[Pair], tmp_path: Path) -> None:
+    one = Federation(MyNet, pairs, train=QUICK, out=tmp_path / "one").run(rounds=2)
+    two = Federation(MyNet, pairs, train=QUICK).run(rounds=2, out=tmp_path / "two")
+    assert (one.out, two.out) == (tmp_path / "one", tmp_path / "two")
+    for run, folder in ((one, tmp_path / "one"), (two, tmp_path / "two")):
+        lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        assert lines == list(run.history)
+        assert json.loads((folder / "summary.json").read_text())["weights_sha256"] == bits(run)
+        assert (folder / "learning-curve.png").stat().st_size > 0
+    assert bits(one) == bits(two)
+    assert Federation(MyNet, pairs, train=QUICK).run(rounds=1).out is None
+
+
+def test_a_stopped_run_goes_on_to_the_same_models(pairs: list[Pair], tmp_path: Path) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+    whole = Federation(MyNet, pairs, train=QUICK).run(rounds=4)
+    fed = Federation(MyNet, pairs, train=QUICK, out=tmp_path / "run")
+    with pytest.raises(KeyboardInterrupt):
+        fed.run(rounds=4, on_round=stop)
+    resumed = fed.run(rounds=4, resume=True)
+    assert bits(resumed) == bits(whole)
+    assert [record["round"] for record in resumed.history] == [0, 1, 2, 3]
+
+
+def test_resuming_with_other_settings_or_without_a_directory_is_refused(pairs: list[Pair], tmp_path: Path) -> None:
+    Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match=r"was run with seed = 0, got 1; use the same to resume"):
+        Federation(MyNet, pairs, train=QUICK, seed=1).run(rounds=1, out=tmp_path / "run", resume=True)
+    with pytest.raises(ConfigError, match=r"was run with rounds = 1, got 2; use the same to resume"):
+        Federation(MyNet, pairs, train=QUICK).run(rounds=2, out=tmp_path / "run", resume=True)
+    with pytest.raises(ConfigError, match=r"resume=True needs the run directory: give it as out="):
+        Federation(MyNet, pairs, train=QUICK).run(rounds=1, resume=True)
+    with pytest.raises(RunError, match="exists already"):
+        Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
+
+
+def test_after_an_error_in_a_users_network_the_run_directory_is_free_again(pairs: list[Pair], tmp_path: Path) -> None:
+    switch = {"broken": True}
+
+    class Sometimes(MyNet):
+        def forward(self, x: Tensor) -> Tensor:
+            if switch["broken"]:
+                raise ZeroDivisionError("mine")
+            return super().forward(x)
+
+    fed = Federation(Sometimes, pairs, train=QUICK, out=tmp_path / "run")
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        fed.run(rounds=1)
+    switch["broken"] = False
+    assert len(fed.run(rounds=1, resume=True).accuracy) == 6
+
+
+def test_batch_norm_works_warns_once_and_its_buffers_stay_with_the_peer(pairs: list[Pair]) -> None:
+    with pytest.warns(UserWarning, match="They stay with each peer and are not averaged") as warned:
+        run = Federation(BatchNormNet, pairs, topology=Full(), train=QUICK).run(rounds=2)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    means = [run.states[peer].buffers["norm.running_mean"] for peer in run.states]
+    assert len({tuple(mean.tolist()) for mean in means}) == 6
+    for k, (_, (inputs, labels)) in enumerate(pairs):
+        assert accuracy(run.model(k)(inputs), labels) == run.accuracy[k]
+        assert run.model(k).state_dict()["norm.running_mean"].equal(means[k])
+
+
+@pytest.mark.parametrize("threads", [1, 2, None])
+def test_the_callers_random_state_and_thread_count_are_as_they_were(pairs: list[Pair], threads: int | None) -> None:
+    torch.set_num_threads(2)
+    torch.manual_seed(123)
+    given = MyNet()
+    before = torch.get_rng_state()
+    run = Federation(lambda: nn.Sequential(MyNet(), nn.Dropout(0.1)), pairs, train=QUICK, threads=threads, seed=4).run(
+        rounds=1
+    )
+    run.model(0)
+    Federation(MyNet, pairs, init=given)
+    assert torch.get_rng_state().equal(before)
+    assert torch.get_num_threads() == 2
+
+
+def test_the_callers_random_state_and_thread_count_are_as_they_were_after_an_error(pairs: list[Pair]) -> None:
+    def stop(record: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    torch.set_num_threads(2)
+    before = torch.get_rng_state()
+    with pytest.raises(KeyboardInterrupt):
+        Federation(MyNet, pairs, train=QUICK, threads=1).run(rounds=2, on_round=stop)
+    assert torch.get_rng_state().equal(before)
+    assert torch.get_num_threads() == 2
+
+
+def test_a_peer_with_broken_data_is_named_and_the_run_finishes(
+    pairs: list[Pair], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (inputs, labels), test = pairs[2]
+    pairs[2] = ((inputs / 0, labels), test)
+    with caplog.at_level(logging.WARNING, "dispfl"):
+        run = Federation(MyNet, pairs, train=QUICK).run(rounds=2, out=tmp_path / "run")
+    for t, record in enumerate(run.history):
+        assert list(record["failures"]) == ["002"]
+        assert record["failures"]["002"].startswith(f"Peer 002, round {t}: the training loss became infinite or nan")
+        assert record["loss"]["per_peer"][2] is None
+    assert len(caplog.messages) == 2
+    assert run.summary["failures"] == 2
+    assert len(run.accuracy) == 6
+
+
+def test_a_single_peer_is_a_federation_too(pairs: list[Pair]) -> None:
+    run = Federation(MyNet, pairs[:1], train=QUICK).run(rounds=2)
+    assert len(run.accuracy) == 1
+    assert run.history[0]["busiest"] == {"paper_mb": 0, "wire_mb": 0, "peer": None}
+
+
+def test_without_a_topology_peers_hear_up_to_ten_others(pairs: list[Pair]) -> None:
+    kept = 4 * Federation(MyNet, pairs, train=QUICK).run(rounds=1).states["000"].model.mask.kept
+    busiest = Federation(MyNet, pairs, train=QUICK).run(rounds=1).history[0]["busiest"]
+    assert busiest["paper_mb"] == pytest.approx(5 * kept / 1e6)
+
+
+def test_what_cannot_be_a_federation_is_refused_with_a_sentence(pairs: list[Pair]) -> None:
+    inputs, labels = pairs[0][0]
+    empty = (inputs[:0], labels[:0])
+    refusals: list[tuple[type[Exception], str, Callable[[], object]]] = [
+        (ConfigError, "A federation needs at least one peer; `peers` is empty.", lambda: Federation(MyNet, [])),
+        (DataError, "Peer 1's training data is empty", lambda: Federation(MyNet, [pairs[0], (empty, pairs[0][1])])),
+        (DataError, "Peer 0's test data is empty", lambda: Federation(MyNet, [(pairs[0][0], empty)])),
+        (
+            DataError,
+            "Peer 0's training data has 20 inputs but 19 labels",
+            lambda: Federation(MyNet, [((inputs, labels[1:]), pairs[0][1])]),
+        ),
+        (ConfigError, r"peers\[1\] must be a pair", lambda: Federation(MyNet, [pairs[0], 3])),  # type: ignore[list-item]
+        (ConfigError, r"topology\.degree must be below", lambda: Federation(MyNet, pairs, topology=RandomRegular())),
+        (ConfigError, "lists 7 groups for 6 peers", lambda: Federation(MyNet, pairs, DisPFL(density=(0.5,) * 7))),
+        (ConfigError, r"rounds must be .* at least 1, got 0", lambda: Federation(MyNet, pairs).run(rounds=0)),
+        (ConfigError, r"eval_every must be .* at least 1, got 0", lambda: Federation(MyNet, pairs, eval_every=0)),
+        (ConfigError, r"threads must be .* at least 1, got -1", lambda: Federation(MyNet, pairs, threads=-1)),
+    ]
+    for kind, sentence, attempt in refusals:
+        with pytest.raises(kind, match=sentence):
+            attempt()
+
+
+def test_numpys_whole_numbers_will_do_for_rounds(pairs: list[Pair]) -> None:
+    run = Federation(MyNet, pairs, topology=Ring(), train=QUICK).run(rounds=np.int64(2))  # type: ignore[arg-type]
+    assert len(run.history) == 2

@@ -1,0 +1,159 @@
+"""Imports point one way, and neither `import dispfl` nor `dispfl --help` loads torch."""
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import dispfl
+
+PACKAGE = Path(dispfl.__file__).parent
+TIERS = [
+    {"settings", "errors"},
+    {"core"},
+    {"wire", "methods", "topology", "data", "models", "roster"},
+    {"costs", "round"},
+    {"engines", "runs", "peer"},
+    {"federation", "config", "launch"},
+    {"cli"},
+]
+"""A module may import from its own tier and those above it in this list."""
+RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
+ANALYSIS_MAY = {"dispfl.runs.directory", "dispfl.runs.files"}
+MAY_USE_ANALYSIS = {"cli", "federation"}
+
+Import = tuple[Path, int, str, bool]
+"""Where an import stands, what it names, and whether it is delayed into a function."""
+
+
+def imports(file: Path) -> Iterator[Import]:
+    """Every import of the package's own modules in a file."""
+    tree = ast.parse(file.read_text())
+    delayed = {
+        id(node)
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = ["." * node.level + (node.module or "")]
+            if names == ["dispfl"]:  # `from dispfl import core` names modules of their own
+                names = [f"dispfl.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            if name == "dispfl" or name.startswith(("dispfl.", ".")):
+                yield file, node.lineno, name, id(node) in delayed
+
+
+def place(file: Path) -> str:
+    """The name under which a file stands in the tiers: `core` for core/rng.py, `round` for round.py."""
+    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+
+
+def problem(found: Import) -> str | None:
+    """What is wrong with an import, in a sentence; None if it is as it should be."""
+    file, line, name, delayed = found
+    here, there = place(file), name.removeprefix("dispfl.").partition(".")[0]
+    where = f"{file.relative_to(PACKAGE.parent)}, line {line}, imports {name}"
+    if name.startswith("."):
+        return f"{where}; write the whole name, dispfl...."
+    if here == "analysis":
+        fine = there in ("analysis", "settings", "errors") or name in ANALYSIS_MAY
+        return None if fine else f"{where}, but analysis reads run directories: {', '.join(sorted(ANALYSIS_MAY))}."
+    if there == "analysis":
+        fine = here in MAY_USE_ANALYSIS and delayed
+        return None if fine else f"{where}; only {', '.join(sorted(MAY_USE_ANALYSIS))} may, inside a function."
+    for module in (here, there):
+        if module not in RANK:
+            return f"{where}, and {module} has no tier; give it one in {Path(__file__).name}."
+    if RANK[there] > RANK[here]:
+        return f"{where}, which stands above it; imports point from {', '.join(sorted(TIERS[RANK[there]]))} downwards."
+    return None
+
+
+def test_imports_point_one_way() -> None:
+    files = [file for file in sorted(PACKAGE.rglob("*.py")) if file != PACKAGE / "__init__.py"]
+    found = [one for file in files for one in imports(file)]
+    assert len(found) > 50  # the search itself works
+    problems = [sentence for sentence in map(problem, found) if sentence]
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "delayed", "sentence"),
+    [
+        (
+            "core/rng.py",
+            "dispfl.round",
+            False,
+            "dispfl/core/rng.py, line 7, imports dispfl.round, which stands above it",
+        ),
+        ("core/rng.py", "dispfl.settings", False, None),
+        ("round.py", "dispfl.costs.ledger", False, None),
+        ("runs/loop.py", "dispfl.federation", True, "imports dispfl.federation, which stands above it"),
+        ("federation.py", "dispfl.analysis.plots", True, None),
+        ("federation.py", "dispfl.analysis.plots", False, "only cli, federation may, inside a function"),
+        ("runs/loop.py", "dispfl.analysis.plots", True, "only cli, federation may, inside a function"),
+        ("analysis/plots.py", "dispfl.runs.directory", False, None),
+        ("analysis/plots.py", "dispfl.engines.inprocess", False, "but analysis reads run directories"),
+        ("core/rng.py", ".layout", False, "write the whole name"),
+        ("novelty.py", "dispfl.core.rng", False, "novelty has no tier"),
+    ],
+)
+def test_the_check_itself_says_what_is_wrong_and_where(
+    file: str, name: str, delayed: bool, sentence: str | None
+) -> None:
+    said = problem((PACKAGE / file, 7, name, delayed))
+    assert said is None if sentence is None else sentence in (said or "")
+
+
+def python(code: str) -> list[str]:
+    """What a fresh Python prints, by lines."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    ).stdout.splitlines()
+
+
+HEAVY = "print([name for name in ('torch', 'numpy', 'matplotlib', 'pydantic') if name in sys.modules])"
+
+
+def test_import_dispfl_loads_nothing_heavy() -> None:
+    assert python(f"import sys, dispfl; dispfl.__version__; dir(dispfl); {HEAVY}") == ["[]"]
+
+
+def test_the_help_text_does_not_load_torch() -> None:
+    code = (
+        "import sys, dispfl.cli\n"
+        "sys.argv = ['dispfl', '--help']\n"
+        "try: dispfl.cli.main()\n"
+        "except SystemExit as end: print('ended with', end.code)\n"
+        "print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
+    )
+    lines = python(code)
+    assert any("demo" in line for line in lines)
+    assert lines[-2:] == ["ended with 0", "[]"]
+
+
+@pytest.mark.parametrize("name", dispfl.__all__)
+def test_every_public_name_resolves_and_is_listed(name: str) -> None:
+    assert getattr(dispfl, name) is not None
+    assert name in dir(dispfl)
+
+
+def test_the_public_names_are_those_that_type_checkers_see() -> None:
+    source = ast.parse((PACKAGE / "__init__.py").read_text())
+    [block] = [node for node in source.body if isinstance(node, ast.If)]
+    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    assert seen == set(dispfl.__all__) - {"__version__"}
+
+
+def test_a_name_that_does_not_exist_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="module 'dispfl' has no attribute 'Federaton'"):
+        _ = dispfl.Federaton

@@ -1,0 +1,121 @@
+"""Settings refuse what cannot be, in sentences that name the key, the range and the value."""
+
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import Field, ValidationError, create_model, field_validator
+
+from dispfl.errors import ConfigError, DispflError
+from dispfl.settings import Settings, did_you_mean, nearest
+
+
+class Oven(Settings):
+    table: ClassVar[str] = "oven"
+    heat: float = Field(default=0.5, gt=0, le=1)
+    trays: int = Field(default=2, ge=1)
+    mode: Literal["fan", "grill"] = "fan"
+    door: Literal["closed"] = "closed"
+    light: bool = False
+    label: str = ""
+    dish: str = "bread"
+
+    @field_validator("dish")
+    @classmethod
+    def _on_the_menu(cls, dish: str) -> str:
+        return nearest(dish, ["bread", "cake"])
+
+
+def refusal(**values: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        Oven(**values)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("limits", "value", "words"),
+    [
+        ({"gt": 0}, 0, "above 0"),
+        ({"ge": 1}, 0, "at least 1"),
+        ({"lt": 5}, 5, "below 5"),
+        ({"le": 4}, 5, "at most 4"),
+        ({"gt": 0, "lt": 5}, 5, "in (0, 5)"),
+        ({"gt": 0, "le": 1}, 0, "in (0, 1]"),
+        ({"ge": 0, "lt": 5}, 5, "in [0, 5)"),
+        ({"ge": 0, "le": 1}, 2, "in [0, 1]"),
+        ({"ge": -2.5, "le": 0.5}, 2, "in [-2.5, 0.5]"),
+    ],
+)
+def test_every_combination_of_limits_has_its_words(limits: dict[str, Any], value: int, words: str) -> None:
+    knob: Any = create_model("Knob", __base__=Settings, turn=(float, Field(**limits)))
+    with pytest.raises(ConfigError) as caught:
+        knob(turn=value)
+    assert str(caught.value) == f"turn must be {words}, got {value}."
+
+
+@pytest.mark.parametrize(
+    ("values", "sentence"),
+    [
+        ({"heat": 20}, "oven.heat must be in (0, 1], got 20."),
+        ({"heat": "hot"}, "oven.heat must be a number in (0, 1], got 'hot'."),
+        ({"heat": float("nan")}, "oven.heat must be in (0, 1], got nan."),
+        ({"trays": 0}, "oven.trays must be at least 1, got 0."),
+        ({"trays": 1.5}, "oven.trays must be a whole number at least 1, got 1.5."),
+        ({"trays": "two"}, "oven.trays must be a whole number at least 1, got 'two'."),
+        ({"light": "maybe"}, "oven.light must be true or false, got 'maybe'."),
+        ({"label": 3}, "oven.label must be a text, got 3."),
+        ({"mode": "steam"}, "oven.mode must be 'fan' or 'grill', got 'steam'."),
+        ({"door": "open"}, "oven.door must be 'closed', got 'open'."),
+        ({"dish": "braed"}, "oven.dish 'braed' does not exist. Did you mean bread?"),
+        ({"trais": 3}, "Unknown key oven.trais. Did you mean oven.trays?"),
+    ],
+)
+def test_a_bad_value_is_one_sentence(values: dict[str, Any], sentence: str) -> None:
+    assert refusal(**values) == sentence
+
+
+def test_every_bad_value_gets_its_sentence_in_the_order_of_the_fields() -> None:
+    assert refusal(trays=0, heat=2) == "oven.heat must be in (0, 1], got 2. oven.trays must be at least 1, got 0."
+
+
+def test_three_choices_are_listed_with_commas_and_or() -> None:
+    class Knob(Settings):
+        turn: Literal["left", "right", "off"]
+
+    knob: Any = Knob
+    with pytest.raises(ConfigError, match=r"^turn must be 'left', 'right' or 'off', got 'up'\.$"):
+        knob(turn="up")
+
+
+def test_a_value_without_a_default_is_called_missing() -> None:
+    knob: Any = create_model("Knob", __base__=Settings, turn=(float, ...))
+    with pytest.raises(ConfigError, match=r"^turn is missing; give it a value\.$"):
+        knob()
+
+
+def test_a_bad_default_is_refused_too() -> None:
+    knob: Any = create_model("Knob", __base__=Settings, turn=(float, Field(default=7, le=1)))
+    with pytest.raises(ConfigError, match=r"^turn must be at most 1, got 7\.$"):
+        knob()
+
+
+def test_settings_do_not_change_after_they_are_made() -> None:
+    oven = Oven(trays=3)
+    with pytest.raises(ValidationError, match="frozen"):
+        oven.trays = 4
+    assert oven.trays == 3
+
+
+def test_a_refusal_is_both_a_dispfl_error_and_a_value_error() -> None:
+    assert issubclass(ConfigError, DispflError)
+    assert issubclass(ConfigError, ValueError)
+
+
+def test_a_name_far_from_all_gets_the_sorted_list() -> None:
+    assert did_you_mean("xyz", ["grill", "fan"]) == "Known: fan, grill."
+    assert did_you_mean("gril", ["grill", "fan"]) == "Did you mean grill?"
+
+
+def test_nearest_lets_a_known_name_through_and_reads_an_iterator_once() -> None:
+    assert nearest("fan", iter(["grill", "fan"])) == "fan"
+    with pytest.raises(ValueError, match=r"^'fann' does not exist\. Did you mean fan\?$"):
+        nearest("fann", iter(["grill", "fan"]))

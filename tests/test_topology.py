@@ -1,0 +1,131 @@
+"""Who hears whom: by hand for the fixed graphs, by counting for the random one."""
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+
+from dispfl.errors import ConfigError
+from dispfl.roster import roster_names
+from dispfl.topology import TOPOLOGIES, Full, RandomRegular, Ring, Topology
+
+FIVE = roster_names(5)
+TEN = roster_names(10)
+
+
+def test_in_a_ring_of_five_each_hears_the_one_before_and_the_one_after() -> None:
+    assert Ring().neighbours(0, 0, FIVE) == {
+        "000": ["001", "004"],
+        "001": ["000", "002"],
+        "002": ["001", "003"],
+        "003": ["002", "004"],
+        "004": ["000", "003"],
+    }
+
+
+def test_a_ring_of_one_hears_nobody_and_in_a_ring_of_two_each_hears_the_other_once() -> None:
+    assert Ring().neighbours(0, 0, ["000"]) == {"000": []}
+    assert Ring().neighbours(0, 0, ["000", "001"]) == {"000": ["001"], "001": ["000"]}
+
+
+def test_in_the_full_graph_everyone_hears_everyone_else() -> None:
+    assert Full().neighbours(0, 0, ["000", "001", "002"]) == {
+        "000": ["001", "002"],
+        "001": ["000", "002"],
+        "002": ["000", "001"],
+    }
+    assert Full().neighbours(0, 0, ["000"]) == {"000": []}
+
+
+@pytest.mark.parametrize(("peers", "degree"), [(2, 1), (5, 1), (5, 4), (10, 3), (11, 10), (101, 10)])
+def test_random_regular_in_degree_and_out_degree_are_exactly_the_degree(peers: int, degree: int) -> None:
+    for t in range(3):
+        graph = RandomRegular(degree=degree).neighbours(0, t, roster_names(peers))
+        assert sorted(graph) == roster_names(peers)
+        for peer, heard in graph.items():
+            assert len(set(heard)) == len(heard) == degree
+            assert peer not in heard
+            assert heard == sorted(heard)
+        heard_by = Counter(sender for heard in graph.values() for sender in heard)
+        assert set(heard_by.values()) == {degree}
+
+
+def test_random_regular_gives_another_graph_every_round_and_for_every_seed() -> None:
+    topology = RandomRegular(degree=3)
+    graphs = [topology.neighbours(0, t, TEN) for t in range(20)]
+    assert all(before != after for before, after in pairwise(graphs))
+    assert topology.neighbours(1, 0, TEN) != graphs[0]
+
+
+def test_random_regular_follows_from_seed_and_round_alone_in_any_order_of_asking() -> None:
+    late_first = {t: RandomRegular(degree=3).neighbours(7, t, TEN) for t in (5, 0, 3)}
+    topology = RandomRegular(degree=3)
+    in_order = [topology.neighbours(7, t, TEN) for t in range(6)]
+    assert all(in_order[t] == graph for t, graph in late_first.items())
+
+
+def test_over_many_rounds_random_regular_lets_every_peer_hear_every_other_about_equally_often() -> None:
+    often = Counter(
+        (peer, sender)
+        for t in range(300)
+        for peer, heard in RandomRegular(degree=3).neighbours(0, t, TEN).items()
+        for sender in heard
+    )
+    assert len(often) == 90  # every ordered pair
+    assert min(often.values()) > 60  # 300 * 3 / 9 = 100 expected, standard deviation 8
+    assert max(often.values()) < 140
+
+
+@pytest.mark.parametrize(
+    ("peers", "degree", "fix"), [(5, 5, "at most 4"), (5, 10, "at most 4"), (1, 1, "topology=full")]
+)
+def test_a_degree_that_the_peers_cannot_give_is_refused_with_the_fix(peers: int, degree: int, fix: str) -> None:
+    problem = rf"topology\.degree must be below the number of peers \({peers}\), got {degree}\. Use {fix}"
+    with pytest.raises(ConfigError, match=problem):
+        RandomRegular(degree=degree).check(peers)
+    with pytest.raises(ConfigError, match=problem):
+        RandomRegular(degree=degree).neighbours(0, 0, roster_names(peers))
+
+
+def dropping(name: str, drop: float) -> Topology:
+    """A topology by name, degree 3 where it has one."""
+    return RandomRegular(degree=3, drop=drop) if name == "random" else TOPOLOGIES[name](name=name, drop=drop)
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_offline_peers_neither_send_nor_are_heard(name: str) -> None:
+    topology = dropping(name, 0.4)
+    seen_offline = False
+    for t in range(10):
+        online = topology.online(0, t, TEN)
+        heard = topology.heard(0, t, TEN)
+        graph = topology.neighbours(0, t, TEN)
+        assert set(heard) == online
+        for peer in online:
+            assert heard[peer] == [sender for sender in graph[peer] if sender in online]
+        seen_offline |= len(online) < 10
+    assert seen_offline
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_with_drop_0_everyone_is_online_and_with_drop_1_nobody(name: str) -> None:
+    assert dropping(name, 0.0).heard(0, 0, TEN) == dropping(name, 0.0).neighbours(0, 0, TEN)
+    assert dropping(name, 1.0).heard(0, 0, TEN) == {}
+
+
+def test_a_drop_of_0_3_takes_each_peer_offline_in_about_three_rounds_of_ten() -> None:
+    topology = Full(drop=0.3)
+    rounds = [topology.online(0, t, TEN) for t in range(500)]
+    for peer in TEN:
+        assert 0.2 < sum(peer not in online for online in rounds) / 500 < 0.4  # five standard deviations either side
+    assert 0.27 < sum(10 - len(online) for online in rounds) / 5000 < 0.33
+
+
+def test_who_is_offline_does_not_depend_on_the_topology() -> None:
+    assert Ring(drop=0.5).online(3, 4, TEN) == Full(drop=0.5).online(3, 4, TEN)
+
+
+@pytest.mark.parametrize("drop", [-0.1, 1.5])
+def test_a_drop_that_is_no_probability_is_refused(drop: float) -> None:
+    with pytest.raises(ConfigError, match=rf"topology\.drop must be in \[0, 1\], got {drop}"):
+        Ring(drop=drop)
