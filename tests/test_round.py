@@ -11,7 +11,7 @@ from dispfl.core.evolve import prune_and_regrow, prune_rate
 from dispfl.core.gossip import gossip_average
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Report, Trainer
+from dispfl.core.train import Report, Task, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
@@ -172,6 +172,10 @@ def test_only_some_offline_means_only_they_are_silent(make_setting: MakeSetting)
     assert {peer for peer, step in result.steps.items() if step.report.loss is not None} == online
 
 
+def batch_norm_net() -> nn.Module:
+    return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
+
+
 def with_broken_data(setting: Setting, peer: str) -> Setting:
     """The setting in which one peer's training inputs are nan."""
     data = setting.peers[peer]
@@ -193,10 +197,26 @@ def test_a_peer_whose_loss_is_nan_keeps_its_last_good_state_and_says_so(make_set
 
 
 def test_a_failing_peers_buffers_stay_good_too(make_setting: MakeSetting, play: Play) -> None:
-    setting = make_setting(peers=2, model=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)), rounds=1)
+    setting = make_setting(peers=2, model=batch_norm_net, rounds=1)
     steps = play(with_broken_data(setting, "001"))[0].steps
     assert steps["001"].state.buffers["0.running_mean"].tolist() == [0.0] * 4
     assert steps["000"].state.buffers["0.running_mean"].count_nonzero() == 4
+
+
+def test_a_peer_that_fails_in_the_mask_search_is_scored_as_it_was_before_the_round(make_setting: MakeSetting) -> None:
+    losses = iter([1.0, 1.0, 1.0, nan])  # three batches to learn from, then the search
+    task = Task(
+        loss=lambda outputs, labels: next(losses) * outputs.square().mean(),
+        metric=lambda outputs, labels: float(outputs.sum()),
+    )
+    setting = make_setting(peers=1, model=batch_norm_net, task=task)
+    live, state = LiveModel(setting.module()), start(setting)["000"]
+    idle = peer_step(setting, live, Work("000", 0, state, {}, idle=True))
+    failed = peer_step(setting, live, Work("000", 0, state, {}))
+    assert failed.report.failure is not None
+    assert "the gradient became infinite or nan" in failed.report.failure
+    assert failed.state is state
+    assert failed.report.score == idle.report.score
 
 
 def test_the_others_go_on_as_if_the_failing_peer_had_stood_still(make_setting: MakeSetting, play: Play) -> None:

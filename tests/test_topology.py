@@ -50,6 +50,11 @@ def test_random_regular_in_degree_and_out_degree_are_exactly_the_degree(peers: i
         assert set(heard_by.values()) == {degree}
 
 
+def test_random_regular_of_degree_2_among_three_is_the_full_graph() -> None:
+    three = roster_names(3)
+    assert RandomRegular(degree=2).neighbours(0, 0, three) == Full().neighbours(0, 0, three)
+
+
 def test_random_regular_gives_another_graph_every_round_and_for_every_seed() -> None:
     topology = RandomRegular(degree=3)
     graphs = [topology.neighbours(0, t, TEN) for t in range(20)]

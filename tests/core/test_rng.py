@@ -26,6 +26,7 @@ def test_changing_any_one_name_gives_another_number(names: tuple[int, str, str, 
 
 def test_names_do_not_run_into_each_other_and_a_number_is_not_its_text() -> None:
     assert stream_seed(0, "ab", "c") != stream_seed(0, "a", "bc")
+    assert stream_seed(0, "astr:b") != stream_seed(0, "a", "b")
     assert stream_seed(0, "1") != stream_seed(0, 1)
     assert stream_seed(0) != stream_seed(0, "")
 
