@@ -341,3 +341,57 @@ def test_what_cannot_be_a_federation_is_refused_with_a_sentence(pairs: list[Pair
 def test_numpys_whole_numbers_will_do_for_rounds(pairs: list[Pair]) -> None:
     run = Federation(MyNet, pairs, topology=Ring(), train=QUICK).run(rounds=np.int64(2))  # type: ignore[arg-type]
     assert len(run.history) == 2
+
+
+def test_a_model_that_is_no_recipe_for_new_modules_is_refused(pairs: list[Pair]) -> None:
+    with pytest.raises(ConfigError, match=r"give MyNet, not MyNet\(\.\.\.\)"):
+        Federation(model=MyNet(), peers=pairs)  # type: ignore[arg-type]
+    net = MyNet()
+    with pytest.raises(ConfigError, match="the same module twice"):
+        Federation(model=lambda: net, peers=pairs, train=QUICK).run(rounds=1)
+    with pytest.raises(ConfigError, match="lazy parameters"):
+        Federation(model=lambda: nn.LazyLinear(3), peers=pairs, train=QUICK).run(rounds=1)
+
+
+def test_a_copy_of_a_trained_module_may_be_a_model(pairs: list[Pair]) -> None:
+    trained = Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1).model(0)
+    trained(torch.zeros(1, 4)).sum().backward()
+    run = Federation(model=lambda: deepcopy(trained), peers=pairs, train=QUICK).run(rounds=1)
+    assert len(run.accuracy) == 6
+
+
+def test_a_score_that_is_not_a_number_is_left_out_of_the_mean(pairs: list[Pair], tmp_path: Path) -> None:
+    scores = iter([0.5, float("nan"), 1.0, float("inf"), 0.0, 0.5])
+    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=lambda *_: next(scores), threads=1)
+    run = fed.run(rounds=1, out=tmp_path / "run")
+    assert run.accuracy == [0.5, None, 1.0, None, 0.0, 0.5]
+    assert run.summary["accuracy"]["mean"] == 0.5
+
+
+class Counting(MyNet):
+    """Counts its batches in a buffer that is not saved with it, and uses the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            self.count += 1
+        return super().forward(x + self.count)
+
+
+@pytest.mark.filterwarnings("ignore:The model has buffers")
+def test_buffers_that_are_not_saved_stay_with_the_peer_too(pairs: list[Pair]) -> None:
+    fed = [Federation(model=Counting, peers=pairs, train=QUICK, threads=threads) for threads in (1, 2)]
+    one, two = (federation.run(rounds=2) for federation in fed)
+    assert bits(one) == bits(two)
+    assert one.states["003"].buffers["count"] == 2 * 3  # rounds x batches of 8 out of 20 rows
+
+
+def test_a_peer_that_is_not_there_is_refused_and_numpys_seed_is_the_same_seed(pairs: list[Pair]) -> None:
+    run = Federation(model=MyNet, peers=pairs, train=QUICK, seed=7).run(rounds=1)
+    assert bits(run) == bits(Federation(model=MyNet, peers=pairs, train=QUICK, seed=np.int64(7)).run(rounds=1))  # type: ignore[arg-type]
+    for peer in (6, -7, "alice"):
+        with pytest.raises(ConfigError, match=f"no peer {peer}; there are 6, from 000 to 005"):
+            run.model(peer)

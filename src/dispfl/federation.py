@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import operator
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -50,7 +51,10 @@ class Run:
 
     def model(self, peer: int | str) -> nn.Module:
         """The personal model of one peer, by place in the roster or by name, ready to use."""
-        name = self.setting.roster[peer] if isinstance(peer, int) else peer
+        roster = self.setting.roster
+        name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
+        if name not in self.states:
+            raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
         live = LiveModel(self.setting.module())
         live.load(self.states[name].model.unpack()[0], self.states[name].buffers)
         for parameter in live.module.parameters():
@@ -84,6 +88,9 @@ class Federation:
         on_round: Callable[[Record], None] | None = None,
         out: str | Path | None = None,
     ) -> None:
+        if isinstance(model, nn.Module):
+            name = type(model).__name__
+            raise ConfigError(f"`model` must be a function that returns a new module: give {name}, not {name}(...).")
         if not peers:
             raise ConfigError("A federation needs at least one peer; `peers` is empty.")
         if topology is None:
@@ -99,7 +106,7 @@ class Federation:
             topology=topology,
             train=train or Train(),
             task=Task(loss, metric),
-            seed=seed,
+            seed=operator.index(seed),  # a NumPy number must name the same random streams
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
             device=device,

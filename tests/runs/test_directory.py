@@ -46,14 +46,13 @@ def test_missing_folders_above_are_made_and_hidden_files_do_not_count(tmp_path: 
 
 def test_a_run_that_exists_is_left_alone_and_the_sentence_says_how_to_continue_it(run: RunDirectory) -> None:
     assert refusal(run.path) == (
-        f"The run directory {run.path} exists already. Continue it with --resume {run.path}, "
-        "or choose another with --out."
+        f"The run directory {run.path} exists already. Go on with it (--resume {run.path}), or choose another (--out)."
     )
 
 
 def test_a_folder_with_something_else_and_a_file_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    expected = "The run directory {} exists already. Please choose another with --out."
+    expected = "The run directory {} exists already. Choose another (--out)."
     assert refusal(tmp_path) == expected.format(tmp_path)
     assert refusal(tmp_path / "thesis.tex") == expected.format(tmp_path / "thesis.tex")
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]

@@ -16,14 +16,13 @@ def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[s
     all parameters take part, biases and norms included (docs/deviations.md).
     """
     sizes = {name: prod(shape) for name, shape in shapes.items()}
-    raw = {name: sum(shape) / prod(shape) if shape else 1.0 for name, shape in shapes.items()}
+    raw = {name: sum(shape) / size if (size := sizes[name]) and shape else 1.0 for name, shape in shapes.items()}
     dense: set[str] = set()
     while True:
         budget = density * sum(sizes.values()) - sum(sizes[name] for name in dense)
         share = sum(raw[name] * sizes[name] for name in shapes if name not in dense)
         eps = budget / share if share else 0.0
-        # A tiny model may exhaust its budget on dense layers alone; never go below zero.
-        found = {name: 1.0 if name in dense else max(0.0, eps * raw[name]) for name in shapes}
+        found = {name: 1.0 if name in dense else eps * raw[name] for name in shapes}
         over = {name for name, value in found.items() if value > 1.0}
         if not over:
             return found

@@ -1,12 +1,16 @@
 """The one module that is alive in a worker: peers' flat vectors are loaded into it, trained, and read back."""
 
 from collections.abc import Mapping
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError
+
+_ALIVE: WeakSet[nn.Module] = WeakSet()
+"""Modules whose parameters are views already: a second LiveModel would tear them from the first."""
 
 
 class LiveModel:
@@ -16,11 +20,15 @@ class LiveModel:
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+        if module in _ALIVE:
+            raise ConfigError("The model function returned the same module twice; it must build a new one each time.")
+        if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
+            raise ConfigError("The model has lazy parameters; give their sizes, or run one batch through it first.")
+        _ALIVE.add(module)
         self.module = module.to(device)
         self.device = torch.device(device)
         self.layout = Layout.of(module)
-        saved = module.state_dict()
-        self.buffer_names = [name for name, _ in module.named_buffers() if name in saved]
+        self.buffer_names = [name for name, _ in module.named_buffers()]
         if not self.layout.size:
             raise ConfigError("The model has no trainable parameters: at least one must have requires_grad=True.")
         parameters = [p for p in module.parameters() if p.requires_grad]

@@ -37,10 +37,13 @@ class GossipMethod(Settings):
 
     table: ClassVar[str] = "method"
     name: str
-    evolves: ClassVar[bool] = False
-    """Whether a step ends with the dense gradient of one batch, which costs FLOPs of its own."""
     hears: ClassVar[bool] = True
     """Whether peers exchange anything at all."""
+
+    @property
+    def searches(self) -> bool:
+        """Whether a step ends with the dense gradient of one batch, which costs FLOPs of its own."""
+        return False
 
     def densities(self, peers: int) -> list[float]:
         """How dense each peer's model is."""

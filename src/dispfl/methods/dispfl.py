@@ -1,7 +1,7 @@
 """Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' on what both hold."""
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -20,7 +20,6 @@ from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, s
 class DisPFL(GossipMethod):
     """The paper's method, Algorithms 1 and 2."""
 
-    evolves: ClassVar[bool] = True
     name: Literal["dispfl"] = "dispfl"
     density: Density = 0.5
     """Share of weights a peer keeps. The paper's sparsity 0.8 is density 0.2. A list makes groups of peers."""
@@ -30,6 +29,10 @@ class DisPFL(GossipMethod):
     """Where to regrow: where the dense gradient is largest (the paper), or anywhere (the authors' scripts)."""
     layers: Literal["erk", "uniform"] = "erk"
     """How the density is spread over the layers."""
+
+    @property
+    def searches(self) -> bool:
+        return self.regrow == "gradient"
 
     def densities(self, peers: int) -> list[float]:
         return spread_densities(self.density, peers)

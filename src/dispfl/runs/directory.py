@@ -35,8 +35,8 @@ class RunDirectory:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Make a new one. A folder that has something in it, hidden files apart, is left alone."""
         if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
-            fix = f"Continue it with --resume {path}, or" if (path / "config.toml").exists() else "Please"
-            raise RunError(f"The run directory {path} exists already. {fix} choose another with --out.")
+            fix = f"Go on with it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
+            raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)

@@ -7,6 +7,7 @@ import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from math import isfinite
 from typing import Any
 
 import torch
@@ -26,7 +27,7 @@ def round_record(t: int, result: Round, flops: Mapping[str, int], seconds: float
     """One line of `metrics.jsonl`. What was not measured in this round is null."""
     steps = result.steps
     busiest = result.ledger.busiest()
-    worked = [flops[peer] if step.report.loss is not None else 0 for peer, step in steps.items()]
+    worked = [0 if step.report.loss is None or step.report.failure else flops[peer] for peer, step in steps.items()]
     return {
         "round": t,
         "accuracy": spread([step.report.score for step in steps.values()]),
@@ -41,11 +42,12 @@ def round_record(t: int, result: Round, flops: Mapping[str, int], seconds: float
 
 
 def spread(values: Sequence[float | None]) -> Record | None:
-    """Mean, standard deviation over peers, and the value of each; None where nobody has one."""
-    known = [value for value in values if value is not None]
+    """Mean and standard deviation over the peers that have a finite value, and each one's; None where nobody has."""
+    finite = [None if value is None or not isfinite(value) else value for value in values]
+    known = [value for value in finite if value is not None]
     if not known:
         return None
-    return {"mean": statistics.fmean(known), "std": statistics.pstdev(known), "per_peer": list(values)}
+    return {"mean": statistics.fmean(known), "std": statistics.pstdev(known), "per_peer": finite}
 
 
 def summarize(setting: Setting, records: Sequence[Record], states: Mapping[str, PeerState]) -> Record:
@@ -80,7 +82,7 @@ def flops_of_a_round(
     flops = {}
     for peer, state in states.items():
         samples = len(setting.peers[peer].train)
-        search = min(setting.train.batch, samples) if setting.method.evolves else 0
+        search = min(setting.train.batch, samples) if setting.method.searches else 0
         kept = kept_per_layer(state.model.mask.unpack(), layout)
         flops[peer] = cost.local_phase(kept, samples, setting.train.epochs, search)
     return flops
