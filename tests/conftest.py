@@ -1,6 +1,6 @@
 """What several test files share: tiny peers, and a run of them in this process. A few milliseconds a round."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from typing import Any
 
@@ -9,12 +9,14 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from dispfl.core.train import Task, Train
+from dispfl.core.live import LiveModel
+from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
+from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.roster import roster_names
-from dispfl.round import PeerData, Round, Setting, gossip_round, start
+from dispfl.round import PeerData, Round, Setting, play_round, start
 from dispfl.topology import Full
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
@@ -36,6 +38,15 @@ def labelled_points(count: int, which: int) -> tuple[Tensor, Tensor]:
     return points, points[:, :3].argmax(1)
 
 
+def peers_with_points(count: int) -> dict[str, PeerData]:
+    return {
+        name: PeerData(
+            ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
+        )
+        for which, name in enumerate(roster_names(count))
+    }
+
+
 def tiny_net() -> nn.Module:
     """4 x 8 + 8 + 8 x 3 + 3 = 67 parameters."""
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
@@ -55,15 +66,10 @@ def net() -> Callable[[], nn.Module]:
 
 @pytest.fixture
 def make_setting() -> Callable[..., Setting]:
-    """`make_setting(peers=3, method=..., ...)`: peers with 20 training and 10 test points of their own."""
+    """`make_setting(peers=3, method=..., ...)`: peers with 20 training and 10 test points of their own, or as given."""
 
-    def make(peers: int = 3, **changes: Any) -> Setting:
-        data = {
-            name: PeerData(
-                ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
-            )
-            for which, name in enumerate(roster_names(peers))
-        }
+    def make(peers: int | Mapping[str, PeerData] = 3, **changes: Any) -> Setting:
+        data = peers_with_points(peers) if isinstance(peers, int) else peers
         defaults: dict[str, Any] = {
             "model": tiny_net,
             "peers": data,
@@ -88,8 +94,50 @@ def play() -> Callable[..., list[Round]]:
         states = start(setting)
         with closing(InProcess(setting, threads)) as engine:
             for t in range(setting.rounds):
-                done.append(gossip_round(setting, states, t, engine))
-                states = {peer: step.state for peer, step in done[-1].steps.items()}
+                done.append(play_round(setting, states, t, engine))
+                states = done[-1].states
         return done
 
     return rounds
+
+
+@pytest.fixture
+def trainer_for() -> Callable[..., Trainer]:
+    """`trainer_for(setting, peer="000", t=0)`: the hands of one peer in one round, as its method's step gets them."""
+
+    def make(setting: Setting, peer: str = "000", t: int = 0) -> Trainer:
+        data, live = setting.peers[peer], LiveModel(setting.module())
+        return Trainer(
+            live=live,
+            train=data.train,
+            test=data.test,
+            settings=setting.train,
+            task=setting.task,
+            seed=setting.seed,
+            peer=peer,
+            t=t,
+            T=setting.rounds,
+            roster=setting.roster,
+            buffers=live.read_buffers(),
+        )
+
+    return make
+
+
+@pytest.fixture
+def bits() -> Callable[[PeerState], dict[str, bytes]]:
+    """`bits(state)`: every bit of a state, by name."""
+
+    def read(state: PeerState) -> dict[str, bytes]:
+        tensors = {
+            "values": state.model.values,
+            "mask": state.model.mask.bits,
+            "next_mask": state.next_mask.bits,
+            **{f"buffers/{name}": tensor for name, tensor in state.buffers.items()},
+            **{f"memory/{name}": tensor for name, tensor in state.memory.items()},
+        }
+        if state.sent is not None:
+            tensors |= {"sent/values": state.sent.values, "sent/mask": state.sent.mask.bits}
+        return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+    return read

@@ -151,7 +151,7 @@ def test_a_key_near_to_none_gets_the_list_with_each_key_once() -> None:
         ("data=cifar1", "data.name must be a known data set, got 'cifar1'. Did you mean cifar10?"),
         ("data.augment=maybe", "data.augment must be true or false, got 'maybe'."),
         ("train.lr=0", "train.lr must be above 0, got 0."),
-        ("train.lr=nan", "train.lr must be above 0, got nan."),
+        ("train.lr=nan", "train.lr must be a finite number above 0, got nan."),
         ("train.decay=1.1", "train.decay must be in (0, 1], got 1.1."),
         ("rounds=0", "rounds must be at least 1, got 0."),
         ("rounds=many", "rounds must be a whole number at least 1, got 'many'."),

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dispfl.core.live import LiveModel
+from dispfl.core.train import Samples
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, draws_globally
 from dispfl.round import PeerData, Round, Setting, Work, start
@@ -178,6 +179,9 @@ def test_leaving_off_in_the_middle_stops_what_is_running_between_two_batches(mak
             for _ in range(20_000):
                 yield from short.batches(size, rng=rng)
             finished.set()
+
+        def take(self, rows: Tensor) -> Samples:
+            return short.take(rows)
 
     peers = {**setting.peers, "001": replace(setting.peers["001"], train=Lengthy())}
     setting = replace(setting, peers=peers)

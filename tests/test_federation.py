@@ -14,8 +14,10 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from dispfl import DisPFL, Federation, Full, Local, RandomRegular, Ring, Run, Train
+from dispfl.config import compose
 from dispfl.core.train import accuracy
 from dispfl.errors import ConfigError, DataError, RunError
+from dispfl.runs.directory import read_config
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 Pair = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -395,3 +397,22 @@ def test_a_peer_that_is_not_there_is_refused_and_numpys_seed_is_the_same_seed(pa
     for peer in (6, -7, "alice"):
         with pytest.raises(ConfigError, match=f"no peer {peer}; there are 6, from 000 to 005"):
             run.model(peer)
+
+
+def test_a_run_of_another_model_or_other_data_is_not_gone_on_with(pairs: list[Pair], tmp_path: Path) -> None:
+    Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
+    for other, key in (
+        (Federation(model=lambda: nn.Linear(4, 3), peers=pairs, train=QUICK), "first_weights_sha256"),
+        (
+            Federation(model=MyNet, peers=[((pairs[0][0][0][1:], pairs[0][0][1][1:]), pairs[0][1]), *pairs[1:]]),
+            "samples",
+        ),
+    ):
+        with pytest.raises(ConfigError, match=f"was run with {key} = "):
+            other.run(rounds=1, out=tmp_path / "run", resume=True)
+
+
+def test_the_command_line_says_that_a_run_made_in_python_goes_on_there(pairs: list[Pair], tmp_path: Path) -> None:
+    Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
+    with pytest.raises(ConfigError, match="made in Python"):
+        compose(read_config(tmp_path / "run"))

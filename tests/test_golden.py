@@ -12,6 +12,7 @@ import pytest
 from dispfl.config import compose
 from dispfl.data.datasets import load
 from dispfl.federation import Run, execute
+from dispfl.methods.registry import METHODS
 from dispfl.runs.loop import Progress
 
 TINY = (
@@ -48,9 +49,65 @@ GOLDEN = {
 }
 
 
+@dataclass(frozen=True)
+class LastLine:
+    """What the last round of a run gave, peer by peer, and what it cost. None: the peer waited."""
+
+    changes: str
+    accuracy: list[float]
+    loss: list[float | None]
+    flops: int
+    """Of the whole federation."""
+    values: int
+    """What the busiest node downloaded."""
+
+
+DENSE = 105_962
+EPOCHS = 2 * 257_325_840  # of two peers, two epochs each
+LAST_LINES = {
+    "fedavg": LastLine(
+        "method.cohort=2", [0.64, 0.28, 0.38, 0.64], [None, None, 1.9203, 1.0845], flops=EPOCHS, values=2 * DENSE
+    ),
+    "fedavg-ft": LastLine(
+        "method.tune_epochs=2",
+        [0.88, 0.84, 0.56, 0.74],
+        [1.0015, 1.4080, 2.3413, 1.2518],
+        flops=2 * EPOCHS,
+        values=4 * DENSE,
+    ),
+    "ditto": LastLine(
+        "method.cohort=3",
+        [0.76, 0.58, 0.74, 0.74],
+        [None, 1.3308, 0.4588, 1.2827],
+        flops=3 * EPOCHS * 5 // 4,  # three peers, five epochs each
+        values=3 * DENSE,
+    ),
+    "fedfomo": LastLine(
+        "", [0.72, 0.58, 0.76, 0.72], [0.8000, 1.4399, 1.0179, 1.1373], flops=2 * EPOCHS * 9 // 10, values=2 * DENSE
+    ),
+    "subfedavg": LastLine(
+        "method.prune=0.2 method.min_accuracy=0.1",
+        [0.78, 0.50, 0.82, 0.76],
+        [0.6372, 1.1800, 1.5685, 0.9119],
+        flops=661_832_640,
+        values=4 * 54_362,
+    ),
+    "dpsgd": LastLine(
+        "", [0.78, 0.38, 0.36, 0.76], [0.8985, 1.3794, 2.3859, 1.1501], flops=2 * EPOCHS, values=2 * DENSE
+    ),
+    "dpsgd-ft": LastLine(
+        "method.tune_epochs=2",
+        [0.88, 0.64, 0.74, 0.74],
+        [0.8985, 1.3794, 2.3859, 1.1501],
+        flops=2 * EPOCHS,
+        values=2 * DENSE,
+    ),
+}
+
+
 @cache
-def run(method: str, seed: int = 0, augment: str = "false") -> Run:
-    experiment = compose({}, [*TINY.format(augment).split(), f"method={method}", f"seed={seed}"])
+def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -> Run:
+    experiment = compose({}, [*TINY.format(augment).split(), f"method={method}", *changes.split(), f"seed={seed}"])
     pictures = load(experiment.data)
     return execute(experiment.setting(pictures, experiment.split(pictures)), None, 1, Progress())
 
@@ -72,6 +129,21 @@ def test_kept_weights_bytes_and_flops_are_exactly_those_written_down(method: str
         assert record["flops_per_peer"] == golden.flops
         assert record["busiest"]["paper_mb"] == golden.downloaded / 1e6
         assert record["busiest"]["wire_mb"] == (golden.downloaded + masks) / 1e6
+
+
+def test_every_method_has_its_numbers_written_down() -> None:
+    assert {*GOLDEN, *LAST_LINES} == set(METHODS)
+
+
+@pytest.mark.parametrize("method", LAST_LINES)
+def test_the_last_round_is_as_written_down(method: str) -> None:
+    golden = LAST_LINES[method]
+    record = run(method, changes=golden.changes).history[-1]
+    assert record["accuracy"]["per_peer"] == pytest.approx(golden.accuracy, abs=1e-4)
+    assert record["loss"]["per_peer"] == [loss and pytest.approx(loss, abs=1e-4) for loss in golden.loss]
+    assert record["flops_total"] == golden.flops
+    assert record["busiest"]["paper_mb"] == 4 * golden.values / 1e6
+    assert record["failures"] == {}
 
 
 def test_the_flops_can_be_done_by_hand() -> None:

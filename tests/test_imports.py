@@ -17,7 +17,7 @@ TIERS = [
     {"wire", "methods", "topology", "data", "models", "roster"},
     {"costs", "round"},
     {"engines", "runs", "peer"},
-    {"federation", "config", "launch"},
+    {"federation", "config", "launch", "grid"},
     {"cli"},
 ]
 """A module may import from its own tier and those above it in this list."""

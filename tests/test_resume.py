@@ -176,13 +176,13 @@ def left_over(path: Path) -> list[str]:
     return sorted(str(entry) for entry in {*path.rglob("*.partial"), *old})
 
 
-@pytest.mark.parametrize(("part_a_peer", "gap"), [(False, 1), (True, 3)])
+@pytest.mark.parametrize(("part_a_peer", "gap"), [(False, 1), (True, 5)])
 def test_killed_before_any_change_of_the_disk_the_rest_gives_the_same(
     forker: Forker, quick: tuple[Path, Outcome], tmp_path: Path, part_a_peer: bool, gap: int
 ) -> None:
     """A change is a mkdir, open for writing, rename or deletion. Each in turn is the last thing that does not happen.
 
-    Two runs at a time. Where each peer makes a part, every third change will do.
+    Two runs at a time. Where each peer makes a part, every fifth change will do.
     """
     for moment in range(1, 100, 2 * gap):
         paths = {number: tmp_path / f"{number}" for number in (moment, moment + gap)}

@@ -1,6 +1,6 @@
 """One round: who publishes what when, the limits of the algorithm, offline peers and peers that fail."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 
@@ -13,10 +13,11 @@ from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Trainer
 from dispfl.data.batches import ResidentSamples
-from dispfl.methods.base import PeerState
+from dispfl.methods.base import Around, PeerState
 from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
-from dispfl.round import PeerData, Round, Setting, Step, Work, gossip_round, peer_step, start
+from dispfl.round import PeerData, Round, Setting, Step, Work, peer_step, play_round, start
 from dispfl.topology import Full, Ring
 
 MakeSetting = Callable[..., Setting]
@@ -87,7 +88,7 @@ def test_a_regrown_weight_takes_its_neighbours_value_and_zero_where_nobody_holds
 def test_the_order_in_which_peers_take_their_step_does_not_matter(make_setting: MakeSetting, play: Play) -> None:
     setting = make_setting(peers=3, rounds=1)
     engine = Backwards(setting)
-    backwards = gossip_round(setting, start(setting), 0, engine)
+    backwards = play_round(setting, start(setting), 0, engine)
     assert engine.worked == ["002", "001", "000"]
     assert list(backwards.steps) == ["000", "001", "002"]
     for one, other in zip(weights_of(backwards.steps), weights_of(play(setting)[0].steps), strict=True):
@@ -99,7 +100,7 @@ def test_steps_that_are_finished_already_are_not_done_again(make_setting: MakeSe
     states = start(setting)
     done = Step(states["001"], Report(loss=42.0))
     engine, told = Backwards(setting), []
-    result = gossip_round(setting, states, 0, engine, {"001": done}, lambda peer, step: told.append(peer))
+    result = play_round(setting, states, 0, engine, {"001": done}, lambda peer, step: told.append(peer))
     assert engine.worked == told == ["002", "000"]
     assert result.steps["001"] is done
 
@@ -107,7 +108,7 @@ def test_steps_that_are_finished_already_are_not_done_again(make_setting: MakeSe
 def test_in_a_ring_of_four_every_peer_is_charged_for_two_messages_each_way(make_setting: MakeSetting) -> None:
     setting = make_setting(peers=4, topology=Ring())
     states = start(setting)
-    links = gossip_round(setting, states, 0, Backwards(setting)).ledger.paper
+    links = play_round(setting, states, 0, Backwards(setting)).ledger.paper
     assert sorted(links) == [
         (sender, receiver)
         for sender in setting.roster
@@ -119,7 +120,7 @@ def test_in_a_ring_of_four_every_peer_is_charged_for_two_messages_each_way(make_
 
 def test_local_sends_nothing(make_setting: MakeSetting) -> None:
     setting = make_setting(method=Local())
-    assert not gossip_round(setting, start(setting), 0, Backwards(setting)).ledger.wire
+    assert not play_round(setting, start(setting), 0, Backwards(setting)).ledger.wire
 
 
 def test_one_peer_at_density_1_is_local_training_bit_for_bit(make_setting: MakeSetting, play: Play) -> None:
@@ -146,7 +147,7 @@ def test_the_mask_changes_less_and_less(make_setting: MakeSetting, play: Play) -
 def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_scored(make_setting: MakeSetting) -> None:
     setting = make_setting(topology=Full(drop=1.0, offline="skip"))
     states = start(setting)
-    result = gossip_round(setting, states, 0, Backwards(setting))
+    result = play_round(setting, states, 0, Backwards(setting))
     for peer, step in result.steps.items():
         assert step.state is states[peer]
         assert step.report.loss is None
@@ -157,7 +158,7 @@ def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_scored(make_set
 def test_an_offline_peer_that_trains_does_what_it_would_do_alone(make_setting: MakeSetting) -> None:
     setting = make_setting(topology=Full(drop=1.0, offline="train"))
     states = start(setting)
-    result = gossip_round(setting, states, 0, Backwards(setting))
+    result = play_round(setting, states, 0, Backwards(setting))
     alone = peer_step(setting, LiveModel(setting.module()), Work("001", 0, states["001"], {}))
     assert weights_of(result.steps)[1].equal(alone.state.model.unpack()[0])
     assert not result.ledger.wire
@@ -167,7 +168,7 @@ def test_only_some_offline_means_only_they_are_silent(make_setting: MakeSetting)
     setting = make_setting(peers=6, topology=Full(drop=0.5, offline="skip"))
     online = setting.topology.online(0, 0, setting.roster)
     assert 1 < len(online) < 6  # the seed does drop some and leaves some
-    result = gossip_round(setting, start(setting), 0, Backwards(setting))
+    result = play_round(setting, start(setting), 0, Backwards(setting))
     assert set(result.ledger.wire) == {(j, k) for j in online for k in online if j != k}
     assert {peer for peer, step in result.steps.items() if step.report.loss is not None} == online
 
@@ -241,8 +242,45 @@ def test_states_of_the_round_before_are_what_is_heard(make_setting: MakeSetting)
         peer: replace(state, model=PackedModel.pack(torch.full((67,), float(k)), torch.ones(67, dtype=torch.bool)))
         for k, (peer, state) in enumerate(start(setting).items())
     }
-    one, other = weights_of(gossip_round(setting, states, 0, Backwards(setting)).steps)
+    one, other = weights_of(play_round(setting, states, 0, Backwards(setting)).steps)
     assert (float(one[0]), float(other[0])) == (1.0, 0.0)
+
+
+def test_a_peer_hears_whom_its_method_chooses_and_only_they_are_charged(make_setting: MakeSetting) -> None:
+    setting = make_setting(peers=4, method=Choosy(), rounds=1)
+    result = play_round(setting, start(setting), 0, Backwards(setting))
+    assert set(result.ledger.paper) == {("003", "000"), ("003", "001"), ("003", "002"), ("002", "003")}
+
+
+def test_a_peer_that_is_offline_or_has_only_offline_neighbours_is_not_asked_whom_it_prefers(
+    make_setting: MakeSetting,
+) -> None:
+    setting = make_setting(peers=3, method=Choosy(), topology=Full(drop=0.7), rounds=50)
+    alone = next(t for t in range(50) if len(setting.topology.online(0, t, setting.roster)) == 1)
+    assert not play_round(setting, start(setting), alone, Backwards(setting)).ledger.paper
+
+
+def test_a_model_that_all_share_is_judged_once_at_the_end_and_not_after_each_step(make_setting: MakeSetting) -> None:
+    setting = make_setting(method=DPSGD(), eval_every=2, rounds=3)
+    engine, told = Backwards(setting), []
+    states = start(setting)
+    for t, worked in enumerate([3, 6, 6]):  # three steps, then three judgements where the round is scored
+        engine.worked = []
+        result = play_round(setting, states, t, engine, on_step=lambda peer, step: told.append(step.report.score))
+        assert len(engine.worked) == worked
+        assert (result.judged is not None) == (worked == 6)
+        assert all((step.report.score is not None) == (worked == 6) for step in result.steps.values())
+        states = result.states
+    assert told == [None] * 9
+
+
+class Choosy(Local):
+    """Wants to hear the last of its neighbours only."""
+
+    hears = True
+
+    def choose(self, state: PeerState, around: Around, *, rng: torch.Generator) -> Sequence[str]:
+        return around.neighbours[-1:]
 
 
 class Copycat(Local):

@@ -57,7 +57,7 @@ def test_every_combination_of_limits_has_its_words(limits: dict[str, Any], value
     [
         ({"heat": 20}, "oven.heat must be in (0, 1], got 20."),
         ({"heat": "hot"}, "oven.heat must be a number in (0, 1], got 'hot'."),
-        ({"heat": float("nan")}, "oven.heat must be in (0, 1], got nan."),
+        ({"heat": float("nan")}, "oven.heat must be a finite number in (0, 1], got nan."),
         ({"trays": 0}, "oven.trays must be at least 1, got 0."),
         ({"trays": 1.5}, "oven.trays must be a whole number at least 1, got 1.5."),
         ({"trays": "two"}, "oven.trays must be a whole number at least 1, got 'two'."),

@@ -7,7 +7,7 @@ import pytest
 
 from dispfl.errors import ConfigError
 from dispfl.roster import roster_names
-from dispfl.topology import TOPOLOGIES, Full, RandomRegular, Ring, Topology
+from dispfl.topology import TOPOLOGIES, Exponential, Full, Grid, RandomRegular, Ring, Topology
 
 FIVE = roster_names(5)
 TEN = roster_names(10)
@@ -35,6 +35,62 @@ def test_in_the_full_graph_everyone_hears_everyone_else() -> None:
         "002": ["000", "001"],
     }
     assert Full().neighbours(0, 0, ["000"]) == {"000": []}
+
+
+def test_in_a_grid_of_twelve_each_hears_the_four_around_it_across_the_edges_too() -> None:
+    """
+    0  1  2  3
+    4  5  6  7
+    8  9 10 11
+    """
+    graph = Grid().neighbours(0, 0, roster_names(12))
+    assert graph["005"] == ["001", "004", "006", "009"]
+    assert graph["000"] == ["001", "003", "004", "008"]
+    assert graph["011"] == ["003", "007", "008", "010"]
+    assert all(peer in graph[sender] for peer, heard in graph.items() for sender in heard)
+
+
+def test_small_grids_by_hand() -> None:
+    assert Grid().neighbours(0, 0, ["000"]) == {"000": []}
+    assert Grid().neighbours(0, 0, ["000", "001"]) == {"000": ["001"], "001": ["000"]}
+    assert Grid().neighbours(0, 0, roster_names(4)) == {  # above is below, left is right
+        "000": ["001", "002"],
+        "001": ["000", "003"],
+        "002": ["000", "003"],
+        "003": ["001", "002"],
+    }
+
+
+@pytest.mark.parametrize("peers", [3, 5, 7])
+def test_a_grid_of_a_prime_number_of_peers_is_a_ring(peers: int) -> None:
+    roster = roster_names(peers)
+    assert Grid().neighbours(0, 0, roster) == Ring().neighbours(0, 0, roster)
+
+
+def test_in_the_exponential_graph_each_hears_those_1_2_4_and_8_places_on() -> None:
+    graph = Exponential().neighbours(0, 0, TEN)
+    assert graph["000"] == ["001", "002", "004", "008"]
+    assert graph["007"] == ["001", "005", "008", "009"]  # 8, 9, 11 and 15, less 10
+    assert Counter(sender for heard in graph.values() for sender in heard) == dict.fromkeys(TEN, 4)
+
+
+@pytest.mark.parametrize(
+    ("peers", "heard"), [(1, []), (2, ["001"]), (3, ["001", "002"]), (4, ["001", "002"]), (5, ["001", "002", "004"])]
+)
+def test_small_exponential_graphs_by_hand(peers: int, heard: list[str]) -> None:
+    assert Exponential().neighbours(0, 0, roster_names(peers))["000"] == heard
+
+
+def test_fixed_graphs_are_the_same_in_every_round_and_for_every_seed() -> None:
+    for topology in (Ring(), Full(), Grid(), Exponential()):
+        assert topology.neighbours(0, 0, TEN) == topology.neighbours(5, 7, TEN)
+
+
+def test_only_in_random_graphs_can_a_peer_reach_others_than_its_neighbours() -> None:
+    heard = {"000": ["001"], "001": ["003"], "003": ["000"]}  # 002 is offline
+    assert RandomRegular(degree=1).reachable(heard, "000") == ["001", "003"]
+    for topology in (Ring(), Full(), Grid(), Exponential()):
+        assert topology.reachable(heard, "000") == ["001"]
 
 
 @pytest.mark.parametrize(("peers", "degree"), [(2, 1), (5, 1), (5, 4), (10, 3), (11, 10), (101, 10)])

@@ -21,12 +21,13 @@ from dispfl.data.batches import PictureTransform, ResidentSamples
 from dispfl.data.datasets import Data, Pictures
 from dispfl.data.partition import PARTITIONS, Dirichlet, Partition, Split
 from dispfl.errors import ConfigError
-from dispfl.methods.base import GossipMethod
+from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.registry import METHODS
 from dispfl.models.registry import Model
 from dispfl.roster import roster_names
 from dispfl.round import PeerData, Setting
+from dispfl.runs.directory import MADE_IN_PYTHON
 from dispfl.settings import Settings, did_you_mean
 from dispfl.topology import TOPOLOGIES, RandomRegular, Topology
 
@@ -55,9 +56,9 @@ class Experiment(Settings):
     eval_every: int = Field(default=1, ge=1)
     """Score all peers every so many rounds, and after the last."""
     data: Data = Data(augment=False)
-    partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples=100)
+    partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples=96)
     model: Model = Model()
-    method: SerializeAsAny[GossipMethod] = DisPFL()
+    method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular(degree=4)
     train: Train = Train(batch=32)
 
@@ -137,7 +138,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise ConfigError(f"The config file {path} does not exist.") from None
+        hint = "" if path.suffix == ".toml" else f" To set {path}, write {path}=VALUE."
+        raise ConfigError(f"The config file {path} does not exist.{hint}") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"The config file {path} cannot be read: {problem}.") from None
     except tomllib.TOMLDecodeError as problem:
@@ -146,6 +148,8 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
     """An experiment: the defaults, under a config, under `key=value` words."""
+    if MADE_IN_PYTHON in config:
+        raise ConfigError("This run was made in Python; go on with it there: Federation(...).run(..., resume=True).")
     said: dict[str, Any] = {}
     for key, value in sorted((_parse(word) for word in words), key=lambda pair: "." in pair[0]):
         table, dot, field = key.partition(".")

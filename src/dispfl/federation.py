@@ -13,17 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
-from dispfl.core.train import Task, Train, accuracy
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Report, Task, Train, accuracy
+from dispfl.costs.ledger import Ledger
 from dispfl.data.batches import Given, samples_from
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError
-from dispfl.methods.base import GossipMethod, PeerState
+from dispfl.methods.base import SERVER, Method, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.roster import roster_names
-from dispfl.round import PeerData, Setting, start
-from dispfl.runs.directory import RunDirectory, read_config
+from dispfl.round import Engine, PeerData, Round, Setting, Step, judge_shared, start
+from dispfl.runs.directory import MADE_IN_PYTHON, RunDirectory, read_config
 from dispfl.runs.loop import History, Progress, recall, run_rounds
-from dispfl.runs.records import Record, last, summarize
+from dispfl.runs.records import Record, last, summarize, weights_sha256
 from dispfl.topology import Full, RandomRegular, Topology
 
 
@@ -36,6 +38,8 @@ class Run:
     """Every peer's final state, by name."""
     history: Sequence[Record]
     """What was measured in each round, as in `metrics.jsonl`."""
+    personal: Mapping[str, PeerState]
+    """What each peer would use from now on: its own model, or its share of a model that all share."""
     out: Path | None = None
     """The run directory, if there is one."""
 
@@ -47,16 +51,16 @@ class Run:
     @property
     def summary(self) -> Record:
         """The run in one object, as in `summary.json`."""
-        return summarize(self.setting, self.history, self.states)
+        return summarize(self.setting, self.history, {name: state.model for name, state in self.personal.items()})
 
     def model(self, peer: int | str) -> nn.Module:
         """The personal model of one peer, by place in the roster or by name, ready to use."""
         roster = self.setting.roster
         name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
-        if name not in self.states:
+        if name not in self.personal:
             raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
         live = LiveModel(self.setting.module())
-        live.load(self.states[name].model.unpack()[0], self.states[name].buffers)
+        live.load(self.personal[name].model.unpack()[0], self.personal[name].buffers)
         for parameter in live.module.parameters():
             parameter.grad = None
         return live.module.eval()
@@ -74,7 +78,7 @@ class Federation:
         self,
         model: Callable[[], nn.Module],
         peers: Sequence[tuple[Given, Given]],
-        method: GossipMethod | None = None,
+        method: Method | None = None,
         topology: Topology | None = None,
         *,
         train: Train | None = None,
@@ -139,6 +143,7 @@ class Federation:
 
 def execute(setting: Setting, directory: RunDirectory | None, threads: int | None, progress: Progress) -> Run:
     """Run what is left of a run, then draw its learning curve and write its summary."""
+    out = directory.path if directory else None
     with contextlib.ExitStack() as at_the_end:
         if directory:
             at_the_end.callback(directory.close)
@@ -154,13 +159,26 @@ def execute(setting: Setting, directory: RunDirectory | None, threads: int | Non
         at_the_end.callback(engine.close)
         with torch.random.fork_rng(devices=[]):
             history = run_rounds(setting, engine, history, directory, progress)
-        run = Run(setting, history.states, history.records, directory.path if directory else None)
+        run = Run(setting, history.states, history.records, _personal(setting, history, engine), out)
         if directory:
             from dispfl.analysis.plots import learning_curve  # matplotlib is slow to import
 
             learning_curve([directory.path], directory.path / "learning-curve.png")
             directory.write_summary(run.summary)  # last: it says that the run is finished
     return run
+
+
+def _personal(setting: Setting, history: History, engine: Engine) -> Mapping[str, PeerState]:
+    """What the peers were judged on after the last round; judged again where a stop came in between."""
+    own = {peer: history.states[peer] for peer in setting.roster}
+    if not setting.method.shares:
+        return own
+    if history.judged is None:
+        steps = {peer: Step(state, Report()) for peer, state in own.items()}
+        last_round = Round(steps, Ledger(), history.states.get(SERVER))
+        history.judged = judge_shared(setting, last_round, setting.rounds - 1, engine).judged
+    assert history.judged is not None
+    return history.judged
 
 
 def _at_least_one(name: str, value: int) -> int:
@@ -193,36 +211,28 @@ def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str
 
 
 def _describe(setting: Setting) -> dict[str, Any]:
-    """The config of a federation made in Python: all that can be written down; model and data are the caller's."""
+    """The config of a federation made in Python: what can be written down; the model and the data are the caller's."""
+    weights = LiveModel(setting.module()).read()
     return {
+        MADE_IN_PYTHON: True,
         "seed": setting.seed,
         "rounds": setting.rounds,
         "peers": len(setting.peers),
         "eval_every": setting.eval_every,
         "device": setting.device,
         "metric": getattr(setting.task.metric, "__name__", "metric"),
-        "model": {"name": getattr(setting.model, "__qualname__", repr(setting.model)), "given": "in Python"},
-        "method": setting.method.model_dump(exclude_none=True),
-        "topology": setting.topology.model_dump(exclude_none=True),
-        "train": setting.train.model_dump(exclude_none=True),
+        "samples": [len(setting.peers[peer].train) for peer in setting.roster],
+        "first_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),
+        "method": setting.method.model_dump(mode="json", exclude_none=True),
+        "topology": setting.topology.model_dump(mode="json", exclude_none=True),
+        "train": setting.train.model_dump(mode="json", exclude_none=True),
     }
 
 
 def _resumed(path: Path, config: Mapping[str, Any]) -> RunDirectory:
+    """Open a run directory that must be of this federation."""
     written = read_config(path)
-    for key in config:
-        if key != "model" and _plain(config[key]) != written.get(key):
-            raise ConfigError(
-                f"{path} was run with {key} = {written.get(key)}, got {_plain(config[key])}; use the same to resume."
-            )
+    for key, value in config.items():
+        if value != written.get(key):
+            raise ConfigError(f"{path} was run with {key} = {written.get(key)}, got {value}; use the same to resume.")
     return RunDirectory.open(path)
-
-
-def _plain(value: Any) -> Any:
-    return (
-        {k: _plain(v) for k, v in value.items()}
-        if isinstance(value, Mapping)
-        else list(value)
-        if isinstance(value, tuple)
-        else value
-    )

@@ -1,6 +1,7 @@
 """Experiments in run directories: begin one, or go on with one that stopped."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,31 +31,51 @@ class Launch:
         pictures = load(experiment.data, decoding)
         split = experiment.split(pictures)
         directory = RunDirectory.create(out, experiment.to_toml())
-        write_split(out, split, split.label_counts(pictures.train_labels, len(pictures.classes)))
+        with closed_on_failure(directory):
+            write_split(out, split, split.label_counts(pictures.train_labels, len(pictures.classes)))
         return cls(experiment, pictures, split, directory)
 
     @classmethod
     def go_on(cls, path: Path, words: Sequence[str] = (), decoding: Decoding | None = None) -> "Launch":
-        """The rest of a run, under its own config; other settings are refused, except where the data lie."""
-        config = read_config(path)
-        written, asked = compose(config), compose(config, words)
-        for key, (was, now) in differing_keys(written, asked).items():
-            if key != "data.dir":
-                why = " (the prune rate depends on it)" if key == "rounds" else ""
-                raise RunError(f"{path} was run with {key}={was}, got {now}{why}. Leave it away, or start a new run.")
+        """The rest of a run, under its own config; other settings are refused, see below."""
+        return cls.rest_of(compose(read_config(path), words), path, decoding)
+
+    @classmethod
+    def rest_of(cls, asked: Experiment, path: Path, decoding: Decoding | None = None) -> "Launch":
+        """The rest of a run that must be of this very experiment."""
+        refuse_another_experiment(path, asked)
         directory = RunDirectory.open(path)
-        pictures = load(asked.data, decoding)
-        saved = read_split(path)
-        split = saved[0] if saved else asked.split(pictures)
-        counts = split.label_counts(pictures.train_labels, len(pictures.classes))
-        if saved is None:  # stopped before it was written
-            write_split(path, split, counts)
-        elif not counts.equal(saved[1]):
-            name = asked.data.name
-            raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
+        with closed_on_failure(directory):
+            pictures = load(asked.data, decoding)
+            saved = read_split(path)
+            split = saved[0] if saved else asked.split(pictures)
+            counts = split.label_counts(pictures.train_labels, len(pictures.classes))
+            if saved is None:  # stopped before it was written
+                write_split(path, split, counts)
+            elif not counts.equal(saved[1]):
+                name = asked.data.name
+                raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
         return cls(asked, pictures, split, directory)
 
     def run(self, progress: Progress) -> Run:
         """Run what is left, draw the learning curve and write the summary."""
         setting = self.experiment.setting(self.pictures, self.split)
         return execute(setting, self.directory, self.experiment.threads, progress)
+
+
+def refuse_another_experiment(path: Path, asked: Experiment, fix: str = "Leave it away, or start a new run.") -> None:
+    """See that a run directory is of this experiment; where the data lie and how many threads work may change."""
+    for key, (was, now) in differing_keys(compose(read_config(path)), asked).items():
+        if key not in ("data.dir", "threads"):
+            why = " (the prune rate depends on it)" if key == "rounds" else ""
+            raise RunError(f"{path} was run with {key}={was}, got {now}{why}. {fix}")
+
+
+@contextlib.contextmanager
+def closed_on_failure(directory: RunDirectory) -> Iterator[None]:
+    """Give the directory back if something goes wrong before it is in anybody's hands."""
+    try:
+        yield
+    except BaseException:
+        directory.close()
+        raise

@@ -1,7 +1,7 @@
-"""THE file: one gossip round, top to bottom, as in Algorithm 1.
+"""THE file: one gossip round and one server round, top to bottom, as in Algorithm 1.
 
-`gossip_round` says what happens in a round; `peer_step` is the one piece of work in it, which engines map over peers
-and which a real peer calls with the messages from its sockets.
+`gossip_round` and `server_round` say what happens in a round; `peer_step` is the one piece of work in them, which
+engines map over peers and which a real peer calls with the messages from its sockets.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,7 +18,7 @@ from dispfl.core.rng import global_stream, stream, stream_seed
 from dispfl.core.train import Report, Samples, Task, Train, Trainer
 from dispfl.costs.ledger import Ledger
 from dispfl.errors import NonFiniteError
-from dispfl.methods.base import GossipMethod, PeerState
+from dispfl.methods.base import SERVER, Around, GossipMethod, Method, PeerState, ServerMethod, Tuning, fresh_state
 from dispfl.topology import Topology
 
 
@@ -37,7 +37,7 @@ class Setting:
     model: Callable[[], nn.Module]
     peers: Mapping[str, PeerData]
     """By name; the sorted names are the roster."""
-    method: GossipMethod
+    method: Method
     topology: Topology
     train: Train
     task: Task
@@ -58,7 +58,9 @@ class Setting:
 
     def scores(self, t: int) -> bool:
         """Whether round t ends with everyone's model being scored; the last always does."""
-        return (t + 1) % self.eval_every == 0 or t + 1 == self.rounds
+        tuning = self.method.tuning
+        due = (t + 1) % self.eval_every == 0 and (tuning is None or (t + 1) % tuning.every == 0)
+        return due or t + 1 == self.rounds
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,13 @@ class Work:
     t: int
     state: PeerState
     heard: Mapping[str, PackedModel]
+    """What the peer heard, by sender; from the server, in a server round."""
     idle: bool = False
-    """An offline peer that does nothing this round."""
+    """The peer does nothing this round, except that its model may be judged."""
+    scoring: bool = True
+    """Whether its model is judged at the end."""
+    tuning: Tuning | None = None
+    """How its model is fine-tuned before it is judged."""
 
 
 @dataclass(frozen=True)
@@ -98,50 +105,148 @@ class Round:
     """A finished round."""
 
     steps: Mapping[str, Step]
+    """What each peer did."""
     ledger: Ledger
+    server: PeerState | None = None
+    """The server's next state, where there is a server."""
+    judged: Mapping[str, PeerState] | None = None
+    """What each peer was judged on, where that is not its own state."""
+
+    @property
+    def states(self) -> dict[str, PeerState]:
+        """Everyone's next state."""
+        states = {peer: step.state for peer, step in self.steps.items()}
+        return states if self.server is None else {**states, SERVER: self.server}
+
+
+OnStep = Callable[[str, Step], None]
 
 
 def start(setting: Setting) -> dict[str, PeerState]:
-    """Algorithm 1, line 2: every peer's state before round 0."""
+    """Algorithm 1, line 2: everyone's state before round 0."""
     module = LiveModel(setting.module())
     weights, buffers = module.read(), module.read_buffers()
     densities = setting.method.densities(len(setting.peers))
     states = {}
     for peer, density in zip(setting.roster, densities, strict=True):
-        state = setting.method.start(weights, module.layout, density, rng=stream(setting.seed, "mask", peer))
+        state = setting.method.start(weights, module.layout, density, seed=setting.seed, peer=peer)
         states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
+    if isinstance(setting.method, ServerMethod):
+        states[SERVER] = fresh_state(weights, torch.ones(module.layout.size, dtype=torch.bool))
     return states
 
 
-def gossip_round(
+def play_round(
     setting: Setting,
     states: Mapping[str, PeerState],
     t: int,
     engine: Engine,
     finished: Mapping[str, Step] | None = None,
-    on_step: Callable[[str, Step], None] = lambda peer, step: None,
+    on_step: OnStep = lambda peer, step: None,
 ) -> Round:
-    """Algorithm 1, lines 5-16, for all peers; `finished` holds the steps of this round that are done already."""
-    method, topology, roster = setting.method, setting.topology, setting.roster
+    """Round t, whichever kind it is; `finished` holds the steps of this round that are done already."""
+    done = dict(finished or {})
+    if isinstance(setting.method, ServerMethod):
+        result = server_round(setting, setting.method, states, t, engine, done, on_step)
+    else:
+        assert isinstance(setting.method, GossipMethod)
+        result = gossip_round(setting, setting.method, states, t, engine, done, on_step)
+    return judge_shared(setting, result, t, engine) if setting.method.shares and setting.scores(t) else result
 
-    # Line 6: each online peer publishes, and hears its neighbours of this round.
-    heard = topology.heard(setting.seed, t, roster)
-    published = {peer: method.publish(states[peer]) for peer in heard} if method.hears else {}
+
+def gossip_round(
+    setting: Setting,
+    method: GossipMethod,
+    states: Mapping[str, PeerState],
+    t: int,
+    engine: Engine,
+    finished: Mapping[str, Step],
+    on_step: OnStep,
+) -> Round:
+    """Algorithm 1, lines 5-16, for all peers."""
+    topology, roster, seed = setting.topology, setting.roster, setting.seed
+
+    # Line 6: each online peer publishes, and hears its neighbours of this round, or whom it prefers.
+    heard = topology.heard(seed, t, roster) if method.hears else {peer: [] for peer in roster}
+    published = {peer: method.publish(states[peer]) for peer in heard}
     ledger = Ledger()
     works = []
     for peer in roster:
-        messages = {sender: published[sender] for sender in heard.get(peer, []) if sender in published}
+        state, messages = states[peer], {}
+        if heard.get(peer):
+            around = Around(roster, heard[peer], topology.reachable(heard, peer))
+            chosen = method.choose(state, around, rng=stream(seed, "choose", peer, t))
+            messages = {sender: published[sender] for sender in chosen}
         for sender, model in messages.items():
             ledger.carry(sender, peer, model)
         idle = peer not in heard and topology.offline == "skip"
-        works.append(Work(peer, t, states[peer], messages, idle))
+        works.append(Work(peer, t, state, messages, idle, setting.scores(t) and not method.shares))
 
     # Lines 7-15: each peer takes its step.
-    steps = dict(finished or {})
-    for peer, step in engine.steps(work for work in works if work.peer not in steps):
+    steps = _steps(engine, works, finished, on_step)
+    return Round({peer: steps[peer] for peer in roster}, ledger)
+
+
+def server_round(
+    setting: Setting,
+    method: ServerMethod,
+    states: Mapping[str, PeerState],
+    t: int,
+    engine: Engine,
+    finished: Mapping[str, Step],
+    on_step: OnStep,
+) -> Round:
+    """A round with a server: it picks a cohort, broadcasts, the cohort takes its step, the server aggregates."""
+    roster, server, ledger = setting.roster, states[SERVER], Ledger()
+    states = {peer: replace(states[peer], sent=None) for peer in roster}  # a checkpoint still has the last round's
+
+    # The server picks a cohort of those who are online, and broadcasts.
+    cohort = method.pick(setting.seed, t, sorted(setting.topology.online(setting.seed, t, roster)))
+    works = []
+    for peer in roster:
+        messages = {SERVER: method.broadcast(server, states[peer])} if peer in cohort else {}
+        for sender, model in messages.items():
+            ledger.carry(sender, peer, model)
+        works.append(Work(peer, t, states[peer], messages, not messages, setting.scores(t) and not method.shares))
+
+    # The cohort takes its step; the others wait.
+    steps = _steps(engine, works, finished, on_step)
+
+    # The server aggregates what the cohort sends back.
+    sent = {peer: upload for peer in cohort if (upload := steps[peer].state.sent) is not None}
+    for peer, upload in sent.items():
+        ledger.carry(peer, SERVER, upload)
+    if sent:
+        server = method.aggregate(server, sent, {peer: len(setting.peers[peer].train) for peer in sent})
+    waiting = {peer: Step(replace(steps[peer].state, sent=None), steps[peer].report) for peer in roster}
+    return Round(waiting, ledger, server)
+
+
+def _steps(engine: Engine, works: Iterable[Work], finished: Mapping[str, Step], on_step: OnStep) -> dict[str, Step]:
+    """Everyone's step: those that are finished already, and those that the engine does now."""
+    steps = dict(finished)
+    for peer, step in engine.steps(work for work in works if work.peer not in finished):
         steps[peer] = step
         on_step(peer, step)
-    return Round({peer: steps[peer] for peer in roster}, ledger)
+    return steps
+
+
+def judge_shared(setting: Setting, result: Round, t: int, engine: Engine) -> Round:
+    """Judge every peer on the model that all share, fine-tuned on its own data first where the method says so."""
+    method = setting.method
+    shared = method.shared(result.states)
+    works = []
+    for peer, step in result.steps.items():
+        model = method.judged(step.state, shared)
+        state = replace(step.state, model=model, next_mask=model.mask)
+        works.append(Work(peer, t, state, {}, idle=True, tuning=method.tuning))
+    steps, judged = dict(result.steps), {}
+    for peer, judgement in engine.steps(works):
+        judged[peer] = judgement.state
+        report, found = steps[peer].report, judgement.report
+        report = replace(report, score=found.score, failure=report.failure or found.failure)
+        steps[peer] = Step(steps[peer].state, report)
+    return replace(result, steps=steps, judged=judged)
 
 
 def peer_step(setting: Setting, live: LiveModel, work: Work, pulse: Callable[[], None] = lambda: None) -> Step:
@@ -149,7 +254,7 @@ def peer_step(setting: Setting, live: LiveModel, work: Work, pulse: Callable[[],
 
     A step whose numbers stop being finite is given up: the peer keeps its last good state and says so.
     """
-    data = setting.peers[work.peer]
+    method, data = setting.method, setting.peers[work.peer]
     trainer = Trainer(
         live=live,
         train=data.train,
@@ -160,26 +265,38 @@ def peer_step(setting: Setting, live: LiveModel, work: Work, pulse: Callable[[],
         peer=work.peer,
         t=work.t,
         T=setting.rounds,
-        scoring=setting.scores(work.t),
+        roster=setting.roster,
+        scoring=work.scoring,
         buffers=work.state.buffers,
         pulse=pulse,
     )
     torch.manual_seed(stream_seed(setting.seed, "torch", work.peer, work.t))  # for dropout, which knows no generator
     state = work.state
-    if not work.idle:
-        try:
-            state = setting.method.step(trainer, work.state, work.heard)
-        except NonFiniteError as problem:
-            trainer.report.failure = str(problem)
-            trainer.buffers = work.state.buffers
+    try:
+        if work.tuning:
+            state = _tuned(trainer, state, work.tuning)
+        elif not work.idle and isinstance(method, ServerMethod):
+            state = method.step(trainer, state, work.heard[SERVER])
+        elif not work.idle and isinstance(method, GossipMethod):
+            state = method.step(trainer, state, work.heard)
+    except NonFiniteError as problem:
+        trainer.report.failure = str(problem)
+        trainer.buffers = work.state.buffers
     _judge(trainer, state)
     return Step(state, trainer.report)
 
 
+def _tuned(trainer: Trainer, state: PeerState, tuning: Tuning) -> PeerState:
+    weights, mask = state.model.unpack()
+    lr = trainer.settings.lr if tuning.rate == "initial" else None
+    model = PackedModel.pack(trainer.learn(weights, mask, tuning.epochs, lr=lr), mask)
+    return replace(state, model=model, buffers=trainer.buffers)
+
+
 def _judge(trainer: Trainer, state: PeerState) -> None:
     """Fill in the report: how good the model is, and how much of its mask will change."""
-    weights, mask = state.model.unpack()
     if trainer.scoring:
-        trainer.report.score = trainer.score(weights)
-    if state.next_mask is not state.model.mask:
-        trainer.report.mask_change = hamming(mask, state.next_mask.unpack()) / (2 * state.model.mask.kept)
+        trainer.report.score = trainer.score(state.model.unpack()[0])
+    if state.next_mask is not state.model.mask and state.model.mask.kept:
+        changed = hamming(state.model.mask.unpack(), state.next_mask.unpack())
+        trainer.report.mask_change = changed / (2 * state.model.mask.kept)

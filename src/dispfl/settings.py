@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import ErrorDetails
 
 from dispfl.errors import ConfigError
@@ -19,8 +19,15 @@ from dispfl.errors import ConfigError
 class Settings(BaseModel):
     """Base of all settings. `table` is where they stand in the config file: `method.density` has table `method`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
     table: ClassVar[str] = ""
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
+            raise ValueError(f"must be a number, got {str(value).lower()}.")
+        return value
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -64,7 +71,13 @@ def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
         return f"{key} must be {allowed}, got {got}."
     if bounds and error["type"].startswith(("greater", "less")):
         return f"{key} must be {bounds}, got {got}."
-    wanted = {"int": "a whole number", "float": "a number", "string": "a text", "bool": "true or false"}
+    wanted = {
+        "finite": "a finite number",
+        "int": "a whole number",
+        "float": "a number",
+        "string": "a text",
+        "bool": "true or false",
+    }
     kind = next((words for start, words in wanted.items() if error["type"].startswith(start)), "")
     if kind:
         return f"{key} must be {kind}{' ' + bounds if bounds else ''}, got {got}."

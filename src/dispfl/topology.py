@@ -1,7 +1,8 @@
 """Who hears whom at round t, and who is offline. Everyone can derive it from the seed, so there is no coordinator."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isqrt
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -40,6 +41,10 @@ class Topology(Settings):
         graph = self.neighbours(seed, t, roster)
         return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
 
+    def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
+        """Whom an online peer could hear in this round: its neighbours, where links are fixed."""
+        return heard[peer]
+
 
 class Ring(Topology):
     """Each peer hears the one before and the one after it."""
@@ -60,6 +65,38 @@ class Full(Topology):
         return {k: [j for j in roster if j != k] for k in roster}
 
 
+class Grid(Topology):
+    """Peers on a grid, as square as their number allows, whose edges meet; each hears the four around it."""
+
+    name: Literal["grid"] = "grid"
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        n = len(roster)
+        rows = max(divisor for divisor in range(1, isqrt(n) + 1) if n % divisor == 0)
+        columns = n // rows
+
+        def at(row: int, column: int) -> str:
+            return roster[row % rows * columns + column % columns]
+
+        graph = {}
+        for i, k in enumerate(roster):
+            row, column = divmod(i, columns)
+            around = {at(row - 1, column), at(row + 1, column), at(row, column - 1), at(row, column + 1)}
+            graph[k] = sorted(around - {k})
+        return graph
+
+
+class Exponential(Topology):
+    """Each peer hears those 1, 2, 4, 8, ... places further on."""
+
+    name: Literal["exponential"] = "exponential"
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        n = len(roster)
+        steps = [2**power for power in range((n - 1).bit_length())]
+        return {k: sorted({roster[(i + step) % n] for step in steps} - {k}) for i, k in enumerate(roster)}
+
+
 class RandomRegular(Topology):
     """Each round another graph in which everyone hears `degree` peers and is heard by as many.
 
@@ -78,6 +115,10 @@ class RandomRegular(Topology):
                 f"topology.degree must be below the number of peers ({peers}), got {self.degree}. {fix}, or more peers."
             )
 
+    def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
+        """Everyone that is online: any two may be neighbours in some round."""
+        return [name for name in heard if name != peer]
+
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         self.check(len(roster))
         n = len(roster)
@@ -86,4 +127,10 @@ class RandomRegular(Topology):
         return {k: sorted(circle[(i + offset) % n] for offset in offsets) for i, k in enumerate(circle)}
 
 
-TOPOLOGIES: dict[str, type[Topology]] = {"ring": Ring, "full": Full, "random": RandomRegular}
+TOPOLOGIES: dict[str, type[Topology]] = {
+    "ring": Ring,
+    "full": Full,
+    "random": RandomRegular,
+    "grid": Grid,
+    "exponential": Exponential,
+}

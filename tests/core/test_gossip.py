@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dispfl.core.gossip import average_of, gossip_average
+from dispfl.core.gossip import average_of, average_of_holders, gossip_average
 
 ALL = torch.ones(1, dtype=torch.bool)
 
@@ -66,6 +66,28 @@ def test_full_masks_give_the_plain_mean_bit_for_bit() -> None:
 def test_models_that_come_one_at_a_time_give_the_same_average() -> None:
     pairs = [one(1.0), one(0.0, held=False), one(4.0)]
     assert average_of(iter(pairs), ALL).tolist() == [2.5]
+
+
+def test_the_average_of_holders_takes_the_fallback_where_nobody_holds_a_weight() -> None:
+    models = [
+        (torch.tensor([2.0, 5.0, 0.0, 0.0]), torch.tensor([True, True, False, True])),
+        (torch.tensor([4.0, 0.0, 0.0, 0.0]), torch.tensor([True, False, False, True])),
+    ]
+    fallback = torch.full((4,), 9.0)
+    assert average_of_holders(iter(models), fallback).tolist() == [3.0, 5.0, 9.0, 0.0]  # a held zero is a value
+    assert fallback.tolist() == [9.0] * 4
+    assert models[0][0].tolist() == [2.0, 5.0, 0.0, 0.0]
+
+
+def test_the_average_of_no_holders_at_all_is_the_fallback() -> None:
+    assert average_of_holders([], torch.tensor([1.0, -2.0])).tolist() == [1.0, -2.0]
+
+
+def test_with_full_masks_the_average_of_holders_is_the_gossip_average_bit_for_bit() -> None:
+    weights = list(torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)))
+    full = torch.ones(1000, dtype=torch.bool)
+    pairs = [(w, full) for w in weights]
+    assert average_of_holders(pairs, torch.full((1000,), nan)).equal(gossip_average(weights, [full] * 3, full))
 
 
 def by_the_book(peers: list[list[tuple[float, bool]]], m_k: list[bool]) -> list[float]:

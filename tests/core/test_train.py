@@ -13,7 +13,7 @@ from torch.nn import functional
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.rng import stream
-from dispfl.core.train import Task, Train, Trainer, accuracy
+from dispfl.core.train import Report, Task, Train, Trainer, accuracy, sgd_step
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError, NonFiniteError
 
@@ -230,6 +230,117 @@ def test_what_the_pulse_raises_ends_learning_before_the_next_batch(make_trainer:
     with pytest.raises(InterruptedError):
         trainer.learn(trainer.live.read(), torch.ones(15, dtype=torch.bool))
     assert len(beats) == 2
+
+
+ONE = torch.ones(1, dtype=torch.bool)
+
+
+def sloped(make: Callable[..., Trainer], samples: int = 1, **settings: Any) -> Trainer:
+    """One weight w, the loss w on every batch of one sample, and a learning rate of 0.1 in round 0."""
+    return make(
+        nn.Linear(1, 1, bias=False),
+        train=ResidentSamples(torch.ones(samples, 1), torch.zeros(samples)),
+        settings=Train(**{"epochs": 1, "batch": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, **settings}),
+        task=Task(loss=lambda outputs, labels: outputs.sum()),
+        t=0,
+    )
+
+
+def test_a_pull_of_a_half_adds_half_the_distance_to_the_gradient(make_trainer: Callable[..., Trainer]) -> None:
+    learned = sloped(make_trainer).learn(torch.tensor([5.0]), ONE, pull=(0.5, torch.tensor([1.0])))
+    assert learned.tolist() == pytest.approx([5 - 0.1 * (1 + 0.5 * 4)])
+
+
+def test_the_pull_comes_after_clipping_and_beside_weight_decay(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = sloped(make_trainer, clip_norm=0.25, weight_decay=0.2)
+    learned = trainer.learn(torch.tensor([5.0]), ONE, pull=(0.5, torch.tensor([1.0])))
+    assert learned.tolist() == pytest.approx([5 - 0.1 * (0.25 + 0.2 * 5 + 0.5 * 4)])
+
+
+def test_a_pull_of_0_is_none_bit_for_bit_and_the_anchor_stays(make_trainer: Callable[..., Trainer], net: Net) -> None:
+    weights, mask, anchor = torch.ones(67), torch.ones(67, dtype=torch.bool), torch.full((67,), 3.0)
+    module = net()
+    plain, pulled = (make_trainer(deepcopy(module)).learn(weights, mask, pull=pull) for pull in (None, (0.0, anchor)))
+    assert pulled.equal(plain)
+    assert anchor.equal(torch.full((67,), 3.0))
+
+
+def test_an_sgd_step_by_hand() -> None:
+    weights, grad = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([3.0, 4.0, 100.0])
+    bits = torch.tensor([-1, -1, 0], dtype=torch.int32)  # the third is not kept
+    sgd_step(weights, grad, bits, 0.1, 0.0, 1.0, (0.5, torch.tensor([0.0, 4.0, 0.0])))
+    # The gradient (3, 4) is clipped to (0.6, 0.8); the pull adds 0.5 * (1, -2).
+    assert weights.tolist() == pytest.approx([1 - 0.1 * (0.6 + 0.5), 2 - 0.1 * (0.8 - 1.0), 0.0])
+
+
+def test_a_learning_rate_of_its_own_replaces_the_rounds(make_trainer: Callable[..., Trainer]) -> None:
+    assert sloped(make_trainer).learn(torch.ones(1), ONE, lr=0.5).tolist() == pytest.approx([0.5])
+    assert sloped(make_trainer).learn(torch.ones(1), ONE).tolist() == pytest.approx([0.9])
+
+
+def test_epochs_and_samples_of_its_own_replace_the_settings(make_trainer: Callable[..., Trainer]) -> None:
+    trainer = sloped(make_trainer, samples=4)
+    assert trainer.learn(torch.ones(1), ONE).tolist() == pytest.approx([1 - 4 * 0.1])
+    assert trainer.learn(torch.ones(1), ONE, 3).tolist() == pytest.approx([1 - 12 * 0.1])
+    some = trainer.train.take(torch.tensor([0, 2]))
+    assert trainer.learn(torch.ones(1), ONE, 3, samples=some).tolist() == pytest.approx([1 - 6 * 0.1])
+    assert trainer.report.passes == [(4, [1]), (12, [1]), (6, [1])]
+
+
+def test_two_trainings_of_a_round_see_their_batches_in_different_orders(make_trainer: Callable[..., Trainer]) -> None:
+    seen: list[float] = []
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        seen.append(float(labels))
+        return outputs.sum() * 0
+
+    train = ResidentSamples(torch.ones(20, 1), torch.arange(20.0))
+    settings = Train(epochs=1, batch=1)
+    trainer = make_trainer(nn.Linear(1, 1, bias=False), train=train, settings=settings, task=Task(loss=loss))
+    for _ in range(2):
+        trainer.learn(torch.ones(1), ONE)
+    assert sorted(seen[:20]) == sorted(seen[20:]) == list(range(20))
+    assert seen[:20] != seen[20:]
+
+
+def test_the_mask_search_passes_one_batch_through_a_dense_model(make_trainer: Callable[..., Trainer], net: Net) -> None:
+    trainer, mask = make_trainer(net()), half_mask(67)
+    learned = trainer.learn(torch.ones(67).where(mask, 0.0), mask)
+    trainer.gradient(learned)
+    assert trainer.report.passes == [(2 * 20, [16, 4, 12, 2]), (8, [32, 8, 24, 3])]
+
+
+def test_a_report_whose_passes_were_written_as_json_is_equal_to_the_one_that_was() -> None:
+    assert Report(passes=[[20, [1, 2]]]) == Report(passes=[(20, [1, 2])])  # type: ignore[list-item]
+
+
+def test_a_score_or_a_loss_on_other_samples_is_of_those_and_learns_nothing(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    task = Task(
+        loss=lambda outputs, labels: (outputs.squeeze(1) - labels).square().mean(),
+        metric=lambda outputs, labels: float(len(labels)),
+    )
+    samples = ResidentSamples(torch.ones(2, 1), torch.tensor([1.0, 5.0]))
+    trainer = make_trainer(nn.Linear(1, 1, bias=False), test=samples, task=task)
+    assert trainer.score(torch.tensor([2.0])) == 2
+    assert trainer.score(torch.tensor([2.0]), samples.take(torch.tensor([0]))) == 1
+    assert trainer.loss(torch.tensor([2.0]), samples) == (1 + 9) / 2
+    assert trainer.live.read().tolist() == [2.0]
+    assert trainer.report == Report()
+
+
+def test_a_lasting_stream_is_the_same_in_every_round_and_another_for_each_peer(
+    make_trainer: Callable[..., Trainer],
+) -> None:
+    def drawn(purpose: str, **who: Any) -> list[int]:
+        rng = make_trainer(nn.Linear(4, 3), **who).lasting_stream(purpose)
+        return torch.randperm(20, generator=rng).tolist()
+
+    first = drawn("validation", t=0)
+    assert drawn("validation", t=7) == first
+    assert drawn("validation", t=0, peer="002") != first
+    assert drawn("something else", t=0) != first
 
 
 @pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"batch": 0}, {"decay": 1.1}, {"clip_norm": -1}])

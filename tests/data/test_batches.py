@@ -161,6 +161,41 @@ def test_a_users_dataset_is_collated_and_fetched_row_by_row() -> None:
     assert labels.tolist() == [0, 1, 2]
 
 
+def rows_of(samples: ResidentSamples | DatasetSamples) -> list[list[float]]:
+    return [[*inputs.tolist(), *labels.tolist()] for inputs, labels in samples.batches(100)]
+
+
+def test_some_of_the_samples_are_those_rows_in_that_order() -> None:
+    some = numbered(10).take(torch.tensor([7, 2, 5]))
+    assert len(some) == 3
+    assert rows_of(some) == [[7, 2, 5, 7, 2, 5]]
+
+
+def test_some_of_some_of_a_peers_own_rows_are_counted_among_these() -> None:
+    own = ResidentSamples(torch.arange(10), torch.arange(10), index=torch.tensor([9, 8, 4, 1]))
+    assert rows_of(own.take(torch.tensor([3, 0, 2])).take(torch.tensor([1, 2]))) == [[9, 4, 9, 4]]
+    assert len(own) == 4
+
+
+def test_taking_copies_no_inputs_and_keeps_the_transform() -> None:
+    transform = PictureTransform(MEAN, STD)
+    samples = ResidentSamples(pictures(6), torch.arange(6), transform=transform)
+    some = samples.take(torch.tensor([4, 1]))
+    assert some.inputs is samples.inputs
+    [(inputs, labels)] = some.batches(8)
+    assert labels.tolist() == [4, 1]
+    assert inputs.equal(transform(pictures(6)[[4, 1]]))
+
+
+def test_some_of_a_users_dataset_are_fetched_from_it() -> None:
+    whole = DatasetSamples(Numbered(10))
+    some = whole.take(torch.tensor([7, 2, 5])).take(torch.tensor([2, 0]))
+    assert len(some) == 2
+    [(whole_inputs, whole_labels)], [(inputs, labels)] = whole.batches(10), some.batches(10)
+    assert inputs.equal(whole_inputs[[5, 7]])
+    assert labels.equal(whole_labels[[5, 7]])
+
+
 def test_tensors_and_a_tensor_dataset_are_the_same_to_us() -> None:
     inputs, labels = torch.randn(4, 2), torch.arange(4)
     for given in ((inputs, labels), [inputs, labels], TensorDataset(inputs, labels)):

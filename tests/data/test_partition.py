@@ -323,7 +323,7 @@ def test_labels_that_cannot_be_split_are_refused(train: Tensor, test: Tensor, se
     ("kind", "values", "beginning"),
     [
         (Dirichlet, {"alpha": 0}, "partition.alpha must be in [0.001, 10000], got 0."),
-        (Dirichlet, {"alpha": float("nan")}, "partition.alpha must be in [0.001, 10000], got nan."),
+        (Dirichlet, {"alpha": float("nan")}, "partition.alpha must be a finite number in [0.001, 10000], got nan."),
         (Grouped, {"groups": 0}, "partition.groups must be at least 1, got 0."),
         (IID, {"samples": 0}, 'partition.samples must be a whole number of at least 1, or "all", got 0.'),
         (IID, {"alpha": 0.3}, "Unknown key partition.alpha."),

@@ -8,19 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import Ledger
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import fresh_state
-from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.local import Local
 from dispfl.round import PeerData, Round, Setting, Step
 from dispfl.runs.records import (
     Record,
-    flops_of_a_round,
+    flops_of,
+    groups,
     last,
     round_record,
     spread,
@@ -38,9 +37,14 @@ KEYS = [
     "mask_change",
     "busiest",
     "flops_per_peer",
+    "flops_total",
     "failures",
     "seconds",
 ]
+
+
+COST = ForwardCost((2, 1), (6, 3))
+"""A layer 2 -> 3: 6 weights at 2 operations and 3 biases at 1 for each sample; 15 if all are kept."""
 
 
 def model(kept: int, size: int = 20) -> PackedModel:
@@ -79,29 +83,32 @@ def test_a_peer_without_a_value_is_null_and_not_in_the_mean() -> None:
 
 def test_a_round_of_two_peers() -> None:
     reports = {
-        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1),
-        "001": Report(score=1.0, mixed=0.75, loss=1.0, mask_change=0.3),
+        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1, passes=[(1, [6, 3])]),
+        "001": Report(score=1.0, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]),
     }
-    record = round_record(3, a_round(reports), {"000": 100, "001": 300}, 1.23456)
+    record = round_record(3, a_round(reports), COST, 1.23456)
     assert list(record) == KEYS
     assert record["round"] == 3
     assert record["accuracy"] == {"mean": 0.75, "std": 0.25, "per_peer": [0.5, 1.0]}
     assert record["accuracy_mixed"]["mean"] == 0.5
     assert record["loss"]["per_peer"] == [2.0, 1.0]
     assert record["mask_change"]["mean"] == pytest.approx(0.2)
-    assert record["flops_per_peer"] == 200
+    assert record["flops_per_peer"] == (45 + 135) / 2
+    assert record["flops_total"] == 45 + 135
     assert record["failures"] == {}
     assert record["seconds"] == 1.235
 
 
-def test_what_was_not_measured_is_null_and_idle_peers_cost_nothing() -> None:
-    record = round_record(0, a_round({"000": Report(), "001": Report(loss=1.0)}), {"000": 100, "001": 300}, 0)
+def test_what_was_not_measured_is_null_and_idle_peers_do_not_count() -> None:
+    working = Report(loss=1.0, passes=[(10, [6, 3])])
+    record = round_record(0, a_round({"000": Report(), "001": working}), COST, 0)
     assert (record["accuracy"], record["accuracy_mixed"], record["mask_change"]) == (None, None, None)
-    assert record["flops_per_peer"] == 150
+    assert (record["flops_per_peer"], record["flops_total"]) == (450, 450)
+    assert round_record(0, a_round({"000": Report()}), COST, 0)["flops_per_peer"] == 0
 
 
 def test_failures_are_sentences_by_peer() -> None:
-    record = round_record(0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), {"000": 2}, 0)
+    record = round_record(0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), COST, 0)
     assert record["failures"] == {"001": "It broke."}
 
 
@@ -112,13 +119,13 @@ def test_the_busiest_node_hears_two_neighbours() -> None:
     for receiver in sent:
         for sender in sent.keys() - {receiver}:
             ledger.carry(sender, receiver, sent[sender])
-    record = round_record(0, a_round(dict.fromkeys(sent, Report()), ledger), {}, 0)
+    record = round_record(0, a_round(dict.fromkeys(sent, Report()), ledger), COST, 0)
     # Down: 000 and 002 hear 24 + 40; 001 hears 24 + 24. Up: 001 sends 2 x (40 + 3), more than anyone hears.
     assert record["busiest"] == {"paper_mb": 64 / 1e6, "wire_mb": 86 / 1e6, "peer": "001"}
 
 
 def test_a_round_in_which_nobody_hears_anybody_has_no_busiest_node() -> None:
-    record = round_record(0, a_round({"000": Report()}), {"000": 1}, 0)
+    record = round_record(0, a_round({"000": Report()}), COST, 0)
     assert record["busiest"] == {"paper_mb": 0, "wire_mb": 0, "peer": None}
 
 
@@ -127,18 +134,9 @@ def test_flops_of_two_epochs_over_seven_samples_with_half_the_weights() -> None:
 
     3 x (2 epochs x 7 samples x 9) = 378; Dis-PFL adds the mask search, 3 x 4 samples x 15 dense = 180.
     """
-    setting = a_setting(Local())
-    cost, layout = ForwardCost((2, 1), (6, 3)), Layout.of(nn.Linear(2, 3))
-    states = {"000": fresh_state(torch.ones(9), torch.tensor([True, False] * 3 + [True] * 3))}
-    assert flops_of_a_round(setting, states, layout, cost) == {"000": 378}
-    assert flops_of_a_round(a_setting(DisPFL()), states, layout, cost) == {"000": 378 + 180}
-
-
-def test_a_search_batch_is_never_larger_than_the_peers_data() -> None:
-    setting = a_setting(DisPFL(), samples=3, batch=128)
-    states = {"000": fresh_state(torch.ones(9), torch.ones(9, dtype=torch.bool))}
-    # dense: 3 x (2 x 3 x 15) for learning and 3 x 3 x 15 for the search
-    assert flops_of_a_round(setting, states, Layout.of(nn.Linear(2, 3)), ForwardCost((2, 1), (6, 3))) == {"000": 405}
+    learning, search = (2 * 7, [3, 3]), (4, [6, 3])
+    assert flops_of(Report(passes=[learning]), COST) == 378
+    assert flops_of(Report(passes=[learning, search]), COST) == 378 + 180
 
 
 def test_the_digest_is_that_of_the_dense_little_endian_floats() -> None:
@@ -169,19 +167,29 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
             "accuracy": accuracy,
             "busiest": {"paper_mb": mb, "wire_mb": 2 * mb},
             "flops_per_peer": 100 * mb,
+            "flops_total": 200 * mb,
             "failures": failures,
             "seconds": 0.25,
         }
         for accuracy, mb, failures in ((None, 1.0, {"000": "It broke."}), ({"mean": 0.5}, 3.0, {}))
     ]
-    states = {name: fresh_state(torch.ones(9), torch.ones(9, dtype=torch.bool)) for name in ("000", "001")}
-    summary = summarize(a_setting(Local()), records, states)
+    models = dict.fromkeys(("000", "001"), model(9, 9))
+    summary = summarize(a_setting(Local()), records, models)
     assert summary["method"] == "local"
     assert (summary["rounds"], summary["peers"], summary["failures"]) == (2, 2, 1)
     assert summary["accuracy"] == {"mean": 0.5}
     assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0}
-    assert (summary["flops_per_peer_round"], summary["seconds"]) == (200, 0.5)
+    assert (summary["flops_per_peer_round"], summary["flops_total_round"], summary["seconds"]) == (200, 400, 0.5)
     assert summary["weights_sha256"] == [hashlib.sha256(struct.pack("<9f", *[1.0] * 9)).hexdigest()] * 2
     assert 10 < summary["peak_rss_mb"] < 100_000
     assert summary["versions"] == versions()
     assert summary["versions"]["torch"] == torch.__version__
+
+
+def test_groups_of_peers_of_unequal_density_have_an_accuracy_each() -> None:
+    accuracy = {"per_peer": [0.2, 0.4, 0.9, None]}
+    assert groups([0.5, 0.5, 1.0, 1.0], accuracy) == [
+        {"density": 0.5, "peers": 2, "mean": pytest.approx(0.3), "std": pytest.approx(0.1)},
+        {"density": 1.0, "peers": 2, "mean": 0.9, "std": 0.0},
+    ]
+    assert groups([0.5] * 4, accuracy) == []

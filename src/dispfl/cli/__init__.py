@@ -3,22 +3,43 @@
 import signal
 import sys
 from types import FrameType
+from typing import Annotated
 
 import typer
 
-from dispfl.cli import data, demo, run, show
+from dispfl.cli import compare, data, demo, run, show, sweep
 from dispfl.errors import DispflError
 
 app = typer.Typer(
     name="dispfl",
-    help="Decentralized, personalized, sparse federated learning: every peer trains its own sparse model, no server.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"dispfl {version('dispfl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Decentralized, personalized, sparse federated learning: every peer trains its own sparse model, no server."""
+
+
 app.command("run")(run.run)
 app.command("show")(show.show)
 app.command("demo")(demo.demo)
+app.command("compare")(compare.compare)
+app.command("sweep")(sweep.sweep)
 app.add_typer(data.app, name="data")
 
 

@@ -1,11 +1,11 @@
-"""`dispfl demo`: the paper's method beside training alone, in under a minute."""
+"""`dispfl demo`: the paper's method beside training alone, with a server, and with plain gossip."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-METHODS = ("dispfl", "local")
+METHODS = ("dispfl", "local", "fedavg", "dpsgd")
 
 
 def demo(
@@ -14,7 +14,7 @@ def demo(
     ] = None,
     seed: Annotated[int, typer.Option(help="Another seed gives another split, other weights and masks.")] = 0,
 ) -> None:
-    """Train Dis-PFL and Local on the bundled pictures, print a table and draw the learning curves.
+    """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled pictures, print a table and draw the learning curves.
 
     Example: dispfl demo --seed 1
     """

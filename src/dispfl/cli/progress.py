@@ -19,14 +19,21 @@ Record = dict[str, Any]
 @contextlib.contextmanager
 def watching(title: str, rounds: int, console: Console) -> Iterator[Observer]:
     """An observer for one run; what the run logs is printed above the bar."""
-    log, handler = logging.getLogger("dispfl"), RichHandler(console=console, show_time=False, show_path=False)
-    log.addHandler(handler)
-    try:
+    with logged_to(console):
         if console.is_terminal:
             with _bar(console) as bar:
                 yield _on_a_bar(bar, title, rounds)
         else:
             yield _line_by_line(title, rounds, console)
+
+
+@contextlib.contextmanager
+def logged_to(console: Console) -> Iterator[None]:
+    """Print what runs log on a console, above a live bar if there is one."""
+    log, handler = logging.getLogger("dispfl"), RichHandler(console=console, show_time=False, show_path=False)
+    log.addHandler(handler)
+    try:
+        yield
     finally:
         log.removeHandler(handler)
 
@@ -69,7 +76,7 @@ def _on_a_bar(bar: Progress, title: str, rounds: int) -> Observer:
 
     def after(record: Record) -> None:
         finished = record["round"] + 1
-        bar.update(task, description=f"{title} round {min(finished + 1, rounds)}/{rounds}", news=_news(record))
+        bar.update(task, description=f"{title} round {min(finished + 1, rounds)}/{rounds}", news=news(record))
 
     return Observer(begin=begin, step=lambda: bar.advance(task), round=after)
 
@@ -88,12 +95,13 @@ def _line_by_line(title: str, rounds: int, console: Console) -> Observer:
         pace = (time.monotonic() - began[0]) / max(1, finished - first[0])
         left = round(pace * (rounds - finished))
         clock = str(timedelta(seconds=left))
-        console.print(f"{title} round {finished}/{rounds} · {_news(record)} · left {clock}", highlight=False)
+        console.print(f"{title} round {finished}/{rounds} · {news(record)} · left {clock}", highlight=False)
 
     return Observer(begin=begin, round=after)
 
 
-def _news(record: Record) -> str:
+def news(record: Record) -> str:
+    """What a round brought, in a few words."""
     accuracy = record["accuracy"]
     text = f"accuracy {accuracy['mean']:.3f}" if accuracy else "accuracy –"
     if record["failures"]:

@@ -1,6 +1,8 @@
 """`dispfl run`: one run, from a config or from where it stopped."""
 
+import json
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -33,15 +35,17 @@ def run(
     from dispfl.analysis.tables import print_results
     from dispfl.cli.progress import decoding
     from dispfl.config import compose, read_toml
-    from dispfl.launch import Launch
-    from dispfl.runs.directory import read_summary
+    from dispfl.launch import Launch, refuse_another_experiment
+    from dispfl.runs.directory import read_config, read_summary
 
     words = list(words or [])
     console = Console()
     if data_dir is not None:
-        words.append(f"data.dir={str(data_dir)!r}")
+        folder = str(data_dir.expanduser().absolute())  # the run may be resumed from another working directory
+        words.append(f"data.dir={json.dumps(folder, ensure_ascii=False)}")  # quoted as TOML quotes too
     if resume is None:
-        config = read_toml(Path(words.pop(0))) if words and "=" not in words[0] else {}
+        named = words and ("=" not in words[0] or Path(words[0]).is_file())  # folders may be called lr=0.1
+        config = read_toml(Path(words.pop(0))) if named else {}
         experiment = compose(config, words)
         path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
         with decoding(console) as bar:
@@ -51,9 +55,10 @@ def run(
         path = resume
         if out is not None:
             raise ConfigError("--resume goes on in the run's own directory; leave --out away.")
-        with decoding(console) as bar:
-            launch = Launch.go_on(path, words, bar)
+        refuse_another_experiment(path, compose(read_config(path), words))
         if read_summary(path) is None:
+            with decoding(console) as bar:
+                launch = Launch.go_on(path, words, bar)
             see_through(launch, console)
         else:
             console.print(f"{path} is finished already.", soft_wrap=True, highlight=False, markup=False)
@@ -69,7 +74,7 @@ def see_through(launch: "Launch", console: "Console") -> None:
         with watching(experiment.method.name, experiment.rounds, console) as progress:
             launch.run(progress)
     except KeyboardInterrupt:
-        message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {path}"
+        message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {quote(str(path))}"
         console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
 

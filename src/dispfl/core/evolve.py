@@ -32,13 +32,13 @@ def prune_and_regrow(weights: Tensor, mask: Tensor, grad: Tensor, rate: float, l
         if count == 0 or kept == m.numel():  # a dense layer would only regrow what it pruned
             continue
         held = m.nonzero().squeeze(1)
-        m[held[_smallest(weights[where][held].abs(), count)]] = False
+        m[held[smallest(weights[where][held].abs(), count)]] = False
         empty = (~m).nonzero().squeeze(1)
-        m[empty[_smallest(-grad[where][empty].abs(), count)]] = True
+        m[empty[smallest(-grad[where][empty].abs(), count)]] = True
     return next_mask
 
 
-def _smallest(scores: Tensor, count: int) -> Tensor:
+def smallest(scores: Tensor, count: int) -> Tensor:
     """The indices of the `count` smallest scores, ties to the lower index: a selection, not a sort."""
     threshold = torch.kthvalue(scores, count).values
     below = (scores < threshold).nonzero().squeeze(1)

@@ -32,3 +32,13 @@ def average_of(models: Iterable[tuple[Tensor, Tensor]], m_k: Tensor) -> Tensor:
         total += w_j
         holders += m_j
     return keep_(total.div_(holders.clamp_(min=1)), mask_bits(m_k))
+
+
+def average_of_holders(models: Iterable[tuple[Tensor, Tensor]], fallback: Tensor) -> Tensor:
+    """Average each weight over the models that hold it, and take the fallback's where none does."""
+    total = torch.zeros(fallback.shape)
+    holders = torch.zeros(fallback.shape)
+    for w_j, m_j in models:
+        total += w_j
+        holders += m_j
+    return torch.where(holders > 0, total.div_(holders.clamp(min=1)), fallback)

@@ -1,6 +1,6 @@
 """What a peer does with a model and its own data in one round: learn under a mask, look at a gradient, score."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from dispfl.core.live import LiveModel
-from dispfl.core.masks import keep_, mask_bits
+from dispfl.core.masks import keep_, kept_per_layer, mask_bits
 from dispfl.core.rng import stream
 from dispfl.errors import NonFiniteError
 from dispfl.settings import Settings
@@ -47,6 +47,10 @@ class Samples(Protocol):
         """With a generator: shuffled and augmented, for training. Without: in order and as they are."""
         ...
 
+    def take(self, rows: Tensor) -> "Samples":
+        """Some of the samples."""
+        ...
+
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
     """The share of samples whose largest output is the label's."""
@@ -75,6 +79,11 @@ class Report:
     """The share of kept weights that the evolved mask replaces."""
     failure: str | None = None
     """Why the peer's step was given up, in a sentence."""
+    passes: list[tuple[int, list[int]]] = field(default_factory=list)
+    """The training that was done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
+
+    def __post_init__(self) -> None:
+        self.passes = [(samples, list(kept)) for samples, kept in self.passes]  # JSON gives lists for tuples
 
 
 @dataclass
@@ -90,6 +99,8 @@ class Trainer:
     peer: str
     t: int
     T: int
+    roster: Sequence[str] = ()
+    """All peers' names, in the order of sums."""
     scoring: bool = True
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """The peer's buffers: what its last step left at first, then what this step's learning made of them."""
@@ -104,21 +115,39 @@ class Trainer:
         """The random stream of this peer and round for one purpose."""
         return stream(self.seed, purpose, self.peer, self.t)
 
-    def learn(self, weights: Tensor, mask: Tensor, epochs: int | None = None) -> Tensor:
+    def lasting_stream(self, purpose: str) -> torch.Generator:
+        """The random stream of this peer for one purpose, the same in every round."""
+        return stream(self.seed, purpose, self.peer)
+
+    def learn(
+        self,
+        weights: Tensor,
+        mask: Tensor,
+        epochs: int | None = None,
+        *,
+        samples: Samples | None = None,
+        lr: float | None = None,
+        pull: tuple[float, Tensor] | None = None,
+    ) -> Tensor:
         """Local sparse SGD under a fixed mask.
 
         Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and weight decay added.
+        Unless told otherwise: the settings' epochs, all training samples, this round's learning rate. `pull` adds a
+        proximal term, (lambda, w_0): the gradient of lambda / 2 * |w - w_0|^2.
         """
         s, live = self.settings, self.live
+        epochs, samples, lr = epochs or s.epochs, samples or self.train, lr or s.rate(self.t)
         live.load(weights, self.buffers)
         live.module.train()
         bits = mask_bits(mask).to(live.device)
+        anchor = pull and (pull[0], pull[1].to(live.device))
         losses = []
-        for _ in range(epochs or s.epochs):
-            for x, y in self.train.batches(s.batch, rng=self._order):
+        for _ in range(epochs):
+            for x, y in samples.batches(s.batch, rng=self._order):
                 self.pulse()
                 losses.append(self._backward(x, y))
-                sgd_step(live.weights, live.grad, bits, s.rate(self.t), s.weight_decay, s.clip_norm)
+                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor)
+        self.report.passes.append((epochs * len(samples), kept_per_layer(mask, live.layout)))
         loss = torch.stack(losses).mean()
         learned = live.read()
         self._demand_finite(loss, "training loss")
@@ -132,20 +161,28 @@ class Trainer:
         self.live.module.train()
         x, y = next(self.train.batches(self.settings.batch, rng=self.stream("evolve")))
         self._backward(x, y)
+        self.report.passes.append((len(y), list(self.live.layout.sizes)))
         gradient = self.live.grad.to("cpu", copy=True)
         self._demand_finite(gradient, "gradient")
         return gradient
 
+    def score(self, weights: Tensor, samples: Samples | None = None) -> float:
+        """The task's metric on all of the peer's test data, or on other samples."""
+        return float(self.task.metric(*self._predict(weights, samples or self.test)))
+
+    def loss(self, weights: Tensor, samples: Samples) -> float:
+        """The task's loss on some samples, without learning from them."""
+        return float(self.task.loss(*self._predict(weights, samples)))
+
     @torch.no_grad()
-    def score(self, weights: Tensor) -> float:
-        """The task's metric on all of the peer's test data."""
+    def _predict(self, weights: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
         self.live.load(weights, self.buffers)
         self.live.module.eval()
         outputs, labels = [], []
-        for x, y in self.test.batches(EVALUATION_BATCH):
+        for x, y in samples.batches(EVALUATION_BATCH):
             outputs.append(self.live(x))
             labels.append(y.to(self.live.device))
-        return float(self.task.metric(torch.cat(outputs), torch.cat(labels)))
+        return torch.cat(outputs), torch.cat(labels)
 
     def observe_mixed(self, weights: Tensor) -> None:
         """Score the model between mixing and training, where this round is scored."""
@@ -169,13 +206,24 @@ class Trainer:
 EVALUATION_BATCH = 500
 
 
-def sgd_step(weights: Tensor, grad: Tensor, bits: Tensor, lr: float, weight_decay: float, clip_norm: float) -> None:
-    """One step in place on flat vectors: mask the gradient, clip its norm, decay, descend."""
+def sgd_step(
+    weights: Tensor,
+    grad: Tensor,
+    bits: Tensor,
+    lr: float,
+    weight_decay: float,
+    clip_norm: float,
+    pull: tuple[float, Tensor] | None = None,
+) -> None:
+    """One step in place on flat vectors: mask the gradient, clip its norm, decay and pull, descend."""
     keep_(grad, bits)
     scale = 1.0
     if clip_norm:
         norm = float(torch.linalg.vector_norm(grad))
         scale = min(1.0, clip_norm / (norm + 1e-6))
-    if weight_decay:
-        weights.mul_(1 - lr * weight_decay)
+    strength, anchor = pull or (0.0, None)
+    if weight_decay or strength:
+        weights.mul_(1 - lr * (weight_decay + strength))
+    if anchor is not None:
+        weights.add_(anchor, alpha=lr * strength)
     weights.add_(grad, alpha=-lr * scale)

@@ -34,9 +34,13 @@ class ForwardCost:
         """Operations with this many weights kept in each parameter."""
         return sum(cost * count for cost, count in zip(self.per_weight, kept, strict=True))
 
+    def training(self, kept: Sequence[int], samples: int) -> int:
+        """Operations of training on so many samples, with this many weights kept in each parameter."""
+        return TRAINING * samples * self.sparse(kept)
+
     def local_phase(self, kept: Sequence[int], samples: int, epochs: int, search_batch: int = 0) -> int:
         """A peer's round: epochs over its samples, plus one dense batch where masks are searched."""
-        return TRAINING * (epochs * samples * self.sparse(kept) + search_batch * self.dense())
+        return self.training(kept, epochs * samples) + self.training(self.sizes, search_batch)
 
 
 @torch.no_grad()

@@ -1,13 +1,13 @@
 """Batches from data that stays in memory: normalized, cropped and flipped as tensor operations, not one by one."""
 
 from collections.abc import Iterator, Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from dispfl.errors import DataError
 
@@ -77,6 +77,10 @@ class ResidentSamples:
             inputs = self.inputs.index_select(0, where)
             yield (inputs if self.transform is None else self.transform(inputs, rng=rng)), self.labels[where]
 
+    def take(self, rows: Tensor) -> "ResidentSamples":
+        """Some of the samples, of the same tensors."""
+        return replace(self, index=rows if self.index is None else self.index[rows])
+
 
 @dataclass(frozen=True)
 class DatasetSamples:
@@ -92,6 +96,10 @@ class DatasetSamples:
         for rows in _chunks(len(self), size, rng):
             inputs, labels = default_collate([self.dataset[row] for row in rows.tolist()])
             yield inputs, labels
+
+    def take(self, rows: Tensor) -> "DatasetSamples":
+        """Some of the samples."""
+        return DatasetSamples(Subset(self.dataset, rows.tolist()))
 
 
 Given = Dataset[tuple[Tensor, Tensor]] | tuple[Tensor, Tensor]

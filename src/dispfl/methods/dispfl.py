@@ -13,6 +13,7 @@ from dispfl.core.gossip import average_of
 from dispfl.core.layout import Layout
 from dispfl.core.masks import random_mask
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.rng import stream
 from dispfl.core.train import Trainer
 from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, spread_densities
 
@@ -30,18 +31,14 @@ class DisPFL(GossipMethod):
     layers: Literal["erk", "uniform"] = "erk"
     """How the density is spread over the layers."""
 
-    @property
-    def searches(self) -> bool:
-        return self.regrow == "gradient"
-
     def densities(self, peers: int) -> list[float]:
         return spread_densities(self.density, peers)
 
-    def start(self, weights: Tensor, layout: Layout, density: float, *, rng: torch.Generator) -> PeerState:
+    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         """Algorithm 1, line 2. Deviation 0: the weights are the same for all peers, the mask is the peer's own."""
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         spread = erk_densities if self.layers == "erk" else uniform_densities
-        return fresh_state(weights, random_mask(layout, spread(shapes, density), rng=rng))
+        return fresh_state(weights, random_mask(layout, spread(shapes, density), rng=stream(seed, "mask", peer)))
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Algorithm 1, lines 6-15: mix, learn, evolve."""

@@ -26,7 +26,7 @@ from dispfl.core.train import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.round import Step
-from dispfl.runs.files import plain_disk_errors, write_atomically
+from dispfl.runs.files import plain_disk_errors, sync_folder, write_atomically
 
 SECONDS_BETWEEN_PARTS = 60.0
 BYTES_IN_A_PART = 64_000_000
@@ -58,7 +58,9 @@ class Checkpoints:
             folder = self._round(t + 1)
             with plain_disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
-            part = folder / f"part-{len(list(folder.glob('part-*.safetensors'))):03d}.safetensors"
+                sync_folder(self.folder)
+            taken = [int(part.stem[-3:]) for part in folder.glob("part-*.safetensors")]
+            part = folder / f"part-{max(taken, default=-1) + 1:03d}.safetensors"
             write_atomically(part, _encode(self._waiting))
             self._waiting = {}
         self._last_write = time.monotonic()
@@ -112,8 +114,13 @@ def _encode(steps: Mapping[str, Step]) -> bytes:
         tensors[f"{peer}/mask"] = state.model.mask.bits
         if state.next_mask is not state.model.mask:
             tensors[f"{peer}/next_mask"] = state.next_mask.bits
-        for name, buffer in state.buffers.items():
-            tensors[f"{peer}/buffers/{name}"] = buffer
+        if state.sent is not None:  # clones: a file may not hold one tensor twice, and SubFedAvg sends its own model
+            tensors[f"{peer}/sent/values"], tensors[f"{peer}/sent/mask"] = (
+                state.sent.values.clone(),
+                state.sent.mask.bits.clone(),
+            )
+        for kind, named in (("buffers", state.buffers), ("memory", state.memory)):
+            tensors |= {f"{peer}/{kind}/{name}": tensor for name, tensor in named.items()}
         header[peer] = {"size": state.model.mask.size, "report": asdict(step.report)}
     return safetensors.torch.save(tensors, {"peers": json.dumps(header)})
 
@@ -131,13 +138,20 @@ def _decode(part: Path) -> dict[str, Step]:
 
 def _step(peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Step:
     size = int(str(entry["size"]))
-    mask = PackedMask(tensors[f"{peer}/mask"], size)
-    values = tensors[f"{peer}/values"]
+    model = _model(tensors, peer, size)
     next_bits = tensors.get(f"{peer}/next_mask")
-    if mask.bits.numel() != -(-size // 8) or mask.kept != values.numel() or values.dtype != torch.float32:
-        raise ValueError(f"peer {peer}'s mask and values do not fit")
-    prefix = f"{peer}/buffers/"
-    buffers = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    next_mask = mask if next_bits is None else PackedMask(next_bits, size)
-    state = PeerState(PackedModel(values, mask), next_mask, buffers)
+    next_mask = model.mask if next_bits is None else PackedMask(next_bits, size)
+    sent = _model(tensors, f"{peer}/sent", size) if f"{peer}/sent/values" in tensors else None
+    state = PeerState(model, next_mask, _named(tensors, f"{peer}/buffers/"), _named(tensors, f"{peer}/memory/"), sent)
     return Step(state, Report(**entry["report"]))  # type: ignore[arg-type]
+
+
+def _model(tensors: Mapping[str, Tensor], whose: str, size: int) -> PackedModel:
+    values, mask = tensors[f"{whose}/values"], PackedMask(tensors[f"{whose}/mask"], size)
+    if mask.bits.numel() != -(-size // 8) or mask.kept != values.numel() or values.dtype != torch.float32:
+        raise ValueError(f"peer {whose}'s mask and values do not fit")
+    return PackedModel(values, mask)
+
+
+def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -22,6 +22,9 @@ from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.files import append_durably, plain_disk_errors, write_atomically
 from dispfl.runs.records import Record
 
+MADE_IN_PYTHON = "made_in_python"
+"""The key of a config that describes a federation made in Python, which the command line cannot make again."""
+
 
 class RunDirectory:
     """A run directory that this process alone writes to."""
@@ -40,7 +43,11 @@ class RunDirectory:
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
-        write_atomically(path / "config.toml", tomli_w.dumps(dict(config)).encode())
+        try:
+            write_atomically(path / "config.toml", tomli_w.dumps(dict(config)).encode())
+        except RunError:
+            directory.close()
+            raise
         return directory
 
     @classmethod
@@ -55,7 +62,7 @@ class RunDirectory:
             lock = (self.path / ".lock").open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             lock.close()
             raise RunError(f"Another process is working on {self.path}; wait for it or end it first.") from None
         return lock

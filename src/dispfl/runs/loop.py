@@ -2,19 +2,22 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from dispfl.core.layout import Layout
+from dispfl.core.train import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.errors import RunError
-from dispfl.methods.base import PeerState
-from dispfl.round import Engine, Setting, Step, gossip_round, start
+from dispfl.methods.base import SERVER, PeerState
+from dispfl.round import Engine, Setting, Step, play_round, start
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
-from dispfl.runs.records import Record, flops_of_a_round, round_record
+from dispfl.runs.records import Record, round_record
 
 log = logging.getLogger("dispfl")
+FAILURES_SHOWN = 3
+"""A round's failures that are logged in full."""
 
 
 @dataclass
@@ -37,6 +40,8 @@ class History:
     records: list[Record] = field(default_factory=list)
     under_way: dict[str, Step] = field(default_factory=dict)
     """The steps of the next round that were finished before a stop."""
+    judged: Mapping[str, PeerState] | None = None
+    """What each peer was judged on in the last round, where that is not its own state."""
 
 
 def recall(setting: Setting, directory: RunDirectory) -> History:
@@ -57,7 +62,8 @@ def recall(setting: Setting, directory: RunDirectory) -> History:
 
 def _steps_under_way(checkpoints: Checkpoints, rounds: int) -> dict[str, Step]:
     try:
-        return checkpoints.load(rounds + 1)
+        steps = checkpoints.load(rounds + 1)
+        return {peer: step for peer, step in steps.items() if peer != SERVER}  # the server's part is done again
     except RunError as damage:
         log.warning("%s Doing that part of the round again.", damage)
         checkpoints.discard(rounds + 1)
@@ -69,10 +75,7 @@ def run_rounds(
 ) -> History:
     """Run the rounds that are left. Metrics go to the disk before the checkpoint that makes the round count."""
     module = setting.module()
-    sample = next(setting.peers[setting.roster[0]].train.batches(1))[0]
-    flops = flops_of_a_round(
-        setting, history.states, Layout.of(module), forward_cost(module, Layout.of(module), sample)
-    )
+    cost = forward_cost(module, Layout.of(module), next(setting.peers[setting.roster[0]].train.batches(1))[0])
     peers = len(setting.roster)
     progress.begin(len(history.records) * peers + len(history.under_way), setting.rounds * peers)
 
@@ -85,18 +88,23 @@ def run_rounds(
 
         began = time.perf_counter()
         try:
-            result = gossip_round(setting, history.states, t, engine, history.under_way, finished)
+            result = play_round(setting, history.states, t, engine, history.under_way, finished)
         except BaseException:
             if directory:
                 directory.checkpoints.flush(t)
             raise
-        record = round_record(t, result, flops, time.perf_counter() - began)
-        for failure in record["failures"].values():
+        record = round_record(t, result, cost, time.perf_counter() - began)
+        failures = list(record["failures"].values())
+        for failure in failures[:FAILURES_SHOWN]:
             log.warning(failure)
+        if len(failures) > FAILURES_SHOWN:
+            log.warning("... and %d more peers; the metrics name them all.", len(failures) - FAILURES_SHOWN)
         if directory:
+            if result.server is not None:
+                directory.checkpoints.add(t, SERVER, Step(result.server, Report()))
             directory.append(record)
             directory.checkpoints.complete(t)
-        history.states = {peer: step.state for peer, step in result.steps.items()}
+        history.states, history.judged = result.states, result.judged
         history.records.append(record)
         history.under_way = {}
         progress.round(record)

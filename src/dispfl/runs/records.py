@@ -12,22 +12,20 @@ from typing import Any
 
 import torch
 
-from dispfl.core.layout import Layout
-from dispfl.core.masks import kept_per_layer
 from dispfl.core.packed import PackedModel
+from dispfl.core.train import Report
 from dispfl.costs.flops import ForwardCost
-from dispfl.methods.base import PeerState
 from dispfl.round import Round, Setting
 
 Record = dict[str, Any]
 """A JSON object."""
 
 
-def round_record(t: int, result: Round, flops: Mapping[str, int], seconds: float) -> Record:
+def round_record(t: int, result: Round, cost: ForwardCost, seconds: float) -> Record:
     """One line of `metrics.jsonl`. What was not measured in this round is null."""
     steps = result.steps
     busiest = result.ledger.busiest()
-    worked = [0 if step.report.loss is None or step.report.failure else flops[peer] for peer, step in steps.items()]
+    worked = [flops for step in steps.values() if (flops := flops_of(step.report, cost))]
     return {
         "round": t,
         "accuracy": spread([step.report.score for step in steps.values()]),
@@ -35,7 +33,8 @@ def round_record(t: int, result: Round, flops: Mapping[str, int], seconds: float
         "loss": spread([step.report.loss for step in steps.values()]),
         "mask_change": spread([step.report.mask_change for step in steps.values()]),
         "busiest": {"paper_mb": busiest.paper / 1e6, "wire_mb": busiest.wire / 1e6, "peer": busiest.peer},
-        "flops_per_peer": statistics.fmean(worked),
+        "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
+        "flops_total": sum(worked),
         "failures": {peer: step.report.failure for peer, step in steps.items() if step.report.failure},
         "seconds": round(seconds, 3),
     }
@@ -50,24 +49,41 @@ def spread(values: Sequence[float | None]) -> Record | None:
     return {"mean": statistics.fmean(known), "std": statistics.pstdev(known), "per_peer": finite}
 
 
-def summarize(setting: Setting, records: Sequence[Record], states: Mapping[str, PeerState]) -> Record:
-    """`summary.json`: the run in one object."""
+def summarize(setting: Setting, records: Sequence[Record], models: Mapping[str, PackedModel]) -> Record:
+    """`summary.json`: the run in one object; `models` are what the peers would use from now on."""
     return {
         "method": setting.method.name,
         "rounds": len(records),
-        "peers": len(states),
+        "peers": len(setting.peers),
         "accuracy": last(records, "accuracy"),
+        "groups": groups(setting.method.densities(len(setting.peers)), last(records, "accuracy")),
         "busiest": {
             "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
             "wire_mb_per_round": statistics.fmean(record["busiest"]["wire_mb"] for record in records),
         },
         "flops_per_peer_round": statistics.fmean(record["flops_per_peer"] for record in records),
+        "flops_total_round": statistics.fmean(record["flops_total"] for record in records),
         "failures": sum(len(record["failures"]) for record in records),
         "seconds": round(sum(record["seconds"] for record in records), 3),
         "peak_rss_mb": round(peak_rss_mb(), 1),
-        "weights_sha256": [weights_sha256(states[peer].model) for peer in setting.roster],
+        "weights_sha256": [weights_sha256(models[peer]) for peer in setting.roster],
         "versions": versions(),
     }
+
+
+def groups(densities: Sequence[float], accuracy: Record | None) -> list[Record]:
+    """The accuracy of each group of peers of one density, where there are several."""
+    if accuracy is None or len(set(densities)) < 2:
+        return []
+    by_density: dict[float, list[float | None]] = {}
+    for density, score in zip(densities, accuracy["per_peer"], strict=True):
+        by_density.setdefault(density, []).append(score)
+    found = {density: spread(scores) for density, scores in by_density.items()}
+    return [
+        {"density": density, "peers": len(by_density[density]), "mean": group["mean"], "std": group["std"]}
+        for density, group in sorted(found.items())
+        if group
+    ]
 
 
 def last(records: Sequence[Record], key: str) -> Any:
@@ -75,17 +91,9 @@ def last(records: Sequence[Record], key: str) -> Any:
     return next((record[key] for record in reversed(records) if record[key] is not None), None)
 
 
-def flops_of_a_round(
-    setting: Setting, states: Mapping[str, PeerState], layout: Layout, cost: ForwardCost
-) -> dict[str, int]:
-    """What a round costs each peer, in the paper's currency. A layer's kept count never changes, so once will do."""
-    flops = {}
-    for peer, state in states.items():
-        samples = len(setting.peers[peer].train)
-        search = min(setting.train.batch, samples) if setting.method.searches else 0
-        kept = kept_per_layer(state.model.mask.unpack(), layout)
-        flops[peer] = cost.local_phase(kept, samples, setting.train.epochs, search)
-    return flops
+def flops_of(report: Report, cost: ForwardCost) -> int:
+    """What a peer's round cost, in the paper's currency."""
+    return sum(cost.training(kept, samples) for samples, kept in report.passes)
 
 
 def weights_sha256(model: PackedModel) -> str:

@@ -32,4 +32,4 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
     except FileNotFoundError:
         return None
     except (safetensors.SafetensorError, KeyError, OSError) as problem:
-        raise RunError(f"{path / FILE} is damaged ({problem}).") from problem
+        raise RunError(f"{path / FILE} is damaged ({problem}). Delete it; going on makes it anew.") from problem

@@ -1,0 +1,57 @@
+"""D-PSGD: peers average plainly with their neighbours, then train; the aim is one consensus model."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dispfl.core.erk import uniform_densities
+from dispfl.core.gossip import average_of
+from dispfl.core.layout import Layout
+from dispfl.core.masks import random_mask
+from dispfl.core.packed import PackedModel
+from dispfl.core.rng import stream
+from dispfl.core.train import Trainer
+from dispfl.methods.base import GossipMethod, PeerState, fresh_state
+
+
+class DPSGD(GossipMethod):
+    """The paper's baseline "D-PSGD", with several local epochs instead of one step.
+
+    Deviation 8: judged on the average of all peers' models, as in the paper.
+    """
+
+    shares: ClassVar[bool] = True
+    name: Literal["dpsgd"] = "dpsgd"
+    density: float = Field(default=1.0, gt=0, le=1)
+    """Below 1, one fixed mask, uniform over the layers and shared by all: the paper's "20 % params" rows."""
+
+    def densities(self, peers: int) -> list[float]:
+        return [self.density] * peers
+
+    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
+        if density == 1:
+            return fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
+        shapes = dict(zip(layout.names, layout.shapes, strict=True))
+        mask = random_mask(layout, uniform_densities(shapes, density), rng=stream(seed, "mask", "everyone"))
+        return fresh_state(weights, mask)
+
+    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+        """Average, then learn."""
+        mask = state.model.mask.unpack()
+        mixed = mean_model({**heard, peer.peer: state.model}, mask)
+        trained = PackedModel.pack(peer.learn(mixed, mask), mask)
+        return PeerState(trained, trained.mask, peer.buffers)
+
+    def shared(self, states: Mapping[str, PeerState]) -> PackedModel:
+        """The consensus: the average of all peers' models."""
+        models = {peer: state.model for peer, state in states.items()}
+        mask = next(iter(models.values())).mask.unpack()
+        return PackedModel.pack(mean_model(models, mask), mask)
+
+
+def mean_model(models: Mapping[str, PackedModel], mask: Tensor) -> Tensor:
+    """The plain mean of models that share a mask, summed in roster order."""
+    return average_of((models[name].unpack() for name in sorted(models)), mask)

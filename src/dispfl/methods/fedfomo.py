@@ -1,0 +1,87 @@
+"""FedFOMO: each peer moves towards those models that do better than its own on data that it holds back."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Trainer
+from dispfl.methods.base import Around, GossipMethod, PeerState
+
+
+class FedFOMO(GossipMethod):
+    """The paper's baseline "FOMO" (Zhang et al.): learn first, then mix.
+
+    With theta the peer's model before the round, and theta_n its own update or a heard model:
+
+        w_n   = max(0, (L(theta) - L(theta_n)) / |theta_n - theta|), scaled to sum to 1
+        theta <- theta + sum_n w_n (theta_n - theta)
+
+    where L is the loss on held-back data. If no candidate helps, the peer keeps its own update.
+    """
+
+    name: Literal["fedfomo"] = "fedfomo"
+    validation: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the training data that is held back."""
+    models: int = Field(default=10, ge=1)
+    """How many models a peer hears in a round at most; never more than its topology's neighbours."""
+    explore: float = Field(default=0.5, ge=0, le=1)
+    """Share of them picked at random; the others are those that helped most so far."""
+
+    def choose(self, state: PeerState, around: Around, *, rng: torch.Generator) -> Sequence[str]:
+        """Half by learned preference, half at random, out of all that can be reached."""
+        count = min(self.models, len(around.neighbours))
+        scores = dict(zip(around.roster, self._preference(state, around.roster).tolist(), strict=True))
+        liked = [name for name in around.reachable if scores[name] > 0]
+        liked = sorted(liked, key=lambda name: (-scores[name], name))[: count - round(self.explore * count)]
+        others = [name for name in around.reachable if name not in liked]
+        picked = torch.randperm(len(others), generator=rng)[: count - len(liked)].tolist()
+        return sorted([*liked, *(others[k] for k in picked)])
+
+    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+        """Learn, weigh the candidates on held-back data, move."""
+        theta, mask = state.model.unpack()
+        order = torch.randperm(len(peer.train), generator=peer.lasting_stream("validation"))
+        held_back = max(1, int(self.validation * len(order))) if len(order) > 1 else 0
+        learning = peer.train.take(order[held_back:].sort().values)
+        validation = peer.train.take(order[:held_back].sort().values) if held_back else learning
+        before = peer.loss(theta, validation)
+        update = peer.learn(theta, mask, samples=learning)
+        candidates = {peer.peer: update, **{name: model.unpack()[0] for name, model in heard.items()}}
+        gains = {name: gain(theta, w, before, peer.loss(w, validation)) for name, w in sorted(candidates.items())}
+        mixed = moved(theta, candidates, gains) if any(gains.values()) else update
+        memory = {"preference": self._remember(state, peer.roster, gains, peer.peer)}
+        model = PackedModel.pack(mixed, mask)
+        return PeerState(model, model.mask, peer.buffers, memory)
+
+    def _preference(self, state: PeerState, roster: Sequence[str]) -> Tensor:
+        return state.memory.get("preference", torch.zeros(len(roster)))
+
+    def _remember(self, state: PeerState, roster: Sequence[str], gains: Mapping[str, float], own: str) -> Tensor:
+        """Add each heard model's weight in this round's mix to what it earned before."""
+        preference, total = self._preference(state, roster).clone(), sum(gains.values())
+        for name, value in gains.items():
+            if name != own and total:
+                preference[roster.index(name)] += value / total
+        return preference
+
+
+def gain(theta: Tensor, candidate: Tensor, loss: float, candidate_loss: float) -> float:
+    """How much a candidate lowers the loss for each unit of distance; 0 if it does not, or if a loss is not finite."""
+    distance = float(torch.linalg.vector_norm(candidate - theta))
+    lowered = loss - candidate_loss
+    return max(0.0, lowered / distance) if distance and isfinite(lowered) else 0.0
+
+
+def moved(theta: Tensor, candidates: Mapping[str, Tensor], gains: Mapping[str, float]) -> Tensor:
+    """theta + sum_n w_n (theta_n - theta), with the gains scaled to sum to 1, in roster order."""
+    total = sum(gains.values())
+    result = theta.clone()
+    for name in sorted(gains):
+        if gains[name]:
+            result.add_(candidates[name] - theta, alpha=gains[name] / total)
+    return result

@@ -1,0 +1,36 @@
+"""Fine-tuning as a wrapper: a method whose shared model each peer trains on its own data before it is judged."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from dispfl.methods.base import Method, Tuning
+from dispfl.methods.dpsgd import DPSGD
+from dispfl.methods.fedavg import FedAvg
+
+
+class FineTuned(Method):
+    """Adds fine-tuning to a method with a shared model. The tuned model is judged, never carried forward."""
+
+    tune_epochs: int = Field(default=5, ge=1)
+    """Local epochs of fine-tuning."""
+    tune_every: int = Field(default=10, ge=1)
+    """Fine-tune and judge every so many rounds, and after the last."""
+    tune_rate: Literal["initial", "current"] = "initial"
+    """The learning rate of round 0 (the authors' choice), or that of the present round."""
+
+    @property
+    def tuning(self) -> Tuning:
+        return Tuning(self.tune_epochs, self.tune_rate, self.tune_every)
+
+
+class FedAvgFT(FineTuned, FedAvg):
+    """The paper's baseline "FedAvg-FT": the global model, fine-tuned locally."""
+
+    name: Literal["fedavg-ft"] = "fedavg-ft"  # type: ignore[assignment]
+
+
+class DPSGDFT(FineTuned, DPSGD):
+    """The paper's baseline "D-PSGD-FT": the consensus, fine-tuned locally."""
+
+    name: Literal["dpsgd-ft"] = "dpsgd-ft"  # type: ignore[assignment]

@@ -1,0 +1,78 @@
+"""SubFedAvg: each peer prunes its dense model step by step, and the server averages each weight over its keepers."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dispfl.core.evolve import smallest
+from dispfl.core.gossip import average_of_holders
+from dispfl.core.layout import Layout
+from dispfl.core.masks import hamming, kept_count
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Trainer
+from dispfl.methods.base import PeerState, ServerMethod, fresh_state
+
+
+class SubFedAvg(ServerMethod):
+    """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse. Judged on the global model
+    under the peer's mask.
+    """
+
+    name: Literal["subfedavg"] = "subfedavg"
+    density: float = Field(default=0.5, gt=0, le=1)
+    """Where pruning ends."""
+    prune: float = Field(default=0.05, gt=0, lt=1)
+    """Share of a layer's kept weights that one pruning removes."""
+    min_change: float = Field(default=1e-4, ge=0)
+    """Prune only when the mask that training arrives at still moves by more than this share of all weights."""
+    min_accuracy: float = Field(default=0.5, ge=0, le=1)
+    """Prune only when the pruned model's score on the training data stays above this."""
+
+    def broadcast(self, server: PeerState, state: PeerState) -> PackedModel:
+        """The global model, where the peer keeps it."""
+        return restricted(server.model, state.model.mask.unpack())
+
+    def judged(self, state: PeerState, shared: PackedModel) -> PackedModel:
+        return restricted(shared, state.model.mask.unpack())
+
+    def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
+        """Compare the masks that pruning gives after the first and after the last epoch; prune if they still differ."""
+        weights, mask = received.unpack()
+        layout = peer.live.layout
+        first = peer.learn(weights, mask, 1)
+        last = peer.learn(first, mask, peer.settings.epochs - 1) if peer.settings.epochs > 1 else first
+        early, late = (pruned(w, mask, self.prune, self.density, layout) for w in (first, last))
+        if hamming(early, late) > self.min_change * layout.size:
+            thinner = torch.where(late, last, 0.0)
+            if peer.score(thinner, peer.train) > self.min_accuracy:
+                last, mask = thinner, late
+        model = PackedModel.pack(last, mask)
+        return replace(state, model=model, next_mask=model.mask, buffers=peer.buffers, sent=model)
+
+    def aggregate(self, server: PeerState, sent: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
+        """Average each weight over those whose mask has it; the server's own value stays where nobody has it."""
+        weights, mask = server.model.unpack()
+        return fresh_state(average_of_holders((sent[peer].unpack() for peer in sorted(sent)), weights), mask)
+
+
+def pruned(weights: Tensor, mask: Tensor, share: float, target: float, layout: Layout) -> Tensor:
+    """The mask without the smallest weights of each layer of two or more dimensions, never below the target density."""
+    mask = mask.clone()
+    spare = int(mask.sum()) - kept_count(layout.size, target)
+    for shape, where in zip(layout.shapes, layout.slices, strict=True):
+        held = mask[where].nonzero().squeeze(1)
+        count = min(int(share * held.numel()), spare, held.numel() - 1)
+        if len(shape) < 2 or count <= 0:
+            continue
+        mask[where][held[smallest(weights[where][held].abs(), count)]] = False
+        spare -= count
+    return mask
+
+
+def restricted(model: PackedModel, mask: Tensor) -> PackedModel:
+    """A dense model under a mask."""
+    return PackedModel.pack(model.unpack()[0], mask)

@@ -1,0 +1,309 @@
+"""`dispfl run`, as a user types it."""
+
+import json
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dispfl.cli import main
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.runs.directory import RunDirectory, read_metrics, read_summary
+
+TINY = [
+    "peers=4",
+    "rounds=3",
+    "topology.degree=2",
+    "partition.samples=20",
+    "partition.test_samples=10",
+    "train.epochs=1",
+    "eval_every=2",
+]
+PARAMETERS = 105_962  # of the small CNN, for 28x28 grey pictures
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    out: str
+    err: str
+
+
+Dispfl = Callable[..., Said]
+
+
+@pytest.fixture
+def dispfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dispfl:
+    """The whole program in this process: words in, exit code and both outputs out."""
+
+    def call(*words: str | Path) -> Said:
+        monkeypatch.setattr(sys, "argv", ["dispfl", *map(str, words)])
+        polite_kill = signal.getsignal(signal.SIGTERM)
+        capsys.readouterr()
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            signal.signal(signal.SIGTERM, polite_kill)
+        return Said(int(ended.value.code or 0), *capsys.readouterr())
+
+    return call
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run, made by the installed program in a process of its own; not to be changed."""
+    folder = tmp_path_factory.mktemp("finished")
+    program = Path(sys.executable).with_name("dispfl")
+    done = subprocess.run([program, "run", *TINY], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return folder / "runs/dispfl-fashion-sample"
+
+
+@pytest.fixture
+def stopped(finished: Path, tmp_path: Path) -> Path:
+    """A copy of that run as it was before its last round."""
+    path = shutil.copytree(finished, tmp_path / "stopped")
+    (path / "summary.json").unlink()
+    shutil.rmtree(path / "checkpoints/round-000003")
+    return path
+
+
+def weights(path: Path) -> list[str]:
+    summary = read_summary(path)
+    assert summary is not None
+    return list(summary["weights_sha256"])
+
+
+def test_the_directory_has_the_files_that_the_manual_names(finished: Path) -> None:
+    assert sorted(entry.name for entry in finished.iterdir() if not entry.name.startswith(".")) == [
+        "checkpoints",
+        "config.toml",
+        "learning-curve.png",
+        "metrics.jsonl",
+        "split.safetensors",
+        "summary.json",
+    ]
+
+
+def test_the_summary_says_what_the_metrics_say(finished: Path) -> None:
+    summary: dict[str, Any] = json.loads((finished / "summary.json").read_text())
+    records = read_metrics(finished)
+    assert (summary["method"], summary["rounds"], summary["peers"]) == ("dispfl", 3, 4)
+    assert summary["accuracy"] == records[-1]["accuracy"]
+    assert summary["accuracy"].keys() == {"mean", "std", "per_peer"}
+    assert len(summary["accuracy"]["per_peer"]) == 4
+    assert summary["accuracy"]["mean"] == pytest.approx(sum(summary["accuracy"]["per_peer"]) / 4)
+    for currency in ("paper", "wire"):
+        each = [record["busiest"][f"{currency}_mb"] for record in records]
+        assert summary["busiest"][f"{currency}_mb_per_round"] == pytest.approx(sum(each) / 3)
+    assert summary["flops_per_peer_round"] == pytest.approx(sum(r["flops_per_peer"] for r in records) / 3)
+    assert summary["seconds"] == pytest.approx(sum(record["seconds"] for record in records), abs=0.001)
+    assert summary["peak_rss_mb"] > 100  # torch alone needs that
+    assert [len(digest) for digest in summary["weights_sha256"]] == [64] * 4
+    assert summary["versions"].keys() == {"dispfl", "python", "torch", "numpy", "machine", "system"}
+
+
+def test_the_busiest_node_hears_two_models_of_half_the_weights(finished: Path) -> None:
+    """Degree 2, density 0.5: 2 x kept x 4 bytes in the paper's currency, and 2 x 13,246 bytes of masks on the wire."""
+    (kept,) = {step.state.model.mask.kept for step in Checkpoints(finished / "checkpoints").load(3).values()}
+    assert PARAMETERS / 2 - 12 < kept <= PARAMETERS / 2  # each of 12 parameters keeps the integer part of its share
+    for record in read_metrics(finished):
+        assert record["busiest"]["paper_mb"] == pytest.approx(2 * kept * 4 / 1e6)
+        assert record["busiest"]["wire_mb"] == pytest.approx(2 * (kept * 4 + 13_246) / 1e6)
+
+
+def test_with_eval_every_two_of_three_rounds_the_first_is_not_scored_and_the_last_is(finished: Path) -> None:
+    records = read_metrics(finished)
+    assert [record["round"] for record in records] == [0, 1, 2]
+    assert [record["accuracy"] is not None for record in records] == [False, True, True]
+    assert [record["accuracy_mixed"] is not None for record in records] == [False, True, True]
+    assert all(record["loss"] and record["mask_change"] for record in records)
+
+
+def test_the_written_config_alone_runs_to_the_same_weights(dispfl: Dispfl, finished: Path, tmp_path: Path) -> None:
+    said = dispfl("run", finished / "config.toml", "--out", tmp_path / "again")
+    assert said.code == 0
+    assert weights(tmp_path / "again") == weights(finished)
+    assert (tmp_path / "again/config.toml").read_text() == (finished / "config.toml").read_text()
+
+
+def test_another_seed_and_another_thread_count_do_and_do_not_matter(
+    dispfl: Dispfl, finished: Path, tmp_path: Path
+) -> None:
+    for word in ("threads=1", "seed=1"):
+        assert dispfl("run", finished / "config.toml", word, "--out", tmp_path / word).code == 0
+    assert weights(tmp_path / "threads=1") == weights(finished)
+    assert not set(weights(tmp_path / "seed=1")) & set(weights(finished))
+
+
+def test_a_line_a_round_then_the_table_then_where_it_is(
+    dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for path in ("runs/local-fashion-sample", "runs/local-fashion-sample-2"):
+        said = dispfl("run", *TINY, "method=local", "rounds=1")
+        assert (said.code, said.err) == (0, "")
+        lines = said.out.splitlines()
+        assert lines[0].startswith("local round 1/1 · accuracy ")
+        assert lines[-1] == f"Run directory: {path}"
+        assert (tmp_path / path / "summary.json").exists()
+
+
+def test_a_config_file_may_lie_in_a_folder_named_like_a_setting(dispfl: Dispfl, tmp_path: Path) -> None:
+    file = tmp_path / "rounds=9" / "config.toml"
+    file.parent.mkdir()
+    file.write_text("rounds = 0\n")
+    assert dispfl("run", file).err == "dispfl: rounds must be at least 1, got 0.\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["method.densty=0.2"], "Unknown key method.densty. Did you mean method.density?"),
+        (["lr=1"], "Unknown key lr. Did you mean train.lr?"),
+        (["method.density=20"], "method.density must be in (0, 1], got 20. To keep 20% of the weights write 0.2."),
+        (["rounds=1", "peers"], "Expected key=value, got 'peers'; for example method.density=0.2."),
+        (["none.toml"], "The config file none.toml does not exist."),
+        (["model=[/b]"], "model.name '[/b]' does not exist. Known: cnn, resnet18, vgg11."),
+        (["--resume", "none"], "none is not a run directory: it has no config.toml."),
+    ],
+)
+def test_a_refusal_is_one_sentence_on_stderr_and_nothing_is_made(
+    dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert dispfl("run", *words) == Said(1, "", f"dispfl: {sentence}\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_existing_run_is_not_written_over(dispfl: Dispfl, finished: Path) -> None:
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    said = dispfl("run", *TINY, "--out", finished)
+    assert said.code == 1
+    assert f"The run directory {finished} exists already." in said.err
+    assert f"--resume {finished}" in said.err
+    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("rounds=9", "was run with rounds=3, got 9 (the prune rate depends on it). Leave it away, or start a new run."),
+        ("method.density=0.2", "was run with method.density=0.5, got 0.2. Leave it away, or start a new run."),
+        ("seed=7", "was run with seed=0, got 7. Leave it away, or start a new run."),
+        ("topology=ring", "was run with topology.degree=2, got None. Leave it away, or start a new run."),
+    ],
+)
+def test_resuming_with_another_setting_names_it_and_both_values(
+    dispfl: Dispfl, stopped: Path, word: str, sentence: str
+) -> None:
+    assert dispfl("run", "--resume", stopped, word) == Said(1, "", f"dispfl: {stopped} {sentence}\n")
+
+
+def test_resuming_with_the_same_settings_and_another_thread_count_goes_on(
+    dispfl: Dispfl, stopped: Path, finished: Path
+) -> None:
+    said = dispfl("run", "--resume", stopped, *TINY, "threads=1")
+    assert said.code == 0
+    assert next(line for line in said.out.splitlines() if " round " in line).startswith("dispfl round 3/3 ")
+    assert weights(stopped) == weights(finished)
+
+
+def test_resuming_a_finished_run_says_so_shows_the_result_and_changes_nothing(dispfl: Dispfl, finished: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
+    said = dispfl("run", "--resume", finished)
+    assert said.code == 0
+    assert said.out.splitlines()[0] == f"{finished} is finished already."
+    assert f"Run directory: {finished}" in said.out
+    assert {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()} == before
+
+
+def test_resume_and_out_together_are_refused(dispfl: Dispfl, stopped: Path) -> None:
+    said = dispfl("run", "--resume", stopped, "--out", stopped)
+    assert said == Said(1, "", "dispfl: --resume goes on in the run's own directory; leave --out away.\n")
+
+
+def test_a_run_that_is_being_worked_on_is_refused(dispfl: Dispfl, stopped: Path) -> None:
+    busy = RunDirectory.open(stopped)
+    said = dispfl("run", "--resume", stopped)
+    busy.close()
+    sentence = f"Another process is working on {stopped}; wait for it or end it first."
+    assert said == Said(1, "", f"dispfl: {sentence}\n")
+
+
+def test_lost_metrics_are_one_sentence(dispfl: Dispfl, stopped: Path) -> None:
+    (stopped / "metrics.jsonl").unlink()
+    said = dispfl("run", "--resume", stopped)
+    assert said.code == 1
+    assert said.err == (
+        f"dispfl: {stopped / 'metrics.jsonl'} has 0 lines, but 2 rounds are finished: lines were lost. "
+        "Restore the file, or start the run again.\n"
+    )
+
+
+def test_a_path_in_square_brackets_is_printed_as_it_is(dispfl: Dispfl, stopped: Path) -> None:
+    path = stopped.parent / "[bold]a" / "b[" / "b]"
+    path.parent.mkdir(parents=True)
+    stopped.rename(path)
+    said = dispfl("run", "--resume", path)
+    assert said.code == 0
+    assert f"Run directory: {path}" in said.out.splitlines()
+    assert f"{path} is finished already." in dispfl("run", "--resume", path).out.splitlines()
+
+
+def test_failing_peers_are_named_on_the_terminal_and_in_the_metrics(dispfl: Dispfl, tmp_path: Path) -> None:
+    words = ["train.lr=1e20", "train.clip_norm=0", "rounds=1"]
+    said = dispfl("run", *TINY, *words, "--out", tmp_path / "run")
+    assert said.code == 0
+    (record,) = read_metrics(tmp_path / "run")
+    assert list(record["failures"]) == ["000", "001", "002", "003"]
+    told = " ".join(said.out.split())
+    for peer, sentence in record["failures"].items():
+        assert sentence.startswith(f"Peer {peer}, round 0: the ")
+        assert sentence.endswith("A smaller train.lr (now 1e+20) or train.clip_norm usually helps.")
+        assert (sentence in told) == (peer != "003")
+    assert "... and 1 more peers; the metrics name them all." in told
+    assert "4 peers failed" in told
+    assert "4 steps failed; metrics.jsonl says which peers and why." in told
+
+
+def write_pictures(folder: Path, labels: list[int]) -> Path:
+    """A data set in MNIST's layout: grey squares, brighter for higher labels; the same for training and test."""
+    folder.mkdir()
+    pictures = np.repeat(np.array(labels, np.uint8) * 25, 28 * 28)
+    for name in ("train", "t10k"):
+        header = struct.pack(">4I", 0x0803, len(labels), 28, 28)
+        (folder / f"{name}-images-idx3-ubyte").write_bytes(header + pictures.tobytes())
+        (folder / f"{name}-labels-idx1-ubyte").write_bytes(struct.pack(">2I", 0x0801, len(labels)) + bytes(labels))
+    return folder
+
+
+def test_data_may_move_between_stop_and_resume_but_must_be_the_same(dispfl: Dispfl, tmp_path: Path) -> None:
+    labels = [k % 10 for k in range(100)]
+    old, path = write_pictures(tmp_path / "it's here", labels), tmp_path / "run"
+    assert dispfl("run", *TINY, "data=mnist", "--data-dir", old, "--out", path).code == 0
+    assert tomllib.loads((path / "config.toml").read_text())["data"]["dir"] == str(old)
+    expected = weights(path)
+    (path / "summary.json").unlink()
+    shutil.rmtree(path / "checkpoints/round-000003")
+
+    other = write_pictures(tmp_path / "other", labels[::-1])
+    said = dispfl("run", "--resume", path, "--data-dir", other)
+    sentence = f"The data set mnist is not the one that {path} was run with: its labels differ."
+    assert said == Said(1, "", f"dispfl: {sentence}\n")
+    moved = old.rename(tmp_path / "moved")
+    said = dispfl("run", "--resume", path)
+    assert said.code == 1
+    assert said.err.startswith("dispfl: The files of mnist were not found: ")
+    assert dispfl("run", "--resume", path, "--data-dir", moved).code == 0
+    assert weights(path) == expected

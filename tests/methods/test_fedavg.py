@@ -1,0 +1,83 @@
+"""FedAvg: the server's weighted mean by hand, and a peer that keeps nothing."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Trainer
+from dispfl.errors import ConfigError
+from dispfl.methods.base import SERVER
+from dispfl.methods.fedavg import FedAvg, weighted_mean
+from dispfl.round import PeerData, Round, Setting, start
+
+MakeSetting = Callable[..., Setting]
+
+
+def dense(*values: float) -> PackedModel:
+    return PackedModel.pack(torch.tensor(values), torch.ones(len(values), dtype=torch.bool))
+
+
+def test_samples_of_1_and_3_weigh_a_quarter_and_three_quarters() -> None:
+    mean, mask = weighted_mean({"000": dense(4.0, 0.0), "001": dense(8.0, -4.0)}, {"000": 1, "001": 3})
+    assert mean.tolist() == [0.25 * 4 + 0.75 * 8, 0.75 * -4]
+    assert mask.tolist() == [True, True]
+
+
+def test_only_those_who_sent_something_count_towards_the_total() -> None:
+    mean, _ = weighted_mean({"001": dense(8.0)}, {"000": 100, "001": 3})
+    assert mean.tolist() == [8.0]
+
+
+def test_the_server_takes_the_weighted_mean_of_what_its_cohort_learned(
+    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Round]]
+) -> None:
+    """Three peers with 20, 20 and 10 samples: 0.4, 0.4 and 0.2."""
+    setting = make_setting(method=FedAvg(), rounds=1)
+    few = setting.peers["002"].train.take(torch.arange(10))
+    setting = make_setting(
+        method=FedAvg(), rounds=1, peers={**setting.peers, "002": PeerData(few, setting.peers["002"].test)}
+    )
+    weights, mask = start(setting)[SERVER].model.unpack()
+    learned = [trainer_for(setting, peer).learn(weights, mask) for peer in setting.roster]
+    expected = 0.4 * learned[0] + 0.4 * learned[1] + 0.2 * learned[2]
+    [round_] = play(setting)
+    assert round_.server is not None
+    torch.testing.assert_close(round_.server.model.values, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_a_peer_keeps_no_model_and_is_judged_on_the_global_one(
+    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Round]]
+) -> None:
+    setting = make_setting(method=FedAvg(cohort=1))
+    last = play(setting)[-1]
+    assert last.server is not None
+    assert last.judged is not None
+    for peer, step in last.steps.items():
+        assert step.state.model.mask.kept == 0
+        assert last.judged[peer].model.values.equal(last.server.model.values)
+        assert last.judged[peer].next_mask.kept == 67
+        assert step.report.score == trainer_for(setting, peer).score(last.server.model.values)
+
+
+def test_the_cohort_is_ten_of_the_online_peers_and_another_every_round() -> None:
+    roster = [f"{k:03d}" for k in range(30)]
+    cohorts = [FedAvg().pick(0, t, roster) for t in range(20)]
+    assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in cohorts)
+    assert len({tuple(cohort) for cohort in cohorts}) == 20
+    assert {peer for cohort in cohorts for peer in cohort} == set(roster)  # missed by 20 draws: (2/3)^20, 0.03 %
+    assert FedAvg().pick(0, 0, roster[:4]) == roster[:4]
+    assert FedAvg().pick(0, 0, []) == []
+
+
+def test_who_is_in_the_cohort_hardly_depends_on_who_else_is_online() -> None:
+    roster = [f"{k:03d}" for k in range(30)]
+    whole = FedAvg().pick(0, 0, roster)
+    gone = whole[0]
+    assert set(whole) - {gone} <= set(FedAvg().pick(0, 0, [peer for peer in roster if peer != gone]))
+
+
+def test_a_cohort_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"method\.cohort must be at least 1, got 0"):
+        FedAvg(cohort=0)

@@ -1,0 +1,194 @@
+"""FedFOMO: gains, weights and picks by hand."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Task, Train, Trainer
+from dispfl.data.batches import ResidentSamples
+from dispfl.methods.base import Around, PeerState, fresh_state
+from dispfl.methods.fedfomo import FedFOMO, gain, moved
+from dispfl.round import PeerData, Round, Setting
+
+MakeSetting = Callable[..., Setting]
+TrainerFor = Callable[..., Trainer]
+EIGHT = [f"{k:03d}" for k in range(8)]
+
+
+def test_a_gain_is_the_loss_saved_for_each_unit_of_distance() -> None:
+    assert gain(torch.zeros(2), torch.tensor([3.0, 4.0]), 2.0, 1.0) == pytest.approx(0.2)  # 1 less, 5 away
+
+
+def test_a_candidate_that_does_worse_or_is_the_model_itself_gains_nothing() -> None:
+    assert gain(torch.zeros(2), torch.tensor([3.0, 4.0]), 1.0, 2.0) == 0.0
+    assert gain(torch.ones(2), torch.ones(2), 2.0, 1.0) == 0.0
+
+
+@pytest.mark.parametrize(("loss", "candidate_loss"), [(1.0, nan), (nan, 1.0), (inf, 1.0), (1.0, inf), (inf, inf)])
+def test_a_loss_that_is_no_number_gains_nothing(loss: float, candidate_loss: float) -> None:
+    assert gain(torch.zeros(1), torch.ones(1), loss, candidate_loss) == 0.0
+
+
+def test_gains_of_3_and_1_move_the_model_by_three_quarters_and_a_quarter() -> None:
+    theta = torch.tensor([1.0, 0.0])
+    candidates = {"000": torch.tensor([5.0, 0.0]), "001": torch.tensor([1.0, 8.0]), "002": torch.tensor([nan, nan])}
+    assert moved(theta, candidates, {"000": 3.0, "001": 1.0, "002": 0.0}).tolist() == [1 + 0.75 * 4, 0.25 * 8]
+    assert theta.tolist() == [1.0, 0.0]
+
+
+def one_weight(value: float) -> tuple[Tensor, Tensor]:
+    return torch.tensor([value]), torch.ones(1, dtype=torch.bool)
+
+
+def bowl(make_setting: MakeSetting, *targets: float, lr: float = 0.25) -> Setting:
+    """Peers with one weight w and a sample for each target y, with the loss (w - y)^2."""
+    samples = ResidentSamples(torch.ones(len(targets), 1), torch.tensor(targets))
+    return make_setting(
+        peers=dict.fromkeys(("000", "001", "002"), PeerData(samples, samples)),
+        model=lambda: nn.Linear(1, 1, bias=False),
+        train=Train(epochs=1, lr=lr, weight_decay=0, clip_norm=0),
+        task=Task(loss=lambda outputs, labels: (outputs.squeeze(1) - labels).square().mean()),
+    )
+
+
+def mixed(trainer: Trainer, theta: float, heard: Mapping[str, float]) -> PeerState:
+    """What becomes of a peer whose weight is theta and who hears these weights."""
+    models = {name: PackedModel.pack(*one_weight(w)) for name, w in heard.items()}
+    return FedFOMO().step(trainer, fresh_state(*one_weight(theta)), models)
+
+
+def test_own_update_and_heard_models_are_weighed_together(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+    """All targets 0, theta = 4: loss 16. The own update is 4 - 0.25 * 8 = 2: loss 4, 2 away, gain 6.
+
+    A heard 3 has loss 9 and is 1 away: gain 7. A heard 5 has loss 25: no gain.
+    """
+    state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0)), 4.0, {"001": 3.0, "002": 5.0})
+    assert state.model.values.tolist() == pytest.approx([4 + 6 / 13 * -2 + 7 / 13 * -1])
+    assert state.memory["preference"].tolist() == pytest.approx([0.0, 7 / 13, 0.0])  # of others only
+
+
+def test_preferences_add_up_over_the_rounds(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+    trainer = trainer_for(bowl(make_setting, 0.0, 0.0))
+    remembering = replace(fresh_state(*one_weight(4.0)), memory={"preference": torch.tensor([0.0, 1.0, 2.0])})
+    state = FedFOMO().step(trainer, remembering, {"001": PackedModel.pack(*one_weight(3.0))})
+    assert state.memory["preference"].tolist() == pytest.approx([0.0, 1 + 7 / 13, 2.0])
+    assert remembering.memory["preference"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_hearing_nobody_leaves_the_own_update(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+    assert mixed(trainer_for(bowl(make_setting, 0.0, 0.0)), 4.0, {}).model.values.tolist() == pytest.approx([2.0])
+
+
+def test_where_nothing_helps_the_peer_keeps_its_own_update(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+    """At a learning rate of 1.5, the step from 4 leads to 4 - 1.5 * 8 = -8, which is worse; and so is the heard 9."""
+    state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0, lr=1.5)), 4.0, {"001": 9.0})
+    assert state.model.values.tolist() == pytest.approx([-8.0])
+    assert state.memory["preference"].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_a_heard_model_of_nan_is_passed_over(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+    state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0)), 4.0, {"001": nan, "002": inf})
+    assert state.model.values.tolist() == pytest.approx([2.0])
+
+
+def test_candidates_are_judged_on_what_is_held_back_and_learned_from_the_rest(
+    make_setting: MakeSetting, trainer_for: TrainerFor
+) -> None:
+    """Targets 0 and 8, one of them held back. From 4, learning goes 2 towards the other; candidates 1 and 7 are 3 away.
+
+    So the candidate on the held-back side gains, and the own update, which went the other way, does not.
+    """
+    state = mixed(trainer_for(bowl(make_setting, 0.0, 8.0)), 4.0, {"001": 1.0, "002": 7.0})
+    assert state.memory["preference"].tolist() in ([0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+    assert state.model.values.tolist() in ([1.0], [7.0])
+
+
+def test_a_tenth_is_held_back_the_same_in_every_round(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+    setting = make_setting(method=FedFOMO())
+    seen: list[list[float]] = []
+
+    class Watched(ResidentSamples):
+        def take(self, rows: Tensor) -> ResidentSamples:
+            seen.append(rows.tolist())
+            return super().take(rows)
+
+    for t in (0, 1):
+        trainer, (inputs, labels) = trainer_for(setting, t=t), next(setting.peers["000"].train.batches(20))
+        trainer.train = Watched(inputs, labels)
+        FedFOMO().step(trainer, fresh_state(torch.zeros(67), torch.ones(67, dtype=torch.bool)), {})
+    learning, validation, learning_later, validation_later = seen
+    assert (len(learning), len(validation)) == (18, 2)
+    assert sorted(learning + validation) == list(range(20))
+    assert (learning_later, validation_later) == (learning, validation)
+    assert trainer.report.passes == [(18, [32, 8, 24, 3])]
+
+
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_peer_with_one_or_two_samples_works(make_setting: MakeSetting, trainer_for: TrainerFor, samples: int) -> None:
+    trainer = trainer_for(bowl(make_setting, *[0.0] * samples))
+    assert mixed(trainer, 4.0, {}).model.values.tolist() == pytest.approx([2.0])
+    assert trainer.report.passes == [(1, [1])]
+
+
+def choose(method: FedFOMO, preference: list[float] | None, around: Around, seed: int = 0) -> list[str]:
+    state = fresh_state(*one_weight(0.0))
+    if preference is not None:
+        state = replace(state, memory={"preference": torch.tensor(preference)})
+    return list(method.choose(state, around, rng=torch.Generator().manual_seed(seed)))
+
+
+def test_half_of_the_picks_are_the_most_liked_and_half_are_random() -> None:
+    """Peer 000 may hear four of seven: 005 and 003 helped most, the other two vary."""
+    around = Around(EIGHT, EIGHT[1:5], EIGHT[1:])
+    picks = [choose(FedFOMO(), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], around, seed) for seed in range(30)]
+    for picked in picks:
+        assert picked == sorted(set(picked))
+        assert len(picked) == 4
+        assert {"003", "005"} <= set(picked)
+        assert "000" not in picked
+    assert {name for picked in picks for name in picked} == set(EIGHT[1:])
+
+
+def test_before_anybody_helped_all_picks_are_random() -> None:
+    around = Around(EIGHT, EIGHT[1:5], EIGHT[1:])
+    picks = {tuple(choose(FedFOMO(), None, around, seed)) for seed in range(30)}
+    assert len(picks) > 10
+    assert all(len(set(picked)) == 4 for picked in picks)
+
+
+@pytest.mark.parametrize(("explore", "liked"), [(0.0, ["003", "005", "007"]), (1.0, None)])
+def test_without_exploring_only_the_liked_and_with_nothing_else_anybody(
+    explore: float, liked: list[str] | None
+) -> None:
+    around = Around(EIGHT, EIGHT[1:4], EIGHT[1:])
+    picks = [choose(FedFOMO(explore=explore), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], around, seed) for seed in range(30)]
+    assert all(picked == liked for picked in picks) if liked else len({tuple(picked) for picked in picks}) > 10
+
+
+@pytest.mark.parametrize(("models", "neighbours", "count"), [(10, 3, 3), (2, 5, 2), (10, 7, 7), (1, 5, 1)])
+def test_never_more_than_asked_for_and_never_more_than_neighbours(models: int, neighbours: int, count: int) -> None:
+    around = Around(EIGHT, EIGHT[1 : 1 + neighbours], EIGHT[1:])
+    assert len(choose(FedFOMO(models=models), [0, 1, 1, 1, 1, 1, 1, 1], around)) == count
+
+
+def test_a_liked_peer_that_is_offline_is_not_picked() -> None:
+    around = Around(EIGHT, ["001", "002"], ["001", "002", "004"])
+    for seed in range(10):
+        assert "005" not in choose(FedFOMO(), [0, 0, 0, 0, 0, 9.0, 0, 0], around, seed)
+
+
+def test_in_a_run_nobody_hears_itself_and_everyone_remembers_the_others_only(
+    make_setting: MakeSetting, play: Callable[..., list[Round]]
+) -> None:
+    rounds = play(make_setting(peers=5, method=FedFOMO(models=2), rounds=3))
+    for round_ in rounds:
+        assert all(sender != receiver for sender, receiver in round_.ledger.paper)
+        for k, step in enumerate(round_.steps.values()):
+            assert sum(receiver == f"{k:03d}" for _, receiver in round_.ledger.paper) == 2
+            assert step.state.memory["preference"][k] == 0
+    assert any(step.state.memory["preference"].any() for step in rounds[-1].steps.values())
