@@ -195,8 +195,7 @@ def _read(path: Path) -> SeedRun:
     for record in records:
         paper_mb += record["busiest"]["paper_mb"]
         wire_mb += record["busiest"]["wire_mb"]
-        # Early runs did not write the total down; in those all peers trained.
-        flops += record.get("flops_total", record["flops_per_peer"] * config["peers"])
+        flops += record["flops_total"]
         seconds = round(seconds + record["seconds"], 3)
         score = record["accuracy"] or {"mean": None, "std": None}
         points.append(Point(record["round"] + 1, score["mean"], score["std"], paper_mb, wire_mb, flops, seconds))

@@ -74,7 +74,7 @@ class Report:
     mixed: float | None = None
     """The same after mixing and before training."""
     loss: float | None = None
-    """Mean training loss over the round's steps."""
+    """Mean training loss over the steps of the round's last stretch of learning."""
     mask_change: float | None = None
     """The share of kept weights that the evolved mask replaces."""
     failure: str | None = None
@@ -136,7 +136,8 @@ class Trainer:
         proximal term, (lambda, w_0): the gradient of lambda / 2 * |w - w_0|^2.
         """
         s, live = self.settings, self.live
-        epochs, samples, lr = epochs or s.epochs, samples or self.train, lr or s.rate(self.t)
+        epochs, lr = epochs or s.epochs, lr or s.rate(self.t)
+        samples = self.train if samples is None else samples
         live.load(weights, self.buffers)
         live.module.train()
         bits = mask_bits(mask).to(live.device)
@@ -168,7 +169,7 @@ class Trainer:
 
     def score(self, weights: Tensor, samples: Samples | None = None) -> float:
         """The task's metric on all of the peer's test data, or on other samples."""
-        return float(self.task.metric(*self._predict(weights, samples or self.test)))
+        return float(self.task.metric(*self._predict(weights, self.test if samples is None else samples)))
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
         """The task's loss on some samples, without learning from them."""
