@@ -12,7 +12,6 @@ import torch
 from dispfl import DisPFL
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.rng import stream
 from dispfl.methods.base import PeerState
 from dispfl.models.registry import Model
 from measure import report
@@ -31,7 +30,7 @@ def measure(name: str, peers: int) -> None:
 
     def settle(k: int) -> PeerState:
         """A peer as a step leaves it: its weights under one mask, and another mask that is its own too."""
-        weights, mask = method.start(initial, layout, 0.5, rng=stream(0, "mask", k)).model.unpack()
+        weights, mask = method.start(initial, layout, 0.5, seed=0, peer=f"{k:03d}").model.unpack()
         return PeerState(PackedModel.pack(weights, mask), PackedMask.pack(mask.roll(1)))
 
     method = DisPFL(density=0.5)

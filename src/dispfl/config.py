@@ -47,7 +47,7 @@ class Experiment(Settings):
 
     seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""
-    rounds: int = Field(default=20, ge=1)
+    rounds: int = Field(default=16, ge=1)
     peers: int = Field(default=16, ge=1)
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once, each on one thread."""
