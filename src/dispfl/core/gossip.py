@@ -22,23 +22,21 @@ def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tens
 
 
 def average_of(models: Iterable[tuple[Tensor, Tensor]], m_k: Tensor) -> Tensor:
-    """`gossip_average` over (weights, mask) pairs that come one at a time, so only one is unpacked at once.
-
-    Sums in the order given: floating point notices.
-    """
-    total = torch.zeros(m_k.shape)
-    holders = torch.zeros(m_k.shape)
-    for w_j, m_j in models:
-        total += w_j
-        holders += m_j
+    """`gossip_average` over (weights, mask) pairs that come one at a time, so only one is unpacked at once."""
+    total, holders = _sums(models, m_k.shape)
     return keep_(total.div_(holders.clamp_(min=1)), mask_bits(m_k))
 
 
 def average_of_holders(models: Iterable[tuple[Tensor, Tensor]], fallback: Tensor) -> Tensor:
     """Average each weight over the models that hold it, and take the fallback's where none does."""
-    total = torch.zeros(fallback.shape)
-    holders = torch.zeros(fallback.shape)
+    total, holders = _sums(models, fallback.shape)
+    return torch.where(holders > 0, total.div_(holders.clamp(min=1)), fallback)
+
+
+def _sums(models: Iterable[tuple[Tensor, Tensor]], shape: torch.Size) -> tuple[Tensor, Tensor]:
+    """The sum of the weights and the number of holders, in the order given: floating point notices."""
+    total, holders = torch.zeros(shape), torch.zeros(shape)
     for w_j, m_j in models:
         total += w_j
         holders += m_j
-    return torch.where(holders > 0, total.div_(holders.clamp(min=1)), fallback)
+    return total, holders
