@@ -30,7 +30,7 @@ def refusal(*words: str, config: dict[str, Any] | None = None) -> str:
 def test_nothing_said_is_the_demo() -> None:
     demo = compose({})
     assert demo == Experiment()
-    assert (demo.seed, demo.rounds, demo.peers) == (0, 20, 16)
+    assert (demo.seed, demo.rounds, demo.peers) == (0, 16, 16)
     assert demo.method == DisPFL(density=0.5)
     assert demo.data.name == "fashion-sample"
 
