@@ -12,7 +12,10 @@ from dispfl.runs.files import write_atomically
 
 
 def learning_curve(paths: Sequence[Path], to: Path) -> None:
-    """Draw accuracy against rounds: mean over peers, a band of one standard deviation and, dashed, after mixing."""
+    """Draw accuracy against rounds: mean over peers and, dashed, after mixing.
+
+    One run has a band of one standard deviation over peers; bands of several would only hide each other.
+    """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
     for number, path in enumerate(paths):
@@ -22,8 +25,9 @@ def learning_curve(paths: Sequence[Path], to: Path) -> None:
         spread = [record["accuracy"]["std"] for record in records]
         name, colour = read_config(path)["method"]["name"], f"C{number}"
         axes.plot(rounds, mean, color=colour, marker="." if len(rounds) < 40 else "", label=name)
-        low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
-        axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
+        if len(paths) == 1:
+            low, high = ([m + sign * s for m, s in zip(mean, spread, strict=True)] for sign in (-1, 1))
+            axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0, label="one std over peers")
         mixed = [
             (record["round"] + 1, record["accuracy_mixed"]["mean"]) for record in records if record["accuracy_mixed"]
         ]
@@ -37,7 +41,7 @@ def learning_curve(paths: Sequence[Path], to: Path) -> None:
         axes.set_ylim(0, 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right", title="band: one standard deviation over peers", title_fontsize="small")
+    axes.legend(loc="lower right")
     picture = BytesIO()
     figure.savefig(picture, format="png", dpi=150)
     write_atomically(to, picture.getvalue())
