@@ -30,6 +30,7 @@ class Launch:
         """A new run in a new directory; `decoding` is told how many pictures are decoded, where that takes long."""
         pictures = load(experiment.data, decoding)
         split = experiment.split(pictures)
+        experiment.setting(pictures, split).module()  # one that does not fit leaves no directory behind
         directory = RunDirectory.create(out, experiment.to_toml())
         with closed_on_failure(directory):
             write_split(out, split, split.label_counts(pictures.train_labels, len(pictures.classes)))

@@ -57,3 +57,8 @@ def test_pictures_in_channels_last_memory_give_the_same_outputs() -> None:
 def test_an_unknown_network_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(ConfigError, match=r"model\.name 'resnet' does not exist\. Did you mean resnet18\?"):
         Model(name="resnet")
+
+
+def test_vgg_refuses_pictures_that_its_five_halvings_would_use_up() -> None:
+    with pytest.raises(ConfigError, match="vgg11 needs pictures of at least 32x32, got 28x28"):
+        Model(name="vgg11").build(1, 10, 28)
