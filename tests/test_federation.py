@@ -416,3 +416,8 @@ def test_the_command_line_says_that_a_run_made_in_python_goes_on_there(pairs: li
     Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="made in Python"):
         compose(read_config(tmp_path / "run"))
+
+
+def test_a_device_that_is_not_there_is_refused_when_it_is_given(pairs: list[Pair]) -> None:
+    with pytest.raises(ConfigError, match="device is 'abacus', which this machine"):
+        Federation(model=MyNet, peers=pairs, device="abacus")

@@ -148,7 +148,7 @@ def test_two_methods_with_the_same_seed_start_from_the_same_weights(grid: list[C
     for cell in grid:
         launch = Launch.begin(cell.experiment, tmp_path / cell.row["method"])
         launch.directory.close()
-        weights.append(LiveModel(launch.experiment.setting(launch.pictures, launch.split).module()).read())
+        weights.append(LiveModel(launch.setting.module()).read())
     assert weights[0].norm() > 0
     assert torch.equal(*weights)
 

@@ -8,13 +8,13 @@ A table may be given by name alone (`method=dispfl`). Everything has a default: 
 
 import os
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import Field, SerializeAsAny, field_validator
 
+from dispfl.core.live import check_device
 from dispfl.core.rng import stream
 from dispfl.core.train import Task, Train
 from dispfl.data.batches import PictureTransform, ResidentSamples
@@ -82,12 +82,7 @@ class Experiment(Settings):
     @field_validator("device")
     @classmethod
     def _available(cls, device: str) -> str:
-        backends: dict[str, Callable[[], bool]] = {
-            "cuda": torch.cuda.is_available,
-            "mps": torch.backends.mps.is_available,
-        }
-        if device in backends and not backends[device]():
-            raise ValueError(f"is {device!r}, which this machine or this build of torch does not have; use cpu.")
+        check_device(device)
         return device
 
     def model_post_init(self, context: Any, /) -> None:

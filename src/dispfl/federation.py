@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.live import LiveModel
+from dispfl.core.live import LiveModel, check_device
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Train, accuracy
 from dispfl.costs.ledger import Ledger
@@ -100,6 +100,7 @@ class Federation:
         if topology is None:
             topology = RandomRegular(degree=min(10, len(peers) - 1)) if len(peers) > 1 else Full()
         topology.check(len(peers))
+        check_device(device)
         method = method or DisPFL()
         method.densities(len(peers))
         names = roster_names(len(peers))

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispfl.config import Experiment, compose, differing_keys
-from dispfl.data.datasets import Pictures, load
+from dispfl.data.datasets import load
 from dispfl.data.fetch import Progress as Decoding
-from dispfl.data.partition import Split
 from dispfl.errors import RunError
 from dispfl.federation import Run, execute
+from dispfl.round import Setting
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.loop import Progress
 from dispfl.runs.split import read_split, write_split
@@ -21,8 +21,7 @@ class Launch:
     """An experiment with its data and its run directory, ready to run."""
 
     experiment: Experiment
-    pictures: Pictures
-    split: Split
+    setting: Setting
     directory: RunDirectory
 
     @classmethod
@@ -30,11 +29,12 @@ class Launch:
         """A new run in a new directory; `decoding` is told how many pictures are decoded, where that takes long."""
         pictures = load(experiment.data, decoding)
         split = experiment.split(pictures)
-        experiment.setting(pictures, split).module()  # one that does not fit leaves no directory behind
+        setting = experiment.setting(pictures, split)
+        setting.module()  # one that does not fit the pictures leaves no directory behind
         directory = RunDirectory.create(out, experiment.to_toml())
         with closed_on_failure(directory):
             write_split(out, split, split.label_counts(pictures.train_labels, len(pictures.classes)))
-        return cls(experiment, pictures, split, directory)
+        return cls(experiment, setting, directory)
 
     @classmethod
     def go_on(cls, path: Path, words: Sequence[str] = (), decoding: Decoding | None = None) -> "Launch":
@@ -56,12 +56,11 @@ class Launch:
             elif not counts.equal(saved[1]):
                 name = asked.data.name
                 raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
-        return cls(asked, pictures, split, directory)
+        return cls(asked, asked.setting(pictures, split), directory)
 
     def run(self, progress: Progress) -> Run:
         """Run what is left, draw the learning curve and write the summary."""
-        setting = self.experiment.setting(self.pictures, self.split)
-        return execute(setting, self.directory, self.experiment.threads, progress)
+        return execute(self.setting, self.directory, self.experiment.threads, progress)
 
 
 def refuse_another_experiment(path: Path, asked: Experiment, fix: str = "Leave it away, or start a new run.") -> None:

@@ -9,6 +9,15 @@ from torch import Tensor, nn
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError
 
+
+def check_device(device: str) -> None:
+    """Refuse a device that cannot be had here."""
+    kind = device.split(":")[0]
+    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if not there.get(kind, False):
+        raise ConfigError(f"device is {device!r}, which this machine or this build of torch does not have; use cpu.")
+
+
 _ALIVE: WeakSet[nn.Module] = WeakSet()
 """Modules whose parameters are views already: a second LiveModel would tear them from the first."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import cast
 
 import torch
@@ -38,8 +39,14 @@ class PictureTransform:
         n, height, width, _ = pictures.shape
         floats = pictures.to(torch.float32)
         rows = floats.view(n, height, -1)  # mean and std repeated along a row: long vectors instead of C numbers
-        rows.sub_(255 * torch.tensor(self.mean).repeat(width)).mul_(1 / (255 * torch.tensor(self.std).repeat(width)))
+        rows.sub_(_along_a_row(self.mean, width)).mul_(1 / _along_a_row(self.std, width))
         return floats.permute(0, 3, 1, 2)
+
+
+@lru_cache
+def _along_a_row(per_channel: tuple[float, ...], width: int) -> Tensor:
+    """Constants of the channels, for pixels of 0 to 255, once for each pixel of a row."""
+    return 255 * torch.tensor(per_channel).repeat(width)
 
 
 def random_crop(pictures: Tensor, rng: torch.Generator) -> Tensor:

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -33,7 +32,7 @@ class DPSGD(GossipMethod):
 
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         if density == 1:
-            return fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
+            return super().start(weights, layout, density, seed=seed, peer=peer)
         shapes = dict(zip(layout.names, layout.shapes, strict=True))
         mask = random_mask(layout, uniform_densities(shapes, density), rng=stream(seed, "mask", "everyone"))
         return fresh_state(weights, mask)
