@@ -3,7 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check bench fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
@@ -21,6 +21,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/memory_at_rest.py
 	$(BIN)/python benchmarks/side_by_side.py
+
+# A bounded campaign of damaged messages: more than 100,000 of them, in minutes.
+fuzz: $(VENV)/.installed
+	DISPFL_FUZZ=12600 $(BIN)/pytest tests/wire/test_bad_bytes.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -307,7 +307,13 @@ def test_a_peer_with_broken_data_is_named_and_the_run_finishes(
 def test_a_single_peer_is_a_federation_too(pairs: list[Pair]) -> None:
     run = Federation(MyNet, pairs[:1], train=QUICK).run(rounds=2)
     assert len(run.accuracy) == 1
-    assert run.history[0]["busiest"] == {"paper_mb": 0, "wire_mb": 0, "peer": None}
+    assert run.history[0]["busiest"] == {
+        "paper_mb": 0,
+        "wire_mb": 0,
+        "wire_up_mb": 0,
+        "wire_down_mb": 0,
+        "peer": None,
+    }
 
 
 def test_without_a_topology_peers_hear_up_to_ten_others(pairs: list[Pair]) -> None:

@@ -14,15 +14,21 @@ PACKAGE = Path(dispfl.__file__).parent
 TIERS = [
     {"settings", "errors"},
     {"core"},
-    {"wire", "methods", "topology", "data", "models", "roster"},
-    {"costs", "round"},
+    {"wire", "methods", "topology", "data", "models", "roster", "paper"},
+    {"costs", "round", "simulated"},
     {"engines", "runs", "peer"},
-    {"federation", "config", "launch", "grid"},
+    {"federation", "config", "launch", "grid", "export"},
     {"cli"},
 ]
 """A module may import from its own tier and those above it in this list."""
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
-ANALYSIS_MAY = {"dispfl.runs.directory", "dispfl.runs.files"}
+ANALYSIS_MAY = {
+    "dispfl.roster",
+    "dispfl.runs.directory",
+    "dispfl.runs.files",
+    "dispfl.runs.reading",
+    "dispfl.topology",
+}
 MAY_USE_ANALYSIS = {"cli", "federation"}
 
 Import = tuple[Path, int, str, bool]

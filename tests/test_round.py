@@ -18,6 +18,7 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
 from dispfl.round import PeerData, Round, Setting, Step, Work, peer_step, play_round, start
+from dispfl.simulated import simulated_step
 from dispfl.topology import Full, Ring
 
 MakeSetting = Callable[..., Setting]
@@ -30,12 +31,13 @@ class Backwards:
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.live = LiveModel(setting.module())
+        self.codec = setting.codec(self.live.layout)
         self.worked: list[str] = []
 
     def steps(self, works: Iterable[Work]) -> Iterator[tuple[str, Step]]:
         for work in reversed(list(works)):
             self.worked.append(work.peer)
-            yield work.peer, peer_step(self.setting, self.live, work)
+            yield work.peer, simulated_step(self.setting, self.codec, self.live, work)
 
     def close(self) -> None: ...
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dispfl.topology import Full as Full
     from dispfl.topology import RandomRegular as RandomRegular
     from dispfl.topology import Ring as Ring
+    from dispfl.wire.codec import Wire as Wire
 
     __version__: str
 
@@ -40,6 +41,7 @@ _WHERE = {
     "Ring": "topology",
     "Run": "federation",
     "Train": "core.train",
+    "Wire": "wire.codec",
     "erk_densities": "core.erk",
     "gossip_average": "core.gossip",
     "hamming": "core.masks",

@@ -1,7 +1,7 @@
 """An experiment: the components' own settings composed, from a TOML file and `key=value` words.
 
     seed, rounds, peers, threads, device, engine, eval_every          top-level keys
-    data, partition, model, method, topology, train                   tables, each the settings of its component
+    data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
 A table may be given by name alone (`method=dispfl`). Everything has a default: with none changed this is the demo.
 """
@@ -30,6 +30,7 @@ from dispfl.round import PeerData, Setting
 from dispfl.runs.directory import MADE_IN_PYTHON
 from dispfl.settings import Settings, did_you_mean
 from dispfl.topology import TOPOLOGIES, RandomRegular, Topology
+from dispfl.wire.codec import Wire
 
 TABLES: dict[str, Mapping[str, type[Settings]]] = {
     "data": {"": Data},
@@ -38,6 +39,7 @@ TABLES: dict[str, Mapping[str, type[Settings]]] = {
     "method": METHODS,
     "topology": TOPOLOGIES,
     "train": {"": Train},
+    "wire": {"": Wire},
 }
 """The settings of each table, by the table's `name` where there is a choice of them."""
 
@@ -61,6 +63,7 @@ class Experiment(Settings):
     method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular(degree=4)
     train: Train = Train(batch=32)
+    wire: Wire = Wire()
 
     @field_validator(*TABLES, mode="before")
     @classmethod
@@ -125,6 +128,7 @@ class Experiment(Settings):
             rounds=self.rounds,
             eval_every=self.eval_every,
             device=self.device,
+            wire=self.wire,
         )
 
 

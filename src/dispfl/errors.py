@@ -5,7 +5,8 @@ DispflError
 ├── DataError        a data set that is missing, truncated or not what it says
 │   └── PartitionError   a split that these labels cannot give
 ├── RunError         a run directory that exists, is missing, broken, busy or on a full disk
-└── NonFiniteError   a peer's loss, weights or gradient stopped being numbers
+├── NonFiniteError   a peer's loss, weights or gradient stopped being numbers
+└── MessageError     bytes from another peer that are refused; `refusal` says why, by name
 """
 
 
@@ -31,3 +32,12 @@ class RunError(DispflError):
 
 class NonFiniteError(DispflError):
     """A peer's loss, weights or gradient stopped being numbers."""
+
+
+class MessageError(DispflError):
+    """Bytes from another peer that are refused."""
+
+    def __init__(self, refusal: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.refusal = refusal
+        """The reason's name (`dispfl.wire.refusals.Refusal`)."""

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from dispfl.core.live import LiveModel, check_device
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Train, accuracy
-from dispfl.costs.ledger import Ledger
 from dispfl.data.batches import Given, samples_from
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError
@@ -27,6 +26,7 @@ from dispfl.runs.directory import MADE_IN_PYTHON, RunDirectory, read_config
 from dispfl.runs.loop import History, Progress, recall, run_rounds
 from dispfl.runs.records import Record, last, summarize, weights_sha256
 from dispfl.topology import Full, RandomRegular, Topology
+from dispfl.wire.codec import Wire
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Federation:
         topology: Topology | None = None,
         *,
         train: Train | None = None,
+        wire: Wire | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: Callable[[Tensor, Tensor], float] = accuracy,
         init: nn.Module | Mapping[str, Tensor] | None = None,
@@ -115,6 +116,7 @@ class Federation:
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
             device=device,
+            wire=wire or Wire(),
         )
         self.threads = None if threads is None else _at_least_one("threads", threads)
         self.on_round = on_round
@@ -176,7 +178,7 @@ def _personal(setting: Setting, history: History, engine: Engine) -> Mapping[str
         return own
     if history.judged is None:
         steps = {peer: Step(state, Report()) for peer, state in own.items()}
-        last_round = Round(steps, Ledger(), history.states.get(SERVER))
+        last_round = Round(steps, history.states.get(SERVER))
         history.judged = judge_shared(setting, last_round, setting.rounds - 1, engine).judged
     assert history.judged is not None
     return history.judged
@@ -227,6 +229,7 @@ def _describe(setting: Setting) -> dict[str, Any]:
         "method": setting.method.model_dump(mode="json", exclude_none=True),
         "topology": setting.topology.model_dump(mode="json", exclude_none=True),
         "train": setting.train.model_dump(mode="json", exclude_none=True),
+        "wire": setting.wire.model_dump(mode="json"),
     }
 
 

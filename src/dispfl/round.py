@@ -4,22 +4,24 @@
 engines map over peers and which a real peer calls with the messages from its sockets.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
 from torch import nn
 
+from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import hamming
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import global_stream, stream, stream_seed
 from dispfl.core.train import Report, Samples, Task, Train, Trainer
-from dispfl.costs.ledger import Ledger
+from dispfl.costs.ledger import Carried, Ledger
 from dispfl.errors import NonFiniteError
 from dispfl.methods.base import SERVER, Around, GossipMethod, Method, PeerState, ServerMethod, Tuning, fresh_state
 from dispfl.topology import Topology
+from dispfl.wire.codec import Codec, Wire
 
 
 @dataclass(frozen=True)
@@ -45,11 +47,22 @@ class Setting:
     rounds: int
     eval_every: int = 1
     device: str = "cpu"
+    wire: Wire = field(default_factory=Wire)
 
     @property
     def roster(self) -> list[str]:
         """The peers' names in the order of sums."""
         return sorted(self.peers)
+
+    @property
+    def pulls(self) -> bool:
+        """Whether peers ask for models with their own masks."""
+        return self.wire.exchange == "pull" and isinstance(self.method, GossipMethod) and self.method.restricts
+
+    def codec(self, layout: Layout) -> Codec:
+        """How models travel."""
+        densities = set(self.method.densities(len(self.peers)))
+        return Codec(layout, self.method.always_dense(layout, densities), self.wire)
 
     def module(self) -> nn.Module:
         """The module with the weights that all peers start from."""
@@ -71,7 +84,7 @@ class Work:
     t: int
     state: PeerState
     heard: Mapping[str, PackedModel]
-    """What the peer heard, by sender; from the server, in a server round."""
+    """What its senders publish, by sender; from the server, in a server round."""
     idle: bool = False
     """The peer does nothing this round, except that its model may be judged."""
     scoring: bool = True
@@ -86,6 +99,8 @@ class Step:
 
     state: PeerState
     report: Report
+    carried: Sequence[Carried] = ()
+    """The messages that were sent for it."""
 
 
 class Engine(Protocol):
@@ -106,11 +121,15 @@ class Round:
 
     steps: Mapping[str, Step]
     """What each peer did."""
-    ledger: Ledger
     server: PeerState | None = None
     """The server's next state, where there is a server."""
     judged: Mapping[str, PeerState] | None = None
     """What each peer was judged on, where that is not its own state."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What it took."""
+        return Ledger.of(message for step in self.steps.values() for message in step.carried)
 
     @property
     def states(self) -> dict[str, PeerState]:
@@ -169,7 +188,6 @@ def gossip_round(
     # Line 6: each online peer publishes, and hears its neighbours of this round, or whom it prefers.
     heard = topology.heard(seed, t, roster) if method.hears else {peer: [] for peer in roster}
     published = {peer: method.publish(states[peer]) for peer in heard}
-    ledger = Ledger()
     works = []
     for peer in roster:
         state, messages = states[peer], {}
@@ -177,14 +195,12 @@ def gossip_round(
             around = Around(roster, heard[peer], topology.reachable(heard, peer))
             chosen = method.choose(state, around, rng=stream(seed, "choose", peer, t))
             messages = {sender: published[sender] for sender in chosen}
-        for sender, model in messages.items():
-            ledger.carry(sender, peer, model)
         idle = peer not in heard and topology.offline == "skip"
         works.append(Work(peer, t, state, messages, idle, setting.scores(t) and not method.shares))
 
     # Lines 7-15: each peer takes its step.
     steps = _steps(engine, works, finished, on_step)
-    return Round({peer: steps[peer] for peer in roster}, ledger)
+    return Round({peer: steps[peer] for peer in roster})
 
 
 def server_round(
@@ -197,7 +213,7 @@ def server_round(
     on_step: OnStep,
 ) -> Round:
     """A round with a server: it picks a cohort, broadcasts, the cohort takes its step, the server aggregates."""
-    roster, server, ledger = setting.roster, states[SERVER], Ledger()
+    roster, server = setting.roster, states[SERVER]
     states = {peer: replace(states[peer], sent=None) for peer in roster}  # a checkpoint still has the last round's
 
     # The server picks a cohort of those who are online, and broadcasts.
@@ -205,8 +221,6 @@ def server_round(
     works = []
     for peer in roster:
         messages = {SERVER: method.broadcast(server, states[peer])} if peer in cohort else {}
-        for sender, model in messages.items():
-            ledger.carry(sender, peer, model)
         works.append(Work(peer, t, states[peer], messages, not messages, setting.scores(t) and not method.shares))
 
     # The cohort takes its step; the others wait.
@@ -214,12 +228,10 @@ def server_round(
 
     # The server aggregates what the cohort sends back.
     sent = {peer: upload for peer in cohort if (upload := steps[peer].state.sent) is not None}
-    for peer, upload in sent.items():
-        ledger.carry(peer, SERVER, upload)
     if sent:
         server = method.aggregate(server, sent, {peer: len(setting.peers[peer].train) for peer in sent})
-    waiting = {peer: Step(replace(steps[peer].state, sent=None), steps[peer].report) for peer in roster}
-    return Round(waiting, ledger, server)
+    waiting = {peer: replace(steps[peer], state=replace(steps[peer].state, sent=None)) for peer in roster}
+    return Round(waiting, server)
 
 
 def _steps(engine: Engine, works: Iterable[Work], finished: Mapping[str, Step], on_step: OnStep) -> dict[str, Step]:
@@ -245,7 +257,7 @@ def judge_shared(setting: Setting, result: Round, t: int, engine: Engine) -> Rou
         judged[peer] = judgement.state
         report, found = steps[peer].report, judgement.report
         report = replace(report, score=found.score, failure=report.failure or found.failure)
-        steps[peer] = Step(steps[peer].state, report)
+        steps[peer] = replace(steps[peer], report=report)
     return replace(result, steps=steps, judged=judged)
 
 
@@ -278,12 +290,20 @@ def peer_step(setting: Setting, live: LiveModel, work: Work, pulse: Callable[[],
         elif not work.idle and isinstance(method, ServerMethod):
             state = method.step(trainer, state, work.heard[SERVER])
         elif not work.idle and isinstance(method, GossipMethod):
+            trainer.report.overlap = _overlap(state.next_mask, work.heard)
             state = method.step(trainer, state, work.heard)
     except NonFiniteError as problem:
         trainer.report.failure = str(problem)
         trainer.buffers = work.state.buffers
     _judge(trainer, state)
     return Step(state, trainer.report)
+
+
+def _overlap(mask: PackedMask, heard: Mapping[str, PackedModel]) -> float | None:
+    """How much of what a peer keeps its neighbours hold too; of no interest where it keeps everything."""
+    if not heard or mask.kept in (0, mask.size):
+        return None
+    return sum(mask.overlap(model.mask) for model in heard.values()) / (len(heard) * mask.kept)
 
 
 def _tuned(trainer: Trainer, state: PeerState, tuning: Tuning) -> PeerState:

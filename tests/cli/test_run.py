@@ -114,12 +114,12 @@ def test_the_summary_says_what_the_metrics_say(finished: Path) -> None:
 
 
 def test_the_busiest_node_hears_two_models_of_half_the_weights(finished: Path) -> None:
-    """Degree 2, density 0.5: 2 x kept x 4 bytes in the paper's currency, and 2 x 13,246 bytes of masks on the wire."""
+    """Degree 2, density 0.5: 2 x kept x 4 bytes in the paper's currency; on the wire only what both ends keep."""
     (kept,) = {step.state.model.mask.kept for step in Checkpoints(finished / "checkpoints").load(3).values()}
     assert PARAMETERS / 2 - 12 < kept <= PARAMETERS / 2  # each of 12 parameters keeps the integer part of its share
     for record in read_metrics(finished):
         assert record["busiest"]["paper_mb"] == pytest.approx(2 * kept * 4 / 1e6)
-        assert record["busiest"]["wire_mb"] == pytest.approx(2 * (kept * 4 + 13_246) / 1e6)
+        assert 0.5 < record["busiest"]["wire_mb"] / record["busiest"]["paper_mb"] < 0.8
 
 
 def test_with_eval_every_two_of_three_rounds_the_first_is_not_scored_and_the_last_is(finished: Path) -> None:

@@ -1,56 +1,39 @@
 """Bytes of every link, and the node that a round loads most."""
 
-import pytest
 import torch
 
 from dispfl.core.packed import PackedModel
-from dispfl.costs.ledger import Busiest, Ledger
-from dispfl.costs.traffic import paper_bytes, wire_bytes
+from dispfl.costs.ledger import Busiest, Carried, Ledger
+from dispfl.costs.traffic import paper_bytes
 
 
-def model(kept: int, size: int = 80) -> PackedModel:
-    """A model of 80 weights, ten bytes of mask, that keeps so many."""
-    return PackedModel.pack(torch.ones(size), torch.arange(size) < kept)
-
-
-def test_twenty_kept_of_eighty_are_80_bytes_in_the_paper_and_90_with_their_mask() -> None:
-    assert paper_bytes(model(20)) == 80
-    assert wire_bytes(model(20)) == 90
-
-
-def test_a_mask_of_nine_weights_takes_two_bytes() -> None:
-    assert wire_bytes(model(1, size=9)) == 4 + 2
+def test_twenty_kept_weights_are_80_bytes_in_the_paper_whatever_the_mask() -> None:
+    assert paper_bytes(PackedModel.pack(torch.ones(80), torch.arange(80) < 20)) == 80
 
 
 def test_each_directed_link_is_charged_for_what_it_carries() -> None:
-    ledger = Ledger()
-    ledger.carry("a", "b", model(20))
-    ledger.carry("a", "b", model(5))
-    ledger.carry("b", "a", model(1))
-    assert ledger.paper == {("a", "b"): 80 + 20, ("b", "a"): 4}
-    assert ledger.wire == {("a", "b"): 90 + 30, ("b", "a"): 14}
+    ledger = Ledger.of([Carried("a", "b", 80, 90), Carried("a", "b", 20, 30), Carried("b", "a", 4, 14)])
+    assert ledger.paper == {("a", "b"): 100, ("b", "a"): 4}
+    assert ledger.wire == {("a", "b"): 120, ("b", "a"): 14}
 
 
 def test_the_busiest_node_may_be_busy_sending_while_the_paper_counts_downloads() -> None:
-    ledger = Ledger()
-    for receiver in ("b", "c", "d"):
-        ledger.carry("a", receiver, model(10))
-    ledger.carry("c", "b", model(15))
+    messages = [Carried("a", receiver, 40, 50) for receiver in ("b", "c", "d")]
+    ledger = Ledger.of([*messages, Carried("c", "b", 60, 70)])
     # a sends 3 * 50; b receives 50 + 70. The paper's largest download is b's 40 + 60.
-    assert ledger.busiest() == Busiest(paper=100, wire=150, peer="a")
+    assert ledger.busiest() == Busiest(paper=100, up=150, down=120, peer="a")
+    assert ledger.busiest().wire == 150
+
+
+def test_every_node_has_its_bytes_up_and_down() -> None:
+    ledger = Ledger.of([Carried("b", "a", 0, 5), Carried("a", "b", 40, 50)])
+    assert ledger.traffic() == {"a": (50, 5), "b": (5, 50)}
 
 
 def test_of_several_equally_busy_nodes_the_first_in_the_roster_is_named() -> None:
-    ledger = Ledger()
-    ledger.carry("c", "b", model(10))
-    ledger.carry("b", "c", model(10))
-    assert ledger.busiest().peer == "b"
+    assert Ledger.of([Carried("c", "b", 40, 50), Carried("b", "c", 40, 50)]).busiest().peer == "b"
 
 
 def test_a_round_without_messages_has_no_busiest_node() -> None:
-    assert Ledger().busiest() == Busiest(paper=0, wire=0, peer=None)
-
-
-@pytest.mark.parametrize("kept", [0, 80])
-def test_the_mask_is_charged_whatever_it_keeps(kept: int) -> None:
-    assert wire_bytes(model(kept)) - paper_bytes(model(kept)) == 10
+    assert Ledger().busiest() == Busiest(paper=0, up=0, down=0, peer=None)
+    assert Ledger().traffic() == {}

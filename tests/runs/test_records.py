@@ -2,6 +2,7 @@
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import nn
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Train
 from dispfl.costs.flops import ForwardCost
-from dispfl.costs.ledger import Ledger
+from dispfl.costs.ledger import Carried
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import fresh_state
 from dispfl.methods.local import Local
@@ -35,7 +36,9 @@ KEYS = [
     "accuracy_mixed",
     "loss",
     "mask_change",
+    "overlap",
     "busiest",
+    "traffic",
     "flops_per_peer",
     "flops_total",
     "failures",
@@ -47,14 +50,14 @@ COST = ForwardCost((2, 1), (6, 3))
 """A layer 2 -> 3: 6 weights at 2 operations and 3 biases at 1 for each sample; 15 if all are kept."""
 
 
-def model(kept: int, size: int = 20) -> PackedModel:
-    """The first `kept` of `size` weights, all 1."""
-    return PackedModel.pack(torch.ones(size), torch.arange(size) < kept)
-
-
-def a_round(reports: dict[str, Report], ledger: Ledger | None = None) -> Round:
+def a_round(reports: dict[str, Report], carried: Sequence[Carried] = ()) -> Round:
     state = fresh_state(torch.ones(20), torch.ones(20, dtype=torch.bool))
-    return Round({peer: Step(state, report) for peer, report in reports.items()}, ledger or Ledger())
+    return Round(
+        {
+            peer: Step(state, report, [message for message in carried if message.receiver == peer])
+            for peer, report in reports.items()
+        }
+    )
 
 
 def a_setting(method: Any, samples: int = 7, batch: int = 4) -> Setting:
@@ -83,7 +86,7 @@ def test_a_peer_without_a_value_is_null_and_not_in_the_mean() -> None:
 
 def test_a_round_of_two_peers() -> None:
     reports = {
-        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1, passes=[(1, [6, 3])]),
+        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1, overlap=0.5, passes=[(1, [6, 3])]),
         "001": Report(score=1.0, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]),
     }
     record = round_record(3, a_round(reports), COST, 1.23456)
@@ -93,6 +96,7 @@ def test_a_round_of_two_peers() -> None:
     assert record["accuracy_mixed"]["mean"] == 0.5
     assert record["loss"]["per_peer"] == [2.0, 1.0]
     assert record["mask_change"]["mean"] == pytest.approx(0.2)
+    assert record["overlap"] == {"mean": 0.5, "std": 0.0, "per_peer": [0.5, None]}
     assert record["flops_per_peer"] == (45 + 135) / 2
     assert record["flops_total"] == 45 + 135
     assert record["failures"] == {}
@@ -113,20 +117,30 @@ def test_failures_are_sentences_by_peer() -> None:
 
 
 def test_the_busiest_node_hears_two_neighbours() -> None:
-    """20 weights, 6 and 10 kept: 24 and 40 bytes of values, 3 bytes of mask each; all three hear both others."""
-    ledger = Ledger()
-    sent = {"000": model(6), "001": model(10), "002": model(6)}
-    for receiver in sent:
-        for sender in sent.keys() - {receiver}:
-            ledger.carry(sender, receiver, sent[sender])
-    record = round_record(0, a_round(dict.fromkeys(sent, Report()), ledger), COST, 0)
-    # Down: 000 and 002 hear 24 + 40; 001 hears 24 + 24. Up: 001 sends 2 x (40 + 3), more than anyone hears.
-    assert record["busiest"] == {"paper_mb": 64 / 1e6, "wire_mb": 86 / 1e6, "peer": "001"}
+    """6 and 10 weights kept: 24 and 40 bytes of values, 3 bytes of mask each; all three hear both others."""
+    sent = {"000": 24, "001": 40, "002": 24}
+    carried = [
+        Carried(sender, receiver, size, size + 3)
+        for receiver in sent
+        for sender, size in sent.items()
+        if sender != receiver
+    ]
+    record = round_record(0, a_round(dict.fromkeys(sent, Report()), carried), COST, 0)
+    # Down: 000 and 002 hear 24 + 40 + 2 x 3; 001 hears 24 + 24 + 2 x 3. Up: 001 sends 2 x (40 + 3), more than anyone
+    # hears.
+    assert record["busiest"] == {
+        "paper_mb": 64 / 1e6,
+        "wire_mb": 86 / 1e6,
+        "wire_up_mb": 86 / 1e6,
+        "wire_down_mb": 70 / 1e6,
+        "peer": "001",
+    }
+    assert record["traffic"] == {"000": [54, 70], "001": [86, 54], "002": [54, 70]}
 
 
 def test_a_round_in_which_nobody_hears_anybody_has_no_busiest_node() -> None:
     record = round_record(0, a_round({"000": Report()}), COST, 0)
-    assert record["busiest"] == {"paper_mb": 0, "wire_mb": 0, "peer": None}
+    assert (record["busiest"]["wire_mb"], record["busiest"]["peer"], record["traffic"]) == (0, None, {})
 
 
 def test_flops_of_two_epochs_over_seven_samples_with_half_the_weights() -> None:
@@ -173,7 +187,7 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
         }
         for accuracy, mb, failures in ((None, 1.0, {"000": "It broke."}), ({"mean": 0.5}, 3.0, {}))
     ]
-    models = dict.fromkeys(("000", "001"), model(9, 9))
+    models = dict.fromkeys(("000", "001"), PackedModel.pack(torch.ones(9), torch.ones(9, dtype=torch.bool)))
     summary = summarize(a_setting(Local()), records, models)
     assert summary["method"] == "local"
     assert (summary["rounds"], summary["peers"], summary["failures"]) == (2, 2, 1)

@@ -46,6 +46,11 @@ class Layout:
         """The length of the flat vector."""
         return sum(self.sizes)
 
+    @cached_property
+    def by_name(self) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter."""
+        return dict(zip(self.names, self.shapes, strict=True))
+
     def views(self, flat: Tensor) -> list[Tensor]:
         """The flat vector as one shaped view a parameter: no copy."""
         return [flat[where].view(shape) for where, shape in zip(self.slices, self.shapes, strict=True)]

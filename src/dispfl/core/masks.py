@@ -1,6 +1,6 @@
 """Masks: flat bool vectors, True where a weight is kept."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -29,6 +29,15 @@ def kept_count(size: int, density: float) -> int:
 def kept_per_layer(mask: Tensor, layout: Layout) -> list[int]:
     """The number of kept weights of each layer."""
     return [int(mask[where].sum()) for where in layout.slices]
+
+
+def kept_whole(layout: Layout, spreads: Iterable[Mapping[str, float]]) -> list[bool]:
+    """Which layers are kept whole under each of these spreads of a density over the layers."""
+    spreads = list(spreads)
+    return [
+        all(kept_count(size, densities[name]) == size for densities in spreads)
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    ]
 
 
 def hamming(mask_a: Tensor, mask_b: Tensor) -> int:

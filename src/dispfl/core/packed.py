@@ -1,10 +1,15 @@
-"""A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so."""
+"""A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so.
+
+Values are gathered and spread by the positions that a mask keeps: NumPy finds and uses them several times faster than
+it or torch index by a random mask.
+"""
 
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -21,15 +26,22 @@ class PackedMask:
         """Pack a flat bool mask."""
         return cls(torch.from_numpy(np.packbits(mask.cpu().numpy(), bitorder="little")), mask.numel())
 
+    def flags(self) -> NDArray[np.bool_]:
+        """The flat bool mask, as an array."""
+        return np.unpackbits(self.bits.numpy(), count=self.size, bitorder="little").view(np.bool_)
+
     def unpack(self) -> Tensor:
         """The flat bool mask."""
-        flags = np.unpackbits(self.bits.numpy(), count=self.size, bitorder="little")
-        return torch.from_numpy(flags.view(np.bool_))
+        return torch.from_numpy(self.flags())
 
     @cached_property
     def kept(self) -> int:
         """The number of weights that the mask keeps."""
-        return int(np.bitwise_count(self.bits.numpy()).sum(dtype=np.int64))
+        return _ones(self.bits.numpy())
+
+    def overlap(self, other: "PackedMask") -> int:
+        """The number of weights that both masks keep."""
+        return _ones(self.bits.numpy() & other.bits.numpy())
 
 
 @dataclass(frozen=True)
@@ -42,11 +54,16 @@ class PackedModel:
     @classmethod
     def pack(cls, weights: Tensor, mask: Tensor) -> "PackedModel":
         """Pack flat weights under a flat mask. Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes."""
-        return cls(weights[mask].add_(0.0), PackedMask.pack(mask))
+        kept = weights.numpy().take(np.flatnonzero(mask.numpy()))
+        return cls(torch.from_numpy(kept).add_(0.0), PackedMask.pack(mask))
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """The flat weights, exactly zero outside the mask, and the mask."""
-        mask = self.mask.unpack()
-        weights = torch.zeros(self.mask.size)
-        weights[mask] = self.values
-        return weights, mask
+        flags = self.mask.flags()
+        weights = np.zeros(self.mask.size, np.float32)
+        weights[np.flatnonzero(flags)] = self.values.numpy()
+        return torch.from_numpy(weights), torch.from_numpy(flags)
+
+
+def _ones(bits: NDArray[np.uint8]) -> int:
+    return int(np.bitwise_count(bits).sum(dtype=np.int64))

@@ -32,6 +32,8 @@ class Train(Settings):
     """L2 penalty, added to the gradient after clipping."""
     clip_norm: float = Field(default=10.0, ge=0)
     """The masked gradient's norm is clipped here; 0 switches it off."""
+    noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma."""
 
     def rate(self, t: int) -> float:
         """The learning rate of round t."""
@@ -77,6 +79,8 @@ class Report:
     """Mean training loss over the steps of the round's last stretch of learning."""
     mask_change: float | None = None
     """The share of kept weights that the evolved mask replaces."""
+    overlap: float | None = None
+    """The share of what the peer keeps that a heard neighbour holds too, on average."""
     failure: str | None = None
     """Why the peer's step was given up, in a sentence."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -110,6 +114,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self._order = self.stream("batches")
+        self._noise = self.stream("noise") if self.settings.noise else None
 
     def stream(self, purpose: str) -> torch.Generator:
         """The random stream of this peer and round for one purpose."""
@@ -131,7 +136,8 @@ class Trainer:
     ) -> Tensor:
         """Local sparse SGD under a fixed mask.
 
-        Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and weight decay added.
+        Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and weight decay added,
+        and Gaussian noise where the settings ask for it (appendix, "Main proof": g(w) + N(0, sigma^2 I)).
         Unless told otherwise: the settings' epochs, all training samples, this round's learning rate. `pull` adds a
         proximal term, (lambda, w_0): the gradient of lambda / 2 * |w - w_0|^2.
         """
@@ -142,12 +148,14 @@ class Trainer:
         live.module.train()
         bits = mask_bits(mask).to(live.device)
         anchor = pull and (pull[0], pull[1].to(live.device))
+        noise = torch.empty(weights.numel()) if s.noise else None
         losses = []
         for _ in range(epochs):
             for x, y in samples.batches(s.batch, rng=self._order):
                 self.pulse()
                 losses.append(self._backward(x, y))
-                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor)
+                drawn = None if noise is None else noise.normal_(0, s.noise, generator=self._noise).to(live.device)
+                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor, drawn)
         self.report.passes.append((epochs * len(samples), kept_per_layer(mask, live.layout)))
         loss = torch.stack(losses).mean()
         learned = live.read()
@@ -215,8 +223,9 @@ def sgd_step(
     weight_decay: float,
     clip_norm: float,
     pull: tuple[float, Tensor] | None = None,
+    noise: Tensor | None = None,
 ) -> None:
-    """One step in place on flat vectors: mask the gradient, clip its norm, decay and pull, descend."""
+    """One step in place on flat vectors: mask the gradient, clip its norm, add noise, decay and pull, descend."""
     keep_(grad, bits)
     scale = 1.0
     if clip_norm:
@@ -228,3 +237,5 @@ def sgd_step(
     if anchor is not None:
         weights.add_(anchor, alpha=lr * strength)
     weights.add_(grad, alpha=-lr * scale)
+    if noise is not None:
+        weights.add_(keep_(noise, bits), alpha=-lr)

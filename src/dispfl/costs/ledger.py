@@ -1,10 +1,20 @@
 """Who sent how much to whom in a round."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from dispfl.core.packed import PackedModel
-from dispfl.costs.traffic import paper_bytes, wire_bytes
+
+class Carried(NamedTuple):
+    """What one message cost."""
+
+    sender: str
+    receiver: str
+    paper: int
+    """Bytes in the paper's currency, which knows no requests."""
+    wire: int
+    """Bytes as sent."""
 
 
 @dataclass(frozen=True)
@@ -12,11 +22,18 @@ class Busiest:
     """The busiest node's traffic in a round, in bytes, and its name where there was any traffic."""
 
     paper: int
-    """Download in the paper's currency."""
-    wire: int
-    """Download or upload, whichever is larger, as sent."""
+    """The largest download in the paper's currency."""
+    up: int
+    """The largest upload, as sent."""
+    down: int
+    """The largest download, as sent."""
     peer: str | None
-    """The node with the largest wire traffic; the first in the roster of several."""
+    """The node with the largest wire traffic in a direction; the first in the roster of several."""
+
+    @property
+    def wire(self) -> int:
+        """Download or upload, whichever is larger."""
+        return max(self.up, self.down)
 
 
 @dataclass
@@ -26,21 +43,31 @@ class Ledger:
     paper: Counter[tuple[str, str]] = field(default_factory=Counter)
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
 
-    def carry(self, sender: str, receiver: str, model: PackedModel) -> None:
-        """Charge one message to a link."""
-        self.paper[sender, receiver] += paper_bytes(model)
-        self.wire[sender, receiver] += wire_bytes(model)
+    @classmethod
+    def of(cls, messages: Iterable[Carried]) -> "Ledger":
+        """The ledger of these messages."""
+        ledger = cls()
+        for sender, receiver, paper, wire in messages:
+            if paper:
+                ledger.paper[sender, receiver] += paper
+            ledger.wire[sender, receiver] += wire
+        return ledger
 
     def busiest(self) -> Busiest:
         """The node that this round loads most."""
-        wire_up, wire_down = _per_node(self.wire)
-        loads = {node: max(wire_up[node], wire_down[node]) for node in wire_up | wire_down}
+        up, down = per_node(self.wire)
+        loads = {node: max(up[node], down[node]) for node in up | down}
         peer = min(loads, key=lambda node: (-loads[node], node)) if loads else None
-        _, paper_down = _per_node(self.paper)
-        return Busiest(max(paper_down.values(), default=0), max(loads.values(), default=0), peer)
+        _, paper_down = per_node(self.paper)
+        return Busiest(_largest(paper_down), _largest(up), _largest(down), peer)
+
+    def traffic(self) -> dict[str, tuple[int, int]]:
+        """Bytes up and bytes down of every node that sent or heard anything, as sent."""
+        up, down = per_node(self.wire)
+        return {node: (up[node], down[node]) for node in sorted(up | down)}
 
 
-def _per_node(links: Counter[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
+def per_node(links: Counter[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
     """Bytes up and bytes down of every node."""
     up: Counter[str] = Counter()
     down: Counter[str] = Counter()
@@ -48,3 +75,7 @@ def _per_node(links: Counter[tuple[str, str]]) -> tuple[Counter[str], Counter[st
         up[sender] += count
         down[receiver] += count
     return up, down
+
+
+def _largest(loads: Counter[str]) -> int:
+    return max(loads.values(), default=0)

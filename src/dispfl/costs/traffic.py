@@ -1,4 +1,4 @@
-"""How many bytes a message is, in both currencies."""
+"""How many bytes a model is in the paper's currency; what is really sent, the codec knows."""
 
 from dispfl.core.packed import PackedModel
 
@@ -6,10 +6,5 @@ BYTES_PER_VALUE = 4
 
 
 def paper_bytes(model: PackedModel) -> int:
-    """The paper's currency: 4 bytes a kept value; masks are not counted."""
+    """4 bytes a kept value; masks are not counted."""
     return BYTES_PER_VALUE * model.values.numel()
-
-
-def wire_bytes(model: PackedModel) -> int:
-    """What a message really needs: its values and its packed mask."""
-    return paper_bytes(model) + model.mask.bits.numel()

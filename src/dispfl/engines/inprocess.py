@@ -9,7 +9,8 @@ from queue import SimpleQueue
 import torch
 
 from dispfl.core.live import LiveModel
-from dispfl.round import Setting, Step, Work, peer_step
+from dispfl.round import Setting, Step, Work
+from dispfl.simulated import simulated_step
 
 
 class InProcess:
@@ -24,6 +25,7 @@ class InProcess:
         self.setting = setting
         threads = threads or os.cpu_count() or 1
         first = LiveModel(setting.module(), setting.device)
+        self._codec = setting.codec(first.layout)
         alone = setting.device != "cpu" or draws_globally(setting, first)
         workers = 1 if alone else min(threads, len(setting.peers))
         self.threads_each = max(1, threads // len(setting.peers))
@@ -58,7 +60,7 @@ class InProcess:
     def _do(self, work: Work) -> Step:
         live = self._idle.get()
         try:
-            return peer_step(self.setting, live, work, self._pulse)
+            return simulated_step(self.setting, self._codec, live, work, self._pulse)
         finally:
             self._idle.put(live)
 

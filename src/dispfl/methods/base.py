@@ -8,7 +8,7 @@ Methods keep no state of their own, so the same object serves every peer, round 
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -57,6 +57,10 @@ class Method(Settings):
         """How dense each peer's model is."""
         return [1.0] * peers
 
+    def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
+        """Which layers everyone keeps whole in every round, so that no mask of them is sent: all, or none."""
+        return [all(density == 1 for density in densities)] * len(layout.sizes)
+
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         """A peer's state before round 0, from the weights that all peers start from; dense unless told otherwise."""
         return fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
@@ -87,6 +91,8 @@ class GossipMethod(Method):
 
     hears: ClassVar[bool] = True
     """Whether peers exchange anything at all."""
+    restricts: ClassVar[bool] = False
+    """Whether a peer uses only what lies under its own next mask, so that neighbours need not send the rest."""
 
     def publish(self, state: PeerState) -> PackedModel:
         """What neighbours may hear."""

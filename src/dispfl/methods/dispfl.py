@@ -1,7 +1,7 @@
 """Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' on what both hold."""
 
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Collection, Mapping
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -11,7 +11,7 @@ from dispfl.core.erk import erk_densities, uniform_densities
 from dispfl.core.evolve import prune_and_regrow, prune_rate
 from dispfl.core.gossip import average_of
 from dispfl.core.layout import Layout
-from dispfl.core.masks import random_mask
+from dispfl.core.masks import kept_whole, random_mask
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.train import Trainer
@@ -21,6 +21,7 @@ from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, s
 class DisPFL(GossipMethod):
     """The paper's method, Algorithms 1 and 2."""
 
+    restricts: ClassVar[bool] = True
     name: Literal["dispfl"] = "dispfl"
     density: Density = 0.5
     """Share of weights a peer keeps. The paper's sparsity 0.8 is density 0.2. A list makes groups of peers."""
@@ -36,9 +37,15 @@ class DisPFL(GossipMethod):
 
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         """Algorithm 1, line 2. Deviation 0: the weights are the same for all peers, the mask is the peer's own."""
-        shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        spread = erk_densities if self.layers == "erk" else uniform_densities
-        return fresh_state(weights, random_mask(layout, spread(shapes, density), rng=stream(seed, "mask", peer)))
+        mask = random_mask(layout, self._layer_densities(layout, density), rng=stream(seed, "mask", peer))
+        return fresh_state(weights, mask)
+
+    def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
+        """Evolving a mask leaves each layer's kept count as it is, so a layer that starts whole stays whole."""
+        return kept_whole(layout, [self._layer_densities(layout, density) for density in densities])
+
+    def _layer_densities(self, layout: Layout, density: float) -> dict[str, float]:
+        return (erk_densities if self.layers == "erk" else uniform_densities)(layout.by_name, density)
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Algorithm 1, lines 6-15: mix, learn, evolve."""

@@ -1,6 +1,6 @@
 """D-PSGD: peers average plainly with their neighbours, then train; the aim is one consensus model."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -9,7 +9,7 @@ from torch import Tensor
 from dispfl.core.erk import uniform_densities
 from dispfl.core.gossip import average_of
 from dispfl.core.layout import Layout
-from dispfl.core.masks import random_mask
+from dispfl.core.masks import kept_whole, random_mask
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.train import Trainer
@@ -33,9 +33,11 @@ class DPSGD(GossipMethod):
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         if density == 1:
             return super().start(weights, layout, density, seed=seed, peer=peer)
-        shapes = dict(zip(layout.names, layout.shapes, strict=True))
-        mask = random_mask(layout, uniform_densities(shapes, density), rng=stream(seed, "mask", "everyone"))
+        mask = random_mask(layout, uniform_densities(layout.by_name, density), rng=stream(seed, "mask", "everyone"))
         return fresh_state(weights, mask)
+
+    def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
+        return kept_whole(layout, [uniform_densities(layout.by_name, density) for density in densities])
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Average, then learn."""

@@ -1,6 +1,6 @@
 """SubFedAvg: each peer prunes its dense model step by step, and the server averages each weight over its keepers."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Literal
 
@@ -31,6 +31,9 @@ class SubFedAvg(ServerMethod):
     """Prune only when the mask that training arrives at still moves by more than this share of all weights."""
     min_accuracy: float = Field(default=0.5, ge=0, le=1)
     """Prune only when the pruned model's score on the training data stays above this."""
+
+    def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
+        return [False] * len(layout.sizes)  # dense at first, but pruned later
 
     def broadcast(self, server: PeerState, state: PeerState) -> PackedModel:
         """The global model, where the peer keeps it."""

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
+from dispfl.costs.ledger import Carried
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.round import Step
@@ -121,7 +122,7 @@ def _encode(steps: Mapping[str, Step]) -> bytes:
             )
         for kind, named in (("buffers", state.buffers), ("memory", state.memory)):
             tensors |= {f"{peer}/{kind}/{name}": tensor for name, tensor in named.items()}
-        header[peer] = {"size": state.model.mask.size, "report": asdict(step.report)}
+        header[peer] = {"size": state.model.mask.size, "report": asdict(step.report), "carried": step.carried}
     return safetensors.torch.save(tensors, {"peers": json.dumps(header)})
 
 
@@ -143,7 +144,8 @@ def _step(peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor])
     next_mask = model.mask if next_bits is None else PackedMask(next_bits, size)
     sent = _model(tensors, f"{peer}/sent", size) if f"{peer}/sent/values" in tensors else None
     state = PeerState(model, next_mask, _named(tensors, f"{peer}/buffers/"), _named(tensors, f"{peer}/memory/"), sent)
-    return Step(state, Report(**entry["report"]))  # type: ignore[arg-type]
+    carried = tuple(Carried(*message) for message in entry.get("carried", ()))  # type: ignore[attr-defined]
+    return Step(state, Report(**entry["report"]), carried)  # type: ignore[arg-type]
 
 
 def _model(tensors: Mapping[str, Tensor], whose: str, size: int) -> PackedModel:

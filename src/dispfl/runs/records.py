@@ -24,7 +24,8 @@ Record = dict[str, Any]
 def round_record(t: int, result: Round, cost: ForwardCost, seconds: float) -> Record:
     """One line of `metrics.jsonl`. What was not measured in this round is null."""
     steps = result.steps
-    busiest = result.ledger.busiest()
+    ledger = result.ledger
+    busiest = ledger.busiest()
     worked = [flops for step in steps.values() if (flops := flops_of(step.report, cost))]
     return {
         "round": t,
@@ -32,7 +33,15 @@ def round_record(t: int, result: Round, cost: ForwardCost, seconds: float) -> Re
         "accuracy_mixed": spread([step.report.mixed for step in steps.values()]),
         "loss": spread([step.report.loss for step in steps.values()]),
         "mask_change": spread([step.report.mask_change for step in steps.values()]),
-        "busiest": {"paper_mb": busiest.paper / 1e6, "wire_mb": busiest.wire / 1e6, "peer": busiest.peer},
+        "overlap": spread([step.report.overlap for step in steps.values()]),
+        "busiest": {
+            "paper_mb": busiest.paper / 1e6,
+            "wire_mb": busiest.wire / 1e6,
+            "wire_up_mb": busiest.up / 1e6,
+            "wire_down_mb": busiest.down / 1e6,
+            "peer": busiest.peer,
+        },
+        "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
         "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
         "flops_total": sum(worked),
         "failures": {peer: step.report.failure for peer, step in steps.items() if step.report.failure},

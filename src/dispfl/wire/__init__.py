@@ -1,0 +1,1 @@
+"""Messages as bytes, and back. docs/protocol.md specifies them byte by byte."""

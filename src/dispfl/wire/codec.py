@@ -1,0 +1,232 @@
+"""The codec: what peers send each other, as bytes. Nothing is remembered between two messages.
+
+Both ends know the layout, so a message carries no names, types or shapes: a header, a mask as packed bits, and the kept
+values. There are two ways to exchange models:
+
+    push    a model: the sender's mask and its values
+    pull    a request: the receiver's next mask; an answer: the sender's mask where the receiver asked, and the values
+            there. Dis-PFL throws away everything else, so the average is the same to the bit.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from dispfl.core.layout import Layout
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.errors import ConfigError
+from dispfl.settings import Settings
+from dispfl.wire.blocks import restore, restore_planes, store, store_planes
+from dispfl.wire.refusals import Refusal, refuse
+from dispfl.wire.values import CODES, ITEMSIZE, Bytes, from_bytes, to_bytes
+
+MAGIC = b"DPFL"
+VERSION = 1
+MODEL, REQUEST, ANSWER = 1, 2, 3
+KINDS = {MODEL: "model", REQUEST: "request", ANSWER: "answer"}
+HEADER = struct.Struct("<4sBBBBIQQ")
+"""Magic, version, kind, values, coding, checksum, bytes of the mask as stored, number of kept weights."""
+_CHECKSUM = slice(8, 12)
+
+Flags = NDArray[np.bool_]
+
+
+class Wire(Settings):
+    """How models travel."""
+
+    table: ClassVar[str] = "wire"
+    exchange: Literal["pull", "push"] = "pull"
+    """Ask with our own mask, where the method uses nothing else, or have whole models sent."""
+    values: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
+    """What a weight is sent as; float32 changes nothing."""
+    coding: Literal["plain", "zstd"] = "plain"
+    """Send masks and values as they are, or losslessly compressed: about a sixth less, for some computing."""
+
+
+class Codec:
+    """Turns models into bytes and back, for one layout. `dense` names the layers that everyone keeps whole."""
+
+    def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
+        self.layout = layout
+        self.wire = wire
+        self._open = _runs(layout, dense)
+        self._open_size = sum(where.stop - where.start for where in self._open)
+        self._dense_size = layout.size - self._open_size
+        self._compress = wire.coding == "zstd"
+
+    # push
+
+    def encode_model(self, model: PackedModel, *, rng: torch.Generator) -> bytes:
+        """A whole model; `rng` rounds where values do not fit."""
+        kept = model.mask.flags()
+        return self._encode(MODEL, self._open_flags(kept), kept, model.values.numpy(), rng)
+
+    def decode_model(self, frame: bytes) -> PackedModel:
+        """The model in a message."""
+        mask, rest, count = self._decode(MODEL, frame, self._open_size)
+        return self._model(self._whole(mask), rest, count)
+
+    # pull
+
+    def encode_request(self, mask: PackedMask) -> bytes:
+        """What the receiver wants: the weights under its next mask."""
+        bits = store(np.packbits(self._open_flags(mask.flags()), bitorder="little"), self._compress)
+        return _frame(REQUEST, 0, self.wire.coding, mask.kept, bits, [])
+
+    def decode_request(self, frame: bytes) -> PackedMask:
+        """The mask in a request."""
+        mask, rest, count = self._decode(REQUEST, frame, self._open_size)
+        whole = PackedMask.pack(torch.from_numpy(self._whole(mask)))
+        if len(rest):
+            refuse(Refusal.LENGTH, f"{len(rest)} bytes follow the end of the request.")
+        if whole.kept != count:
+            refuse(Refusal.COUNT, f"The request announces {count} weights, but its mask keeps {whole.kept}.")
+        return whole
+
+    def encode_answer(self, model: PackedModel, request: PackedMask, *, rng: torch.Generator) -> bytes:
+        """A model where it was asked for."""
+        kept, asked = model.mask.flags(), request.flags()
+        both = kept & asked
+        mask = self._open_flags(both).take(np.flatnonzero(self._open_flags(asked)))
+        values = model.values.numpy()
+        if len(values) > np.count_nonzero(both):
+            values = values.take(np.flatnonzero(asked.take(np.flatnonzero(kept))))
+        return self._encode(ANSWER, mask, both, values, rng)
+
+    def decode_answer(self, frame: bytes, request: PackedMask) -> PackedModel:
+        """The model in an answer to this request."""
+        asked = self._open_flags(request.flags())
+        mask, rest, count = self._decode(ANSWER, frame, request.kept - self._dense_size)
+        spread = np.zeros(self._open_size, np.bool_)
+        spread[np.flatnonzero(asked)] = mask
+        return self._model(self._whole(spread), rest, count)
+
+    # how long plain messages are, without making them
+
+    def model_size(self, model: PackedModel) -> int:
+        """The bytes of `encode_model` with plain coding."""
+        return self._size(self._open_size, model.mask.kept)
+
+    def request_size(self) -> int:
+        """The bytes of `encode_request` with plain coding."""
+        return HEADER.size + _bytes_for(self._open_size)
+
+    def answer_size(self, model: PackedModel, request: PackedMask) -> int:
+        """The bytes of `encode_answer` with plain coding."""
+        return self._size(request.kept - self._dense_size, model.mask.overlap(request))
+
+    def _size(self, bits: int, count: int) -> int:
+        scales = 4 * len(self.layout.sizes) if self.wire.values == "int8" else 0
+        return HEADER.size + _bytes_for(bits) + scales + count * ITEMSIZE[self.wire.values]
+
+    # what both have in common
+
+    def _encode(self, kind: int, mask: Flags, kept: Flags, values: NDArray[np.float32], rng: torch.Generator) -> bytes:
+        per_layer = self._per_layer(kept)
+        scales, raw = to_bytes(torch.from_numpy(values), self.wire.values, per_layer, rng=rng)
+        bits = store(np.packbits(mask, bitorder="little"), self._compress)
+        parts = [scales, *store_planes(raw, ITEMSIZE[self.wire.values], self._compress)]
+        return _frame(kind, CODES[self.wire.values], self.wire.coding, len(values), bits, parts)
+
+    def _decode(self, kind: int, frame: bytes, bits: int) -> tuple[Flags, Bytes, int]:
+        """The mask of a message, the bytes after it, and the number of kept weights that the header announces."""
+        length, count = self._check_header(kind, frame)
+        rest = np.frombuffer(frame, np.uint8)[HEADER.size :]
+        if length > len(rest):
+            refuse(Refusal.LENGTH, f"A mask of {length} bytes is announced, but {len(rest)} are left.")
+        packed = restore(rest[:length], _bytes_for(bits), self._compress)
+        mask = np.unpackbits(packed, bitorder="little").view(np.bool_)
+        if mask[bits:].any():
+            refuse(Refusal.PADDING, "The unused bits of the mask's last byte are not zero.")
+        return mask[:bits], rest[length:], count
+
+    def _check_header(self, kind: int, frame: bytes) -> tuple[int, int]:
+        if len(frame) < HEADER.size:
+            refuse(Refusal.TOO_SHORT, f"The message has {len(frame)} bytes; a header alone has {HEADER.size}.")
+        magic, version, found, values, coding, checksum, length, count = HEADER.unpack_from(frame)
+        if magic != MAGIC:
+            refuse(Refusal.NOT_OURS, f"The message begins with {magic.hex()}, not with {MAGIC.hex()}.")
+        if version != VERSION:
+            refuse(Refusal.VERSION, f"The message is of version {version}; this program speaks version {VERSION}.")
+        if checksum != _checksum([memoryview(frame)]):
+            refuse(Refusal.CHECKSUM, "The message was changed on its way: its checksum is wrong.")
+        if found != kind:
+            refuse(Refusal.KIND, f"Expected {_a(kind)}, got {_a(found)}.")
+        agreed = (0 if kind == REQUEST else CODES[self.wire.values], int(self._compress))
+        if (values, coding) != agreed:
+            refuse(Refusal.FORMAT, f"The message has values {values} and coding {coding}; agreed are {agreed}.")
+        return length, count
+
+    def _model(self, kept: Flags, rest: Bytes, count: int) -> PackedModel:
+        per_layer = self._per_layer(kept)
+        if sum(per_layer) != count:
+            refuse(Refusal.COUNT, f"The message announces {count} values, but its mask keeps {sum(per_layer)}.")
+        scales = 4 * len(per_layer) if self.wire.values == "int8" else 0
+        if len(rest) < scales:
+            refuse(Refusal.LENGTH, f"The message ends {scales - len(rest)} bytes too early.")
+        raw = restore_planes(rest[scales:], count, ITEMSIZE[self.wire.values], self._compress)
+        values = from_bytes(rest[:scales], raw, self.wire.values, per_layer)
+        return PackedModel(values, PackedMask.pack(torch.from_numpy(kept)))
+
+    def _per_layer(self, kept: Flags) -> list[int]:
+        return [int(np.count_nonzero(kept[where])) for where in self.layout.slices]
+
+    def _open_flags(self, flags: Flags) -> Flags:
+        """A mask without the layers that are dense for everyone."""
+        picked = np.concatenate([flags[where] for where in self._open]) if self._open else flags[:0]
+        if np.count_nonzero(flags) != np.count_nonzero(picked) + self._dense_size:
+            raise ConfigError("A model leaves out weights of a layer that its method calls `always_dense`.")
+        return picked
+
+    def _whole(self, picked: Flags) -> Flags:
+        """A mask with the layers that are dense for everyone."""
+        whole = np.ones(self.layout.size, np.bool_)
+        begin = 0
+        for where in self._open:
+            end = begin + where.stop - where.start
+            whole[where] = picked[begin:end]
+            begin = end
+        return whole
+
+
+def _runs(layout: Layout, dense: Sequence[bool]) -> list[slice]:
+    """The stretches of the flat vector between the layers that are dense for everyone."""
+    runs: list[slice] = []
+    for where, is_dense in zip(layout.slices, dense, strict=True):
+        if is_dense:
+            continue
+        if runs and runs[-1].stop == where.start:
+            runs[-1] = slice(runs[-1].start, where.stop)
+        else:
+            runs.append(where)
+    return runs
+
+
+def _frame(kind: int, values: int, coding: str, count: int, bits: Bytes, parts: Sequence[Bytes]) -> bytes:
+    header = bytearray(HEADER.pack(MAGIC, VERSION, kind, values, int(coding == "zstd"), 0, len(bits), count))
+    checksum = _checksum([memoryview(header), bits.data, *(part.data for part in parts)])
+    header[_CHECKSUM] = checksum.to_bytes(4, "little")
+    return b"".join([header, bits.data, *(part.data for part in parts)])
+
+
+def _checksum(pieces: Sequence[memoryview]) -> int:
+    """The CRC-32 of a message, leaving out the four bytes that hold it."""
+    first = pieces[0]
+    checksum = zlib.crc32(first[_CHECKSUM.stop :], zlib.crc32(first[: _CHECKSUM.start]))
+    for piece in pieces[1:]:
+        checksum = zlib.crc32(piece, checksum)
+    return checksum
+
+
+def _bytes_for(bits: int) -> int:
+    return -(-bits // 8)
+
+
+def _a(kind: int) -> str:
+    name = KINDS.get(kind, f"message of kind {kind}")
+    return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -1,0 +1,234 @@
+"""The decoder takes arbitrary bytes: every bad message is one named refusal, and never anything else."""
+
+import os
+import tracemalloc
+import zlib
+from collections.abc import Callable
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+import zstandard
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from dispfl.core.layout import Layout
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.errors import MessageError
+from dispfl.wire.codec import ANSWER, HEADER, MAGIC, MODEL, REQUEST, VERSION, Codec, Wire
+from dispfl.wire.refusals import Refusal
+
+MUTATIONS = int(os.environ.get("DISPFL_FUZZ", "150"))
+"""How many mutated messages each kind of value and coding gets; `make fuzz` asks for many more."""
+LAYOUT = Layout.from_shapes({"first": (9, 5), "bias": (9,), "second": (3, 9)})
+KEPT = torch.rand(LAYOUT.size, generator=torch.Generator().manual_seed(1)) < 0.5
+KEPT[45:54] = True
+ASKED = torch.rand(LAYOUT.size, generator=torch.Generator().manual_seed(2)) < 0.5
+ASKED[45:54] = True
+SENT = PackedModel.pack(torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(3)), KEPT)
+REQUESTED = PackedMask.pack(ASKED)
+FORMATS = list(product(("float32", "float16", "bfloat16", "int8"), ("plain", "zstd")))
+
+
+def codec(values: str = "float32", coding: str = "plain") -> Codec:
+    return Codec(LAYOUT, [False, True, False], Wire(values=values, coding=coding))  # type: ignore[arg-type]
+
+
+def frames(talk: Codec) -> dict[int, bytes]:
+    return {
+        MODEL: talk.encode_model(SENT, rng=torch.Generator()),
+        REQUEST: talk.encode_request(REQUESTED),
+        ANSWER: talk.encode_answer(SENT, REQUESTED, rng=torch.Generator()),
+    }
+
+
+def decode(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask:
+    if kind == MODEL:
+        return talk.decode_model(frame)
+    return talk.decode_request(frame) if kind == REQUEST else talk.decode_answer(frame, REQUESTED)
+
+
+def outcome(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask | Refusal:
+    """What was read, or the refusal; any other exception is a bug."""
+    try:
+        return decode(talk, kind, frame)
+    except MessageError as refused:
+        return Refusal(refused.refusal)
+
+
+def sealed(frame: bytes) -> bytes:
+    """With the right checksum, as a malicious peer would send it."""
+    checksum = zlib.crc32(frame[12:], zlib.crc32(frame[:8]))
+    return frame[:8] + checksum.to_bytes(4, "little") + frame[12:]
+
+
+def refusal(frame: bytes, talk: Codec | None = None, kind: int = MODEL) -> str:
+    with pytest.raises(MessageError) as problem:
+        decode(talk or codec(), kind, frame)
+    sentence = str(problem.value)
+    assert sentence.endswith(".")
+    assert len(sentence) < 200
+    return problem.value.refusal
+
+
+GOOD = frames(codec())[MODEL]
+MASK_BYTES = 9
+VALUES_BEGIN = HEADER.size + MASK_BYTES
+
+
+def changed(at: int, *new: int) -> bytes:
+    return sealed(GOOD[:at] + bytes(new) + GOOD[at + len(new) :])
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", Refusal.TOO_SHORT),
+        (GOOD[:27], Refusal.TOO_SHORT),
+        (sealed(b"HTTP" + GOOD[4:]), Refusal.NOT_OURS),
+        (changed(4, VERSION + 1), Refusal.VERSION),
+        (changed(5, REQUEST), Refusal.KIND),
+        (changed(5, 77), Refusal.KIND),
+        (changed(6, 2), Refusal.FORMAT),
+        (changed(7, 1), Refusal.FORMAT),
+        (GOOD[:-1] + bytes([GOOD[-1] ^ 1]), Refusal.CHECKSUM),
+        (sealed(GOOD[:-1]), Refusal.LENGTH),
+        (sealed(GOOD + b"\0"), Refusal.LENGTH),
+        (changed(12, MASK_BYTES - 1), Refusal.LENGTH),
+        (changed(12, *[255] * 8), Refusal.LENGTH),
+        (changed(20, GOOD[20] + 1), Refusal.COUNT),
+        (changed(20, *[255] * 8), Refusal.COUNT),
+        (changed(HEADER.size, GOOD[HEADER.size] ^ 1), Refusal.COUNT),
+        (changed(VALUES_BEGIN, *np.array([np.nan], "<f4").tobytes()), Refusal.NOT_FINITE),
+        (changed(VALUES_BEGIN, *np.array([-np.inf], "<f4").tobytes()), Refusal.NOT_FINITE),
+    ],
+)
+def test_each_way_to_be_wrong_has_its_name(frame: bytes, reason: Refusal) -> None:
+    assert refusal(frame) == reason
+
+
+def test_bits_after_a_masks_end_must_be_zero() -> None:
+    layout = Layout.from_shapes({"only": (3,)})
+    talk = Codec(layout, [False], Wire())
+    frame = talk.encode_request(PackedMask.pack(torch.tensor([True, False, True])))
+    assert frame[-1] == 0b101
+    assert refusal(sealed(frame[:-1] + bytes([0b1101])), talk, REQUEST) == Refusal.PADDING
+
+
+def test_a_scale_that_is_not_finite_or_makes_a_weight_infinite_is_refused() -> None:
+    talk = codec("int8")
+    good = frames(talk)[MODEL]
+    for scale in (np.nan, np.inf, 3e38):
+        bad = good[:VALUES_BEGIN] + np.array([scale], "<f4").tobytes() + good[VALUES_BEGIN + 4 :]
+        assert refusal(sealed(bad), talk) == Refusal.NOT_FINITE
+
+
+def bomb(inside: bytes, claimed: int) -> bytes:
+    """A request whose mask is a compressed block."""
+    block = zstandard.ZstdCompressor().compress(inside)
+    header = HEADER.pack(MAGIC, VERSION, REQUEST, 0, 1, 0, len(block), claimed)
+    return sealed(header + block)
+
+
+def test_a_compressed_block_that_expands_beyond_the_layout_is_refused_without_the_memory() -> None:
+    layout = Layout.from_shapes({"only": (800_000,)})
+    talk = Codec(layout, [False], Wire(coding="zstd"))
+    frame = bomb(bytes(100_000_000), 0)
+    tracemalloc.start()
+    try:
+        assert refusal(frame, talk, REQUEST) == Refusal.COMPRESSION
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda block: block[:-1],
+        lambda block: block + b"\0",
+        lambda block: b"\0" * len(block),
+        lambda block: zstandard.ZstdCompressor().compress(bytes(9_999)),
+        lambda block: zstandard.ZstdCompressor(write_content_size=False).compress(bytes(10_000)),
+        lambda block: b"",
+    ],
+)
+def test_a_damaged_compressed_block_is_refused(damage: Callable[[bytes], bytes]) -> None:
+    layout = Layout.from_shapes({"only": (80_000,)})
+    talk = Codec(layout, [False], Wire(coding="zstd"))
+    block = damage(zstandard.ZstdCompressor().compress(bytes(10_000)))
+    frame = sealed(HEADER.pack(MAGIC, VERSION, REQUEST, 0, 1, 0, len(block), 0) + block)
+    assert refusal(frame, talk, REQUEST) in (Refusal.COMPRESSION, Refusal.LENGTH)
+
+
+@pytest.mark.parametrize("kind", [MODEL, REQUEST, ANSWER])
+def test_every_prefix_of_a_message_is_refused(kind: int) -> None:
+    for values, coding in FORMATS:
+        talk = codec(values, coding)
+        frame = frames(talk)[kind]
+        for end in range(len(frame)):
+            cut = frame[:end]
+            assert refusal(sealed(cut) if end >= HEADER.size else cut, talk, kind)
+
+
+@pytest.mark.parametrize(("values", "coding"), FORMATS)
+def test_every_single_flipped_bit_is_noticed(values: str, coding: str) -> None:
+    talk = codec(values, coding)
+    for kind, frame in frames(talk).items():
+        for bit in range(8 * len(frame)):
+            flipped = bytearray(frame)
+            flipped[bit // 8] ^= 1 << bit % 8
+            assert refusal(bytes(flipped), talk, kind)
+
+
+@st.composite
+def mutated(draw: st.DrawFn, good: bytes) -> bytes:
+    """A message after a few changes, sealed again half of the time so that they reach beyond the checksum."""
+    frame = bytearray(good)
+    for _ in range(draw(st.integers(1, 4))):
+        at = draw(st.integers(0, max(0, len(frame) - 1)))
+        change = draw(st.sampled_from(("set", "cut", "insert", "append", "number")))
+        if change == "set" and frame:
+            frame[at] = draw(st.integers(0, 255))
+        elif change == "cut":
+            del frame[at : at + draw(st.integers(1, 16))]
+        elif change == "insert":
+            frame[at:at] = draw(st.binary(min_size=1, max_size=16))
+        elif change == "append":
+            frame += draw(st.binary(min_size=1, max_size=16))
+        elif len(frame) >= HEADER.size:  # a length or a count of any size
+            where = draw(st.sampled_from((12, 20)))
+            frame[where : where + 8] = draw(st.integers(0, 2**64 - 1)).to_bytes(8, "little")
+    return sealed(bytes(frame)) if len(frame) >= 12 and draw(st.booleans()) else bytes(frame)
+
+
+@pytest.mark.parametrize(("values", "coding"), FORMATS)
+def test_mutated_messages_are_refused_or_read_and_nothing_else(values: str, coding: str) -> None:
+    talk = codec(values, coding)
+    good = frames(talk)
+
+    @settings(
+        max_examples=MUTATIONS, deadline=None, database=None, suppress_health_check=list(HealthCheck), derandomize=True
+    )
+    @given(st.sampled_from(sorted(good)).flatmap(lambda kind: st.tuples(st.just(kind), mutated(good[kind]))))
+    def try_it(kind_and_frame: tuple[int, bytes]) -> None:
+        kind, frame = kind_and_frame
+        read = outcome(talk, kind, frame)
+        if isinstance(read, PackedMask):
+            assert read.size == LAYOUT.size
+        elif isinstance(read, PackedModel):
+            assert read.mask.size == LAYOUT.size
+            assert read.mask.kept == read.values.numel()
+            assert torch.isfinite(read.values).all()
+
+    try_it()
+
+
+@settings(max_examples=300, deadline=None, database=None)
+@given(st.binary(max_size=400), st.sampled_from([MODEL, REQUEST, ANSWER]), st.sampled_from(FORMATS))
+def test_arbitrary_bytes_are_refused(noise: bytes, kind: int, form: tuple[str, str]) -> None:
+    talk = codec(*form)
+    assert refusal(noise, talk, kind)
+    header = frames(talk)[kind][: HEADER.size]
+    outcome(talk, kind, sealed(header + noise))
