@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dispfl.cli import compare, data, demo, run, show, sweep
+from dispfl.cli import bound, compare, costs, data, demo, export, masks, predict, run, show, sweep
 from dispfl.errors import DispflError
 
 app = typer.Typer(
@@ -40,6 +40,11 @@ app.command("show")(show.show)
 app.command("demo")(demo.demo)
 app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
+app.command("costs")(costs.costs)
+app.command("masks")(masks.masks)
+app.command("bound")(bound.bound)
+app.command("export")(export.export)
+app.command("predict")(predict.predict)
 app.add_typer(data.app, name="data")
 
 

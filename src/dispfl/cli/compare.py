@@ -87,9 +87,9 @@ def see_grid_through(
     from rich.console import Console
 
     from dispfl.cli.grid_progress import watching_grid
-    from dispfl.cli.run import first_free
+    from dispfl.cli.run import first_free, warn_of_noise
     from dispfl.config import read_toml
-    from dispfl.grid import check, run_missing
+    from dispfl.grid import State, check, run_missing
 
     targets = accuracies(asked.targets)
     if asked.data_dir is not None:
@@ -99,6 +99,7 @@ def see_grid_through(
     check(cells)
     console = Console()
     console.print(_standing(cells), soft_wrap=True, highlight=False, markup=False)
+    warn_of_noise(cell.experiment for cell in cells if cell.state is not State.DONE)
     try:
         with watching_grid(cells, console) as watch:
             run_missing(cells, watch, watch.decoding)

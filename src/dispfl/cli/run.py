@@ -1,6 +1,7 @@
 """`dispfl run`: one run, from a config or from where it stopped."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +13,7 @@ from dispfl.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dispfl.config import Experiment
     from dispfl.launch import Launch
 
 
@@ -70,6 +72,7 @@ def see_through(launch: "Launch", console: "Console") -> None:
     from dispfl.cli.progress import watching
 
     experiment, path = launch.experiment, launch.directory.path
+    warn_of_noise([experiment])
     try:
         with watching(experiment.method.name, experiment.rounds, console) as progress:
             launch.run(progress)
@@ -77,6 +80,16 @@ def see_through(launch: "Launch", console: "Console") -> None:
         message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {quote(str(path))}"
         console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
+
+
+def warn_of_noise(experiments: "Iterable[Experiment]") -> None:
+    """Say once, on stderr, that a run with noise is not therefore private."""
+    if any(experiment.train.noise for experiment in experiments):
+        typer.echo(
+            "train.noise alone is no privacy guarantee: gradients are clipped by the batch and not by the sample, and "
+            "nothing counts what the rounds reveal together.",
+            err=True,
+        )
 
 
 def first_free(path: Path) -> Path:

@@ -1,0 +1,42 @@
+"""`dispfl export`: one peer's model as a file to deploy."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def export(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or cut.")],
+    peer: Annotated[str, typer.Option(help="Whose model: a place in the roster (3) or a name (003).")],
+    to: Annotated[Path, typer.Option(help="The file to write: .safetensors, .onnx or .pt2.")],
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where the data set's files are, in the cases above that need them.")
+    ] = None,
+) -> None:
+    """Write the personal model of one peer of a run as one file, ready to deploy.
+
+    An .onnx or .pt2 takes float32 pictures (batch, channels, height, width)
+    in [0, 1] and gives probabilities (batch, classes): normalization and
+    softmax are inside. A .safetensors holds the weights by name. Class names,
+    picture shape, normalization and origin are in the metadata of all three.
+    The file is read back and compared with torch before it is kept.
+
+    Methods that fine-tune (-ft) need the data set: the peer's model is tuned
+    again, as in the run. So do data sets whose files name the classes.
+
+    Example: dispfl export runs/mine --peer 3 --to model.onnx
+    """
+    from dispfl.export.formats import check_writable, save
+    from dispfl.export.personal import personal_model
+
+    check_writable(to)
+    personal = personal_model(directory, peer, data_dir)
+    saved = save(personal.network, personal.card, to)
+    card = personal.card
+    score = "not scored then" if card.accuracy is None else f"accuracy {card.accuracy:.3f} on its own test data"
+    rounds = f"{card.rounds} round{'' if card.rounds == 1 else 's'}"
+    typer.echo(f"{to}: peer {card.peer} of {directory} after {rounds}, {score}; {saved.size / 1e6:.2f} MB.")
+    shape = ", ".join(map(str, card.shape))
+    typer.echo(f"Pictures (batch, {shape}) in [0, 1] to probabilities (batch, {len(card.classes)}).")
+    typer.echo(f"Largest difference from torch: {saved.difference:.1e}.")

@@ -1,0 +1,150 @@
+"""`dispfl costs`, as a table and as JSON, and beside the paper."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from dispfl.cli.costs import costs
+from dispfl.costs import against_paper
+from dispfl.errors import ConfigError
+
+app = typer.Typer()
+app.command()(costs)
+
+SMALL = ("model=cnn", "data=fashion-mnist")
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words), env={"COLUMNS": "80"})
+
+
+def printed(*words: str) -> str:
+    result = invoke(*words)
+    assert result.exit_code == 0, result.exception
+    return result.stdout
+
+
+def found(*words: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(printed(*words, "--json"))
+    return parsed
+
+
+def refusal(*words: str) -> str:
+    problem = invoke(*words).exception
+    assert isinstance(problem, ConfigError)
+    return str(problem)
+
+
+def test_what_is_not_set_is_the_papers() -> None:
+    """105,962 parameters at density 0.5, 10 neighbours, 60,000 pictures over 100 peers."""
+    costs = found(*SMALL)
+    setting = costs["setting"]
+    assert (setting["peers"], setting["samples"], setting["epochs"], setting["batch"]) == (100, 600, 5, 128)
+    assert (setting["method"]["density"], setting["topology"]["degree"]) == (0.5, 10)
+    assert costs["parameters"] == 105_962
+    assert costs["kept"] == sum(layer["kept"] for layer in costs["layers"])
+    assert costs["paper"]["busiest_mb"] == costs["paper"]["mean_mb"] == pytest.approx(costs["kept"] * 4 * 10 / 1e6)
+    assert costs["wire"]["busiest_down_mb"] < costs["paper"]["busiest_mb"]
+    assert set(costs["wire"]) == {"busiest_up_mb", "busiest_down_mb", "mean_mb", "peers_drawn"}
+
+
+def test_words_win_and_a_ring_has_two_neighbours() -> None:
+    costs = found(*SMALL, "peers=8", "topology=ring", "method=dpsgd", "partition.samples=40")
+    assert costs["setting"]["samples"] == 40
+    assert costs["paper"]["busiest_mb"] == pytest.approx(2 * 105_962 * 4 / 1e6)
+    assert costs["paper"]["flops_per_peer_round"] == 3 * 5 * 40 * sum(x["forward_flops"] for x in costs["layers"])
+
+
+def test_the_table_has_a_line_a_layer_then_both_currencies() -> None:
+    text = printed(*SMALL, "method=dpsgd", "peers=20")
+    lines = [line.split() for line in text.splitlines()]
+    assert text.startswith("cnn on fashion-mnist (1x28x28, 10 classes), dpsgd, random; 20 peers with 3000 samples")
+    assert ["conv1.weight", "16x1x3x3", "1.000", "144", "0.06"] in lines
+    assert ["norm1.bias", "16", "1.000", "16", "–"] in lines
+    assert ["paper's", "currency", "–", "4.24", "4.24"] in [line[:5] for line in lines]
+    assert ["on", "the", "wire", "4.24", "4.24", "4.24"] in lines
+    assert "all peers' masks drawn" in text
+
+
+def test_groups_of_densities_get_a_table_of_their_own() -> None:
+    text = printed(*SMALL, "peers=4", "topology=full", "method.density=[0.5,1.0]")
+    lines = [line.split() for line in text.splitlines()]
+    assert ["1", "2", "105,962"] in [line[:3] for line in lines]
+    assert "mean over peers" in text
+
+
+@pytest.mark.parametrize(
+    ("method", "sentence"),
+    [
+        ("fedavg", "The busiest node is the server."),
+        ("dpsgd-ft", "Fine-tuning before a model is judged is not charged"),
+        ("subfedavg", "prunes as it trains"),
+    ],
+)
+def test_what_the_numbers_leave_out_is_said(method: str, sentence: str) -> None:
+    assert sentence in printed(*SMALL, "peers=12", f"method={method}")
+    assert sentence not in printed(*SMALL, "peers=12")
+
+
+def test_a_config_file_means_what_it_means_to_dispfl_run(tmp_path: Path) -> None:
+    """Its defaults are the demo's: 16 peers, 96 samples, 4 neighbours, batch 32."""
+    config = tmp_path / "mine.toml"
+    config.write_text("peers = 8\n[method]\ndensity = 0.2\n")
+    setting = found("-c", str(config), "method.density=0.3")["setting"]
+    assert (setting["peers"], setting["samples"], setting["batch"]) == (8, 96, 32)
+    assert (setting["data"], setting["method"]["density"]) == ("fashion-sample", 0.3)
+
+
+def test_a_config_made_in_python_is_refused(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text('made_in_python = true\nrounds = 1\n[method]\nname = "dispfl"\n')
+    assert refusal("-c", str(config)).endswith("a run made in Python; costs need a model and a data set by name.")
+
+
+def test_more_samples_than_there_are_is_a_sentence() -> None:
+    sentence = refusal(*SMALL, "partition.samples=601")
+    assert sentence == (
+        "partition.samples is 601 but 60000 training samples give each of 100 peers at most 600; "
+        "lower partition.samples or peers."
+    )
+
+
+def test_a_typo_is_refused_with_the_nearest_key() -> None:
+    assert refusal("method.densty=0.5") == "Unknown key method.densty. Did you mean method.density?"
+
+
+def test_the_papers_figures_all_agree_and_the_misprints_are_named() -> None:
+    text = printed("--paper")
+    assert "116 of 116 figures agree" in text
+    assert "Table 9: Local is printed as 6.7." in text
+    assert "Table 8: Dis-PFL on a ring has no FLOPs printed." in text
+    assert max(len(line) for line in text.splitlines() if "%" in line and "agree" not in line) <= 80
+    lines = [line.split() for line in text.splitlines()]
+    assert ["dispfl", "0.5", "random", "223.4", "223.48", "+0.04%", "7.0", "7.06", "+0.86%"] in lines
+    assert ["subfedavg", "?", "–", "278.8", "–", "trained", "4.7", "–", "trained"] in lines
+
+
+def test_a_figure_that_is_off_ends_with_1_and_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(against_paper, "ALLOWED", 0.0)  # 45.8 against 45.92 is more than one last digit
+    result = invoke("--paper")
+    assert result.exit_code == 1
+    assert "do not, marked with !" in result.stdout
+    assert "+0.27% !" in result.stdout
+
+
+def test_the_papers_figures_as_json() -> None:
+    parsed = found("--paper")
+    assert parsed["verdicts"] == {"agrees": 116, "off": 0, "misprint": 2, "depends on training": 6}
+    assert len(parsed["figures"]) == 124
+    first = next(figure for figure in parsed["figures"] if figure["method"] == "dispfl")
+    assert (first["table"], first["data"], first["figure"], first["paper"]) == (1, "cifar10", "busiest_mb", 223.4)
+    assert first["ours"] == pytest.approx(223.479, abs=0.001)
+    assert len(parsed["errata"]) == 2
+
+
+def test_the_paper_and_settings_together_are_refused() -> None:
+    assert refusal("--paper", "peers=10").startswith("--paper has its own settings")

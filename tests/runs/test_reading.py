@@ -1,0 +1,155 @@
+"""What is read of a run is what the run ended with, and everything else is a sentence."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispfl.data.partition import Split
+from dispfl.errors import RunError
+from dispfl.federation import Federation, Run
+from dispfl.methods.base import PeerState
+from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.fedavg import FedAvg
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.runs.directory import RunDirectory
+from dispfl.runs.reading import final_states, label_counts, layout_of, personal_states, saved_rounds
+from dispfl.runs.split import write_split
+
+CNN = {"data": {"name": "fashion-sample"}, "model": {"name": "cnn"}}
+
+
+@pytest.fixture
+def run(tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]) -> Callable[..., Run]:
+    """`run(method)`: two rounds of three tiny peers, in a run directory."""
+
+    def make(method: Any) -> Run:
+        peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
+        return Federation(net, peers, method, threads=1).run(2, out=tmp_path / "run")
+
+    return make
+
+
+def bare(path: Path, config: dict[str, Any] | None = None) -> Path:
+    """A run directory with nothing but a config."""
+    RunDirectory.create(path, {"rounds": 2, **(config or {})}).close()
+    return path
+
+
+def test_final_states_are_those_the_run_ended_with(
+    run: Callable[..., Run], bits: Callable[[PeerState], dict[str, bytes]]
+) -> None:
+    done = run(DisPFL(density=0.5))
+    assert done.out
+    states = final_states(done.out)
+    assert list(states) == ["000", "001", "002"]
+    assert {name: bits(state) for name, state in states.items()} == {n: bits(s) for n, s in done.states.items()}
+    assert saved_rounds(done.out) == 2
+
+
+def test_a_server_is_the_last_state_and_no_personal_one(run: Callable[..., Run]) -> None:
+    done = run(FedAvg(cohort=2))
+    assert done.out
+    assert list(final_states(done.out)) == ["000", "001", "002", "server"]
+    assert list(personal_states(done.out)) == ["000", "001", "002"]
+
+
+def test_a_round_under_way_does_not_count(run: Callable[..., Run]) -> None:
+    """What a kill in round 3 leaves: a part, and no `complete.json`."""
+    done = run(DisPFL())
+    assert done.out
+    two, three = (done.out / "checkpoints" / f"round-00000{rounds}" for rounds in (2, 3))
+    three.mkdir()
+    (three / "part-000.safetensors").write_bytes((two / "part-000.safetensors").read_bytes()[:100])
+    assert saved_rounds(done.out) == 2
+    assert len(final_states(done.out)) == 3
+
+
+def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
+    for read in (final_states, label_counts, layout_of, saved_rounds):
+        with pytest.raises(RunError, match=r"none is not a run directory: it has no config\.toml\.$"):
+            read(tmp_path / "none")
+
+
+def test_a_run_without_a_finished_round_says_how_to_go_on(tmp_path: Path) -> None:
+    path = bare(tmp_path / "run")
+    with pytest.raises(RunError) as refusal:
+        final_states(path)
+    assert str(refusal.value) == (
+        f"{path} has no complete checkpoint: no round was finished yet. Go on with the run: dispfl run --resume {path}."
+    )
+
+
+@pytest.mark.parametrize("damage", ["cut", "lost", "nameless"])
+def test_a_damaged_checkpoint_says_how_to_make_it_good(run: Callable[..., Run], damage: str) -> None:
+    done = run(DisPFL())
+    assert done.out
+    folder = done.out / "checkpoints" / "round-000002"
+    part = folder / "part-000.safetensors"
+    if damage == "cut":
+        part.write_bytes(part.read_bytes()[:100])
+    elif damage == "lost":
+        part.unlink()
+    else:
+        (folder / "complete.json").write_text('{"rounds": 2, "parts": []}')
+    with pytest.raises(RunError, match=r"round.* Go on with the run: Federation\.run\(\.\.\., resume=True\)\.$"):
+        final_states(done.out)
+
+
+def test_label_counts_are_those_of_the_split(tmp_path: Path) -> None:
+    path = bare(tmp_path / "run")
+    assert label_counts(path) is None
+    train, test = (tuple(torch.arange(first, first + 2) for first in (0, 2)) for _ in range(2))
+    counts = torch.tensor([[2, 0], [1, 1]])
+    write_split(path, Split(train, test), counts)
+    read = label_counts(path)
+    assert read is not None
+    assert read.equal(counts)
+
+
+def test_a_damaged_split_is_a_sentence(tmp_path: Path) -> None:
+    path = bare(tmp_path / "run")
+    (path / "split.safetensors").write_bytes(b"no such thing")
+    with pytest.raises(RunError, match=r"split\.safetensors is damaged"):
+        label_counts(path)
+
+
+def test_the_layout_is_that_of_the_configured_model_on_its_data(tmp_path: Path) -> None:
+    """The small network on 28x28 grey pictures of ten classes: 105,962 parameters, the last ten a bias."""
+    layout = layout_of(bare(tmp_path / "run", CNN))
+    assert layout.size == 105_962
+    assert (layout.names[0], layout.shapes[0]) == ("conv1.weight", (16, 1, 3, 3))
+    assert (layout.names[-1], layout.shapes[-1]) == ("linear.bias", (10,))
+
+
+def test_the_layout_of_a_model_made_in_python_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"was made in Python: its model is the caller's own"):
+        layout_of(bare(tmp_path / "run", {"made_in_python": True}))
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model": {"name": "cnn"}}, "'data'"),
+        (CNN | {"model": {"name": "alexnet"}}, "'alexnet' does not exist"),
+        (CNN | {"model": "cnn"}, "must be a mapping"),
+        (CNN | {"data": {"name": "fashion-simple"}}, "Did you mean fashion-sample"),
+    ],
+)
+def test_a_config_that_names_no_known_model_is_a_sentence(tmp_path: Path, config: dict[str, Any], why: str) -> None:
+    with pytest.raises(RunError, match="does not name a built-in model and a known data set: ") as refusal:
+        layout_of(bare(tmp_path / "run", config))
+    assert why in str(refusal.value)
+    assert not str(refusal.value).endswith("..")
+
+
+def test_checkpoints_are_only_read(run: Callable[..., Run]) -> None:
+    done = run(DisPFL())
+    assert done.out
+    before = sorted(path.name for path in done.out.rglob("*"))
+    final_states(done.out)
+    assert sorted(path.name for path in done.out.rglob("*")) == before
+    assert Checkpoints(done.out / "checkpoints").finished_rounds() == [1, 2]
