@@ -18,6 +18,7 @@ def best_times(*sides: Callable[[], object], repeats: int = 7) -> list[float]:
     return [min(taken) for taken in times]
 
 
-def report(benchmark: str, ratio: float, limit: float, **more: object) -> None:
-    """Print a result: a ratio against a limit that was measured in the same run."""
-    print(json.dumps({"benchmark": benchmark, "ratio": round(ratio, 3), "limit": limit, "held": ratio <= limit} | more))
+def report(benchmark: str, ratio: float, limit: float | None, **more: object) -> None:
+    """Print a result: a ratio against a limit that was measured in the same run, where there is one."""
+    held = None if limit is None else ratio <= limit
+    print(json.dumps({"benchmark": benchmark, "ratio": round(ratio, 3), "limit": limit, "held": held} | more))

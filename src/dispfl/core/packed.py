@@ -1,16 +1,16 @@
 """A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so.
-
-Values are gathered and spread by the positions that a mask keeps: NumPy finds and uses them several times faster than
-it or torch index by a random mask.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+_T = TypeVar("_T", bound=np.generic)
 
 
 @dataclass(frozen=True)
@@ -54,15 +54,44 @@ class PackedModel:
     @classmethod
     def pack(cls, weights: Tensor, mask: Tensor) -> "PackedModel":
         """Pack flat weights under a flat mask. Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes."""
-        kept = weights.numpy().take(np.flatnonzero(mask.numpy()))
+        kept = select(weights.numpy(), mask.numpy())
         return cls(torch.from_numpy(kept).add_(0.0), PackedMask.pack(mask))
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """The flat weights, exactly zero outside the mask, and the mask."""
         flags = self.mask.flags()
-        weights = np.zeros(self.mask.size, np.float32)
-        weights[np.flatnonzero(flags)] = self.values.numpy()
-        return torch.from_numpy(weights), torch.from_numpy(flags)
+        return torch.from_numpy(spread(self.values.numpy(), flags)), torch.from_numpy(flags)
+
+
+_STRETCH = 1 << 15
+"""How many weights are looked at at once: so few that their positions stay in the processor's cache."""
+
+
+def select(array: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
+    """What stands where the flags are set, in order: `array[flags]`.
+
+    Through the positions, stretch by stretch: several times faster than NumPy or torch index by a random mask.
+    """
+    selected = np.empty(np.count_nonzero(flags), array.dtype)
+    begin = 0
+    for start in range(0, len(flags), _STRETCH):
+        where = np.flatnonzero(flags[start : start + _STRETCH])
+        end = begin + len(where)
+        array[start : start + _STRETCH].take(where, out=selected[begin:end], mode="clip")
+        begin = end
+    return selected
+
+
+def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
+    """The opposite of `select`: the values where the flags are set, zeros elsewhere."""
+    array = np.zeros(len(flags), values.dtype)
+    begin = 0
+    for start in range(0, len(flags), _STRETCH):
+        where = np.flatnonzero(flags[start : start + _STRETCH])
+        end = begin + len(where)
+        array[start : start + _STRETCH][where] = values[begin:end]
+        begin = end
+    return array
 
 
 def _ones(bits: NDArray[np.uint8]) -> int:

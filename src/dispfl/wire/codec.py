@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedMask, PackedModel, select, spread
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 from dispfl.wire.blocks import restore, restore_planes, store, store_planes
@@ -92,19 +92,14 @@ class Codec:
         """A model where it was asked for."""
         kept, asked = model.mask.flags(), request.flags()
         both = kept & asked
-        mask = self._open_flags(both).take(np.flatnonzero(self._open_flags(asked)))
-        values = model.values.numpy()
-        if len(values) > np.count_nonzero(both):
-            values = values.take(np.flatnonzero(asked.take(np.flatnonzero(kept))))
-        return self._encode(ANSWER, mask, both, values, rng)
+        mask = select(self._open_flags(both), self._open_flags(asked))
+        return self._encode(ANSWER, mask, both, select(model.values.numpy(), select(asked, kept)), rng)
 
     def decode_answer(self, frame: bytes, request: PackedMask) -> PackedModel:
         """The model in an answer to this request."""
         asked = self._open_flags(request.flags())
         mask, rest, count = self._decode(ANSWER, frame, request.kept - self._dense_size)
-        spread = np.zeros(self._open_size, np.bool_)
-        spread[np.flatnonzero(asked)] = mask
-        return self._model(self._whole(spread), rest, count)
+        return self._model(self._whole(spread(mask, asked)), rest, count)
 
     # how long plain messages are, without making them
 
