@@ -21,6 +21,7 @@ from dispfl.launch import Launch, refuse_another_experiment
 from dispfl.methods.registry import METHODS
 from dispfl.runs.directory import read_summary
 from dispfl.runs.loop import Progress
+from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
 
 
@@ -115,7 +116,12 @@ def check(cells: Iterable[Cell]) -> None:
             refuse_another_experiment(cell.path, cell.experiment, fix)
 
 
-def run_missing(cells: Iterable[Cell], watch: Callable[[Cell], Progress], decoding: Decoding | None = None) -> None:
+def run_missing(
+    cells: Iterable[Cell],
+    watch: Callable[[Cell], Progress],
+    decoding: Decoding | None = None,
+    track: str | None = None,
+) -> None:
     """Go on with the runs that were cut and begin those that are missing; `watch` gives each its observer."""
     for cell in cells:
         state = cell.state
@@ -123,7 +129,9 @@ def run_missing(cells: Iterable[Cell], watch: Callable[[Cell], Progress], decodi
             continue
         progress = watch(cell)
         launch = Launch.rest_of if state is State.CUT else Launch.begin
-        launch(cell.experiment, cell.path, decoding).run(progress)
+        launched = launch(cell.experiment, cell.path, decoding)
+        with tracking(track, cell.path, progress) as told:
+            launched.run(told)
 
 
 def _grid(

@@ -38,7 +38,7 @@ class Setting:
 
     model: Callable[[], nn.Module]
     peers: Mapping[str, PeerData]
-    """By name; the sorted names are the roster."""
+    """Their data, by name."""
     method: Method
     topology: Topology
     train: Train
@@ -48,11 +48,13 @@ class Setting:
     eval_every: int = 1
     device: str = "cpu"
     wire: Wire = field(default_factory=Wire)
+    elsewhere: Sequence[str] = ()
+    """Peers of the federation whose data are not here, but on machines of their own."""
 
     @property
     def roster(self) -> list[str]:
-        """The peers' names in the order of sums."""
-        return sorted(self.peers)
+        """All peers' names, in the order of sums."""
+        return sorted({*self.peers, *self.elsewhere})
 
     @property
     def pulls(self) -> bool:
@@ -61,7 +63,7 @@ class Setting:
 
     def codec(self, layout: Layout) -> Codec:
         """How models travel."""
-        densities = set(self.method.densities(len(self.peers)))
+        densities = set(self.method.densities(len(self.roster)))
         return Codec(layout, self.method.always_dense(layout, densities), self.wire)
 
     def module(self) -> nn.Module:

@@ -37,6 +37,8 @@ Equal = Annotated[
     ),
 ]
 
+Track = Annotated[str | None, typer.Option(help="Show the runs in another program too: tensorboard.")]
+
 
 def compare(
     words: Annotated[
@@ -49,6 +51,7 @@ def compare(
     data_dir: DataDir = None,
     targets: Targets = "",
     budget: Equal = "rounds",
+    track: Track = None,
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
@@ -62,7 +65,9 @@ def compare(
     """
     from dispfl.grid import methods_grid
 
-    see_grid_through("compare", methods_grid, list(words or []), Options(config, seeds, out, data_dir, targets, budget))
+    see_grid_through(
+        "compare", methods_grid, list(words or []), Options(config, seeds, out, data_dir, targets, budget, track)
+    )
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class Options:
     data_dir: Path | None
     targets: str
     budget: str
+    track: str | None = None
 
 
 def see_grid_through(
@@ -90,7 +96,9 @@ def see_grid_through(
     from dispfl.cli.run import first_free, warn_of_noise
     from dispfl.config import read_toml
     from dispfl.grid import State, check, run_missing
+    from dispfl.runs.tracking import check_tracker
 
+    check_tracker(asked.track)
     targets = accuracies(asked.targets)
     if asked.data_dir is not None:
         words.append(f"data.dir={json.dumps(str(asked.data_dir), ensure_ascii=False)}")  # quoted as TOML quotes too
@@ -102,7 +110,7 @@ def see_grid_through(
     warn_of_noise(cell.experiment for cell in cells if cell.state is not State.DONE)
     try:
         with watching_grid(cells, console) as watch:
-            run_missing(cells, watch, watch.decoding)
+            run_missing(cells, watch, watch.decoding, asked.track)
     except KeyboardInterrupt:
         again = shlex.join(["dispfl", *sys.argv[1:], *([] if asked.out else ["--out", str(out)])])
         message = f"\nStopped; nothing that was finished is lost. Go on with: {again}"

@@ -25,6 +25,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run directory; by default a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are.")] = None,
+    track: Annotated[str | None, typer.Option(help="Show the run in another program too: tensorboard.")] = None,
 ) -> None:
     """Train a federation of simulated peers, and write everything down in a run directory.
 
@@ -39,7 +40,9 @@ def run(
     from dispfl.config import compose, read_toml
     from dispfl.launch import Launch, refuse_another_experiment
     from dispfl.runs.directory import read_config, read_summary
+    from dispfl.runs.tracking import check_tracker
 
+    check_tracker(track)
     words = list(words or [])
     console = Console()
     if data_dir is not None:
@@ -52,7 +55,7 @@ def run(
         path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
         with decoding(console) as bar:
             launch = Launch.begin(experiment, path, bar)
-        see_through(launch, console)
+        see_through(launch, console, track)
     else:
         path = resume
         if out is not None:
@@ -61,21 +64,25 @@ def run(
         if read_summary(path) is None:
             with decoding(console) as bar:
                 launch = Launch.go_on(path, words, bar)
-            see_through(launch, console)
+            see_through(launch, console, track)
         else:
             console.print(f"{path} is finished already.", soft_wrap=True, highlight=False, markup=False)
     print_results([path], console)
 
 
-def see_through(launch: "Launch", console: "Console") -> None:
+def see_through(launch: "Launch", console: "Console", track: str | None = None) -> None:
     """Run to the end with a progress bar; Ctrl-C says how to go on."""
     from dispfl.cli.progress import watching
+    from dispfl.runs.tracking import tracking
 
     experiment, path = launch.experiment, launch.directory.path
     warn_of_noise([experiment])
     try:
-        with watching(experiment.method.name, experiment.rounds, console) as progress:
-            launch.run(progress)
+        with (
+            watching(experiment.method.name, experiment.rounds, console) as progress,
+            tracking(track, path, progress) as told,
+        ):
+            launch.run(told)
     except KeyboardInterrupt:
         message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {quote(str(path))}"
         console.print(message, soft_wrap=True, highlight=False, markup=False)

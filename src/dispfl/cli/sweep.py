@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from dispfl.cli.compare import Config, DataDir, Equal, Options, Out, Seeds, Targets, see_grid_through
+from dispfl.cli.compare import Config, DataDir, Equal, Options, Out, Seeds, Targets, Track, see_grid_through
 
 
 def sweep(
@@ -18,6 +18,7 @@ def sweep(
     data_dir: DataDir = None,
     targets: Targets = "",
     budget: Equal = "rounds",
+    track: Track = None,
 ) -> None:
     """Train with every value of a setting, and print one table.
 
@@ -31,4 +32,5 @@ def sweep(
     """
     from dispfl.grid import sweep_grid
 
-    see_grid_through("sweep", sweep_grid, list(words or []), Options(config, seeds, out, data_dir, targets, budget))
+    asked = Options(config, seeds, out, data_dir, targets, budget, track)
+    see_grid_through("sweep", sweep_grid, list(words or []), asked)

@@ -1,0 +1,64 @@
+"""Runs shown in TensorBoard: what is written is what the metrics say."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from dispfl.errors import ConfigError
+from dispfl.runs.loop import Progress
+from dispfl.runs.tracking import check_tracker, scalars, tracking
+
+RECORD = {
+    "round": 0,
+    "accuracy": {"mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6]},
+    "accuracy_mixed": None,
+    "loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5, 1.5]},
+    "mask_change": None,
+    "overlap": None,
+    "busiest": {"paper_mb": 2.0, "wire_mb": 1.5, "peer": "000"},
+    "flops_per_peer": 10.0,
+    "flops_total": 20,
+    "failures": {"001": "It broke."},
+    "seconds": 0.5,
+}
+with_tensorboard = pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reason="TensorBoard is an extra")
+
+
+def test_a_rounds_numbers_have_names_and_what_was_not_measured_has_none() -> None:
+    assert scalars(RECORD) == {
+        "peers/accuracy": 0.5,
+        "peers/loss": 1.5,
+        "peers/failures": 1.0,
+        "busiest/paper_mb": 2.0,
+        "busiest/wire_mb": 1.5,
+        "cost/flops_per_peer": 10.0,
+        "cost/flops_total": 20.0,
+        "cost/seconds": 0.5,
+    }
+
+
+def test_another_tracker_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--track must be tensorboard, got 'wandb'."):
+        check_tracker("wandb")
+
+
+def test_without_tracking_the_progress_is_left_as_it_is(tmp_path: Path) -> None:
+    progress = Progress()
+    with tracking(None, tmp_path, progress) as told:
+        assert told is progress
+    assert not list(tmp_path.iterdir())
+
+
+@with_tensorboard
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tensorboard_reads_back_what_each_round_said(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    told = []
+    with tracking("tensorboard", tmp_path, Progress(round=told.append)) as progress:
+        for t in range(3):
+            progress.round(RECORD | {"round": t})
+    assert len(told) == 3
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    assert [(event.step, event.value) for event in events.Scalars("busiest/wire_mb")] == [(1, 1.5), (2, 1.5), (3, 1.5)]
