@@ -39,7 +39,7 @@ def test_a_rounds_numbers_have_names_and_what_was_not_measured_has_none() -> Non
 
 
 def test_another_tracker_is_refused() -> None:
-    with pytest.raises(ConfigError, match="--track must be tensorboard, got 'wandb'."):
+    with pytest.raises(ConfigError, match=r"--track must be tensorboard, got 'wandb'\."):
         check_tracker("wandb")
 
 

@@ -1,6 +1,7 @@
 """Showing a run in other programs while it goes on. TensorBoard is the one that there is."""
 
 import contextlib
+import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -21,10 +22,8 @@ def check_tracker(track: str | None) -> None:
         return
     if track not in TRACKERS:
         raise ConfigError(f"--track must be {' or '.join(TRACKERS)}, got {track!r}.")
-    try:
-        import tensorboard  # noqa: F401
-    except ImportError:
-        raise ConfigError("--track tensorboard needs TensorBoard: pip install 'dispfl[tensorboard]'.") from None
+    if importlib.util.find_spec(track) is None:
+        raise ConfigError("--track tensorboard needs TensorBoard: pip install 'dispfl[tensorboard]'.")
 
 
 @contextlib.contextmanager
