@@ -23,9 +23,10 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/codec.py
 
-# A bounded campaign of damaged messages: more than 100,000 of them, in minutes.
+# Bounded campaigns: more than 100,000 damaged messages (minutes), 5,000 federations in bad weather (an hour or two).
 fuzz: $(VENV)/.installed
 	DISPFL_FUZZ=12600 $(BIN)/pytest tests/wire/test_bad_bytes.py
+	DISPFL_SIMULATIONS=5000 $(BIN)/pytest tests/peer/test_simulated_federation.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

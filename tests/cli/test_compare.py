@@ -30,7 +30,7 @@ TINY = [
     "train.epochs=1",
     "threads=1",
 ]
-FILES = ["comparison.csv", "comparison.json", "comparison.md", "comparison.tex", "learning-curves.png"]
+FILES = ["comparison.csv", "comparison.json", "comparison.md", "comparison.tex", "learning-curves.png", "report.html"]
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ def test_the_directory_has_the_files_that_the_manual_names(finished: Path) -> No
         "config.toml",
         "learning-curve.png",
         "metrics.jsonl",
+        "report.html",
         "split.safetensors",
         "summary.json",
     ]
@@ -155,7 +156,8 @@ def test_a_line_a_round_then_the_table_then_where_it_is(
         assert (said.code, said.err) == (0, "")
         lines = said.out.splitlines()
         assert lines[0].startswith("local round 1/1 · accuracy ")
-        assert lines[-1] == f"Run directory: {path}"
+        assert lines[-2:] == [f"Run directory: {path}", f"Report: {path}/report.html"]
+        assert (tmp_path / path / "report.html").read_text().startswith("<!doctype html>")
         assert (tmp_path / path / "summary.json").exists()
 
 
@@ -174,7 +176,7 @@ def test_a_config_file_may_lie_in_a_folder_named_like_a_setting(dispfl: Dispfl, 
         (["method.density=20"], "method.density must be in (0, 1], got 20. To keep 20% of the weights write 0.2."),
         (["rounds=1", "peers"], "Expected key=value, got 'peers'; for example method.density=0.2."),
         (["none.toml"], "The config file none.toml does not exist."),
-        (["model=[/b]"], "model.name '[/b]' does not exist. Known: cnn, resnet18, vgg11."),
+        (["model=[/b]"], "model.name '[/b]' does not exist. Known: cnn, mlp, resnet18, vgg11."),
         (["--resume", "none"], "none is not a run directory: it has no config.toml."),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dispfl.cli import bound, compare, costs, data, demo, export, masks, predict, run, show, sweep
+from dispfl.cli import bound, compare, costs, data, demo, export, masks, predict, report, run, show, sweep
 from dispfl.errors import DispflError
 
 app = typer.Typer(
@@ -43,6 +43,7 @@ app.command("sweep")(sweep.sweep)
 app.command("costs")(costs.costs)
 app.command("masks")(masks.masks)
 app.command("bound")(bound.bound)
+app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
 app.add_typer(data.app, name="data")

@@ -149,6 +149,7 @@ def _report(cells: "Sequence[Cell]", out: Path, targets: Sequence[float], budget
     from dispfl.analysis.comparison import compare as lay_side_by_side
     from dispfl.analysis.curves import learning_curves
     from dispfl.analysis.formats import legend, rich_table, write_all
+    from dispfl.analysis.report.page import write_report
 
     comparison = lay_side_by_side([(cell.row, cell.path) for cell in cells], Budget(budget), targets)
     table, left_out = rich_table(comparison, console)
@@ -160,5 +161,7 @@ def _report(cells: "Sequence[Cell]", out: Path, targets: Sequence[float], budget
         console.print(notes, soft_wrap=True, highlight=False, markup=False)
     files = write_all(comparison, out)
     learning_curves(comparison, out / "learning-curves.png")
-    written = f"Written: {files[0]}, {', '.join(file.suffix for file in files[1:])}; {out / 'learning-curves.png'}"
+    write_report([cell.path for cell in cells], out / "report.html")
+    suffixes = ", ".join(file.suffix for file in files[1:])
+    written = f"Written: {files[0]}, {suffixes}; {out / 'learning-curves.png'}; {out / 'report.html'}"
     console.print(written, soft_wrap=True, highlight=False, markup=False)

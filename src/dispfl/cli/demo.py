@@ -21,6 +21,7 @@ def demo(
     from rich.console import Console
 
     from dispfl.analysis.plots import learning_curve
+    from dispfl.analysis.report.page import write_report
     from dispfl.analysis.tables import print_results
     from dispfl.cli.run import first_free, see_through
     from dispfl.config import compose
@@ -33,4 +34,6 @@ def demo(
         see_through(Launch.begin(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
     learning_curve(done, out / "learning-curves.png")
     print_results(done, console)
-    console.print(f"Learning curves: {out / 'learning-curves.png'}")
+    write_report(done, out / "report.html")
+    files = f"Learning curves: {out / 'learning-curves.png'}. Everything on one page: {out / 'report.html'}"
+    console.print(files, soft_wrap=True, highlight=False, markup=False)

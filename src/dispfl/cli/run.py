@@ -68,10 +68,12 @@ def run(
         else:
             console.print(f"{path} is finished already.", soft_wrap=True, highlight=False, markup=False)
     print_results([path], console)
+    console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
 
 
 def see_through(launch: "Launch", console: "Console", track: str | None = None) -> None:
-    """Run to the end with a progress bar; Ctrl-C says how to go on."""
+    """Run to the end with a progress bar, and write the report; Ctrl-C says how to go on."""
+    from dispfl.analysis.report.page import write_report
     from dispfl.cli.progress import watching
     from dispfl.runs.tracking import tracking
 
@@ -87,6 +89,7 @@ def see_through(launch: "Launch", console: "Console", track: str | None = None) 
         message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {quote(str(path))}"
         console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
+    write_report([path], path / "report.html")
 
 
 def warn_of_noise(experiments: "Iterable[Experiment]") -> None:

@@ -1,5 +1,4 @@
-"""A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so.
-"""
+"""A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so."""
 
 from dataclasses import dataclass
 from functools import cached_property

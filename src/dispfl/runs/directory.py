@@ -6,6 +6,7 @@ metrics.jsonl       a line a round
 checkpoints/        see checkpoint.py
 summary.json        at the end
 learning-curve.png  at the end
+report.html         at the end, from the command line
 """
 
 import fcntl
