@@ -1,0 +1,1 @@
+"""The real network: identity, members, transport, node."""

@@ -1,0 +1,167 @@
+"""How a peer gathers its neighbours' models: from all who answer in time, each checked before it counts."""
+
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.rng import stream
+from dispfl.errors import DispflError, MessageError
+from dispfl.methods.base import PeerState
+from dispfl.peer.context import Context
+from dispfl.peer.door import Reason
+from dispfl.peer.pace import Pace
+from dispfl.peer.transport import JSON, Ask, Refused, Reply, Transport, Unreachable
+
+SHORTEST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
+"""Seconds between two attempts to reach a neighbour; doubled each time."""
+LARGEST_NORM = 10.0
+"""A neighbour's model may be so many times as long as ours."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a peer asks all its neighbours in a round."""
+
+    t: int
+    mask: PackedMask | None
+    """Ours, where the method pulls."""
+    body: bytes
+    """The same as a message."""
+    norm: float
+    """The length of our own model."""
+
+
+@dataclass
+class Gathered:
+    """What came of asking."""
+
+    asked: list[str]
+    heard: dict[str, PackedModel] = field(default_factory=dict)
+    arrived: float | None = None
+    """When the last answer came."""
+    stale: list[int] = field(default_factory=list)
+    """Where those are who no longer have what we asked for."""
+
+    @property
+    def missed(self) -> list[str]:
+        """Who was asked in vain."""
+        return [name for name in self.asked if name not in self.heard]
+
+    def current(self, t: int) -> int | None:
+        """The federation's round, if most of those whom we asked have left ours behind."""
+        further = sorted(where for where in self.stale if where > t)
+        return further[len(further) // 2] if 2 * len(further) > len(self.asked) else None
+
+
+@dataclass
+class Asks:
+    """One peer's questions to others."""
+
+    here: Context
+    transport: Transport
+    pace: Pace
+    rng: random.Random
+
+    async def gather(self, t: int, state: PeerState) -> Gathered:
+        """Line 6 of Algorithm 1: this round's neighbours, as far as they answer in time."""
+        here = self.here
+        mask = state.next_mask if here.setting.pulls else None
+        body = b"" if mask is None else await here.compute(lambda: here.codec.encode_request(mask))
+        question = Question(t, mask, body, _norm(state.model))
+        around = here.around(t)
+        rng = stream(here.setting.seed, "choose", here.name, t)
+        gathered = Gathered(list(here.method.choose(state, around, rng=rng)) if around.neighbours else [])
+        async with asyncio.TaskGroup() as together:
+            for sender in gathered.asked:
+                together.create_task(self._hear(sender, question, gathered))
+            if there := [name for name in here.others(t) if not here.standing.is_gone(name)]:
+                together.create_task(self.greet([self.rng.choice(there)]))  # so that news of members spread
+        return gathered
+
+    async def _hear(self, sender: str, question: Question, gathered: Gathered) -> None:
+        """One neighbour's model, within the deadline; who did not answer the last time gets a glance."""
+        here, model = self.here, None
+        gone = here.standing.is_gone(sender)
+        try:
+            async with asyncio.timeout(self.pace.glance if gone else self.pace.deadline):
+                model = await self._fetch(sender, question, gathered, patient=not gone)
+        except TimeoutError:
+            here.standing.lost(sender)
+            here.tell("late", {"round": question.t, "peer": sender})
+        except Refused as refused:
+            facts = {"round": question.t, "by": sender, "reason": refused.reason, "why": refused.sentence}
+            here.tell("refused", facts)
+        if model is None:
+            here.standing.missed(sender)
+            return
+        here.standing.answered(sender)
+        gathered.heard[sender] = model
+        gathered.arrived = asyncio.get_running_loop().time()
+
+    async def _fetch(self, sender: str, question: Question, gathered: Gathered, *, patient: bool) -> PackedModel | None:
+        """Ask until there is an answer. Somebody who is gone is asked once."""
+        here, pause = self.here, SHORTEST_PAUSE
+        while True:
+            nonce = f"{self.rng.getrandbits(128):032x}"
+            head: dict[str, JSON] = {"terms": here.digest, "round": question.t, "nonce": nonce}
+            try:
+                reply = await self.transport.ask(sender, Ask("model", head, question.body))
+            except Unreachable as problem:
+                here.tell("unreachable", {"round": question.t, "peer": sender, "why": str(problem)})
+                if not patient:
+                    here.standing.lost(sender)
+                    return None
+            else:
+                here.met(sender, reply.head.get("at"))
+                if reply.head.get("status") == "stale":
+                    gathered.stale.append(here.standing.round_of(sender))
+                    return None
+                if reply.head.get("status") != "wait":
+                    return await self._accept(sender, question, nonce, reply)
+            await asyncio.sleep(pause * (0.5 + self.rng.random()))
+            pause = min(2 * pause, LONGEST_PAUSE)
+
+    async def _accept(self, sender: str, question: Question, nonce: str, reply: Reply) -> PackedModel | None:
+        """The model in a reply, if it is what was asked for and nothing is wrong with it."""
+        here, mask = self.here, question.mask
+        try:
+            if (reply.head.get("round"), reply.head.get("nonce")) != (question.t, nonce):
+                raise MessageError(Reason.MIXED_UP, f"{sender}'s answer belongs to another question.")
+            if mask is None:
+                model = await here.compute(lambda: here.codec.decode_model(reply.body))
+            else:
+                model = await here.compute(lambda: here.codec.decode_answer(reply.body, mask))
+            if _norm(model) > LARGEST_NORM * max(question.norm, 1.0):
+                raise MessageError(Reason.NORM, f"{sender}'s weights are far larger than ours.")
+        except MessageError as problem:
+            here.door.count(sender, problem.refusal)
+            here.tell("bad answer", {"round": question.t, "peer": sender, "why": str(problem)})
+            return None
+        announced = here.members.kept(sender)
+        values = model.values.numel() if announced is None else sum(announced)
+        here.standing.received(here.name, sender, question.t, len(question.body), len(reply.body), values)
+        return model
+
+    async def greet(self, names: Sequence[str]) -> None:
+        """Compare terms with whoever is there, and exchange what we know of members."""
+        async with asyncio.TaskGroup() as together:
+            for name in names:
+                together.create_task(self._greet(name))
+
+    async def _greet(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(self.pace.glance):
+                reply = await self.transport.ask(name, Ask("hello", self.here.hello()))
+        except (TimeoutError, DispflError) as problem:
+            self.here.tell("no greeting", {"peer": name, "why": str(problem) or "no answer"})
+            return
+        self.here.met(name, reply.head.get("at"))
+        self.here.members.merge(reply.head.get("members"))
+
+
+def _norm(model: PackedModel) -> float:
+    return float(torch.linalg.vector_norm(model.values))

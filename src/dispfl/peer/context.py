@@ -1,0 +1,111 @@
+"""What a peer's asking and its answering have in common."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+from dispfl.methods.base import Around, GossipMethod
+from dispfl.peer.door import Door
+from dispfl.peer.shelf import Shelf
+from dispfl.peer.standing import Standing
+from dispfl.peer.terms import Terms, digest_of
+from dispfl.peer.transport import JSON
+from dispfl.round import Setting
+from dispfl.wire.codec import Codec
+
+T = TypeVar("T")
+
+
+class Members(Protocol):
+    """Who belongs to the federation, as far as this site knows and agrees."""
+
+    def roster(self, t: int) -> list[str]:
+        """Everyone who takes part in round t, ourselves included, sorted."""
+        ...
+
+    def kept(self, name: str) -> Sequence[int] | None:
+        """How many weights a member's masks keep in each layer, from the density it announced."""
+        ...
+
+    def records(self) -> list[JSON]:
+        """What members say of themselves, signed, for others to know."""
+        ...
+
+    def merge(self, records: JSON) -> None:
+        """Take in what others know."""
+        ...
+
+
+async def at_once(work: Callable[[], Any]) -> Any:
+    """Compute it here and now."""
+    return work()
+
+
+@dataclass
+class Context:
+    """One peer's settings, its view of the others, and what it has put out for them."""
+
+    name: str
+    setting: Setting
+    codec: Codec
+    terms: Terms
+    members: Members
+    aside: Callable[[Callable[[], Any]], Awaitable[Any]] = at_once
+    """Computes something away from the event loop."""
+    tell: Callable[[str, Mapping[str, object]], None] = lambda event, facts: None
+    """Told of every event worth a line in a log."""
+    standing: Standing = field(default_factory=Standing)
+    shelf: Shelf = field(default_factory=Shelf)
+    joining: bool = False
+    """Whether the peer is new to a federation under way, and has no weights of its own to offer yet."""
+
+    def __post_init__(self) -> None:
+        self.digest = digest_of(self.terms)
+        self.door = Door(lambda: asyncio.get_running_loop().time())
+        self.standing.refused = self.door.refused
+        self._last_graph: tuple[int, list[str], dict[str, list[str]]] | None = None
+
+    @property
+    def method(self) -> GossipMethod:
+        """The method; a server's has no place here."""
+        assert isinstance(self.setting.method, GossipMethod)
+        return self.setting.method
+
+    def others(self, t: int) -> list[str]:
+        """Everyone else in round t."""
+        return [name for name in self.members.roster(t) if name != self.name]
+
+    def around(self, t: int) -> Around:
+        """Whom we may hear in round t. Everyone derives the same graph, so nobody has to be asked."""
+        roster, heard = self.members.roster(t), self._graph(t)
+        if not heard.get(self.name):
+            return Around(roster, [], [])
+        return Around(roster, heard[self.name], self.setting.topology.reachable(heard, self.name))
+
+    def listeners(self, t: int) -> list[str]:
+        """Who will ask for our model of round t."""
+        return [name for name, senders in self._graph(t).items() if self.name in senders]
+
+    def _graph(self, t: int) -> dict[str, list[str]]:
+        """Who hears whom in round t; the last one is remembered, because it is asked for several times a round."""
+        if not self.method.hears:
+            return {}
+        roster = self.members.roster(t)
+        if self._last_graph is None or self._last_graph[:2] != (t, roster):
+            self._last_graph = (t, roster, self.setting.topology.heard(self.setting.seed, t, roster))
+        return self._last_graph[2]
+
+    def met(self, name: str, t: JSON) -> None:
+        """Something came from a peer, which may have said where it is."""
+        self.standing.met(name, t if isinstance(t, int) else None, asyncio.get_running_loop().time())
+
+    def hello(self) -> dict[str, JSON]:
+        """How we introduce ourselves."""
+        terms: dict[str, JSON] = dict(self.terms)
+        return {"terms": terms, "at": self.standing.round, "members": self.members.records()}
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Compute something that takes long without keeping others waiting."""
+        result: T = await self.aside(work)
+        return result

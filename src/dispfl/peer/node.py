@@ -1,0 +1,100 @@
+"""A real peer: takes its rounds with whoever answers, and answers whoever asks.
+
+Nothing here knows of sockets, files, threads or the wall clock: the transport, the store, the learner and the
+randomness are handed in, and time is the event loop's. So the very same code runs between machines and, thousands of
+times faster than life, in a simulation with a virtual clock.
+
+A round of Algorithm 1, seen from one peer:
+
+    publish our model of round t            for those who hear us
+    ask this round's neighbours for theirs  until all have answered or the deadline has passed
+    take the step                           `peer_step`, the same as in the simulator
+    write it down                           so that a crash costs one round at most
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from dispfl.methods.base import PeerState
+from dispfl.peer.answers import Answers
+from dispfl.peer.asks import SHORTEST_PAUSE, Asks, Gathered
+from dispfl.peer.context import Context
+from dispfl.round import Step, Work
+
+
+class Learner(Protocol):
+    """Takes a step without keeping the event loop from answering others."""
+
+    async def step(self, work: Work) -> Step:
+        """The peer's step."""
+        ...
+
+
+class Store(Protocol):
+    """Where a peer's rounds are written down."""
+
+    def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
+        """Round t is done: who was heard, and who should have been."""
+        ...
+
+
+@dataclass
+class Node:
+    """One peer of a federation."""
+
+    here: Context
+    asks: Asks
+    learner: Learner
+    store: Store
+
+    async def run(self, t: int, state: PeerState) -> PeerState:
+        """Take part from round t on, to the end."""
+        here, standing = self.here, self.here.standing
+        standing.round, standing.rounds = t, here.setting.rounds
+        await self.asks.transport.serve(Answers(here))
+        await self.asks.greet(here.others(t))
+        while t < here.setting.rounds:
+            standing.round = t
+            t, state = await self._round(t, state)
+        standing.round, standing.state = t, "serving others"
+        await self._linger()
+        standing.state = "finished"
+        return state
+
+    async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
+        """One round; or the discovery that the federation is further on, and where."""
+        here, clock = self.here, asyncio.get_running_loop().time
+        here.standing.state, here.standing.deadline = "asking", self.asks.pace.deadline
+        if not here.joining:
+            here.shelf.publish(t, here.method.publish(state), here.listeners(t), here.standing.is_gone)
+            here.door.forget_before(here.shelf.oldest or 0)
+        began = clock()
+        gathered = await self.asks.gather(t, state)
+        if (current := gathered.current(t)) is not None:
+            here.tell("behind", {"round": t, "current": current})
+            return current, state
+        here.standing.state, learning = "learning", clock()
+        step = await self.learner.step(Work(here.name, t, state, gathered.heard, scoring=here.setting.scores(t)))
+        self.asks.pace.took((gathered.arrived or began) - began + clock() - learning)
+        self._write_down(t, step, gathered)
+        here.joining = False
+        return t + 1, step.state
+
+    def _write_down(self, t: int, step: Step, gathered: Gathered) -> None:
+        here, score = self.here, step.report.score
+        carried = tuple(here.standing.take_carried(t))
+        self.store.save(t, replace(step, carried=carried), sorted(gathered.heard), gathered.missed)
+        here.standing.score = here.standing.score if score is None else score
+        here.tell("round", {"round": t, "heard": len(gathered.heard), "missed": gathered.missed, "score": score})
+
+    async def _linger(self) -> None:
+        """Stay until those who still need our last models have them, or the deadline has passed."""
+        here = self.here
+        try:
+            async with asyncio.timeout(self.asks.pace.deadline):
+                while any(not here.standing.is_gone(name) for name in here.shelf.awaited()):
+                    await asyncio.sleep(SHORTEST_PAUSE)
+        except TimeoutError:
+            here.tell("left", {"without": sorted(here.shelf.awaited())})

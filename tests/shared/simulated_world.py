@@ -1,0 +1,248 @@
+"""A federation on a virtual clock: peers crash and come back, the network loses, doubles, delays and parts.
+
+The nodes, their messages and their average are the real ones; only learning is a stand-in, because here it matters who
+hears whom, and when. The same seed gives the same trace.
+"""
+
+import asyncio
+import random
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispfl.core.evolve import prune_and_regrow, prune_rate
+from dispfl.core.layout import Layout
+from dispfl.core.masks import kept_per_layer
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.rng import stream
+from dispfl.core.train import Report, Task, Train
+from dispfl.methods.base import PeerState
+from dispfl.methods.dispfl import DisPFL
+from dispfl.peer.asks import Asks
+from dispfl.peer.context import Context
+from dispfl.peer.memory import MemoryNetwork, Passage
+from dispfl.peer.node import Node
+from dispfl.peer.pace import Pace
+from dispfl.peer.shelf import Shelf
+from dispfl.peer.terms import terms_of
+from dispfl.peer.transport import JSON
+from dispfl.peer.virtual_time import run
+from dispfl.roster import roster_names
+from dispfl.round import Setting, Step, Work
+from dispfl.topology import RandomRegular
+
+PEERS, ROUNDS, DEGREE = 16, 20, 4
+FLOOR = 20.0
+LIMIT = 24 * 3600.0
+
+
+def net() -> nn.Module:
+    return nn.Linear(6, 5)
+
+
+LAYOUT = Layout.of(net())
+METHOD = DisPFL(density=0.5)
+
+
+@dataclass
+class Everyone:
+    """The members, who all know each other."""
+
+    names: Sequence[str]
+    keeps: Sequence[int]
+    joins: dict[str, int] = field(default_factory=dict)
+
+    def roster(self, t: int) -> list[str]:
+        return sorted(name for name in self.names if self.joins.get(name, 0) <= t)
+
+    def kept(self, name: str) -> Sequence[int]:
+        return self.keeps
+
+    def records(self) -> list[JSON]:
+        return []
+
+    def merge(self, records: JSON) -> None: ...
+
+
+class Recording(Shelf):
+    """Remembers what was published as which round."""
+
+    def __init__(self, name: str, world: "World") -> None:
+        super().__init__()
+        self.name, self.world = name, world
+
+    def publish(self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]) -> None:
+        self.world.published[self.name, t].append(model)
+        super().publish(t, model, listeners, gone)
+
+
+class World:
+    """A federation, its network, and what happens to it."""
+
+    def __init__(self, seed: int, fate: Any = None, peers: int = PEERS, rounds: int = ROUNDS) -> None:
+        self.rng = random.Random(seed)
+        self.names = roster_names(peers)
+        torch.manual_seed(0)
+        self.weights = torch.cat([p.detach().flatten() for p in net().parameters()])
+        self.setting = Setting(
+            model=net,
+            peers={},
+            method=METHOD,
+            topology=RandomRegular(degree=min(DEGREE, peers - 1)),
+            train=Train(),
+            task=Task(),
+            seed=seed,
+            rounds=rounds,
+            elsewhere=self.names,
+        )
+        self.start = {name: METHOD.start(self.weights, LAYOUT, 0.5, seed=seed, peer=name) for name in self.names}
+        self.members = Everyone(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), LAYOUT))
+        self.network = MemoryNetwork(fate or bad_weather, seed=seed, stall=5.0)
+        self.stores = {name: Memory(self, name) for name in self.names}
+        self.published: dict[tuple[str, int], list[PackedModel]] = {
+            (name, t): [] for name in self.names for t in range(rounds)
+        }
+        self.trace: list[tuple[float, str, str, str]] = []
+        self.finished: dict[str, PeerState] = {}
+        self.rejoined: dict[str, float] = {}
+
+    def node(self, name: str, joining: bool = False) -> Node:
+        def tell(event: str, facts: Any) -> None:
+            self.trace.append((asyncio.get_running_loop().time(), name, event, str(facts)))
+
+        here = Context(
+            name=name,
+            setting=self.setting,
+            codec=self.setting.codec(LAYOUT),
+            terms=terms_of("test", self.setting, LAYOUT, self.weights, 0.5),
+            members=self.members,
+            tell=tell,
+            shelf=Recording(name, self),
+            joining=joining,
+        )
+        rng = random.Random(self.rng.getrandbits(64))
+        asks = Asks(here, self.network.join(name), Pace(floor=FLOOR, first=120.0), rng)
+        return Node(here, asks, Pretender(self, rng), self.stores[name])
+
+    async def live(self, name: str, joining: bool = False) -> None:
+        """A peer's process, from its last checkpoint on."""
+        t, state = self.stores[name].last or (0, self.start[name])
+        if joining:
+            empty = PackedModel.pack(torch.zeros(LAYOUT.size), torch.zeros(LAYOUT.size, dtype=torch.bool))
+            t, state = self.members.joins[name], replace(state, model=empty)
+        node = self.node(name, joining)
+        try:
+            self.finished[name] = await node.run(t, state)
+        finally:
+            await node.asks.transport.close()
+
+    def federation_round(self, without: str) -> float:
+        return statistics.median((store.last or (0, None))[0] for name, store in self.stores.items() if name != without)
+
+
+@dataclass
+class Memory:
+    """A peer's disk, which sees to it that what is written there can be right."""
+
+    world: World
+    name: str
+    last: tuple[int, PeerState] | None = None
+    rounds: list[int] = field(default_factory=list)
+    heard: dict[int, list[str]] = field(default_factory=dict)
+    missed: dict[int, list[str]] = field(default_factory=dict)
+
+    def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
+        state = step.state
+        assert len(set(heard)) == len(heard)
+        assert self.name not in heard
+        assert set(heard) | set(missed) <= set(self.world.members.roster(t))
+        assert torch.isfinite(state.model.values).all()
+        keeps = list(self.world.members.keeps)
+        assert kept_per_layer(state.model.mask.unpack(), LAYOUT) == keeps
+        assert kept_per_layer(state.next_mask.unpack(), LAYOUT) == keeps
+        assert t not in self.heard or self.rounds[-1] < t  # a round is written down once
+        self.rounds.append(t)
+        self.heard[t], self.missed[t] = list(heard), list(missed)
+        self.last = (t + 1, state)
+
+
+@dataclass
+class Pretender:
+    """Learns nothing, but takes its time, mixes and evolves as Dis-PFL does, and checks what it was given."""
+
+    world: World
+    rng: random.Random
+
+    async def step(self, work: Work) -> Step:
+        self._check(work)
+        await asyncio.sleep(self.rng.uniform(0.5, 3.0))
+        m_k = work.state.next_mask.unpack()
+        w = METHOD.mix({**work.heard, work.peer: work.state.model}, m_k)
+        noise = stream(self.world.setting.seed, "pretend", work.peer, work.t)
+        w = torch.where(m_k, 0.9 * w + 0.01 * torch.randn(w.shape, generator=noise), 0.0)
+        growth = torch.rand(w.shape, generator=noise)
+        next_mask = prune_and_regrow(w, m_k, growth, prune_rate(work.t, self.world.setting.rounds, 0.5), LAYOUT)
+        return Step(PeerState(PackedModel.pack(w, m_k), PackedMask.pack(next_mask)), Report())
+
+    def _check(self, work: Work) -> None:
+        """What was heard is what its sender published as this very round, under our mask."""
+        asked = work.state.next_mask.unpack()
+        for sender, model in work.heard.items():
+            candidates = self.world.published[sender, work.t]
+            assert any(same(model, published, asked) for published in candidates), (work.peer, sender, work.t)
+
+
+def same(heard: PackedModel, published: PackedModel, asked: torch.Tensor) -> bool:
+    weights, mask = published.unpack()
+    restricted = PackedModel.pack(weights, mask & asked)
+    return heard.values.equal(restricted.values) and heard.mask.bits.equal(restricted.mask.bits)
+
+
+def good_weather(passage: Passage, rng: random.Random) -> Sequence[float]:
+    """Delays only."""
+    return [rng.uniform(0.01, 0.2)]
+
+
+def bad_weather(passage: Passage, rng: random.Random) -> Sequence[float]:
+    """One message in twenty is lost, one in twenty comes twice, a few are late enough to be overtaken by others."""
+    chance = rng.random()
+    if chance < 0.05:
+        return []
+    delay = rng.uniform(3.0, 8.0) if chance < 0.08 else rng.uniform(0.01, 0.5)
+    return [delay, rng.uniform(0.01, 4.0)] if chance > 0.95 else [delay]
+
+
+async def trouble(world: World, living: dict[str, "asyncio.Task[None]"]) -> None:
+    """Crashes, restarts and partitions, for the first minutes."""
+    for _ in range(6):
+        await asyncio.sleep(world.rng.uniform(2.0, 15.0))
+        if world.rng.random() < 0.3:
+            half = set(world.rng.sample(world.names, len(world.names) // 2))
+            world.network.partition(half, set(world.names) - half)
+            await asyncio.sleep(world.rng.uniform(5.0, 60.0))
+            world.network.heal()
+            continue
+        victim = world.rng.choice(world.names)
+        if living[victim].done():
+            continue
+        living[victim].cancel()
+        await asyncio.wait([living[victim]])
+        await asyncio.sleep(world.rng.uniform(0.0, 60.0))
+        living[victim] = asyncio.create_task(world.live(victim))
+
+
+async def whole_run(world: World, troubled: bool = True) -> None:
+    living = {name: asyncio.create_task(world.live(name)) for name in world.names}
+    if troubled:
+        await trouble(world, living)
+    await asyncio.gather(*living.values())
+
+
+def simulate(seed: int, troubled: bool = True, **more: Any) -> World:
+    world = World(seed, **more)
+    run(whole_run(world, troubled), LIMIT)
+    return world
