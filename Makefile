@@ -22,6 +22,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/memory_at_rest.py
 	$(BIN)/python benchmarks/side_by_side.py
 	$(BIN)/python benchmarks/codec.py
+	$(BIN)/python benchmarks/transport.py
 
 # Bounded campaigns: more than 100,000 damaged messages (minutes), 5,000 federations in bad weather (an hour or two).
 fuzz: $(VENV)/.installed

@@ -17,12 +17,13 @@ TIERS = [
     {"wire", "methods", "topology", "data", "models", "roster", "paper"},
     {"costs", "round", "simulated"},
     {"engines", "runs", "peer"},
-    {"federation", "config", "launch", "grid", "export"},
+    {"federation", "config", "launch", "grid", "export", "reproduce", "up"},
     {"cli"},
 ]
 """A module may import from its own tier and those above it in this list."""
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
 ANALYSIS_MAY = {
+    "dispfl.paper",
     "dispfl.roster",
     "dispfl.runs.directory",
     "dispfl.runs.files",

@@ -17,13 +17,15 @@ from pydantic import Field, SerializeAsAny, field_validator
 from dispfl.core.live import check_device
 from dispfl.core.rng import stream
 from dispfl.core.train import Task, Train
-from dispfl.data.batches import PictureTransform, ResidentSamples
 from dispfl.data.datasets import Data, Pictures
+from dispfl.data.own.samples import OwnSamples
+from dispfl.data.own.settings import OwnData
 from dispfl.data.partition import PARTITIONS, Dirichlet, Partition, Split
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.registry import METHODS
+from dispfl.models.own import OwnModel
 from dispfl.models.registry import Model
 from dispfl.roster import roster_names
 from dispfl.round import PeerData, Setting
@@ -33,15 +35,18 @@ from dispfl.topology import TOPOLOGIES, RandomRegular, Topology
 from dispfl.wire.codec import Wire
 
 TABLES: dict[str, Mapping[str, type[Settings]]] = {
-    "data": {"": Data},
+    "data": {"": Data, "own": OwnData},
     "partition": PARTITIONS,
-    "model": {"": Model},
+    "model": {"": Model, "own": OwnModel},
     "method": METHODS,
     "topology": TOPOLOGIES,
     "train": {"": Train},
     "wire": {"": Wire},
 }
-"""The settings of each table, by the table's `name` where there is a choice of them."""
+"""The settings of each table, by the table's `name` where there is a choice of them; "" stands for all other names."""
+
+OWN: dict[str, tuple[str, ...]] = {"data": ("path", "factory"), "model": ("factory",)}
+"""Keys that by themselves say that a table is of the user's own: `data.path=table.csv` needs no `data=own`."""
 
 
 class Experiment(Settings):
@@ -57,9 +62,9 @@ class Experiment(Settings):
     engine: Literal["inprocess"] = "inprocess"
     eval_every: int = Field(default=1, ge=1)
     """Score all peers every so many rounds, and after the last."""
-    data: Data = Data(augment=False)
+    data: SerializeAsAny[Data] = Data(augment=False)
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples=96)
-    model: Model = Model()
+    model: SerializeAsAny[Model] = Model()
     method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular(degree=4)
     train: Train = Train(batch=32)
@@ -73,14 +78,15 @@ class Experiment(Settings):
             return value
         if not isinstance(value, (str, Mapping)):
             raise ConfigError(f"{info.field_name} must be a table or a name, got {value!r}.")
-        table = _table(value)
-        choices = TABLES[info.field_name]
-        if "" in choices:
-            return choices[""](**table)
-        name = table.get("name", cls.model_fields[info.field_name].default.name)
-        if name not in choices:
-            raise ConfigError(f"{info.field_name} {name!r} does not exist. {did_you_mean(str(name), choices)}")
-        return choices[name](**table)
+        key, table = info.field_name, _table(info.field_name, value)
+        choices = TABLES[key]
+        name = str(table.get("name", getattr(cls.model_fields[key].default, "name", "")))
+        chosen = choices.get(name, choices.get(""))
+        if chosen is None:
+            raise ConfigError(f"{key} {name!r} does not exist. {did_you_mean(name, choices)}")
+        if key in OWN and name != "own":
+            _refuse_own_keys(key, name, table)
+        return chosen(**table)
 
     @field_validator("device")
     @classmethod
@@ -97,28 +103,23 @@ class Experiment(Settings):
         """The complete config as TOML can hold it."""
         return self.model_dump(mode="json", exclude_none=True)
 
-    def split(self, pictures: Pictures) -> Split:
+    def split(self, data: Pictures | OwnSamples) -> Split:
         """Who gets which samples."""
         rng = stream(self.seed, "partition")
-        return self.partition.split(pictures.train_labels, pictures.test_labels, self.peers, rng=rng)
+        return self.partition.split(data.train_labels, data.test_labels, self.peers, rng=rng)
 
-    def setting(self, pictures: Pictures, split: Split) -> Setting:
+    def setting(self, data: Pictures | OwnSamples, split: Split) -> Setting:
         """What the rounds need."""
-        augment = self.data.augment
-        transform = PictureTransform(pictures.mean, pictures.std, crop=augment, flip=augment and pictures.flip)
-        train_inputs, test_inputs = (
-            inputs.permute(0, 2, 3, 1).contiguous() for inputs in (pictures.train_inputs, pictures.test_inputs)
-        )
+        shape, classes = data.shape, len(data.classes)
+        train, test = data.samples(augment=self.data.augment)
+        if isinstance(self.model, OwnModel):
+            self.model.try_on(next(train.batches(2))[0], classes)
         peers = {
-            name: PeerData(
-                ResidentSamples(train_inputs, pictures.train_labels, train, transform),
-                ResidentSamples(test_inputs, pictures.test_labels, test, transform),
-            )
-            for name, train, test in zip(roster_names(self.peers), split.train, split.test, strict=True)
+            name: PeerData(train.take(learned), test.take(judged))
+            for name, learned, judged in zip(roster_names(self.peers), split.train, split.test, strict=True)
         }
-        channels, size = pictures.train_inputs.shape[1:3]
         return Setting(
-            model=lambda: self.model.build(channels, len(pictures.classes), size),
+            model=lambda: self.model.network(shape, classes),
             peers=peers,
             method=self.method,
             topology=self.topology,
@@ -153,7 +154,7 @@ def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
     for key, value in sorted((_parse(word) for word in words), key=lambda pair: "." in pair[0]):
         table, dot, field = key.partition(".")
         if dot:
-            said[table] = {**_table(said.get(table, {})), field: value}
+            said[table] = {**_table(table, said.get(table, {})), field: value}
         else:
             said[table] = value
     values = _overlay(_overlay(Experiment().to_toml(), config), said)
@@ -171,16 +172,27 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
         if key in TABLES:
             if not isinstance(value, (str, Mapping)):
                 raise ConfigError(f"{key} must be a table or a name, got {value!r}.")
-            table, under = _table(value), values.get(key, {})
+            table, under = _table(key, value), values.get(key, {})
             same = table.get("name", under.get("name")) == under.get("name")
             value = {**under, **table} if same else table
         values[key] = value
     return values
 
 
-def _table(value: Any) -> dict[str, Any]:
-    """A table from a mapping, or from a name alone."""
-    return dict(value) if isinstance(value, Mapping) else {"name": value}
+def _table(key: str, value: Any) -> dict[str, Any]:
+    """A table from a mapping, or from a name alone; a key that only the user's own has is as good as the name."""
+    table = dict(value) if isinstance(value, Mapping) else {"name": value}
+    return {"name": "own", **table} if any(own in table for own in OWN.get(key, ())) else table
+
+
+def _refuse_own_keys(key: str, name: str, table: Mapping[str, Any]) -> None:
+    """Refuse keys of the user's own data or model beside the name of a built-in one."""
+    own, built_in = (TABLES[key][which].model_fields for which in ("own", ""))
+    for field in table:
+        if field in OWN[key]:
+            raise ConfigError(f"{key}.{field} and {key}.name={name} exclude each other; leave one away.")
+        if field in own and field not in built_in:
+            raise ConfigError(f"{key}.{field} goes with {' or '.join(f'{key}.{k}' for k in OWN[key])}; give that too.")
 
 
 def _parse(word: str) -> tuple[str, Any]:

@@ -6,7 +6,11 @@ DispflError
 │   └── PartitionError   a split that these labels cannot give
 ├── RunError         a run directory that exists, is missing, broken, busy or on a full disk
 ├── NonFiniteError   a peer's loss, weights or gradient stopped being numbers
-└── MessageError     bytes from another peer that are refused; `refusal` says why, by name
+├── MessageError     bytes from another peer that are refused; `refusal` says why, by name
+├── Refused          another peer will not answer (dispfl.peer.transport)
+├── Unreachable      no connection to another peer, or one that broke (dispfl.peer.transport)
+├── IdentityError    a key or a certificate that cannot be used (dispfl.peer.certificates)
+└── InviteError      an invite that is damaged (dispfl.peer.invite)
 """
 
 

@@ -63,8 +63,8 @@ def test_no_round_lasts_longer_than_twice_its_deadline() -> None:
         async def story(world: World = world, nodes: list = nodes, asking: list = asking) -> None:  # type: ignore[type-arg]
             make = world.node
 
-            def noted(name: str, joining: bool = False):  # type: ignore[no-untyped-def]
-                node = make(name, joining)
+            def noted(name: str):  # type: ignore[no-untyped-def]
+                node = make(name)
                 gather = node.asks.gather
 
                 async def timed(t, state):  # type: ignore[no-untyped-def]
@@ -117,7 +117,8 @@ def test_two_halves_go_on_alone_and_exchange_again_after_the_partition() -> None
 
 def test_a_new_peer_joins_late_and_starts_from_its_neighbours_average_under_its_own_mask() -> None:
     world = World(6, good_weather)
-    world.members.joins["015"] = 8
+    world.members.joins["015"] = ROUNDS  # nobody knows of it yet
+    world.members.newcomers.append("015")
     given = {}
 
     async def story() -> None:
@@ -126,8 +127,8 @@ def test_a_new_peer_joins_late_and_starts_from_its_neighbours_average_under_its_
             await asyncio.sleep(0.5)
         make = world.node
 
-        def watched(name: str, joining: bool = False):  # type: ignore[no-untyped-def]
-            node = make(name, joining)
+        def watched(name: str):  # type: ignore[no-untyped-def]
+            node = make(name)
             step = node.learner.step
 
             async def noted(work):  # type: ignore[no-untyped-def]
@@ -138,12 +139,13 @@ def test_a_new_peer_joins_late_and_starts_from_its_neighbours_average_under_its_
             return node
 
         world.node = watched  # type: ignore[method-assign]
-        living["015"] = asyncio.create_task(world.live("015", joining=True))
+        living["015"] = asyncio.create_task(world.live("015"))
         await asyncio.gather(*living.values())
 
     run(story(), LIMIT)
     first = given[min(given)]
-    assert min(given) >= 8
+    assert min(given) >= 7
+    assert world.members.joins["015"] == min(given)
     assert first.heard
     assert first.state.model.mask.kept == 0  # nothing of its own goes into its first average
     assert world.stores["015"].last is not None
@@ -199,8 +201,8 @@ def test_bad_answers_are_left_out_and_counted_and_honest_peers_go_on(lie: str, r
         await mallory.transport.serve(mallory.answer)
         make = world.node
 
-        def noted(name: str, joining: bool = False):  # type: ignore[no-untyped-def]
-            nodes[name] = make(name, joining)
+        def noted(name: str):  # type: ignore[no-untyped-def]
+            nodes[name] = make(name)
             return nodes[name]
 
         world.node = noted  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ import asyncio
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -55,12 +55,17 @@ class Everyone:
     names: Sequence[str]
     keeps: Sequence[int]
     joins: dict[str, int] = field(default_factory=dict)
+    newcomers: list[str] = field(default_factory=list)
 
     def roster(self, t: int) -> list[str]:
         return sorted(name for name in self.names if self.joins.get(name, 0) <= t)
 
     def kept(self, name: str) -> Sequence[int]:
         return self.keeps
+
+    def join(self, t: int) -> None:
+        for name in self.newcomers:
+            self.joins[name] = t
 
     def records(self) -> list[JSON]:
         return []
@@ -110,7 +115,7 @@ class World:
         self.finished: dict[str, PeerState] = {}
         self.rejoined: dict[str, float] = {}
 
-    def node(self, name: str, joining: bool = False) -> Node:
+    def node(self, name: str) -> Node:
         def tell(event: str, facts: Any) -> None:
             self.trace.append((asyncio.get_running_loop().time(), name, event, str(facts)))
 
@@ -122,19 +127,15 @@ class World:
             members=self.members,
             tell=tell,
             shelf=Recording(name, self),
-            joining=joining,
         )
         rng = random.Random(self.rng.getrandbits(64))
         asks = Asks(here, self.network.join(name), Pace(floor=FLOOR, first=120.0), rng)
         return Node(here, asks, Pretender(self, rng), self.stores[name])
 
-    async def live(self, name: str, joining: bool = False) -> None:
+    async def live(self, name: str) -> None:
         """A peer's process, from its last checkpoint on."""
         t, state = self.stores[name].last or (0, self.start[name])
-        if joining:
-            empty = PackedModel.pack(torch.zeros(LAYOUT.size), torch.zeros(LAYOUT.size, dtype=torch.bool))
-            t, state = self.members.joins[name], replace(state, model=empty)
-        node = self.node(name, joining)
+        node = self.node(name)
         try:
             self.finished[name] = await node.run(t, state)
         finally:

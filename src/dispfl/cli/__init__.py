@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dispfl.cli import bound, compare, costs, data, demo, export, masks, predict, report, run, show, sweep
+from dispfl.cli import bound, compare, costs, data, demo, export, masks, peer, predict, report, run, show, sweep, up
 from dispfl.errors import DispflError
 
 app = typer.Typer(
@@ -46,6 +46,8 @@ app.command("bound")(bound.bound)
 app.command("report")(report.report)
 app.command("export")(export.export)
 app.command("predict")(predict.predict)
+app.command("up")(up.up)
+app.add_typer(peer.app, name="peer")
 app.add_typer(data.app, name="data")
 
 

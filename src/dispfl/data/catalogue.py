@@ -201,6 +201,10 @@ DATASETS: dict[str, DataSpec] = {spec.name: spec for spec in _ALL}
 
 def describe(name: str) -> DataSpec:
     """What is known of a data set without its files."""
+    if name == "own":
+        raise ConfigError(
+            "This needs a data set that is known by name, but the data are a site's own (data.path, data.factory)."
+        )
     if name not in DATASETS:
         raise ConfigError(f"Unknown data set {name}. {nearest_name(name)}")
     return DATASETS[name]

@@ -21,6 +21,8 @@ from dispfl.settings import Settings
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from dispfl.data.batches import ResidentSamples
+    from dispfl.data.own.samples import OwnSamples
     from dispfl.data.readers import Reading
 
 __all__ = ["DATASETS", "Data", "DataSpec", "Pictures", "describe", "get", "load", "locate"]
@@ -46,9 +48,25 @@ class Pictures:
     flip: bool
     """Whether a mirrored picture still shows its class: true of photographs, not of digits."""
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of a picture."""
+        return tuple(self.train_inputs.shape[1:])
+
+    def samples(self, *, augment: bool = False) -> tuple[ResidentSamples, ResidentSamples]:
+        """Training and test data as batches; the training data cropped and mirrored at random, if they may be."""
+        from dispfl.data.batches import PictureTransform, ResidentSamples
+
+        transform = PictureTransform(self.mean, self.std, crop=augment, flip=augment and self.flip)
+        train, test = (inputs.permute(0, 2, 3, 1).contiguous() for inputs in (self.train_inputs, self.test_inputs))
+        return (
+            ResidentSamples(train, self.train_labels, transform=transform),
+            ResidentSamples(test, self.test_labels, transform=transform),
+        )
+
 
 class Data(Settings):
-    """Which data set, and where its files are."""
+    """Which data set, and where its files are. A site's own data are described by `dispfl.data.own.settings`."""
 
     table: ClassVar[str] = "data"
     name: str = "fashion-sample"
@@ -66,8 +84,14 @@ class Data(Settings):
         return name
 
 
-def load(data: Data, progress: Progress | None = None) -> Pictures:
+def load(data: Data, progress: Progress | None = None) -> Pictures | OwnSamples:
     """Find, read and check a data set. `progress` is called while pictures are decoded for the first time."""
+    from dispfl.data.own.settings import OwnData
+
+    if isinstance(data, OwnData):
+        from dispfl.data.own.loading import load_own
+
+        return load_own(data, progress=progress)
     spec = describe(data.name)
     folder = locate(data.name, data.dir)
     try:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,9 +16,13 @@ from dispfl.core.live import LiveModel
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import Pictures
 from dispfl.data.datasets import load as load_data
+from dispfl.data.own.samples import OwnSamples
+from dispfl.data.own.settings import OwnData
 from dispfl.errors import ConfigError, RunError
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
+from dispfl.models.own import OwnModel
+from dispfl.models.registry import Model
 from dispfl.roster import roster_names
 from dispfl.round import Setting, Work, peer_step
 from dispfl.runs.directory import MADE_IN_PYTHON, read_config, read_metrics
@@ -38,25 +43,23 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
     """The model of one peer, by place in the roster or by name.
 
     Its own; or its share of a model that all share, fine-tuned on its own data as in the run where the method says so.
-    The data set's files are needed to fine-tune, and where only they name the classes.
+    The data set's files are needed to fine-tune, and where only they say what the classes and the pictures are.
     """
     experiment = _experiment(path, peer, data_dir)
     name = _name(path, peer, roster_names(experiment.peers))
     rounds, states = saved_rounds(path), final_states(path)
-    spec = describe(experiment.data.name)
-    pictures = load_data(experiment.data) if experiment.method.tuning or not spec.class_names else None
+    needed = isinstance(experiment.data, OwnData) or not describe(experiment.data.name).class_names
+    data = load_data(experiment.data) if needed or experiment.method.tuning else None
+    about = _about(experiment, data)
     state = _shared_or_own(experiment, states, name)
     accuracy = _accuracy(path, rounds, name)
     if experiment.method.tuning:
-        assert pictures is not None
-        state, accuracy = _tuned(_setting(path, experiment, pictures), name, state, rounds - 1, experiment.threads)
+        assert data is not None
+        state, accuracy = _tuned(_setting(path, experiment, data), name, state, rounds - 1, experiment.threads)
     card = Card(
-        classes=pictures.classes if pictures else spec.class_names,
-        shape=spec.shape,
-        mean=spec.mean,
-        std=spec.std,
-        model=experiment.model,
-        data=spec.name,
+        **about,
+        model=None if isinstance(experiment.model, OwnModel) else experiment.model,
+        data=experiment.data.name,
         method=experiment.method.name,
         seed=experiment.seed,
         rounds=rounds,
@@ -66,7 +69,22 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
         weights_sha256=weights_sha256(state.model),
         dispfl=version("dispfl"),
     )
-    return Personal(_network(card, state), card)
+    return Personal(_network(experiment.model, card, state), card)
+
+
+def _about(experiment: Experiment, data: Pictures | OwnSamples | None) -> dict[str, Any]:
+    """What the model wants and what its outputs mean."""
+    if isinstance(data, OwnSamples):
+        raise ConfigError(
+            f"`dispfl export` writes models for pictures, and these inputs are of shape {list(data.shape)}; "
+            "save the weights of the checkpoint with your own code."
+        )
+    if isinstance(experiment.data, OwnData):
+        assert data is not None
+        return {"classes": data.classes, "shape": data.shape, "mean": data.mean, "std": data.std}
+    spec = describe(experiment.data.name)
+    classes = data.classes if data else spec.class_names
+    return {"classes": classes, "shape": spec.shape, "mean": spec.mean, "std": spec.std}
 
 
 def _experiment(path: Path, peer: str, data_dir: Path | None) -> Experiment:
@@ -111,14 +129,14 @@ def _tuned(setting: Setting, name: str, state: PeerState, t: int, threads: int) 
     return step.state, step.report.score
 
 
-def _setting(path: Path, experiment: Experiment, pictures: Pictures) -> Setting:
+def _setting(path: Path, experiment: Experiment, data: Pictures | OwnSamples) -> Setting:
     saved = read_split(path)
     if saved is None:
         raise RunError(f"{path} has no split.safetensors, which says whose data are whose: the model cannot be tuned.")
     split, counts = saved
-    if not split.label_counts(pictures.train_labels, len(pictures.classes)).equal(counts):
-        raise RunError(f"The data set {pictures.name} is not the one that {path} was run with: its labels differ.")
-    return experiment.setting(pictures, split)
+    if not split.label_counts(data.train_labels, len(data.classes)).equal(counts):
+        raise RunError(f"The data set {data.name} is not the one that {path} was run with: its labels differ.")
+    return experiment.setting(data, split)
 
 
 def _accuracy(path: Path, rounds: int, name: str) -> float | None:
@@ -128,8 +146,8 @@ def _accuracy(path: Path, rounds: int, name: str) -> float | None:
     return scores["per_peer"][int(name)] if scores else None
 
 
-def _network(card: Card, state: PeerState) -> nn.Module:
-    network = card.network()
+def _network(model: Model, card: Card, state: PeerState) -> nn.Module:
+    network = card.network() if card.model else model.network(card.shape, len(card.classes))
     layout = Layout.of(network)
     if layout.size != state.model.mask.size:
         raise RunError(f"The checkpoint has {state.model.mask.size:,} weights; the run's network has {layout.size:,}.")

@@ -28,11 +28,15 @@ class Members(Protocol):
         """How many weights a member's masks keep in each layer, from the density it announced."""
         ...
 
+    def join(self, t: int) -> None:
+        """Announce that we take part from round t on."""
+        ...
+
     def records(self) -> list[JSON]:
         """What members say of themselves, signed, for others to know."""
         ...
 
-    def merge(self, records: JSON) -> None:
+    def merge(self, records: JSON) -> object:
         """Take in what others know."""
         ...
 

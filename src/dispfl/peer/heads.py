@@ -15,10 +15,11 @@ _WHAT = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 def pack(fields: Mapping[str, JSON]) -> str:
-    """One line of ASCII; a ValueError for what is not JSON or is too long."""
+    """One line of ASCII; refused if it is too long, a ValueError or TypeError for what is not JSON."""
     line = json.dumps(fields, separators=(",", ":"), allow_nan=False)
     if len(line) > LIMIT:
-        raise ValueError(f"A head has at most {LIMIT} bytes as JSON, this one {len(line)}; put the rest in the body.")
+        sentence = f"A head has at most {LIMIT} bytes as JSON, this one {len(line)}; put the rest in the body."
+        raise Refused("too-long", sentence)
     return line
 
 

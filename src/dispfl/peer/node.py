@@ -17,6 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
+
+from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.methods.base import PeerState
 from dispfl.peer.answers import Answers
 from dispfl.peer.asks import SHORTEST_PAUSE, Asks, Gathered
@@ -50,11 +53,16 @@ class Node:
     store: Store
 
     async def run(self, t: int, state: PeerState) -> PeerState:
-        """Take part from round t on, to the end."""
+        """Take part from round t on, to the end; or, for one who is new to a federation under way, from its round."""
         here, standing = self.here, self.here.standing
         standing.round, standing.rounds = t, here.setting.rounds
         await self.asks.transport.serve(Answers(here))
         await self.asks.greet(here.others(t))
+        if t == 0 and (current := standing.others_are_at()) > 1:
+            t, state = current + 1, replace(state, model=nothing_of(state.model))
+            here.joining = True
+            here.members.join(t)
+            here.tell("joining", {"round": t})
         while t < here.setting.rounds:
             standing.round = t
             t, state = await self._round(t, state)
@@ -98,3 +106,8 @@ class Node:
                     await asyncio.sleep(SHORTEST_PAUSE)
         except TimeoutError:
             here.tell("left", {"without": sorted(here.shelf.awaited())})
+
+
+def nothing_of(model: PackedModel) -> PackedModel:
+    """A model without weights: averaged with its neighbours' it gives theirs."""
+    return PackedModel(model.values[:0], PackedMask(torch.zeros_like(model.mask.bits), model.mask.size))

@@ -57,6 +57,11 @@ class Standing:
         """Where a peer was seen last."""
         return self.neighbours[name].round
 
+    def others_are_at(self) -> int:
+        """The round that most of those are in who were met; -1 if nobody was."""
+        rounds = sorted(neighbour.round for neighbour in self.neighbours.values() if neighbour.last_seen is not None)
+        return rounds[len(rounds) // 2] if rounds else -1
+
     def answered(self, name: str) -> None:
         """A neighbour was heard in this round."""
         self.neighbours[name].answered += 1

@@ -1,6 +1,7 @@
 """A peer's rounds on its disk: checkpoints as those of a simulation, and a line for each round."""
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -45,7 +46,7 @@ class PeerStore:
 
     def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
         """Write a round down; the line first, the checkpoint that makes the round count last."""
-        line = {"round": t, "heard": list(heard), "missed": list(missed)}
+        line: dict[str, Any] = {"round": t, "at": time.time(), "heard": list(heard), "missed": list(missed)}
         line |= {"report": asdict(step.report), "carried": step.carried}
         append_durably(self.folder / ROUNDS, json.dumps(line, allow_nan=False).encode() + b"\n")
         self._directory.checkpoints.add(t, self.name, step)
@@ -56,9 +57,9 @@ class PeerStore:
         self._directory.close()
 
 
-def rounds_of(folder: Path) -> dict[int, Step | Any]:
+def rounds_of(folder: Path) -> dict[int, dict[str, Any]]:
     """What a peer wrote down of each round: the last line of a round counts, for a crash may have come in between."""
-    found: dict[int, Any] = {}
+    found: dict[int, dict[str, Any]] = {}
     try:
         content = (folder / ROUNDS).read_bytes()
     except FileNotFoundError:

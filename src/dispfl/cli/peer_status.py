@@ -1,0 +1,158 @@
+"""What `dispfl peer status` shows: the site, its members, and what its node wrote about itself."""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from dispfl.peer.site import Site
+
+_EPOCH = 1e9  # a time of day in seconds; what a monotonic clock says is far less
+
+
+def facts(site: "Site") -> dict[str, Any]:
+    """Everything, as JSON."""
+    return {
+        "name": site.name,
+        "federation": site.where.federation,
+        "listen": site.where.listen,
+        "address": str(site.where.address),
+        "fingerprint": site.identity.fingerprint,
+        "members": [
+            {
+                "name": member.name,
+                "state": member.state,
+                "address": str(member.address),
+                "fingerprint": member.fingerprint,
+                "density": member.density,
+                "first_round": member.first_round,
+                "serial": member.serial,
+            }
+            for member in site.members.all()
+        ],
+        "known": [
+            {"name": record.name, "address": str(record.address), "fingerprint": record.fingerprint}
+            for record in site.members.known()
+        ],
+        "node": site.status(),
+    }
+
+
+def print_status(found: Mapping[str, Any], console: "Console") -> None:
+    """Everything, for people."""
+    from dispfl.peer.certificates import readable
+
+    if not console.is_terminal:
+        console.width = 200  # a table in a pipe or a file stays in one piece
+    first, second = readable(found["fingerprint"])
+    _say(console, f"{found['name']} of the federation {found['federation']}, reached at {found['address']}")
+    _say(console, f"fingerprint  {first}\n             {second}")
+    _say(console, "\n" + _progress(found["node"]))
+    node = found["node"] or {}
+    for title, table in (
+        ("Members", _members(found["members"])),
+        ("Traffic", _traffic(node.get("peers") or {})),
+        ("Refused", _refused(node.get("refused") or {})),
+        ("Known to others, not accepted here; ask for an invite", _known(found["known"])),
+    ):
+        if table.row_count:
+            _say(console, f"\n{title}")
+            console.print(table)
+    if not found["members"]:
+        _say(console, "\nNobody is accepted yet: dispfl peer accept DIR INVITE")
+
+
+def _progress(node: Mapping[str, Any] | None) -> str:
+    if node is None:
+        return "The node has not run yet: dispfl peer run DIR"
+    sentence = f"Round {node.get('round', '?')} of {node.get('rounds', '?')}, {node.get('state', 'state unknown')}"
+    if node.get("deadline_seconds"):
+        sentence += f"; others have {node['deadline_seconds']:.0f} s to answer"
+    age = _ago(node.get("updated"))
+    return f"{sentence}. Written {age}." if age else f"{sentence}."
+
+
+def _members(members: list[dict[str, Any]]) -> "Table":
+    table = _table("name", "state", "address", "density", "from round", "fingerprint")
+    for member in members:
+        density = "-" if member["density"] is None else f"{member['density']:g}"
+        _add(
+            table,
+            member["name"],
+            member["state"],
+            member["address"],
+            density,
+            str(member["first_round"]),
+            _two_lines(member["fingerprint"]),
+        )
+    return table
+
+
+def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
+    table = _table("name", "round", "seen", "received", "sent", "answered", "missed")
+    for name, peer in sorted(peers.items()):
+        _add(
+            table,
+            name,
+            str(peer.get("round", "-")),
+            _ago(peer.get("last_seen")) or "-",
+            f"{peer.get('received_bytes', 0) / 1e6:.2f} MB",
+            f"{peer.get('sent_bytes', 0) / 1e6:.2f} MB",
+            str(peer.get("answered", 0)),
+            str(peer.get("missed", 0)),
+        )
+    return table
+
+
+def _refused(refused: Mapping[str, Mapping[str, int]]) -> "Table":
+    table = _table("who", "why", "times")
+    for name, reasons in sorted(refused.items()):
+        for reason, times in sorted(reasons.items()):
+            _add(table, name, reason, str(times))
+    return table
+
+
+def _known(known: list[dict[str, Any]]) -> "Table":
+    table = _table("name", "address", "fingerprint")
+    for record in known:
+        _add(table, record["name"], record["address"], _two_lines(record["fingerprint"]))
+    return table
+
+
+def _table(*columns: str) -> "Table":
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False, header_style="bold")
+    for column in table.columns:
+        column.overflow = "fold"
+    return table
+
+
+def _add(table: "Table", *cells: str) -> None:
+    from rich.text import Text
+
+    table.add_row(*map(Text, cells))  # as plain text: [fd00::1] looks like markup
+
+
+def _two_lines(print_: str) -> str:
+    from dispfl.peer.certificates import readable
+
+    return "\n".join(readable(print_))
+
+
+def _ago(moment: Any) -> str:
+    """`12 s ago`, or nothing if it is no time of day."""
+    if not isinstance(moment, int | float) or moment < _EPOCH:
+        return ""
+    seconds = max(0.0, time.time() - moment)
+    for unit, length in (("days", 86_400), ("hours", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+def _say(console: "Console", text: str) -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,131 @@
+"""A site takes part: its node with a real network, a real disk and a thread to learn on."""
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import ssl
+import time
+from collections.abc import AsyncIterator
+
+from dispfl.errors import DispflError
+from dispfl.methods.base import PeerState
+from dispfl.peer.asks import Asks
+from dispfl.peer.context import Context
+from dispfl.peer.fellows import Fellows
+from dispfl.peer.https import HttpsTransport
+from dispfl.peer.identity import client_context, pin, server_context
+from dispfl.peer.learning import Aside, ThreadLearner
+from dispfl.peer.limits import Limits
+from dispfl.peer.log import Tell, teller
+from dispfl.peer.node import Node
+from dispfl.peer.pace import Pace
+from dispfl.peer.share import Share, share_of
+from dispfl.peer.site import STATUS, Site
+from dispfl.peer.store import PeerStore
+from dispfl.runs.files import write_atomically
+from dispfl.wire.codec import HEADER
+
+EVERY = 0.5
+"""Seconds between two looks at the members' list and two writings of the status file."""
+SLACK = 4096
+"""Bytes that a body may have beyond the largest message, so that a longer one is refused by name."""
+
+
+def run_site(site: Site, log_json: bool = False, pace: Pace | None = None) -> None:
+    """Take part to the last round; a polite kill or Ctrl-C ends it between two batches, and it can be gone on with."""
+    with contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(take_part(site, share_of(site), pace or Pace(), teller(site.name, log_json)))
+
+
+async def take_part(site: Site, share: Share, pace: Pace, tell: Tell) -> PeerState:
+    """Take part to the last round, from where this site stopped, if it did."""
+    loop, me = asyncio.get_running_loop(), asyncio.current_task()
+    assert me is not None
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(stop, me.cancel)
+    async with prepared(site, share, pace, tell) as (node, store):
+        t, state = store.last() or (0, share.first_state())
+        tell("starting", {"round": t, "rounds": share.setting.rounds, "listening": str(site.where.listen)})
+        final = await node.run(t, state)
+        tell("finished", {"score": node.here.standing.score})
+    return final
+
+
+@contextlib.asynccontextmanager
+async def prepared(site: Site, share: Share, pace: Pace, tell: Tell) -> AsyncIterator[tuple[Node, PeerStore]]:
+    """A site's node and its disk; in the end everything is closed."""
+    store = PeerStore(site.run_folder, site.name, share.terms)
+    learner, aside = ThreadLearner(share.setting), Aside()
+    fellows = Fellows(site, share.setting.method, share.layout, share.density)
+    site.members.announce(site.identity, site.where.address, share.density, site.members.own_first_round)
+    network = _Network(site, share, fellows)
+    here = Context(site.name, share.setting, share.codec(), share.terms, fellows, aside, tell)
+    asks = Asks(here, network.transport, pace, random.Random())
+    looking = asyncio.create_task(_look_around(site, here, network))
+    try:
+        yield Node(here, asks, learner, store), store
+    finally:
+        looking.cancel()
+        await asyncio.wait([looking])
+        await network.transport.close()
+        learner.close()
+        aside.close()
+        write_status(site, here, network)
+        store.close()
+
+
+class _Network:
+    """The transport, and the TLS contexts that learn of new members while it runs."""
+
+    def __init__(self, site: Site, share: Share, fellows: Fellows) -> None:
+        pinned = site.members.pinned()
+        self.contexts: tuple[ssl.SSLContext, ssl.SSLContext] = (
+            client_context(site.identity, pinned),
+            server_context(site.identity, pinned),
+        )
+        largest = HEADER.size + share.layout.size // 8 + 4 * (share.layout.size + len(share.layout.sizes)) + SLACK
+        self.transport = HttpsTransport(
+            site.name,
+            site.where.listening,
+            client=self.contexts[0],
+            server=self.contexts[1],
+            who=fellows.who,
+            address=fellows.address,
+            max_ask=lambda what: HEADER.size + share.layout.size // 8 + SLACK if what == "model" else 0,
+            max_reply=lambda what: largest if what == "model" else 0,
+            limits=Limits(),
+        )
+        self._generation = site.members.generation
+
+    def learn_of_new_members(self, site: Site) -> None:
+        """Trust the certificates that were accepted since."""
+        if site.members.generation != self._generation:
+            self._generation = site.members.generation
+            for certificate in site.members.pinned():
+                for context in self.contexts:
+                    pin(context, certificate)
+
+
+async def _look_around(site: Site, here: Context, network: _Network) -> None:
+    """Notice what `dispfl peer accept` and `revoke` change, and say how it goes."""
+    while True:
+        try:
+            network.learn_of_new_members(site)
+            write_status(site, here, network)
+        except (DispflError, OSError) as problem:
+            here.tell("trouble", {"why": str(problem)})
+        await asyncio.sleep(EVERY)
+
+
+def write_status(site: Site, here: Context, network: _Network) -> None:
+    """What `dispfl peer status` shows."""
+    found = here.standing.as_json()
+    behind = time.time() - asyncio.get_running_loop().time()  # the loop's clock is not a calendar's
+    for neighbour in found["peers"].values():
+        neighbour["last_seen"] = None if neighbour["last_seen"] is None else neighbour["last_seen"] + behind
+    counters = network.transport.counters
+    found["refused_at_the_door"] = {f"{reason} ({name})": n for (reason, name), n in sorted(counters.refused.items())}
+    found["updated"] = time.time()
+    write_atomically(site.run_folder / STATUS, json.dumps(found).encode())

@@ -1,0 +1,90 @@
+"""What a peer brings into a federation: its data, its model and its density, as the setting of its rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from dispfl.core.layout import Layout
+from dispfl.core.live import LiveModel
+from dispfl.core.train import Task
+from dispfl.data.datasets import load
+from dispfl.data.own.loading import load_own
+from dispfl.data.own.settings import OwnData
+from dispfl.methods.base import PeerState
+from dispfl.models.own import OwnModel
+from dispfl.peer.plan import Plan
+from dispfl.peer.site import Site
+from dispfl.peer.terms import Terms, terms_of
+from dispfl.round import PeerData, Setting
+from dispfl.wire.codec import Codec
+
+
+@dataclass(frozen=True)
+class Share:
+    """One peer's part, complete."""
+
+    name: str
+    federation: str
+    setting: Setting
+    density: float
+    smallest_density: float
+    layout: Layout
+    weights: Tensor
+    """What all peers start from."""
+    buffers: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, name: str, federation: str, setting: Setting, density: float, smallest_density: float) -> "Share":
+        """The share of a setting in which only this peer's data are here."""
+        live = LiveModel(setting.module())
+        weights, buffers = live.read(), live.read_buffers()
+        return cls(name, federation, setting, density, smallest_density, live.layout, weights, buffers)
+
+    @property
+    def terms(self) -> Terms:
+        """What others must have in common with it."""
+        return terms_of(self.federation, self.setting, self.layout, self.weights, self.smallest_density)
+
+    def codec(self) -> Codec:
+        """How its models travel."""
+        dense = self.setting.method.always_dense(self.layout, {self.smallest_density})
+        return Codec(self.layout, dense, self.setting.wire)
+
+    def first_state(self) -> PeerState:
+        """Algorithm 1, line 2."""
+        method, seed = self.setting.method, self.setting.seed
+        state = method.start(self.weights, self.layout, self.density, seed=seed, peer=self.name)
+        return replace(state, buffers={name: buffer.clone() for name, buffer in self.buffers.items()})
+
+
+def share_of(site: Site) -> Share:
+    """A site's share, from its plan and its own data."""
+    plan = site.plan()
+    setting = _setting(plan, site)
+    return Share.of(site.name, site.where.federation, setting, plan.density, plan.least_density)
+
+
+def _setting(plan: Plan, site: Site) -> Setting:
+    if isinstance(plan.data, OwnData):
+        data = load_own(plan.data, folder=site.folder, site=site.name, seed=plan.seed)
+    else:
+        data = load(plan.data)
+    train, test = data.samples(augment=plan.data.augment)
+    shape, classes = data.shape, len(data.classes)
+    if isinstance(plan.model, OwnModel):
+        plan.model.try_on(next(train.batches(2))[0], classes, site.folder)
+    return Setting(
+        model=lambda: plan.model.network(shape, classes, site.folder),
+        peers={site.name: PeerData(train, test)},
+        method=plan.method,
+        topology=plan.topology,
+        train=plan.train,
+        task=Task(),
+        seed=plan.seed,
+        rounds=plan.rounds,
+        eval_every=plan.eval_every,
+        device=plan.device,
+        wire=plan.wire,
+        elsewhere=tuple(site.members.names()),
+    )

@@ -1,0 +1,24 @@
+"""What the tests of a site's own data share: a folder for the site, with whatever code it has."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Path]:
+    """An empty folder. What is imported from it is forgotten afterwards."""
+    path, loaded = list(sys.path), set(sys.modules)
+    yield tmp_path
+    sys.path[:] = path
+    for name in set(sys.modules) - loaded:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def code(site: Path) -> Callable[[str], None]:
+    """Write the site's module `mine.py`."""
+    return lambda text: (site / "mine.py").write_text(text) and None
