@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from dispfl.cli import bound, compare, costs, data, demo, export, masks, peer, predict, report, run, show, sweep, up
+from dispfl.cli import bound, compare, costs, data, demo, export, masks, peer, predict, report, reproduce, run, show, sweep, up
 from dispfl.errors import DispflError
 
 app = typer.Typer(
@@ -40,6 +40,7 @@ app.command("show")(show.show)
 app.command("demo")(demo.demo)
 app.command("compare")(compare.compare)
 app.command("sweep")(sweep.sweep)
+app.command("reproduce")(reproduce.reproduce)
 app.command("costs")(costs.costs)
 app.command("masks")(masks.masks)
 app.command("bound")(bound.bound)

@@ -1,0 +1,213 @@
+"""`dispfl reproduce`, as a user types it, on experiments cut down to a second."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import typer
+from PIL import Image
+from typer.testing import CliRunner
+
+from dispfl.cli.reproduce import reproduce
+from dispfl.errors import ConfigError, DataError
+
+APP = typer.Typer()
+APP.command()(reproduce)
+TINY = ["peers=4", "rounds=2", "topology.degree=2", "partition.test_samples=4", "train.epochs=1", "threads=1"]
+OWN = """
+peers = 3
+rounds = 2
+threads = 1
+
+[partition]
+name = "dirichlet"
+samples = 8
+test_samples = 4
+
+[topology]
+name = "random"
+degree = 2
+
+[train]
+epochs = 1
+
+[reproduce]
+shows = "Table 1"
+title = "Two methods."
+label = "centralized-main-table"
+beside = { data = "cifar10", model = "resnet18" }
+parts = [
+    { partition = { name = "dirichlet", alpha = 0.3 } },
+    { partition = { name = "pathological", classes = 2, samples = 8, test_samples = 4 } },
+]
+rows = [{ method = "local" }, { method = { name = "dispfl", density = 0.5 } }]
+"""
+
+
+@dataclass(frozen=True)
+class Said:
+    code: int
+    output: str
+    """Both streams, as a terminal shows them."""
+    stdout: str
+    exception: BaseException | None
+
+
+def dispfl_reproduce(*words: str | Path) -> Said:
+    result = CliRunner().invoke(APP, [*map(str, words)], env={"COLUMNS": "80"})
+    return Said(result.exit_code, result.output, result.stdout, result.exception)
+
+
+def refusal(kind: type[Exception], *words: str | Path) -> str:
+    """The sentence of a refusal of this kind."""
+    result = dispfl_reproduce(*words)
+    assert isinstance(result.exception, kind)
+    return str(result.exception)
+
+
+def rounds_run(result: Said) -> int:
+    return sum(line.startswith("run ") for line in result.output.splitlines())
+
+
+def test_an_experiment_runs_prints_both_numbers_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    (tmp_path / "main.toml").write_text(OWN)
+    words: list[str | Path] = [tmp_path / "main.toml", "--out", tmp_path / "out"]
+    first = dispfl_reproduce(*words, "--only", "local")
+    assert first.code == 0, first.output
+    assert first.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
+    assert rounds_run(first) == 4
+    assert [line.split()[:2] for line in first.output.splitlines() if line.startswith("local")] == [["local", "61.55"]]
+
+    again = dispfl_reproduce(*words)
+    assert again.output.splitlines()[0] == "Table 1: Two methods. 4 runs, 2 done."
+    assert rounds_run(again) == 4  # those of Dis-PFL alone
+    assert "Not the paper's experiment: fashion-sample instead of cifar10" in again.output
+    assert "Table 1, the paper's resnet18 on cifar10" in again.output
+    [dispfl] = [line.split() for line in again.output.splitlines() if line.startswith("dispfl")]
+    found = json.loads((tmp_path / "out/main/results.json").read_text())
+    ours = [row["ours"] for row in found["rows"] if row["place"]["method"] == "dispfl"]
+    accuracies = [f"{100 * row['accuracy']:.1f}" for row in ours]
+    assert dispfl[:6] == ["dispfl", "85.70", accuracies[0], "91.05", accuracies[1], "223.4"]
+    assert found["files"] == ["beside-paper.md", *(f"comparison.{ending}" for ending in ("md", "tex", "csv", "json"))]
+    assert all((tmp_path / "out/main" / file).exists() for file in found["files"])
+    assert (tmp_path / "out/main/beside-paper.md").read_text().startswith("## Table 1: Two methods.\n\nNot the paper's")
+
+    done = dispfl_reproduce(*words, "--json")
+    assert json.loads(done.stdout) == {"name": "main", "scale": "laptop", **found}
+    assert rounds_run(done) == 0
+
+
+def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    result = dispfl_reproduce(tmp_path / "own.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path)
+    assert result.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
+    assert "Not the paper's experiment but one of your own." in result.output
+    [row] = json.loads((tmp_path / "own/results.json").read_text())["rows"]
+    assert [Path(run).name for run in row["ours"]["runs"]] == ["seed-0", "seed-1"]
+
+
+def test_runs_with_other_settings_lie_beside_each_other(tmp_path: Path) -> None:
+    (tmp_path / "own.toml").write_text(OWN)
+    words: list[str | Path] = [tmp_path / "own.toml", "--only", "local,dirichlet", "--out", tmp_path]
+    dispfl_reproduce(*words, "rounds=1")
+    assert dispfl_reproduce(*words).output.splitlines()[0] == "Table 1: Two methods. 1 run, 0 done."
+    assert len(list(tmp_path.glob("runs/fashion-sample-dirichlet/local-random-*/seed-0"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "picture"),
+    [
+        ("masks", ["partition.groups=2", "partition.samples=8", "rounds=1"], "masks-seed-0.png"),
+        ("drop", ["partition.samples=8", "rounds=1", "--only", "dispfl,0,0.8"], "drop.png"),
+        ("sparsity", ["partition.samples=8", "rounds=1", "--only", "0.2,0.8"], "sparsity.png"),
+    ],
+)
+def test_a_figure_is_drawn_where_the_paper_has_one(tmp_path: Path, name: str, more: list[str], picture: str) -> None:
+    result = dispfl_reproduce(name, *TINY, *more, "--out", tmp_path)
+    assert result.code == 0, result.output
+    with Image.open(tmp_path / name / picture) as image:
+        assert image.format == "PNG"
+    assert f"Written to {tmp_path / name}: {picture}" in result.output
+
+
+def test_groups_and_curves_are_drawn_from_their_own_runs(tmp_path: Path) -> None:
+    grouped = OWN.replace("density = 0.5", "density = [0.2, 0.4, 0.6]").replace('{ method = "local" },', "")
+    own = grouped.replace('label = "centralized-main-table"', 'figure = "groups"')
+    (tmp_path / "groups.toml").write_text(own)
+    (tmp_path / "curves.toml").write_text(own.replace('"groups"', '"curves"'))
+    result = dispfl_reproduce(tmp_path / "groups.toml", "--out", tmp_path)
+    assert [line.split()[0] for line in result.output.splitlines() if line.startswith("0.")] == ["0.2", "0.4", "0.6"]
+    again = dispfl_reproduce(tmp_path / "curves.toml", "--out", tmp_path)
+    assert rounds_run(again) == 0  # the same runs
+    assert (tmp_path / "groups/groups.png").exists()
+    assert (tmp_path / "curves/curves.png").exists()
+
+
+def test_without_a_name_there_is_a_list(tmp_path: Path) -> None:
+    result = dispfl_reproduce()
+    lines = result.output.splitlines()
+    assert lines[0].split()[:3] == ["main", "Table", "1"]
+    assert "laptop 45 runs, 12 min · paper 108 runs, 6e19 FLOPs" in lines[0]
+    assert lines[1] == "    All nine methods on three data sets, two partitions each."
+    listed = json.loads(dispfl_reproduce("--list", "--json").stdout)
+    assert [one["shows"] for one in listed] == [
+        *(f"Table {number}" for number in range(1, 10)),
+        *(f"Figure {number}" for number in range(3, 7)),
+    ]
+    assert listed[3]["paper"] == {"runs": 10, "minutes": None, "flops": 4.5e18}
+
+
+SMALL_BUT_THE_PAPERS = [
+    "sparsity",
+    "--scale",
+    "paper",
+    "model=cnn",
+    "train.batch=4",
+    "peers=12",
+    "rounds=3",
+    "threads=1",
+]
+
+
+def test_the_papers_scale_says_how_long_it_takes_and_waits_for_a_yes(tmp_path: Path) -> None:
+    words: list[str | Path] = [*SMALL_BUT_THE_PAPERS, "--data-dir", tmp_path, "--out", tmp_path / "out"]
+    sentence = "Nothing was started. To start it all the same, give the same command with --yes."
+    assert refusal(ConfigError, *words) == sentence
+    said = dispfl_reproduce(*words).output
+    [line] = [line.split() for line in said.splitlines() if line.startswith("dispfl")]
+    assert line[1] == "10"  # five densities, two seeds
+    assert "hours, or" in said
+    assert "Run `dispfl data get cifar10`" in said  # so that it is known before it is missed
+    found = json.loads(dispfl_reproduce(*words, "--json").stdout)
+    assert [(method["method"], method["runs"]) for method in found["methods"]] == [("dispfl", 10)]
+    assert found["hours"] > 0
+    assert not (tmp_path / "out").exists()
+
+
+def test_missing_data_is_said_before_anything_runs(tmp_path: Path) -> None:
+    words: list[str | Path] = [*SMALL_BUT_THE_PAPERS, "--data-dir", tmp_path, "--out", tmp_path / "out", "--yes"]
+    assert refusal(DataError, *words).startswith("The files of cifar10 were not found: looked for data_batch_1.bin")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["sparsty"], "There is no experiment 'sparsty'. Did you mean sparsity?"),
+        (["rounds=3"], "Name the table or figure before rounds=3; dispfl reproduce --list has the names."),
+        (["sparsity", "roundz=3"], "Unknown key roundz. Did you mean rounds?"),
+        (["sparsity", "--only", "ring"], "--only 'ring' is nothing that these runs differ in."),
+        (["none.toml"], "The config file none.toml does not exist."),
+    ],
+)
+def test_a_refusal_is_one_sentence_and_nothing_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refusal(ConfigError, *words).startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_help_has_an_example() -> None:
+    assert "Example: dispfl reproduce sparsity" in dispfl_reproduce("--help").output
