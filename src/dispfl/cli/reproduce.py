@@ -70,8 +70,9 @@ def reproduce(
     experiment, out = find(name, scale), out or Path("runs/reproduce") / scale
     picked = [word.strip() for word in only.split(",") if word.strip()]
     runs = chosen(experiment.runs(out, seeds, settings), picked)
+    caveat = _caveat(experiment, runs, picked)
     _run(experiment, [run.cell for run in runs], scale == "paper", yes, Console(stderr=as_json), as_json)
-    found = _report(experiment, runs, _caveat(experiment, runs, picked), out, Console(quiet=as_json))
+    found = _report(experiment, runs, caveat, out, Console(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **found}, indent=2))
 
@@ -82,6 +83,7 @@ def _run(
     """Run what is missing, after a look at the clock where it is long."""
     from dispfl.cli.grid_progress import watching_grid
     from dispfl.cli.reproduce_costs import print_hours
+    from dispfl.cli.run import warn_of_noise
     from dispfl.grid import State, check, run_missing
 
     cells = list({cell.path: cell for cell in cells}.values())
@@ -99,6 +101,7 @@ def _run(
             if problem:
                 console.print(str(problem), soft_wrap=True, highlight=False, markup=False)
             raise ConfigError("Nothing was started. To start it all the same, give the same command with --yes.")
+    warn_of_noise(cell.experiment for cell in waiting)
     try:
         with watching_grid(cells, console) as watch:
             run_missing(cells, watch, watch.decoding)
@@ -129,7 +132,9 @@ def _caveat(experiment: "PaperExperiment", runs: "Sequence[PlacedRun]", picked: 
 
     if experiment.name not in names("paper"):
         return "Not the paper's experiment but one of your own."
-    theirs = chosen(find(experiment.name, "paper").runs(Path()), picked)
+    theirs = find(experiment.name, "paper").runs(Path())
+    known = {word for run in theirs for word in run.place.values()}
+    theirs = chosen(theirs, [word for word in picked if word in known])
     return difference((run.cell.experiment for run in runs), (run.cell.experiment for run in theirs))
 
 

@@ -80,7 +80,8 @@ class Node:
             here.door.forget_before(here.shelf.oldest or 0)
         began = clock()
         gathered = await self.asks.gather(t, state)
-        if (current := gathered.current(t)) is not None:
+        current = min(gathered.current(t) or t, here.setting.rounds - 1)  # who comes too late takes the last round
+        if current > t:
             here.tell("behind", {"round": t, "current": current})
             return current, state
         here.standing.state, learning = "learning", clock()
