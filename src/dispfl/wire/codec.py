@@ -34,6 +34,7 @@ HEADER = struct.Struct("<4sBBBBIQQ")
 _CHECKSUM = slice(8, 12)
 
 Flags = NDArray[np.bool_]
+NOT_DENSE = "A model leaves out weights of a layer that its method calls `always_dense`."
 
 
 class Wire(Settings):
@@ -54,7 +55,8 @@ class Codec:
     def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
         self.layout = layout
         self.wire = wire
-        self._open = _runs(layout, dense)
+        self._stretches = _stretches(layout, dense)
+        self._open = [where for where, is_dense in self._stretches if not is_dense]
         self._open_size = sum(where.stop - where.start for where in self._open)
         self._dense_size = layout.size - self._open_size
         self._compress = wire.coding == "zstd"
@@ -64,7 +66,7 @@ class Codec:
     def encode_model(self, model: PackedModel, *, rng: torch.Generator) -> bytes:
         """A whole model; `rng` rounds where values do not fit."""
         kept = model.mask.flags()
-        return self._encode(MODEL, self._open_flags(kept), kept, model.values.numpy(), rng)
+        return self._encode(MODEL, self._open_flags(kept), self._scaled(kept), model.values.numpy(), rng)
 
     def decode_model(self, frame: bytes) -> PackedModel:
         """The model in a message."""
@@ -91,9 +93,9 @@ class Codec:
     def encode_answer(self, model: PackedModel, request: PackedMask, *, rng: torch.Generator) -> bytes:
         """A model where it was asked for."""
         kept, asked = model.mask.flags(), request.flags()
-        both = kept & asked
-        mask = select(self._open_flags(both), self._open_flags(asked))
-        return self._encode(ANSWER, mask, both, select(model.values.numpy(), select(asked, kept)), rng)
+        mask = self._open_part(select(kept, asked), asked)
+        per_layer = self._scaled(kept & asked) if self.wire.values == "int8" else []
+        return self._encode(ANSWER, mask, per_layer, select(model.values.numpy(), select(asked, kept)), rng)
 
     def decode_answer(self, frame: bytes, request: PackedMask) -> PackedModel:
         """The model in an answer to this request."""
@@ -121,8 +123,9 @@ class Codec:
 
     # what both have in common
 
-    def _encode(self, kind: int, mask: Flags, kept: Flags, values: NDArray[np.float32], rng: torch.Generator) -> bytes:
-        per_layer = self._per_layer(kept)
+    def _encode(
+        self, kind: int, mask: Flags, per_layer: Sequence[int], values: NDArray[np.float32], rng: torch.Generator
+    ) -> bytes:
         scales, raw = to_bytes(torch.from_numpy(values), self.wire.values, per_layer, rng=rng)
         bits = store(np.packbits(mask, bitorder="little"), self._compress)
         parts = [scales, *store_planes(raw, ITEMSIZE[self.wire.values], self._compress)]
@@ -171,11 +174,28 @@ class Codec:
     def _per_layer(self, kept: Flags) -> list[int]:
         return [int(np.count_nonzero(kept[where])) for where in self.layout.slices]
 
+    def _scaled(self, kept: Flags) -> list[int]:
+        """The kept weights of each layer, where each layer has a scale."""
+        return self._per_layer(kept) if self.wire.values == "int8" else []
+
+    def _open_part(self, shared: Flags, asked: Flags) -> Flags:
+        """Of a mask that has a flag for each weight asked for, those that lie in open layers."""
+        pieces, begin = [], 0
+        for where, is_dense in self._stretches:
+            end = begin + int(np.count_nonzero(asked[where]))
+            piece = shared[begin:end]
+            if not is_dense:
+                pieces.append(piece)
+            elif end - begin < where.stop - where.start or not piece.all():
+                raise ConfigError(NOT_DENSE)
+            begin = end
+        return np.concatenate(pieces) if pieces else shared[:0]
+
     def _open_flags(self, flags: Flags) -> Flags:
         """A mask without the layers that are dense for everyone."""
         picked = np.concatenate([flags[where] for where in self._open]) if self._open else flags[:0]
         if np.count_nonzero(flags) != np.count_nonzero(picked) + self._dense_size:
-            raise ConfigError("A model leaves out weights of a layer that its method calls `always_dense`.")
+            raise ConfigError(NOT_DENSE)
         return picked
 
     def _whole(self, picked: Flags) -> Flags:
@@ -189,17 +209,14 @@ class Codec:
         return whole
 
 
-def _runs(layout: Layout, dense: Sequence[bool]) -> list[slice]:
-    """The stretches of the flat vector between the layers that are dense for everyone."""
-    runs: list[slice] = []
+def _stretches(layout: Layout, dense: Sequence[bool]) -> list[tuple[slice, bool]]:
+    """The flat vector as stretches of layers that are dense for everyone, or not."""
+    found: list[tuple[slice, bool]] = []
     for where, is_dense in zip(layout.slices, dense, strict=True):
-        if is_dense:
-            continue
-        if runs and runs[-1].stop == where.start:
-            runs[-1] = slice(runs[-1].start, where.stop)
-        else:
-            runs.append(where)
-    return runs
+        if found and found[-1][1] == is_dense:
+            where = slice(found.pop()[0].start, where.stop)
+        found.append((where, is_dense))
+    return found
 
 
 def _frame(kind: int, values: int, coding: str, count: int, bits: Bytes, parts: Sequence[Bytes]) -> bytes:
