@@ -7,7 +7,23 @@ from typing import Annotated
 
 import typer
 
-from dispfl.cli import bound, compare, costs, data, demo, export, masks, peer, predict, report, reproduce, run, show, sweep, up
+from dispfl.cli import (
+    bound,
+    compare,
+    costs,
+    data,
+    demo,
+    export,
+    masks,
+    peer,
+    predict,
+    report,
+    reproduce,
+    run,
+    show,
+    sweep,
+    up,
+)
 from dispfl.errors import DispflError
 
 app = typer.Typer(
