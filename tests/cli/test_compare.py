@@ -138,7 +138,13 @@ def test_after_a_stop_the_same_command_goes_on_to_the_same_weights(
     program = Path(sys.executable).with_name("dispfl")
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
-        [program, *words], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [program, *words],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
     ) as process:
         assert process.stdout is not None
         next(line for line in process.stdout if line.startswith("run 1/2 · dispfl seed 0 · round 3/12"))

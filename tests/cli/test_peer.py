@@ -114,7 +114,7 @@ def test_a_site_is_not_made_twice(alice: Path) -> None:
 
 
 def test_a_damaged_invite_is_refused(alice: Path, bob: Path) -> None:
-    with pytest.raises(InviteError, match=r"The invite is damaged: its checksum is wrong\. Copy it again"):
+    with pytest.raises(InviteError, match=r"The invite is damaged: .+\. Copy it again"):
         peer("accept", alice, peer("invite", bob)[:-3])
 
 
