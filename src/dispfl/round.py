@@ -260,7 +260,8 @@ def judge_shared(setting: Setting, result: Round, t: int, engine: Engine) -> Rou
         report, found = steps[peer].report, judgement.report
         report = replace(report, score=found.score, failure=report.failure or found.failure)
         steps[peer] = replace(steps[peer], report=report)
-    return replace(result, steps=steps, judged=judged)
+    in_order = {peer: judged[peer] for peer in result.steps}  # engines finish in any order
+    return replace(result, steps=steps, judged=in_order)
 
 
 def peer_step(setting: Setting, live: LiveModel, work: Work, pulse: Callable[[], None] = lambda: None) -> Step:
