@@ -35,6 +35,7 @@ def run(
     """
     from rich.console import Console
 
+    from dispfl.analysis.report.page import write_report
     from dispfl.analysis.tables import print_results
     from dispfl.cli.progress import decoding
     from dispfl.config import compose, read_toml
@@ -67,6 +68,8 @@ def run(
             see_through(launch, console, track)
         else:
             console.print(f"{path} is finished already.", soft_wrap=True, highlight=False, markup=False)
+            if not (path / "report.html").exists():  # killed in the very end
+                write_report([path], path / "report.html")
     print_results([path], console)
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
 

@@ -56,6 +56,8 @@ class Node:
         """Take part from round t on, to the end; or, for one who is new to a federation under way, from its round."""
         here, standing = self.here, self.here.standing
         standing.round, standing.rounds = t, here.setting.rounds
+        if t > 0:  # the others were started long ago
+            self.asks.pace.first = self.asks.pace.floor
         await self.asks.transport.serve(Answers(here))
         await self.asks.greet(here.others(t))
         if t == 0 and (current := standing.others_are_at()) > 1:
