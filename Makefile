@@ -21,6 +21,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python benchmarks/local_training.py
 	$(BIN)/python benchmarks/memory_at_rest.py
 	$(BIN)/python benchmarks/side_by_side.py
+	$(BIN)/python benchmarks/packing.py
 	$(BIN)/python benchmarks/codec.py
 	$(BIN)/python benchmarks/transport.py
 

@@ -45,8 +45,9 @@ def test_all_four_methods_run_and_stand_in_one_table_with_their_curves(tmp_path:
     assert rounds == [[method, "round", f"{t}/2"] for method in METHODS for t in (1, 2)]
     table = [line for line in lines if line[0] in METHODS and "round" not in line]
     assert [row[:2] for row in table] == [[method, "2"] for method in ("dispfl", "local", "fedavg", "dpsgd")]
-    assert lines[-1][:3] == ["Learning", "curves:", "runs/demo/learning-curves.png."]
-    assert lines[-1][-1] == "runs/demo/report.html"
+    assert " ".join(lines[-1]) == (
+        "Learning curves: runs/demo/learning-curves.png. Everything on one page: runs/demo/report.html"
+    )
     for method in METHODS:
         run = tmp_path / "runs/demo" / method
         summary = read_summary(run)
@@ -69,7 +70,9 @@ def test_both_methods_have_the_same_peers_data_and_seed_and_local_sends_nothing(
 def test_a_second_demo_takes_the_next_free_folder_and_a_named_one_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "runs/demo").mkdir(parents=True)
     result = CliRunner().invoke(app, ["demo"])
-    assert result.stdout.splitlines()[-1].startswith("Learning curves: runs/demo-2/learning-curves.png. ")
+    assert result.stdout.splitlines()[-1] == (
+        "Learning curves: runs/demo-2/learning-curves.png. Everything on one page: runs/demo-2/report.html"
+    )
     again = CliRunner().invoke(app, ["demo", "--out", "runs/demo-2"])
     assert isinstance(again.exception, RunError)
     assert str(again.exception).startswith("The run directory runs/demo-2/dispfl exists already.")

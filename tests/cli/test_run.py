@@ -7,6 +7,7 @@ import struct
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dispfl.cli import main
+from dispfl.config import compose
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import RunDirectory, read_metrics, read_summary
+from dispfl.runs.directory import RunDirectory, read_config, read_metrics, read_summary
+from dispfl.runs.reading import layout_of
+from dispfl.wire.codec import Codec
 
 TINY = [
     "peers=4",
@@ -120,7 +125,23 @@ def test_the_busiest_node_hears_two_models_of_half_the_weights(finished: Path) -
     assert PARAMETERS / 2 - 12 < kept <= PARAMETERS / 2  # each of 12 parameters keeps the integer part of its share
     for record in read_metrics(finished):
         assert record["busiest"]["paper_mb"] == pytest.approx(2 * kept * 4 / 1e6)
-        assert 0.5 < record["busiest"]["wire_mb"] / record["busiest"]["paper_mb"] < 0.8
+
+
+def test_the_last_rounds_traffic_is_what_real_messages_weigh(finished: Path) -> None:
+    experiment, layout = compose(read_config(finished)), layout_of(finished)
+    codec = Codec(layout, experiment.method.always_dense(layout, {0.5}), experiment.wire)
+    states = {peer: step.state for peer, step in Checkpoints(finished / "checkpoints").load(2).items()}
+    up, down = Counter[str](), Counter[str]()
+    for receiver, senders in experiment.topology.heard(experiment.seed, 2, sorted(states)).items():
+        request = codec.encode_request(states[receiver].next_mask)
+        for sender in senders:
+            answer = codec.encode_answer(states[sender].model, states[receiver].next_mask, rng=torch.Generator())
+            for name, sent, heard in ((receiver, request, answer), (sender, answer, request)):
+                up[name] += len(sent)
+                down[name] += len(heard)
+    record = read_metrics(finished)[-1]
+    assert record["traffic"] == {peer: [up[peer], down[peer]] for peer in states}
+    assert record["busiest"]["wire_mb"] == max(*up.values(), *down.values()) / 1e6
 
 
 def test_with_eval_every_two_of_three_rounds_the_first_is_not_scored_and_the_last_is(finished: Path) -> None:

@@ -1,6 +1,5 @@
 """`dispfl compare`: methods side by side, on the same splits, initial weights and test data."""
 
-import json
 import shlex
 import sys
 from collections import Counter
@@ -92,31 +91,40 @@ def see_grid_through(
     """Lay out a grid of runs, run what is missing with a progress bar, then print and write the comparison."""
     from rich.console import Console
 
-    from dispfl.cli.grid_progress import watching_grid
-    from dispfl.cli.run import first_free, warn_of_noise
+    from dispfl.cli.run import data_dir_words, first_free
     from dispfl.config import read_toml
-    from dispfl.grid import State, check, run_missing
+    from dispfl.grid import check
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(asked.track)
     targets = accuracies(asked.targets)
-    if asked.data_dir is not None:
-        words.append(f"data.dir={json.dumps(str(asked.data_dir), ensure_ascii=False)}")  # quoted as TOML quotes too
+    words += data_dir_words(asked.data_dir)
     out = asked.out or first_free(Path("runs") / command)
     cells = grid(words, read_toml(asked.config) if asked.config else {}, asked.seeds, out)
     check(cells)
     console = Console()
     console.print(_standing(cells), soft_wrap=True, highlight=False, markup=False)
+    run_grid(cells, console, asked.track, [] if asked.out else ["--out", str(out)])
+    _report(cells, out, targets, asked.budget, console)
+
+
+def run_grid(
+    cells: "Sequence[Cell]", console: "Console", track: str | None = None, to_go_on: Sequence[str] = ()
+) -> None:
+    """Run what is missing of a grid with a progress bar; Ctrl-C says how to go on: the same command, and `to_go_on`."""
+    from dispfl.cli.grid_progress import watching_grid
+    from dispfl.cli.run import warn_of_noise
+    from dispfl.grid import State, run_missing
+
     warn_of_noise(cell.experiment for cell in cells if cell.state is not State.DONE)
     try:
         with watching_grid(cells, console) as watch:
-            run_missing(cells, watch, watch.decoding, asked.track)
+            run_missing(cells, watch, watch.decoding, track)
     except KeyboardInterrupt:
-        again = shlex.join(["dispfl", *sys.argv[1:], *([] if asked.out else ["--out", str(out)])])
+        again = shlex.join(["dispfl", *sys.argv[1:], *to_go_on])
         message = f"\nStopped; nothing that was finished is lost. Go on with: {again}"
         console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
-    _report(cells, out, targets, asked.budget, console)
 
 
 def accuracies(text: str) -> list[float]:

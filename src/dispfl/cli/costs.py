@@ -75,28 +75,17 @@ def costs(
 
 
 def _plan(experiment: "Experiment") -> "Plan":
-    from dispfl.costs.estimate import Plan
     from dispfl.data.catalogue import describe
+    from dispfl.reproduce.work import plan_of
 
     spec, asked = describe(experiment.data.name), experiment.partition.samples
     most = spec.train // experiment.peers
-    samples = most if asked == "all" else asked
-    if not 0 < samples <= most:
+    if most == 0 or (asked != "all" and asked > most):
         raise ConfigError(
             f"partition.samples is {asked} but {spec.train} training samples give each of {experiment.peers} peers "
             f"at most {most}; lower partition.samples or peers."
         )
-    return Plan(
-        model=experiment.model,
-        data=spec,
-        method=experiment.method,
-        topology=experiment.topology,
-        peers=experiment.peers,
-        samples=samples,
-        train=experiment.train,
-        wire=experiment.wire,
-        seed=experiment.seed,
-    )
+    return plan_of(experiment)
 
 
 def _as_json(plan: "Plan", found: "Costs", wire: "WireCosts") -> dict[str, Any]:

@@ -1,8 +1,6 @@
 """`dispfl reproduce`: the paper's tables and figures, run here, beside the paper's numbers."""
 
 import json
-import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -55,6 +53,7 @@ def reproduce(
     from rich.console import Console
 
     from dispfl.cli.reproduce_costs import print_list
+    from dispfl.cli.run import data_dir_words
     from dispfl.reproduce.experiments import find
     from dispfl.reproduce.placing import chosen
 
@@ -65,8 +64,7 @@ def reproduce(
     name, settings = words[0], words[1:]
     if "=" in name:
         raise ConfigError(f"Name the table or figure before {name}; dispfl reproduce --list has the names.")
-    if data_dir is not None:
-        settings.append(f"data.dir={json.dumps(str(data_dir.expanduser().absolute()), ensure_ascii=False)}")
+    settings += data_dir_words(data_dir)
     experiment, out = find(name, scale), out or Path("runs/reproduce") / scale
     picked = [word.strip() for word in only.split(",") if word.strip()]
     runs = chosen(experiment.runs(out, seeds, settings), picked)
@@ -81,10 +79,9 @@ def _run(
     experiment: "PaperExperiment", cells: "Sequence[Cell]", long: bool, yes: bool, console: "Console", as_json: bool
 ) -> None:
     """Run what is missing, after a look at the clock where it is long."""
-    from dispfl.cli.grid_progress import watching_grid
+    from dispfl.cli.compare import run_grid
     from dispfl.cli.reproduce_costs import print_hours
-    from dispfl.cli.run import warn_of_noise
-    from dispfl.grid import State, check, run_missing
+    from dispfl.grid import State, check
 
     cells = list({cell.path: cell for cell in cells}.values())
     check(cells)
@@ -101,15 +98,7 @@ def _run(
             if problem:
                 console.print(str(problem), soft_wrap=True, highlight=False, markup=False)
             raise ConfigError("Nothing was started. To start it all the same, give the same command with --yes.")
-    warn_of_noise(cell.experiment for cell in waiting)
-    try:
-        with watching_grid(cells, console) as watch:
-            run_missing(cells, watch, watch.decoding)
-    except KeyboardInterrupt:
-        again = shlex.join(["dispfl", *sys.argv[1:]])
-        message = f"\nStopped; nothing that was finished is lost. Go on with: {again}"
-        console.print(message, soft_wrap=True, highlight=False, markup=False)
-        raise typer.Exit(130) from None
+    run_grid(cells, console)
 
 
 def _missing_data(cells: "Sequence[Cell]") -> DataError | None:

@@ -46,9 +46,7 @@ def run(
     check_tracker(track)
     words = list(words or [])
     console = Console()
-    if data_dir is not None:
-        folder = str(data_dir.expanduser().absolute())  # the run may be resumed from another working directory
-        words.append(f"data.dir={json.dumps(folder, ensure_ascii=False)}")  # quoted as TOML quotes too
+    words += data_dir_words(data_dir)
     if resume is None:
         named = words and ("=" not in words[0] or Path(words[0]).is_file())  # folders may be called lr=0.1
         config = read_toml(Path(words.pop(0))) if named else {}
@@ -93,6 +91,14 @@ def see_through(launch: "Launch", console: "Console", track: str | None = None) 
         console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
     write_report([path], path / "report.html")
+
+
+def data_dir_words(data_dir: Path | None) -> list[str]:
+    """`--data-dir` as a setting; absolute, because a run may be resumed from another working directory."""
+    if data_dir is None:
+        return []
+    folder = str(data_dir.expanduser().absolute())
+    return [f"data.dir={json.dumps(folder, ensure_ascii=False)}"]  # quoted as TOML quotes too
 
 
 def warn_of_noise(experiments: "Iterable[Experiment]") -> None:

@@ -37,16 +37,14 @@ def up(
     from dispfl.analysis.plots import learning_curve
     from dispfl.analysis.report.page import write_report
     from dispfl.analysis.tables import print_results
-    from dispfl.cli.run import first_free
+    from dispfl.cli.run import data_dir_words, first_free
     from dispfl.config import compose, read_toml
     from dispfl.roster import roster_names
     from dispfl.up import Processes, gather_up, set_up
 
     words = list(words or [])
     config = read_toml(Path(words.pop(0))) if words and "=" not in words[0] else {}
-    if data_dir is not None:
-        words.append(f"data.dir={json.dumps(str(data_dir.expanduser().absolute()), ensure_ascii=False)}")
-    experiment = compose(config, [*words, f"peers={peers}", "threads=1"])
+    experiment = compose(config, [*words, *data_dir_words(data_dir), f"peers={peers}", "threads=1"])
     out = out or first_free(Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}")
     console = Console()
     set_up(experiment, out)
