@@ -1,22 +1,21 @@
 """What several test files share: tiny peers, and a run of them in this process. A few milliseconds a round."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import settings
+from rounds import Played, play_all
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
-from dispfl.engines.inprocess import InProcess
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.roster import roster_names
-from dispfl.round import PeerData, Round, Setting, play_round, start
+from dispfl.round import PeerData, Setting
 from dispfl.topology import Full
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
@@ -86,19 +85,9 @@ def make_setting() -> Callable[..., Setting]:
 
 
 @pytest.fixture
-def play() -> Callable[..., list[Round]]:
+def play() -> Callable[..., list[Played]]:
     """`play(setting, threads=1)`: all rounds of a run, one after another."""
-
-    def rounds(setting: Setting, threads: int = 1) -> list[Round]:
-        done: list[Round] = []
-        states = start(setting)
-        with closing(InProcess(setting, threads)) as engine:
-            for t in range(setting.rounds):
-                done.append(play_round(setting, states, t, engine))
-                states = done[-1].states
-        return done
-
-    return rounds
+    return play_all
 
 
 @pytest.fixture

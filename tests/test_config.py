@@ -158,7 +158,7 @@ def test_a_key_near_to_none_gets_the_list_with_each_key_once() -> None:
         ("rounds=2.5", "rounds must be a whole number at least 1, got 2.5."),
         ("seed=-1", "seed must be at least 0, got -1."),
         ("device=tpu", "device must be 'cpu', 'cuda' or 'mps', got 'tpu'."),
-        ("engine=ray2", "engine must be 'inprocess', got 'ray2'."),
+        ("engine=ray2", "engine must be 'inprocess' or 'ray', got 'ray2'."),
         ("rounds", "Expected key=value, got 'rounds'; for example method.density=0.2."),
         ("=3", "Expected key=value, got '=3'; for example method.density=0.2."),
     ],
@@ -260,3 +260,10 @@ def experiments(draw: st.DrawFn) -> Experiment:
 @given(experiments())
 def test_written_as_toml_and_read_again_an_experiment_is_the_same(experiment: Experiment) -> None:
     assert compose(tomllib.loads(tomli_w.dumps(experiment.to_toml()))) == experiment
+
+
+def test_a_file_may_describe_the_users_own_data_whose_path_a_word_gives() -> None:
+    described = compose(
+        {"data": {"label": "kind", "classes": ["no", "yes"]}}, ["data.path=table.csv", "model=mlp"]
+    ).data
+    assert (described.name, described.label, str(described.path)) == ("own", "kind", "table.csv")  # type: ignore[attr-defined]

@@ -1,15 +1,33 @@
-"""The worked example in the documentation runs as it stands."""
+"""The worked examples in the documentation run as they stand."""
 
+import contextlib
+import os
 import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from dispfl.cli import app
 from dispfl.config import compose
 from dispfl.methods.registry import METHODS
+from dispfl.peer.door import Reason
+from dispfl.peer.store import rounds_of
+from dispfl.up import free_ports
+from dispfl.wire.refusals import Refusal
 
-PAGE = (Path(__file__).parent.parent / "docs" / "add-a-method.md").read_text()
+DOCS = Path(__file__).parent.parent / "docs"
+PAGE = (DOCS / "add-a-method.md").read_text()
+DEPLOY = (DOCS / "deploy.md").read_text()
+DISPFL = [sys.executable, "-c", "from dispfl.cli import main; main()"]
+ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
 def test_the_added_method_runs_and_can_be_named_in_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -25,3 +43,157 @@ def test_the_added_method_runs_and_can_be_named_in_a_config(monkeypatch: pytest.
 def test_the_method_takes_at_most_sixty_lines() -> None:
     method = re.findall(r"```python\n(.*?)```", PAGE, re.S)[0]
     assert len(method.splitlines()) <= 60
+
+
+# docs/deploy.md: three sites on this machine, by the commands that the page has
+
+SITES = ("alice", "bob", "carol")
+PATIENCE = 240.0
+"""Seconds after which a federation that does not end has failed; a busy machine takes its time."""
+
+
+@dataclass(frozen=True)
+class Typed:
+    """A command of the page, who types it, and what the page says that it prints."""
+
+    site: str
+    command: str
+    shown: tuple[str, ...]
+
+
+@dataclass
+class Walk:
+    """Follows the page: `dispfl peer run` in processes of their own, everything else in this one."""
+
+    folder: Path
+    running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
+
+    def follow(self, typed: Typed) -> None:
+        """Type one command and compare."""
+        command, _, target = typed.command.partition(" > ")
+        command, _, source = command.partition(" < ")
+        program, *words = shlex.split(command)
+        here = self.folder / typed.site
+        if words[:2] != ["peer", "run"]:
+            self._wait()  # what comes after `run` in the page comes when all have finished
+        if program == "python3":
+            script = [sys.executable, *words]
+            self.compare(typed, subprocess.run(script, cwd=here, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            return
+        assert program == "dispfl"
+        if words[:2] == ["peer", "run"]:
+            with (here / "log.txt").open("w") as log:
+                started = subprocess.Popen([*DISPFL, *words], cwd=here, stderr=log, text=True, env=ONE_THREAD)
+            self.running[typed.site] = started
+            return
+        with contextlib.chdir(here):
+            result = CliRunner().invoke(app, words, input=Path(source).read_text() if source else None)
+        assert result.exit_code == 0, f"{typed.site}$ {typed.command}\n{result.output}\n{result.exception}"
+        for site in SITES if target else ():  # sent by mail
+            (self.folder / site / target).write_text(result.stdout)
+        self.compare(typed, result.stdout)
+
+    def compare(self, typed: Typed, printed: str) -> None:
+        """Every line that the page shows was printed, in that order; numbers may be others."""
+        lines = iter(plain(line) for line in printed.splitlines())
+        for line in typed.shown:
+            assert line == "..." or any(plain(line) == other for other in lines), f"{typed.command}: {line}\n{printed}"
+
+    def _wait(self) -> None:
+        while self.running:
+            site, process = self.running.popitem()
+            log = self.folder / site / "log.txt"
+            assert process.wait(PATIENCE) == 0, log.read_text()
+            [run] = [typed for typed in page_commands() if typed.site == site and "peer run" in typed.command]
+            self.compare(run, log.read_text())
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        for process in self.running.values():
+            process.kill()
+            process.wait()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", DEPLOY, re.S)
+
+
+def page_commands() -> list[Typed]:
+    """Everything at a prompt, in the page's order."""
+    commands: list[Typed] = []
+    for line in "".join(blocks("console")).splitlines():
+        if prompt := re.match(rf"({'|'.join(SITES)})\$ (.*)", line):
+            commands.append(Typed(prompt[1], prompt[2], ()))
+        elif line.strip():
+            last = commands[-1]
+            commands[-1] = replace(last, shown=(*last.shown, line))
+    return commands
+
+
+def plain(line: str) -> str:
+    """A line without what differs from run to run: numbers, fingerprints, addresses, the width of columns."""
+    line = re.sub(r"([0-9a-f]{4} ){7}[0-9a-f]{4}", "FINGERPRINT", line)
+    line = re.sub(r"(127\.0\.0\.1|[a-z0-9.]+\.example\.org|0\.0\.0\.0):\d+", "ADDRESS", line)
+    return " ".join(re.sub(r"\d+(\.\d+)?", "#", line).split())
+
+
+@pytest.fixture
+def walk(tmp_path: Path) -> Iterator[Walk]:
+    """Three folders with the files that the page has."""
+    for site in SITES:
+        (tmp_path / site).mkdir()
+        (tmp_path / site / "federation.toml").write_text(blocks("toml")[0])
+        for name, code in zip(("patients.py", "predict.py"), blocks("python"), strict=True):
+            (tmp_path / site / name).write_text(code)
+    following = Walk(tmp_path)
+    yield following
+    following.close()
+
+
+def test_three_sites_are_deployed_by_the_commands_of_the_page_and_print_what_it_shows(walk: Walk) -> None:
+    ports = dict(zip(SITES, free_ports(3), strict=True))
+    for typed in page_commands():
+        here = f"127.0.0.1:{ports[typed.site]}"
+        command = typed.command.replace("0.0.0.0:7600", here).replace(f"{typed.site}.example.org:7600", here)
+        walk.follow(replace(typed, command=command))
+    for site in SITES:
+        done = rounds_of(walk.folder / site / "site" / "run")
+        assert sorted(done) == list(range(20))
+        assert done[19]["heard"] == [other for other in SITES if other != site]
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
+def test_systemd_finds_nothing_wrong_with_the_service_unit(tmp_path: Path) -> None:
+    [unit] = blocks("ini")
+    there = unit.replace("/opt/dispfl/bin/dispfl", sys.executable).replace("User=dispfl", "User=root")
+    (tmp_path / "dispfl.service").write_text(there)
+    found = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", tmp_path / "dispfl.service"], capture_output=True, text=True
+    )
+    assert "dispfl.service" not in found.stderr
+
+
+def test_the_sentences_that_the_page_helps_with_are_those_of_the_program() -> None:
+    joined = re.compile(r'" *\n *f?"')  # a sentence over several lines of source
+    source = "".join(joined.sub("", file.read_text()) for file in (DOCS.parent / "src/dispfl").rglob("*.py"))
+    rows = re.findall(r"^\| `(.*?)`", DEPLOY[DEPLOY.index("## When something is wrong") :], re.M)
+    assert len(rows) > 15
+    for sentence in rows:
+        fixed = re.split(r"\S*/\S*|\b(?:alice|bob|carol|hearts?|site|rounds?)\b|[\d(=:;,.]+|  ", sentence)
+        longest = max(fixed, key=len).strip()
+        assert longest in source, f"{longest!r} of {sentence!r}"
+
+
+def test_every_refusal_is_in_the_protocols_tables() -> None:
+    page = (DOCS / "protocol.md").read_text()
+    missing = [reason for reason in (*Refusal, *Reason) if f"`{reason}`" not in page]
+    assert not missing
+
+
+@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    for file, anchor in re.findall(r"\]\(([\w-]+\.md)?(?:#([\w-]+))?\)", page.read_text()):
+        there = page.parent / (file or page.name)
+        assert there.exists(), there
+        titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", there.read_text(), flags=re.S), re.M)
+        assert not anchor or anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounds import Played
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -15,11 +16,11 @@ from dispfl.core.live import LiveModel
 from dispfl.core.train import Samples
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, draws_globally
-from dispfl.round import PeerData, Round, Setting, Work, start
+from dispfl.round import Part, PeerData, Setting
 from dispfl.runs.records import weights_sha256
 
 MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 
 
 def dropout_net() -> nn.Module:
@@ -30,12 +31,12 @@ def batch_norm_net() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
 
-def digests(round_: Round) -> list[str]:
+def digests(round_: Played) -> list[str]:
     return [weights_sha256(step.state.model) for step in round_.steps.values()]
 
 
-def works_of(setting: Setting) -> list[Work]:
-    return [Work(peer, 0, state, {}) for peer, state in start(setting).items()]
+def parts_of(setting: Setting) -> list[Part]:
+    return [Part(peer, 0) for peer in setting.roster]
 
 
 @pytest.mark.parametrize(
@@ -120,10 +121,12 @@ def test_an_exception_in_a_users_network_comes_out_as_itself_and_the_engine_can_
     good = inputs.clone()
     inputs[5] = 1000.0
     with closing(InProcess(setting, threads)) as engine:
+        engine.recall(0)
         with pytest.raises(UsersOwnError, match="too large for me"):
-            list(engine.steps(works_of(setting)))
+            list(engine.steps(parts_of(setting)))
         inputs.copy_(good)
-        assert sorted(peer for peer, _ in engine.steps(works_of(setting))) == ["000", "001", "002"]
+        engine.recall(0)
+        assert sorted(peer for peer, _ in engine.steps(parts_of(setting))) == ["000", "001", "002"]
 
 
 def threads_used(setting: Setting, meeting: threading.Barrier | None) -> int:
@@ -138,7 +141,8 @@ def threads_used(setting: Setting, meeting: threading.Barrier | None) -> int:
 
     watched = replace(setting, task=replace(setting.task, loss=loss))
     with closing(InProcess(watched, 3)) as engine:
-        list(engine.steps(works_of(watched)))
+        engine.recall(0)
+        list(engine.steps(parts_of(watched)))
     return len(names)
 
 
@@ -147,23 +151,6 @@ def test_three_peers_train_side_by_side_on_three_threads_and_take_turns_where_th
 ) -> None:
     assert threads_used(make_setting(peers=3), threading.Barrier(3)) == 3
     assert threads_used(make_setting(peers=3, model=dropout_net), None) == 1
-
-
-def test_work_is_taken_only_when_a_worker_is_free(make_setting: MakeSetting) -> None:
-    setting = make_setting(peers=4)
-    taken: list[str] = []
-
-    def works() -> Iterator[Work]:
-        for work in works_of(setting):
-            taken.append(work.peer)
-            yield work
-
-    with closing(InProcess(setting, 2)) as engine:
-        outcomes = engine.steps(works())
-        next(outcomes)
-        assert taken == ["000", "001"]
-        assert len(list(outcomes)) == 3
-    assert taken == setting.roster
 
 
 def test_leaving_off_in_the_middle_stops_what_is_running_between_two_batches(make_setting: MakeSetting) -> None:
@@ -186,7 +173,8 @@ def test_leaving_off_in_the_middle_stops_what_is_running_between_two_batches(mak
     peers = {**setting.peers, "001": replace(setting.peers["001"], train=Lengthy())}
     setting = replace(setting, peers=peers)
     with closing(InProcess(setting, 2)) as engine:
-        outcomes = engine.steps(works_of(setting))
+        engine.recall(0)
+        outcomes = engine.steps(parts_of(setting))
         assert next(iter(outcomes))[0] == "000"
         outcomes.close()  # type: ignore[attr-defined]
     assert not finished.is_set()

@@ -16,7 +16,7 @@ TIERS = [
     {"core"},
     {"wire", "methods", "topology", "data", "models", "roster", "paper"},
     {"costs", "round", "simulated"},
-    {"engines", "runs", "peer"},
+    {"engines", "runs", "peer", "tables"},
     {"federation", "config", "launch", "grid", "export", "reproduce", "up"},
     {"cli"},
 ]

@@ -8,23 +8,23 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from rounds import OneByOne, Played, play_from
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Train, accuracy
-from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
 from dispfl.methods.registry import METHODS
-from dispfl.round import Round, Setting, Step, Work, peer_step, play_round, start
+from dispfl.round import Outcome, Setting, Step, Work, peer_step, start
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.topology import TOPOLOGIES, Full, RandomRegular, Ring
 
 MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 Bits = Callable[[PeerState], dict[str, bytes]]
 
 LIVELY: dict[str, dict[str, Any]] = {
@@ -68,7 +68,7 @@ def tiny(make_setting: MakeSetting) -> MakeSetting:
     return lambda **changes: make_setting(**{"train": Train(epochs=2, batch=8), **changes})
 
 
-def everything(round_: Round, bits: Bits) -> dict[str, tuple[dict[str, bytes], Report | None]]:
+def everything(round_: Played, bits: Bits) -> dict[str, tuple[dict[str, bytes], Report | None]]:
     """Every bit of everyone's next state, the server's too, with the peers' reports."""
     reports = {peer: step.report for peer, step in round_.steps.items()}
     return {name: (bits(state), reports.get(name)) for name, state in round_.states.items()}
@@ -82,7 +82,7 @@ def received(method: Method, states: Mapping[str, PeerState], peer: str, *sender
     return {sender: method.publish(states[sender]) for sender in senders}
 
 
-def check_healthy(setting: Setting, rounds: list[Round]) -> None:
+def check_healthy(setting: Setting, rounds: list[Played]) -> None:
     """Nobody failed, all weights are finite, whoever had work learned, and scores are there when they are due."""
     for t, round_ in enumerate(rounds):
         assert list(round_.steps) == setting.roster
@@ -95,7 +95,7 @@ def check_healthy(setting: Setting, rounds: list[Round]) -> None:
     assert setting.scores(setting.rounds - 1)
 
 
-def at_work(round_: Round) -> set[str]:
+def at_work(round_: Played) -> set[str]:
     return {peer for peer, step in round_.steps.items() if step.report.loss is not None}
 
 
@@ -144,8 +144,8 @@ def test_a_round_leaves_all_states_as_they_were(method: Method, tiny: MakeSettin
     setting = tiny(method=method, rounds=1)
     states = start(setting)
     before = {name: bits(state) for name, state in states.items()}
-    with closing(InProcess(setting, 1)) as engine:
-        after = play_round(setting, states, 0, engine).states
+    with closing(OneByOne(setting, 1)) as engine:
+        after = play_from(setting, states, 0, engine).states
     assert {name: bits(state) for name, state in states.items()} == before
     assert set(after) == set(before)
     assert {name: bits(state) for name, state in after.items()} != before
@@ -249,8 +249,8 @@ def test_a_round_with_one_peer_online_or_none_works(method: Method, tiny: MakeSe
     present = [setting.topology.online(0, t, setting.roster) for t in range(50)]
     t = next(t for t in range(50) if len(present[t]) == online)
     states = start(setting)
-    with closing(InProcess(setting, 1)) as engine:
-        round_ = play_round(setting, states, t, engine)
+    with closing(OneByOne(setting, 1)) as engine:
+        round_ = play_from(setting, states, t, engine)
     assert all(step.report.failure is None for step in round_.steps.values())
     if isinstance(method, GossipMethod):
         assert not round_.ledger.wire
@@ -270,8 +270,8 @@ def test_what_an_offline_peer_holds_changes_nothing_for_the_others(
     states = start(setting)
     weights, mask = states[absent].model.unpack()
     changed = {**states, absent: replace(states[absent], model=PackedModel.pack(weights + 1, mask))}
-    with closing(InProcess(setting, 1)) as engine:
-        as_it_was, with_another = (play_round(setting, given, 0, engine).states for given in (states, changed))
+    with closing(OneByOne(setting, 1)) as engine:
+        as_it_was, with_another = (play_from(setting, given, 0, engine).states for given in (states, changed))
     assert len(online) > 1
     for name in online | (set(states) - set(setting.roster)):
         assert bits(as_it_was[name]) == bits(with_another[name])
@@ -307,8 +307,8 @@ def test_states_survive_a_checkpoint_bit_for_bit_and_the_next_round_is_the_same(
         name: bits(state) for name, state in first.states.items()
     }
     assert {peer: loaded[peer].report for peer in setting.roster} == {p: s.report for p, s in first.steps.items()}
-    with closing(InProcess(setting, 1)) as engine:
-        resumed = play_round(setting, {name: step.state for name, step in loaded.items()}, 1, engine)
+    with closing(OneByOne(setting, 1)) as engine:
+        resumed = play_from(setting, {name: step.state for name, step in loaded.items()}, 1, engine)
     assert everything(resumed, bits) == everything(second, bits)
 
 
@@ -317,15 +317,18 @@ def test_a_round_killed_after_any_step_and_resumed_is_the_same_round(
 ) -> None:
     setting = tiny(method=method)
     states = play(setting)[0].states
-    done: dict[str, Step] = {}
-    with closing(InProcess(setting, 1)) as engine:
-        whole = play_round(setting, states, 1, engine, on_step=done.__setitem__)
-        assert len(done) == 3
+    written = Checkpoints(tmp_path / "whole")
+    with closing(OneByOne(setting, 1, written)) as engine:
+        whole = play_from(setting, states, 1, engine)
+        engine.flush(1)
+    done = written.load(2)
+    assert len(done) == 3
+    with closing(OneByOne(setting, 1)) as engine:
         for count in range(1, 4):
             finished = saved(tmp_path / str(count), 1, dict(list(done.items())[:count]))
             assert all(bits(step.state) == bits(done[peer].state) for peer, step in finished.items())
-            again: dict[str, Step] = {}
-            resumed = play_round(setting, states, 1, engine, finished, again.__setitem__)
+            again: dict[str, Outcome] = {}
+            resumed = play_from(setting, states, 1, engine, finished, again.__setitem__)
             assert everything(resumed, bits) == everything(whole, bits)
             assert resumed.ledger == whole.ledger
             assert set(again) == set(done) - set(finished)

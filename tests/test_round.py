@@ -1,10 +1,11 @@
 """One round: who publishes what when, the limits of the algorithm, offline peers and peers that fail."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import nan
 
 import torch
+from rounds import Backwards, Played, play_from
 from torch import Tensor, nn
 
 from dispfl.core.evolve import prune_and_regrow, prune_rate
@@ -17,29 +18,11 @@ from dispfl.methods.base import Around, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
-from dispfl.round import PeerData, Round, Setting, Step, Work, peer_step, play_round, start
-from dispfl.simulated import simulated_step
+from dispfl.round import PeerData, Setting, Step, Work, peer_step, start
 from dispfl.topology import Full, Ring
 
 MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Round]]
-
-
-class Backwards:
-    """An engine that does the work one by one, the last peer first, and remembers whose it was."""
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self.live = LiveModel(setting.module())
-        self.codec = setting.codec(self.live.layout)
-        self.worked: list[str] = []
-
-    def steps(self, works: Iterable[Work]) -> Iterator[tuple[str, Step]]:
-        for work in reversed(list(works)):
-            self.worked.append(work.peer)
-            yield work.peer, simulated_step(self.setting, self.codec, self.live, work)
-
-    def close(self) -> None: ...
+Play = Callable[..., list[Played]]
 
 
 def weights_of(steps: Mapping[str, Step]) -> list[Tensor]:
@@ -90,7 +73,7 @@ def test_a_regrown_weight_takes_its_neighbours_value_and_zero_where_nobody_holds
 def test_the_order_in_which_peers_take_their_step_does_not_matter(make_setting: MakeSetting, play: Play) -> None:
     setting = make_setting(peers=3, rounds=1)
     engine = Backwards(setting)
-    backwards = play_round(setting, start(setting), 0, engine)
+    backwards = play_from(setting, start(setting), 0, engine)
     assert engine.worked == ["002", "001", "000"]
     assert list(backwards.steps) == ["000", "001", "002"]
     for one, other in zip(weights_of(backwards.steps), weights_of(play(setting)[0].steps), strict=True):
@@ -102,15 +85,16 @@ def test_steps_that_are_finished_already_are_not_done_again(make_setting: MakeSe
     states = start(setting)
     done = Step(states["001"], Report(loss=42.0))
     engine, told = Backwards(setting), []
-    result = play_round(setting, states, 0, engine, {"001": done}, lambda peer, step: told.append(peer))
+    result = play_from(setting, states, 0, engine, {"001": done}, lambda peer, step: told.append(peer))
     assert engine.worked == told == ["002", "000"]
-    assert result.steps["001"] is done
+    assert result.steps["001"].state is done.state
+    assert result.steps["001"].report is done.report
 
 
 def test_in_a_ring_of_four_every_peer_is_charged_for_two_messages_each_way(make_setting: MakeSetting) -> None:
     setting = make_setting(peers=4, topology=Ring())
     states = start(setting)
-    links = play_round(setting, states, 0, Backwards(setting)).ledger.paper
+    links = play_from(setting, states, 0, Backwards(setting)).ledger.paper
     assert sorted(links) == [
         (sender, receiver)
         for sender in setting.roster
@@ -122,7 +106,7 @@ def test_in_a_ring_of_four_every_peer_is_charged_for_two_messages_each_way(make_
 
 def test_local_sends_nothing(make_setting: MakeSetting) -> None:
     setting = make_setting(method=Local())
-    assert not play_round(setting, start(setting), 0, Backwards(setting)).ledger.wire
+    assert not play_from(setting, start(setting), 0, Backwards(setting)).ledger.wire
 
 
 def test_one_peer_at_density_1_is_local_training_bit_for_bit(make_setting: MakeSetting, play: Play) -> None:
@@ -149,7 +133,7 @@ def test_the_mask_changes_less_and_less(make_setting: MakeSetting, play: Play) -
 def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_scored(make_setting: MakeSetting) -> None:
     setting = make_setting(topology=Full(drop=1.0, offline="skip"))
     states = start(setting)
-    result = play_round(setting, states, 0, Backwards(setting))
+    result = play_from(setting, states, 0, Backwards(setting))
     for peer, step in result.steps.items():
         assert step.state is states[peer]
         assert step.report.loss is None
@@ -160,7 +144,7 @@ def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_scored(make_set
 def test_an_offline_peer_that_trains_does_what_it_would_do_alone(make_setting: MakeSetting) -> None:
     setting = make_setting(topology=Full(drop=1.0, offline="train"))
     states = start(setting)
-    result = play_round(setting, states, 0, Backwards(setting))
+    result = play_from(setting, states, 0, Backwards(setting))
     alone = peer_step(setting, LiveModel(setting.module()), Work("001", 0, states["001"], {}))
     assert weights_of(result.steps)[1].equal(alone.state.model.unpack()[0])
     assert not result.ledger.wire
@@ -170,7 +154,7 @@ def test_only_some_offline_means_only_they_are_silent(make_setting: MakeSetting)
     setting = make_setting(peers=6, topology=Full(drop=0.5, offline="skip"))
     online = setting.topology.online(0, 0, setting.roster)
     assert 1 < len(online) < 6  # the seed does drop some and leaves some
-    result = play_round(setting, start(setting), 0, Backwards(setting))
+    result = play_from(setting, start(setting), 0, Backwards(setting))
     assert set(result.ledger.wire) == {(j, k) for j in online for k in online if j != k}
     assert {peer for peer, step in result.steps.items() if step.report.loss is not None} == online
 
@@ -244,13 +228,13 @@ def test_states_of_the_round_before_are_what_is_heard(make_setting: MakeSetting)
         peer: replace(state, model=PackedModel.pack(torch.full((67,), float(k)), torch.ones(67, dtype=torch.bool)))
         for k, (peer, state) in enumerate(start(setting).items())
     }
-    one, other = weights_of(play_round(setting, states, 0, Backwards(setting)).steps)
+    one, other = weights_of(play_from(setting, states, 0, Backwards(setting)).steps)
     assert (float(one[0]), float(other[0])) == (1.0, 0.0)
 
 
 def test_a_peer_hears_whom_its_method_chooses_and_only_they_are_charged(make_setting: MakeSetting) -> None:
     setting = make_setting(peers=4, method=Choosy(), rounds=1)
-    result = play_round(setting, start(setting), 0, Backwards(setting))
+    result = play_from(setting, start(setting), 0, Backwards(setting))
     assert set(result.ledger.paper) == {("003", "000"), ("003", "001"), ("003", "002"), ("002", "003")}
 
 
@@ -259,7 +243,7 @@ def test_a_peer_that_is_offline_or_has_only_offline_neighbours_is_not_asked_whom
 ) -> None:
     setting = make_setting(peers=3, method=Choosy(), topology=Full(drop=0.7), rounds=50)
     alone = next(t for t in range(50) if len(setting.topology.online(0, t, setting.roster)) == 1)
-    assert not play_round(setting, start(setting), alone, Backwards(setting)).ledger.paper
+    assert not play_from(setting, start(setting), alone, Backwards(setting)).ledger.paper
 
 
 def test_a_model_that_all_share_is_judged_once_at_the_end_and_not_after_each_step(make_setting: MakeSetting) -> None:
@@ -268,7 +252,9 @@ def test_a_model_that_all_share_is_judged_once_at_the_end_and_not_after_each_ste
     states = start(setting)
     for t, worked in enumerate([3, 6, 6]):  # three steps, then three judgements where the round is scored
         engine.worked = []
-        result = play_round(setting, states, t, engine, on_step=lambda peer, step: told.append(step.report.score))
+        result = play_from(
+            setting, states, t, engine, on_outcome=lambda peer, outcome: told.append(outcome.report.score)
+        )
         assert len(engine.worked) == worked
         assert (result.judged is not None) == (worked == 6)
         assert all((step.report.score is not None) == (worked == 6) for step in result.steps.values())

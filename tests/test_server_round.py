@@ -7,12 +7,12 @@ from math import nan
 
 import pytest
 import torch
+from rounds import OneByOne, Played, play_from
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
-from dispfl.engines.inprocess import InProcess
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, Method, PeerState
 from dispfl.methods.ditto import Ditto
@@ -22,17 +22,17 @@ from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.finetuned import DPSGDFT, FedAvgFT
 from dispfl.methods.local import Local
 from dispfl.methods.subfedavg import SubFedAvg
-from dispfl.round import PeerData, Round, Setting, play_round, start
+from dispfl.round import PeerData, Setting, start
 from dispfl.topology import Full
 
 MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 DENSE = 4 * 67
 """Bytes of a dense tiny model in the paper's currency."""
 
 
-def at_work(round_: Round) -> set[str]:
+def at_work(round_: Played) -> set[str]:
     return {peer for peer, step in round_.steps.items() if step.report.loss is not None}
 
 
@@ -43,8 +43,8 @@ def test_only_the_cohort_works_and_the_others_stay_as_they_are(
     setting = make_setting(peers=6, method=method)
     states = start(setting)
     cohort = method.pick(0, 0, setting.roster)
-    with closing(InProcess(setting, 1)) as engine:
-        round_ = play_round(setting, states, 0, engine)
+    with closing(OneByOne(setting, 1)) as engine:
+        round_ = play_from(setting, states, 0, engine)
     assert at_work(round_) == set(cohort)
     assert len(cohort) == 3
     for peer in set(setting.roster) - set(cohort):
@@ -122,8 +122,8 @@ def test_an_answer_to_the_last_round_that_a_checkpoint_still_has_is_not_taken_fo
     states = play(setting)[0].states
     old = PackedModel.pack(torch.full((67,), 1e6), torch.ones(67, dtype=torch.bool))
     stale = {**states, "001": replace(states["001"], sent=old)}
-    with closing(InProcess(setting, 1)) as engine:
-        clean, resumed = (play_round(setting, given, 1, engine) for given in (states, stale))
+    with closing(OneByOne(setting, 1)) as engine:
+        clean, resumed = (play_from(setting, given, 1, engine) for given in (states, stale))
     assert clean.server is not None
     assert resumed.server is not None
     assert resumed.server.model.values.equal(clean.server.model.values)

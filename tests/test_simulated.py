@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from rounds import Played
 
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
@@ -14,18 +15,18 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.registry import METHODS
-from dispfl.round import Round, Setting, Work, peer_step, start
-from dispfl.simulated import simulated_step
+from dispfl.round import Part, Setting, Work, peer_step, start
+from dispfl.simulated import heard_here, simulated_step, upload
 from dispfl.topology import Ring
 from dispfl.wire.codec import Wire
 
 MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 
 UNEQUAL = DisPFL(density=[0.3, 0.6, 1.0])
 
 
-def weights(rounds: list[Round]) -> list[bytes]:
+def weights(rounds: list[Played]) -> list[bytes]:
     return [state.model.unpack()[0].numpy().tobytes() for round_ in rounds for state in round_.states.values()]
 
 
@@ -68,7 +69,7 @@ def test_models_that_really_went_through_bytes_give_the_same_run(
                 bytes_sent[sender, peer] += len(frame)
             steps[peer] = peer_step(setting, live, Work(peer, t, states[peer], arrived))
         states = {peer: step.state for peer, step in steps.items()}
-        assert weights([Round(steps)]) == weights([simulated])
+        assert weights([Played({}, steps=steps)]) == weights([simulated])
         assert bytes_sent == simulated.ledger.wire
         assert {p: s.report.overlap for p, s in steps.items()} == {
             p: s.report.overlap for p, s in simulated.steps.items()
@@ -80,7 +81,7 @@ def test_models_that_really_went_through_bytes_give_the_same_run(
 def test_every_method_runs_over_narrow_values_and_its_messages_are_smaller(
     make_setting: MakeSetting, play: Play, name: str, values: str
 ) -> None:
-    def run(**wire: Any) -> list[Round]:
+    def run(**wire: Any) -> list[Played]:
         return play(make_setting(peers=4, method=METHODS[name](name=name), wire=Wire(**wire), rounds=2))
 
     exact, narrow = run(), run(values=values)
@@ -107,8 +108,11 @@ def test_layers_that_every_density_keeps_whole_need_no_mask(make_setting: MakeSe
 def test_a_servers_peer_sends_its_update_back_and_both_ways_are_charged(make_setting: MakeSetting) -> None:
     setting = make_setting(peers=3, method=FedAvg(cohort=2))
     states, live = start(setting), LiveModel(setting.module())
-    work = Work("001", 0, states["001"], {SERVER: states[SERVER].model})
-    step = simulated_step(setting, setting.codec(live.layout), live, work)
+    part, codec = Part("001", 0, server=states[SERVER]), setting.codec(live.layout)
+    heard = heard_here(setting, codec, part, states)
+    step, arrived = upload(setting, codec, part, simulated_step(setting, codec, live, part, states["001"], heard))
+    assert arrived is not None
+    assert step.state.sent is arrived.model
     assert [(m.sender, m.receiver, m.paper, m.wire) for m in step.carried] == [
         (SERVER, "001", 268, 296),
         ("001", SERVER, 268, 296),

@@ -21,6 +21,7 @@ from dispfl.data.datasets import Data, Pictures
 from dispfl.data.own.samples import OwnSamples
 from dispfl.data.own.settings import OwnData
 from dispfl.data.partition import PARTITIONS, Dirichlet, Partition, Split
+from dispfl.engines.choice import EngineName, check_engine
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
@@ -31,10 +32,11 @@ from dispfl.roster import roster_names
 from dispfl.round import PeerData, Setting
 from dispfl.runs.directory import MADE_IN_PYTHON
 from dispfl.settings import Settings, did_you_mean
+from dispfl.tables import OWN, Choices, as_table, chosen
 from dispfl.topology import TOPOLOGIES, RandomRegular, Topology
 from dispfl.wire.codec import Wire
 
-TABLES: dict[str, Mapping[str, type[Settings]]] = {
+TABLES: dict[str, Choices] = {
     "data": {"": Data, "own": OwnData},
     "partition": PARTITIONS,
     "model": {"": Model, "own": OwnModel},
@@ -44,9 +46,6 @@ TABLES: dict[str, Mapping[str, type[Settings]]] = {
     "wire": {"": Wire},
 }
 """The settings of each table, by the table's `name` where there is a choice of them; "" stands for all other names."""
-
-OWN: dict[str, tuple[str, ...]] = {"data": ("path", "factory"), "model": ("factory",)}
-"""Keys that by themselves say that a table is of the user's own: `data.path=table.csv` needs no `data=own`."""
 
 
 class Experiment(Settings):
@@ -59,7 +58,8 @@ class Experiment(Settings):
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once, each on one thread."""
     device: Literal["cpu", "cuda", "mps"] = "cpu"
-    engine: Literal["inprocess"] = "inprocess"
+    engine: EngineName = "inprocess"
+    """Who does the work: threads of this process, or Ray's processes here or on a cluster."""
     eval_every: int = Field(default=1, ge=1)
     """Score all peers every so many rounds, and after the last."""
     data: SerializeAsAny[Data] = Data(augment=False)
@@ -73,20 +73,14 @@ class Experiment(Settings):
     @field_validator(*TABLES, mode="before")
     @classmethod
     def _choose(cls, value: Any, info: Any) -> Any:
-        """A table's settings, from the settings themselves, a mapping, or a name alone."""
-        if isinstance(value, Settings):
-            return value
-        if not isinstance(value, (str, Mapping)):
-            raise ConfigError(f"{info.field_name} must be a table or a name, got {value!r}.")
-        key, table = info.field_name, _table(info.field_name, value)
-        choices = TABLES[key]
-        name = str(table.get("name", getattr(cls.model_fields[key].default, "name", "")))
-        chosen = choices.get(name, choices.get(""))
-        if chosen is None:
-            raise ConfigError(f"{key} {name!r} does not exist. {did_you_mean(name, choices)}")
-        if key in OWN and name != "own":
-            _refuse_own_keys(key, name, table)
-        return chosen(**table)
+        key = info.field_name
+        return chosen(key, value, TABLES[key], cls.model_fields[key].default)
+
+    @field_validator("engine")
+    @classmethod
+    def _installed(cls, engine: str) -> str:
+        check_engine(engine)
+        return engine
 
     @field_validator("device")
     @classmethod
@@ -154,9 +148,14 @@ def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
     for key, value in sorted((_parse(word) for word in words), key=lambda pair: "." in pair[0]):
         table, dot, field = key.partition(".")
         if dot:
-            said[table] = {**_table(table, said.get(table, {})), field: value}
+            said[table] = {**as_table(table, said.get(table, {})), field: value}
         else:
             said[table] = value
+    # A file may describe the user's own data whose path a word gives.
+    for key in OWN.keys() & said.keys() & config.keys():
+        below, above = as_table(key, config[key]), as_table(key, said[key])
+        if above.get("name") == "own" and "name" not in below:
+            said[key] = {**below, **above}
     values = _overlay(_overlay(Experiment().to_toml(), config), said)
     for key in values:
         if key not in Experiment.model_fields:
@@ -170,29 +169,11 @@ def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
     values = dict(base)
     for key, value in top.items():
         if key in TABLES:
-            if not isinstance(value, (str, Mapping)):
-                raise ConfigError(f"{key} must be a table or a name, got {value!r}.")
-            table, under = _table(key, value), values.get(key, {})
+            table, under = as_table(key, value), values.get(key, {})
             same = table.get("name", under.get("name")) == under.get("name")
             value = {**under, **table} if same else table
         values[key] = value
     return values
-
-
-def _table(key: str, value: Any) -> dict[str, Any]:
-    """A table from a mapping, or from a name alone; a key that only the user's own has is as good as the name."""
-    table = dict(value) if isinstance(value, Mapping) else {"name": value}
-    return {"name": "own", **table} if any(own in table for own in OWN.get(key, ())) else table
-
-
-def _refuse_own_keys(key: str, name: str, table: Mapping[str, Any]) -> None:
-    """Refuse keys of the user's own data or model beside the name of a built-in one."""
-    own, built_in = (TABLES[key][which].model_fields for which in ("own", ""))
-    for field in table:
-        if field in OWN[key]:
-            raise ConfigError(f"{key}.{field} and {key}.name={name} exclude each other; leave one away.")
-        if field in own and field not in built_in:
-            raise ConfigError(f"{key}.{field} goes with {' or '.join(f'{key}.{k}' for k in OWN[key])}; give that too.")
 
 
 def _parse(word: str) -> tuple[str, Any]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import operator
+import tempfile
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
@@ -16,14 +17,15 @@ from dispfl.core.live import LiveModel, check_device
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Train, accuracy
 from dispfl.data.batches import Given, samples_from
-from dispfl.engines.inprocess import InProcess
+from dispfl.engines.choice import EngineName, at_work, check_engine
 from dispfl.errors import ConfigError
-from dispfl.methods.base import SERVER, Method, PeerState
+from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.roster import roster_names
-from dispfl.round import Engine, PeerData, Round, Setting, Step, judge_shared, start
+from dispfl.round import Engine, Outcome, PeerData, Round, Setting, judge_shared
 from dispfl.runs.directory import MADE_IN_PYTHON, RunDirectory, read_config
-from dispfl.runs.loop import History, Progress, recall, run_rounds
+from dispfl.runs.loop import History, Progress, begin, recall, run_rounds
+from dispfl.runs.reading import SavedStates
 from dispfl.runs.records import Record, last, summarize, weights_sha256
 from dispfl.topology import Full, RandomRegular, Topology
 from dispfl.wire.codec import Wire
@@ -72,6 +74,7 @@ class Federation:
     `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors. `model` is any function
     that returns an `nn.Module`. `init` gives the weights that all start from: a module or its state dict.
     `on_round` is called with each round's metrics; `out` names a run directory. Both may be given to `run` instead.
+    `engine="ray"` does the work in `threads` processes, on the machines of the Ray cluster at `ray_address` or here.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class Federation:
         eval_every: int = 1,
         threads: int | None = None,
         device: str = "cpu",
+        engine: EngineName = "inprocess",
+        ray_address: str | None = None,
         on_round: Callable[[Record], None] | None = None,
         out: str | Path | None = None,
     ) -> None:
@@ -102,6 +107,7 @@ class Federation:
             topology = RandomRegular(degree=min(10, len(peers) - 1)) if len(peers) > 1 else Full()
         topology.check(len(peers))
         check_device(device)
+        check_engine(engine)
         method = method or DisPFL()
         method.densities(len(peers))
         names = roster_names(len(peers))
@@ -119,6 +125,8 @@ class Federation:
             wire=wire or Wire(),
         )
         self.threads = None if threads is None else _at_least_one("threads", threads)
+        self.engine: EngineName = engine
+        self.ray_address = ray_address
         self.on_round = on_round
         self.out = out
 
@@ -141,29 +149,42 @@ class Federation:
             directory = _resumed(Path(out), config) if resume else RunDirectory.create(Path(out), config)
         told = on_round or self.on_round
         progress = Progress(round=told) if told else Progress()
-        return execute(setting, directory, self.threads, progress)
+        return execute(setting, directory, self.threads, progress, self.engine, self.ray_address)
 
 
-def execute(setting: Setting, directory: RunDirectory | None, threads: int | None, progress: Progress) -> Run:
+def execute(
+    setting: Setting,
+    directory: RunDirectory | None,
+    threads: int | None,
+    progress: Progress,
+    engine: EngineName = "inprocess",
+    ray_address: str | None = None,
+) -> Run:
     """Run what is left of a run, then draw its learning curve and write its summary."""
     out = directory.path if directory else None
     with contextlib.ExitStack() as at_the_end:
+        if directory is None and engine == "ray":  # a lost worker begins again from the disk
+            folder = at_the_end.enter_context(tempfile.TemporaryDirectory(prefix="dispfl-"))
+            directory = RunDirectory.create(Path(folder) / "run", {})
         if directory:
             at_the_end.callback(directory.close)
         at_the_end.callback(torch.set_num_threads, torch.get_num_threads())
-        history = recall(setting, directory) if directory else History(start(setting))
-        if any(state.buffers for state in history.states.values()):
+        if next(setting.module().buffers(), None) is not None:
             warnings.warn(
                 "The model has buffers (batch norm?). They stay with each peer and are not averaged; "
                 "group norm is the usual choice in federated learning.",
                 stacklevel=3,
             )
-        engine = InProcess(setting, threads)
-        at_the_end.callback(engine.close)
         with torch.random.fork_rng(devices=[]):
-            history = run_rounds(setting, engine, history, directory, progress)
-        run = Run(setting, history.states, history.records, _personal(setting, history, engine), out)
-        if directory:
+            checkpoints = directory.checkpoints if directory else None
+            started = at_the_end.enter_context(at_work(engine, setting, threads, checkpoints, ray_address))
+            history = recall(setting, started, directory) if directory else begin(setting, started)
+            history = run_rounds(setting, started, history, directory, progress)
+            saved = SavedStates(out, setting.roster) if out and engine == "ray" else None
+            states = dict(started.states) if saved is None else saved
+            personal = _personal(setting, history, started) if setting.method.shares else states
+        run = Run(setting, states, history.records, personal, out)
+        if directory and out:
             from dispfl.analysis.plots import learning_curve  # matplotlib is slow to import
 
             learning_curve([directory.path], directory.path / "learning-curve.png")
@@ -172,16 +193,11 @@ def execute(setting: Setting, directory: RunDirectory | None, threads: int | Non
 
 
 def _personal(setting: Setting, history: History, engine: Engine) -> Mapping[str, PeerState]:
-    """What the peers were judged on after the last round; judged again where a stop came in between."""
-    own = {peer: history.states[peer] for peer in setting.roster}
-    if not setting.method.shares:
-        return own
-    if history.judged is None:
-        steps = {peer: Step(state, Report()) for peer, state in own.items()}
-        last_round = Round(steps, history.states.get(SERVER))
-        history.judged = judge_shared(setting, last_round, setting.rounds - 1, engine).judged
-    assert history.judged is not None
-    return history.judged
+    """The shared model that peers were judged on after the last round; judged again where a stop came in between."""
+    if not engine.judged:
+        nothing = Round({peer: Outcome(Report()) for peer in setting.roster}, history.server)
+        judge_shared(setting, nothing, setting.rounds - 1, engine)
+    return dict(engine.judged)
 
 
 def _at_least_one(name: str, value: int) -> int:

@@ -58,15 +58,16 @@ class Launch:
                 raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
         return cls(asked, asked.setting(pictures, split), directory)
 
-    def run(self, progress: Progress) -> Run:
+    def run(self, progress: Progress, ray_address: str | None = None) -> Run:
         """Run what is left, draw the learning curve and write the summary."""
-        return execute(self.setting, self.directory, self.experiment.threads, progress)
+        experiment = self.experiment
+        return execute(self.setting, self.directory, experiment.threads, progress, experiment.engine, ray_address)
 
 
 def refuse_another_experiment(path: Path, asked: Experiment, fix: str = "Leave it away, or start a new run.") -> None:
-    """See that a run directory is of this experiment; where the data lie and how many threads work may change."""
+    """See that a run directory is of this experiment; where the data lie and who does the work may change."""
     for key, (was, now) in differing_keys(compose(read_config(path)), asked).items():
-        if key not in ("data.dir", "threads"):
+        if key not in ("data.dir", "threads", "engine"):
             why = " (the prune rate depends on it)" if key == "rounds" else ""
             raise RunError(f"{path} was run with {key}={was}, got {now}{why}. {fix}")
 

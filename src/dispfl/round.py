@@ -4,8 +4,9 @@
 engines map over peers and which a real peer calls with the messages from its sockets.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -51,7 +52,7 @@ class Setting:
     elsewhere: Sequence[str] = ()
     """Peers of the federation whose data are not here, but on machines of their own."""
 
-    @property
+    @cached_property
     def roster(self) -> list[str]:
         """All peers' names, in the order of sums."""
         return sorted({*self.peers, *self.elsewhere})
@@ -79,8 +80,28 @@ class Setting:
 
 
 @dataclass(frozen=True)
+class Part:
+    """One peer's part in a round, by name; whoever keeps the states makes `Work` of it."""
+
+    peer: str
+    t: int
+    heard: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Who may hear whom, in a gossip round: everyone that is online."""
+    server: PeerState | None = None
+    """Who calls it, in a server round."""
+    shared: PackedModel | None = None
+    """After the round: the model of all that it is judged on, instead of its own."""
+    idle: bool = False
+    """The peer does nothing this round, except that its model may be judged."""
+    scoring: bool = True
+    """Whether its model is judged at the end."""
+    tuning: Tuning | None = None
+    """How its model is fine-tuned before it is judged."""
+
+
+@dataclass(frozen=True)
 class Work:
-    """One peer's part of a round, ready to be done anywhere."""
+    """A part with all that it takes, ready to be done anywhere."""
 
     peer: str
     t: int
@@ -88,11 +109,8 @@ class Work:
     heard: Mapping[str, PackedModel]
     """What its senders publish, by sender; from the server, in a server round."""
     idle: bool = False
-    """The peer does nothing this round, except that its model may be judged."""
     scoring: bool = True
-    """Whether its model is judged at the end."""
     tuning: Tuning | None = None
-    """How its model is fine-tuned before it is judged."""
 
 
 @dataclass(frozen=True)
@@ -105,11 +123,52 @@ class Step:
     """The messages that were sent for it."""
 
 
-class Engine(Protocol):
-    """Does the peers' work, in any order, anywhere."""
+@dataclass(frozen=True)
+class Outcome:
+    """What is told of a step; the peer's new state stays with whoever keeps it."""
 
-    def steps(self, works: Iterable[Work]) -> Iterator[tuple[str, Step]]:
-        """Each piece of work's outcome, as it is done, with the peer's name."""
+    report: Report
+    carried: Sequence[Carried] = ()
+    sent: PackedModel | None = None
+    """What arrived at the server, in a server round."""
+
+    @classmethod
+    def of(cls, step: Step) -> "Outcome":
+        """What is told of this step."""
+        return cls(step.report, step.carried, step.state.sent)
+
+
+class Engine(Protocol):
+    """Keeps the peers' states and does their parts, in any order, anywhere."""
+
+    @property
+    def states(self) -> Mapping[str, PeerState]:
+        """Everyone's state, as of the last turn."""
+        ...
+
+    @property
+    def judged(self) -> Mapping[str, PeerState]:
+        """What each peer was judged on last, where that was a model that all share."""
+        ...
+
+    def recall(self, rounds: int) -> None:
+        """Take up everyone's state after so many rounds: from the seed, or from its checkpoint."""
+        ...
+
+    def under_way(self, t: int) -> dict[str, Outcome]:
+        """Take up the steps of round t that were finished before a stop."""
+        ...
+
+    def steps(self, parts: Iterable[Part]) -> Iterator[tuple[str, Outcome]]:
+        """Each part's outcome, as it is done, with the peer's name."""
+        ...
+
+    def turn(self) -> None:
+        """The round is over: what the peers have become counts from now on."""
+        ...
+
+    def flush(self, t: int) -> None:
+        """Write down the finished steps of round t that are not on the disk yet."""
         ...
 
     def close(self) -> None:
@@ -121,147 +180,150 @@ class Engine(Protocol):
 class Round:
     """A finished round."""
 
-    steps: Mapping[str, Step]
+    outcomes: Mapping[str, Outcome]
     """What each peer did."""
     server: PeerState | None = None
     """The server's next state, where there is a server."""
-    judged: Mapping[str, PeerState] | None = None
-    """What each peer was judged on, where that is not its own state."""
 
     @property
     def ledger(self) -> Ledger:
         """What it took."""
-        return Ledger.of(message for step in self.steps.values() for message in step.carried)
-
-    @property
-    def states(self) -> dict[str, PeerState]:
-        """Everyone's next state."""
-        states = {peer: step.state for peer, step in self.steps.items()}
-        return states if self.server is None else {**states, SERVER: self.server}
+        return Ledger.of(message for outcome in self.outcomes.values() for message in outcome.carried)
 
 
-OnStep = Callable[[str, Step], None]
+OnOutcome = Callable[[str, Outcome], None]
 
 
-def start(setting: Setting) -> dict[str, PeerState]:
-    """Algorithm 1, line 2: everyone's state before round 0."""
+def start(setting: Setting, peers: Collection[str] | None = None) -> dict[str, PeerState]:
+    """Algorithm 1, line 2: everyone's state before round 0, the server's too; or only some peers'."""
     module = LiveModel(setting.module())
     weights, buffers = module.read(), module.read_buffers()
-    densities = setting.method.densities(len(setting.peers))
+    densities = setting.method.densities(len(setting.roster))
     states = {}
     for peer, density in zip(setting.roster, densities, strict=True):
-        state = setting.method.start(weights, module.layout, density, seed=setting.seed, peer=peer)
-        states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
-    if isinstance(setting.method, ServerMethod):
+        if peers is None or peer in peers:
+            state = setting.method.start(weights, module.layout, density, seed=setting.seed, peer=peer)
+            states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
+    if isinstance(setting.method, ServerMethod) and (peers is None or SERVER in peers):
         states[SERVER] = fresh_state(weights, torch.ones(module.layout.size, dtype=torch.bool))
     return states
 
 
 def play_round(
     setting: Setting,
-    states: Mapping[str, PeerState],
+    server: PeerState | None,
     t: int,
     engine: Engine,
-    finished: Mapping[str, Step] | None = None,
-    on_step: OnStep = lambda peer, step: None,
+    finished: Mapping[str, Outcome] | None = None,
+    on_outcome: OnOutcome = lambda peer, outcome: None,
 ) -> Round:
-    """Round t, whichever kind it is; `finished` holds the steps of this round that are done already."""
+    """Round t, whichever kind it is; `finished` holds what is done already of it."""
     done = dict(finished or {})
     if isinstance(setting.method, ServerMethod):
-        result = server_round(setting, setting.method, states, t, engine, done, on_step)
+        assert server is not None
+        result = server_round(setting, setting.method, server, t, engine, done, on_outcome)
     else:
         assert isinstance(setting.method, GossipMethod)
-        result = gossip_round(setting, setting.method, states, t, engine, done, on_step)
+        result = gossip_round(setting, setting.method, t, engine, done, on_outcome)
+    engine.turn()
     return judge_shared(setting, result, t, engine) if setting.method.shares and setting.scores(t) else result
 
 
 def gossip_round(
     setting: Setting,
     method: GossipMethod,
-    states: Mapping[str, PeerState],
     t: int,
     engine: Engine,
-    finished: Mapping[str, Step],
-    on_step: OnStep,
+    finished: Mapping[str, Outcome],
+    on_outcome: OnOutcome,
 ) -> Round:
     """Algorithm 1, lines 5-16, for all peers."""
     topology, roster, seed = setting.topology, setting.roster, setting.seed
 
-    # Line 6: each online peer publishes, and hears its neighbours of this round, or whom it prefers.
+    # Line 6: each online peer may hear its neighbours of this round.
     heard = topology.heard(seed, t, roster) if method.hears else {peer: [] for peer in roster}
-    published = {peer: method.publish(states[peer]) for peer in heard}
-    works = []
+    parts = []
     for peer in roster:
-        state, messages = states[peer], {}
-        if heard.get(peer):
-            around = Around(roster, heard[peer], topology.reachable(heard, peer))
-            chosen = method.choose(state, around, rng=stream(seed, "choose", peer, t))
-            messages = {sender: published[sender] for sender in chosen}
         idle = peer not in heard and topology.offline == "skip"
-        works.append(Work(peer, t, state, messages, idle, setting.scores(t) and not method.shares))
+        parts.append(Part(peer, t, heard, idle=idle, scoring=setting.scores(t) and not method.shares))
 
     # Lines 7-15: each peer takes its step.
-    steps = _steps(engine, works, finished, on_step)
-    return Round({peer: steps[peer] for peer in roster})
+    outcomes = _outcomes(engine, parts, finished, on_outcome)
+    return Round({peer: outcomes[peer] for peer in roster})
 
 
 def server_round(
     setting: Setting,
     method: ServerMethod,
-    states: Mapping[str, PeerState],
+    server: PeerState,
     t: int,
     engine: Engine,
-    finished: Mapping[str, Step],
-    on_step: OnStep,
+    finished: Mapping[str, Outcome],
+    on_outcome: OnOutcome,
 ) -> Round:
     """A round with a server: it picks a cohort, broadcasts, the cohort takes its step, the server aggregates."""
-    roster, server = setting.roster, states[SERVER]
-    states = {peer: replace(states[peer], sent=None) for peer in roster}  # a checkpoint still has the last round's
+    roster = setting.roster
 
     # The server picks a cohort of those who are online, and broadcasts.
     cohort = method.pick(setting.seed, t, sorted(setting.topology.online(setting.seed, t, roster)))
-    works = []
+    parts = []
     for peer in roster:
-        messages = {SERVER: method.broadcast(server, states[peer])} if peer in cohort else {}
-        works.append(Work(peer, t, states[peer], messages, not messages, setting.scores(t) and not method.shares))
+        caller = server if peer in cohort else None
+        scoring = setting.scores(t) and not method.shares
+        parts.append(Part(peer, t, server=caller, idle=caller is None, scoring=scoring))
 
     # The cohort takes its step; the others wait.
-    steps = _steps(engine, works, finished, on_step)
+    outcomes = _outcomes(engine, parts, finished, on_outcome)
 
     # The server aggregates what the cohort sends back.
-    sent = {peer: upload for peer in cohort if (upload := steps[peer].state.sent) is not None}
+    sent = {peer: upload for peer in cohort if (upload := outcomes[peer].sent) is not None}
     if sent:
         server = method.aggregate(server, sent, {peer: len(setting.peers[peer].train) for peer in sent})
-    waiting = {peer: replace(steps[peer], state=replace(steps[peer].state, sent=None)) for peer in roster}
-    return Round(waiting, server)
+    return Round({peer: replace(outcomes[peer], sent=None) for peer in roster}, server)
 
 
-def _steps(engine: Engine, works: Iterable[Work], finished: Mapping[str, Step], on_step: OnStep) -> dict[str, Step]:
-    """Everyone's step: those that are finished already, and those that the engine does now."""
-    steps = dict(finished)
-    for peer, step in engine.steps(work for work in works if work.peer not in finished):
-        steps[peer] = step
-        on_step(peer, step)
-    return steps
+def _outcomes(
+    engine: Engine, parts: Iterable[Part], finished: Mapping[str, Outcome], on_outcome: OnOutcome
+) -> dict[str, Outcome]:
+    """What came of everyone's part: of those that are finished already, and of those that the engine does now."""
+    outcomes = dict(finished)
+    for peer, outcome in engine.steps([part for part in parts if part.peer not in finished]):
+        outcomes[peer] = outcome
+        on_outcome(peer, outcome)
+    return outcomes
 
 
 def judge_shared(setting: Setting, result: Round, t: int, engine: Engine) -> Round:
     """Judge every peer on the model that all share, fine-tuned on its own data first where the method says so."""
     method = setting.method
-    shared = method.shared(result.states)
-    works = []
-    for peer, step in result.steps.items():
-        model = method.judged(step.state, shared)
-        state = replace(step.state, model=model, next_mask=model.mask)
-        works.append(Work(peer, t, state, {}, idle=True, tuning=method.tuning))
-    steps, judged = dict(result.steps), {}
-    for peer, judgement in engine.steps(works):
-        judged[peer] = judgement.state
-        report, found = steps[peer].report, judgement.report
+    shared = method.shared(engine.states if result.server is None else {SERVER: result.server})
+    parts = [Part(peer, t, shared=shared, idle=True, tuning=method.tuning) for peer in setting.roster]
+    outcomes = dict(result.outcomes)
+    for peer, judgement in engine.steps(parts):
+        report, found = outcomes[peer].report, judgement.report
         report = replace(report, score=found.score, failure=report.failure or found.failure)
-        steps[peer] = replace(steps[peer], report=report)
-    in_order = {peer: judged[peer] for peer in result.steps}  # engines finish in any order
-    return replace(result, steps=steps, judged=in_order)
+        outcomes[peer] = replace(outcomes[peer], report=report)
+    return replace(result, outcomes=outcomes)
+
+
+def senders_of(setting: Setting, part: Part, state: PeerState) -> Sequence[str]:
+    """Whom a peer hears: the server that calls it, its neighbours, or whom its method prefers of those around."""
+    if part.server is not None:
+        return [SERVER]
+    if not part.heard.get(part.peer) or not isinstance(setting.method, GossipMethod):
+        return []
+    reachable = setting.topology.reachable(part.heard, part.peer)
+    around = Around(setting.roster, part.heard[part.peer], reachable)
+    return setting.method.choose(state, around, rng=stream(setting.seed, "choose", part.peer, part.t))
+
+
+def state_for(setting: Setting, part: Part, states: Mapping[str, PeerState]) -> PeerState:
+    """What a peer's part begins with: its own state, or the same with the model that all share."""
+    state = states[part.peer]
+    if part.shared is None:
+        return state
+    model = setting.method.judged(state, part.shared)
+    return replace(state, model=model, next_mask=model.mask)
 
 
 def peer_step(setting: Setting, live: LiveModel, work: Work, pulse: Callable[[], None] = lambda: None) -> Step:

@@ -9,6 +9,7 @@ Fault-free, the models are those of the simulation, bit for bit.
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -27,19 +28,23 @@ from dispfl.methods.base import GossipMethod
 from dispfl.methods.registry import METHODS
 from dispfl.peer.log import teller
 from dispfl.peer.pace import Pace
+from dispfl.peer.pacing import Pacing
 from dispfl.peer.running import take_part
-from dispfl.peer.share import Share
-from dispfl.peer.site import Site, Whereabouts
+from dispfl.peer.share import Share, meaning_of
+from dispfl.peer.site import RUN, SITE, Site, Whereabouts
 from dispfl.peer.store import PeerStore, report_of, rounds_of
+from dispfl.peer.terms import Meaning
 from dispfl.roster import roster_names
-from dispfl.round import Round, Setting, Step
+from dispfl.round import Outcome, Round, Setting, Step
 from dispfl.runs.directory import RunDirectory, read_config
-from dispfl.runs.records import round_record, summarize
+from dispfl.runs.records import Record, round_record, summarize
 from dispfl.runs.split import read_split, write_split
 
 SITES, LOG = "sites", "log.txt"
 LOOPBACK = "127.0.0.1"
-PACE = Pace(floor=10.0, first=120.0)
+PACING = Pacing(floor=10.0, first=120.0)
+TOGETHER = "together"
+"""The word that tells a peer's process that all others are being started at this moment too."""
 FAREWELL = 15.0
 """Seconds that a process has to end after it was asked to."""
 
@@ -55,14 +60,51 @@ def set_up(experiment: Experiment, out: Path) -> None:
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
-        sites = [
-            Site.create(out / SITES / name, Whereabouts(name=name, listen=f"{LOOPBACK}:{port}", federation="up"), {})
-            for name, port in zip(roster_names(experiment.peers), free_ports(experiment.peers), strict=True)
-        ]
-        for site in sites:
-            for other in sites:
-                if other is not site:
-                    site.members.accept(other.invite())
+        _settle(out, roster_names(experiment.peers))
+
+
+def go_on(out: Path) -> None:
+    """Make a run ready to be gone on with, wherever it stopped: each peer from its own checkpoint.
+
+    Some may be a round ahead of others. They go back to the round of the slowest where they still have it, so that
+    everyone hears whom it would have heard without the stop, and the models are the same, bit for bit.
+    """
+    experiment = compose(read_config(out))
+    if not (out / SITES).exists() and (out / "checkpoints").exists():
+        raise RunError(f"{out} was not run by `dispfl up`. Go on with it: dispfl run --resume {out}")
+    with contextlib.ExitStack() as held:  # nobody else works on it meanwhile
+        held.enter_context(contextlib.closing(RunDirectory.open(out)))
+        if read_split(out) is None:  # stopped before it was written
+            data = load(experiment.data)
+            split = experiment.split(data)
+            write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+        names = roster_names(experiment.peers)
+        runs = [out / SITES / name / RUN for name in names]
+        stores = [held.enter_context(_opened(run)) for run in runs if (run / "config.toml").exists()]
+        done = [last[0] if (last := store.last()) else 0 for store in stores]
+        for store in stores:
+            store.go_back_to(min(done) if len(done) == len(names) else 0)
+        _settle(out, names)
+
+
+def _opened(run: Path) -> contextlib.closing[PeerStore]:
+    """What a site has written, under the terms that it was written under."""
+    return contextlib.closing(PeerStore(run, run.parent.name, read_config(run)["terms"]))
+
+
+def _settle(out: Path, names: Sequence[str]) -> None:
+    """A site for each peer, those that exist included; each listens on a port that is free now, all accept all."""
+    sites = []
+    for name, port in zip(names, free_ports(len(names)), strict=True):
+        folder, listen = out / SITES / name, f"{LOOPBACK}:{port}"
+        if (folder / SITE).exists():
+            sites.append(Site.open(folder).moved(listen))
+            continue
+        shutil.rmtree(folder, ignore_errors=True)  # its making was interrupted
+        where = Whereabouts(name=name, listen=listen, federation="up")
+        sites.append(Site.create(folder, where, {"pace": PACING.model_dump()}))
+    for site in sites:
+        site.members.accept_all([other.invite() for other in sites if other is not site])
 
 
 def free_ports(count: int) -> list[int]:
@@ -74,23 +116,24 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
-def setting_in(out: Path) -> Setting:
-    """The setting of the run in a directory, with all peers' data."""
+def setting_in(out: Path) -> tuple[Setting, Meaning]:
+    """The setting of the run in a directory, with all peers' data, and what these are."""
     experiment = compose(read_config(out))
     saved = read_split(out)
     if saved is None:
         raise RunError(f"{out} has no split; it was not set up by `dispfl up`.")
-    return experiment.setting(load(experiment.data), saved[0])
+    data = load(experiment.data)
+    return experiment.setting(data, saved[0]), meaning_of(data)
 
 
 def share_in(out: Path, name: str) -> Share:
     """One peer's share of it: its own data, and of the others only their names."""
-    setting = setting_in(out)
+    setting, meaning = setting_in(out)
     roster = setting.roster
     densities = setting.method.densities(len(roster))
     others = tuple(other for other in roster if other != name)
     own = replace(setting, peers={name: setting.peers[name]}, elsewhere=others)
-    return Share.of(name, "up", own, densities[roster.index(name)], min(densities))
+    return Share.of(name, "up", own, densities[roster.index(name)], min(densities), meaning)
 
 
 @dataclass
@@ -99,6 +142,8 @@ class Processes:
 
     out: Path
     names: Sequence[str]
+    together: bool = False
+    """Whether all go on at the same time, so that nobody may take another who is still starting for dead."""
 
     def __post_init__(self) -> None:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -106,7 +151,7 @@ class Processes:
     def start(self, name: str) -> None:
         """Start a peer, or start it again; its log goes to its site's folder."""
         with (self.out / SITES / name / LOG).open("ab") as log:
-            command = [sys.executable, "-m", "dispfl.up", str(self.out), name]
+            command = [sys.executable, "-m", "dispfl.up", str(self.out), name, *([TOGETHER] if self.together else [])]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             self.running[name] = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
@@ -131,46 +176,71 @@ class Processes:
 
 def gather_up(out: Path) -> None:
     """Make a run directory like a simulation's of what the sites have written."""
-    setting = setting_in(out)
+    setting, _ = setting_in(out)
     module = setting.module()
     cost = forward_cost(module, Layout.of(module), next(setting.peers[setting.roster[0]].train.batches(1))[0])
-    written = {name: rounds_of(out / SITES / name / "run") for name in setting.roster}
+    written = {name: rounds_of(out / SITES / name / RUN) for name in setting.roster}
     final = {name: _final_step(out, name) for name in setting.roster}
     directory = RunDirectory.open(out)
     with contextlib.closing(directory):
+        directory.truncate_metrics(0)  # what a killed gathering left
         records, before = [], min(entry["at"] for rounds in written.values() for entry in rounds.values())
         for t in range(setting.rounds):
-            steps, ends = {}, [before]
+            outcomes, ends = {}, [before]
             for name in setting.roster:
                 entry = written[name].get(t)
                 report, carried = report_of(entry) if entry else (Report(), ())
-                steps[name] = Step(final[name].state, report, carried)
+                outcomes[name] = Outcome(report, carried)
                 ends += [entry["at"]] if entry else []
-            records.append(round_record(t, Round(steps), cost, max(ends) - before))
+            records.append(round_record(t, Round(outcomes), cost, max(ends) - before))
             before = max(ends)
             directory.append(records[-1])
         for name, step in final.items():
             directory.checkpoints.add(setting.rounds - 1, name, step)
         directory.checkpoints.complete(setting.rounds - 1)
         models = {name: step.state.model for name, step in final.items()}
-        directory.write_summary(summarize(setting, records, models))
+        network = network_of(records, [Site.open(out / SITES / name) for name in setting.roster])
+        directory.write_summary(summarize(setting, records, models) | {"network": network})
+
+
+def network_of(records: Sequence[Record], sites: Sequence[Site]) -> Record:
+    """How the messages in the ledger compare with what the sockets sent: the rest is TLS, HTTP and greetings."""
+    ledger = sum(up for record in records for up, _ in record["traffic"].values())
+    found = [site.status() or {} for site in sites]
+    sent = sum(status.get(life, {}).get("sent", 0) for status in found for life in ("sockets", "sockets_before"))
+    overhead = round(100 * (sent / ledger - 1), 2) if ledger else None
+    return {"ledger_mb": ledger / 1e6, "socket_mb": sent / 1e6, "overhead_percent": overhead}
 
 
 def _final_step(out: Path, name: str) -> Step:
-    site = Site.open(out / SITES / name)
-    store = PeerStore(site.run_folder, name, read_config(site.run_folder)["terms"])
-    with contextlib.closing(store):
+    run = out / SITES / name / RUN
+    with _opened(run) as store:
         last = store.last()
     if last is None:
-        raise RunError(f"Peer {name} has finished no round; its log is {site.folder / LOG}.")
+        raise RunError(f"Peer {name} has finished no round; its log is {run.parent / LOG}.")
     return Step(last[1], Report())
 
 
-def main(out: str, name: str) -> None:
+class PatientAtFirst(Pace):
+    """The pace of a peer that goes on at the same time as all others: the first round waits until they have started."""
+
+    def __init__(self, usual: Pacing) -> None:
+        super().__init__(max(usual.first, usual.floor), usual.first, max(usual.first, usual.ceiling), usual.factor)
+        self._usual = usual
+
+    def took(self, seconds: float) -> None:
+        """A round is through: all are here."""
+        super().took(seconds)
+        self.floor, self.ceiling = self._usual.floor, self._usual.ceiling
+
+
+def main(out: str, name: str, *words: str) -> None:
     """One peer's process."""
     site = Site.open(Path(out) / SITES / name)
+    plan = site.plan()
+    pace = PatientAtFirst(plan.pace) if TOGETHER in words else plan.pace.begin()
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(take_part(site, share_in(Path(out), name), PACE, teller(name)))
+        asyncio.run(take_part(site, share_in(Path(out), name), pace, teller(name), plan.limits))
 
 
 if __name__ == "__main__":

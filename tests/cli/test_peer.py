@@ -77,6 +77,14 @@ def test_settings_come_from_a_file_under_words(tmp_path: Path) -> None:
     assert (plan.rounds, plan.seed, plan.density, plan.least_density) == (7, 3, 0.2, 0.1)
 
 
+def test_how_long_a_site_waits_is_set_in_a_file_and_by_words(tmp_path: Path) -> None:
+    config = tmp_path / "federation.toml"
+    config.write_text("[pace]\nfloor = 60\nfactor = 2\n[limits]\nstall = 5\n")
+    peer("init", tmp_path / "alice", "--name", "alice", "--listen", "a:1", "-c", config, "pace.factor=4", "rounds=3")
+    plan = Site.open(tmp_path / "alice").plan()
+    assert (plan.pace.floor, plan.pace.factor, plan.limits.stall, plan.rounds) == (60, 4, 5, 3)
+
+
 def test_data_named_from_here_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     peer("init", "alice", "--name", "alice", "--listen", "a:1", "data.path=samples.csv")
@@ -98,6 +106,9 @@ def test_a_sparse_graph_may_be_planned_before_anyone_is_there(tmp_path: Path) ->
         (["method=ditto"], "method ditto needs a server"),
         (["method.densty=0.3"], r"Unknown key method\.densty\. Did you mean method\.density\?"),
         (["--smallest-density", "0.9"], r"method\.density is 0\.5, below smallest_density \(0\.9\)"),
+        (["pace.floor=0"], r"pace\.floor must be above 0, got 0"),
+        (["pace.floor=soon"], r"pace\.floor must be a number, got 'soon'"),
+        (["limits.flor=1"], r"Unknown key limits\.flor"),
         (["-c", "nowhere.toml"], r"nowhere\.toml does not exist"),
         (["--listen", "0.0.0.0:7600"], "--advertise HOST:PORT"),
     ],

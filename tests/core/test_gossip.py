@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dispfl.core.gossip import average_of, average_of_holders, gossip_average
+from dispfl.core.packed import PackedModel, stretches
 
 ALL = torch.ones(1, dtype=torch.bool)
 
@@ -63,9 +64,35 @@ def test_full_masks_give_the_plain_mean_bit_for_bit() -> None:
     assert gossip_average(weights, [full] * 3, full).equal(plain)
 
 
-def test_models_that_come_one_at_a_time_give_the_same_average() -> None:
-    pairs = [one(1.0), one(0.0, held=False), one(4.0)]
-    assert average_of(iter(pairs), ALL).tolist() == [2.5]
+def packed(*models: tuple[Tensor, Tensor]) -> list[PackedModel]:
+    """Models as peers hear them."""
+    return [PackedModel.pack(weights, mask) for weights, mask in models]
+
+
+def test_packed_models_give_the_same_average() -> None:
+    models = packed(one(1.0), one(0.0, held=False), one(4.0))
+    assert average_of(iter(models), ALL).tolist() == [2.5]
+
+
+def test_models_of_several_stretches_give_what_whole_vectors_give_bit_for_bit() -> None:
+    size = 2 * next(stretches(10**9)).stop + 13  # two whole stretches and a short one that ends within a byte
+    rng = torch.Generator().manual_seed(0)
+    masks = [torch.rand(size, generator=rng) < density for density in (0.5, 0.1, 0.9)]
+    masks.append(torch.ones(size, dtype=torch.bool))
+    weights = [torch.randn(size, generator=rng).where(mask, 0.0) for mask in masks]
+    m_k = torch.rand(size, generator=rng) < 0.5
+    total, holders = torch.zeros(size), torch.zeros(size)
+    for w_j, m_j in zip(weights, masks, strict=True):
+        total, holders = total + w_j, holders + m_j
+    expected = torch.where(m_k, total / holders, 0.0)
+    average = average_of(packed(*zip(weights, masks, strict=True)), m_k)
+    assert average.view(torch.int32).equal(expected.view(torch.int32))
+
+
+def test_more_than_255_holders_are_counted() -> None:
+    assert average_of(packed(*[one(3.0)] * 300), ALL).tolist() == [3.0]
+    two = (torch.tensor([3.0, 0.0]), torch.tensor([True, False]))
+    assert average_of(packed(*[two] * 256), torch.tensor([True, True])).tolist() == [3.0, 0.0]
 
 
 def test_the_average_of_holders_takes_the_fallback_where_nobody_holds_a_weight() -> None:
@@ -74,7 +101,7 @@ def test_the_average_of_holders_takes_the_fallback_where_nobody_holds_a_weight()
         (torch.tensor([4.0, 0.0, 0.0, 0.0]), torch.tensor([True, False, False, True])),
     ]
     fallback = torch.full((4,), 9.0)
-    assert average_of_holders(iter(models), fallback).tolist() == [3.0, 5.0, 9.0, 0.0]  # a held zero is a value
+    assert average_of_holders(packed(*models), fallback).tolist() == [3.0, 5.0, 9.0, 0.0]  # a held zero is a value
     assert fallback.tolist() == [9.0] * 4
     assert models[0][0].tolist() == [2.0, 5.0, 0.0, 0.0]
 
@@ -86,8 +113,8 @@ def test_the_average_of_no_holders_at_all_is_the_fallback() -> None:
 def test_with_full_masks_the_average_of_holders_is_the_gossip_average_bit_for_bit() -> None:
     weights = list(torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)))
     full = torch.ones(1000, dtype=torch.bool)
-    pairs = [(w, full) for w in weights]
-    assert average_of_holders(pairs, torch.full((1000,), nan)).equal(gossip_average(weights, [full] * 3, full))
+    models = packed(*((w, full) for w in weights))
+    assert average_of_holders(models, torch.full((1000,), nan)).equal(gossip_average(weights, [full] * 3, full))
 
 
 def by_the_book(peers: list[list[tuple[float, bool]]], m_k: list[bool]) -> list[float]:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounds import Played
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
@@ -14,7 +15,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState
 from dispfl.methods.registry import METHODS
-from dispfl.round import Round, Setting
+from dispfl.round import Setting
 from dispfl.topology import Full
 
 SIZE = 10_000
@@ -109,7 +110,7 @@ def test_noise_that_cannot_be_is_refused_by_name(wrong: float) -> None:
         Train(noise=wrong)
 
 
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 Bits = Callable[[PeerState], dict[str, bytes]]
 
 

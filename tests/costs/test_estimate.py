@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounds import Played
 from torch import Tensor
 
 from dispfl.config import Experiment, compose
@@ -25,7 +26,6 @@ from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.local import Local
 from dispfl.methods.registry import METHODS
 from dispfl.models.registry import Model
-from dispfl.round import Round
 from dispfl.runs.records import round_record
 from dispfl.topology import RandomRegular, Ring
 from dispfl.wire.codec import Wire
@@ -162,7 +162,7 @@ SMALL_RUN: dict[str, Any] = {
     ids=" ".join,
 )
 def test_what_was_estimated_is_what_a_real_first_round_costs(
-    words: list[str], play: Callable[..., list[Round]]
+    words: list[str], play: Callable[..., list[Played]]
 ) -> None:
     """Every mask is drawn here, so both currencies agree to the byte."""
     experiment = compose(SMALL_RUN, words)
@@ -185,7 +185,7 @@ def test_what_was_estimated_is_what_a_real_first_round_costs(
     assert wire.peers_drawn == 6
 
 
-def _first_round(experiment: Experiment, play: Callable[..., list[Round]]) -> dict[str, Any]:
+def _first_round(experiment: Experiment, play: Callable[..., list[Played]]) -> dict[str, Any]:
     pictures = load(experiment.data)
     setting = experiment.setting(pictures, experiment.split(pictures))
     model = setting.module()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from rounds import Played
 
 from dispfl.core.erk import erk_densities
 from dispfl.core.live import LiveModel
@@ -12,10 +13,10 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.dispfl import DisPFL
-from dispfl.round import Round, Setting, start
+from dispfl.round import Setting, start
 
 MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 
 
 def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from rounds import Played
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
@@ -12,7 +13,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import SERVER, PeerState, fresh_state
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.fedavg import FedAvg
-from dispfl.round import PeerData, Round, Setting, start
+from dispfl.round import PeerData, Setting, start
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]
@@ -69,7 +70,7 @@ def test_both_trainings_are_reported(make_setting: MakeSetting, trainer_for: Tra
 
 
 def test_the_global_model_is_fedavgs_with_as_many_epochs(
-    make_setting: MakeSetting, play: Callable[..., list[Round]]
+    make_setting: MakeSetting, play: Callable[..., list[Played]]
 ) -> None:
     ditto = play(make_setting(method=Ditto(global_epochs=2), rounds=1))[0].states[SERVER]
     fedavg = play(make_setting(method=FedAvg(), train=Train(epochs=2, batch=8), rounds=1))[0].states[SERVER]
@@ -77,7 +78,7 @@ def test_the_global_model_is_fedavgs_with_as_many_epochs(
 
 
 def test_a_peer_is_judged_on_its_personal_model_and_keeps_it_while_it_waits(
-    make_setting: MakeSetting, trainer_for: TrainerFor, play: Callable[..., list[Round]]
+    make_setting: MakeSetting, trainer_for: TrainerFor, play: Callable[..., list[Played]]
 ) -> None:
     setting = make_setting(method=Ditto(cohort=1), rounds=1)
     [round_] = play(setting)

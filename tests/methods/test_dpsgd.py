@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from rounds import Played
 
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import kept_per_layer
@@ -12,11 +13,11 @@ from dispfl.core.train import Trainer
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD, mean_model
 from dispfl.methods.fedavg import weighted_mean
-from dispfl.round import Round, Setting, start
+from dispfl.round import Setting, start
 from dispfl.topology import Ring
 
 MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 
 
 def dense(*values: float) -> PackedModel:

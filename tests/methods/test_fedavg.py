@@ -4,13 +4,14 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from rounds import Played
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER
 from dispfl.methods.fedavg import FedAvg, weighted_mean
-from dispfl.round import PeerData, Round, Setting, start
+from dispfl.round import PeerData, Setting, start
 
 MakeSetting = Callable[..., Setting]
 
@@ -31,7 +32,7 @@ def test_only_those_who_sent_something_count_towards_the_total() -> None:
 
 
 def test_the_server_takes_the_weighted_mean_of_what_its_cohort_learned(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Round]]
+    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Played]]
 ) -> None:
     """Three peers with 20, 20 and 10 samples: 0.4, 0.4 and 0.2."""
     setting = make_setting(method=FedAvg(), rounds=1)
@@ -48,7 +49,7 @@ def test_the_server_takes_the_weighted_mean_of_what_its_cohort_learned(
 
 
 def test_a_peer_keeps_no_model_and_is_judged_on_the_global_one(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Round]]
+    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Played]]
 ) -> None:
     setting = make_setting(method=FedAvg(cohort=1))
     last = play(setting)[-1]

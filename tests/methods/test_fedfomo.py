@@ -6,14 +6,16 @@ from math import inf, nan
 
 import pytest
 import torch
+from rounds import Played
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
+from dispfl.errors import RunError
 from dispfl.methods.base import Around, PeerState, fresh_state
 from dispfl.methods.fedfomo import FedFOMO, gain, moved
-from dispfl.round import PeerData, Round, Setting
+from dispfl.round import PeerData, Setting
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]
@@ -62,6 +64,16 @@ def mixed(trainer: Trainer, theta: float, heard: Mapping[str, float]) -> PeerSta
     return FedFOMO().step(trainer, fresh_state(*one_weight(theta)), models)
 
 
+def liking(scores: Mapping[str, float], theta: float) -> PeerState:
+    """A peer whose weight is theta and who remembers how much others have helped."""
+    memory = {f"preference/{name}": torch.tensor(float(score)) for name, score in scores.items()}
+    return replace(fresh_state(*one_weight(theta)), memory=memory)
+
+
+def remembered(state: PeerState) -> dict[str, float]:
+    return {key.removeprefix("preference/"): float(score) for key, score in state.memory.items()}
+
+
 def test_own_update_and_heard_models_are_weighed_together(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
     """All targets 0, theta = 4: loss 16. The own update is 4 - 0.25 * 8 = 2: loss 4, 2 away, gain 6.
 
@@ -69,15 +81,46 @@ def test_own_update_and_heard_models_are_weighed_together(make_setting: MakeSett
     """
     state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0)), 4.0, {"001": 3.0, "002": 5.0})
     assert state.model.values.tolist() == pytest.approx([4 + 6 / 13 * -2 + 7 / 13 * -1])
-    assert state.memory["preference"].tolist() == pytest.approx([0.0, 7 / 13, 0.0])  # of others only
+    assert remembered(state) == pytest.approx({"001": 7 / 13})  # of others only
 
 
 def test_preferences_add_up_over_the_rounds(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
     trainer = trainer_for(bowl(make_setting, 0.0, 0.0))
-    remembering = replace(fresh_state(*one_weight(4.0)), memory={"preference": torch.tensor([0.0, 1.0, 2.0])})
+    remembering = liking({"001": 1.0, "002": 2.0}, 4.0)
     state = FedFOMO().step(trainer, remembering, {"001": PackedModel.pack(*one_weight(3.0))})
-    assert state.memory["preference"].tolist() == pytest.approx([0.0, 1 + 7 / 13, 2.0])
-    assert remembering.memory["preference"].tolist() == [0.0, 1.0, 2.0]
+    assert remembered(state) == pytest.approx({"001": 1 + 7 / 13, "002": 2.0})
+    assert remembered(remembering) == {"001": 1.0, "002": 2.0}
+
+
+def test_a_preference_stays_with_its_peer_when_others_join_or_leave(
+    make_setting: MakeSetting, trainer_for: TrainerFor
+) -> None:
+    """Somebody called 000a joins between 000 and 002, and 001 is gone."""
+    liked = liking({"001": 5.0, "002": 2.0}, 4.0)
+    around = Around(["000", "000a", "002"], ["000a"], ["000a", "002"])
+    assert FedFOMO(explore=0.0, models=1).choose(liked, around, rng=torch.Generator()) == ["002"]
+    state = FedFOMO().step(
+        trainer_for(bowl(make_setting, 0.0, 0.0)), liked, {"000a": PackedModel.pack(*one_weight(3.0))}
+    )
+    assert remembered(state) == pytest.approx({"000a": 7 / 13, "001": 5.0, "002": 2.0})
+
+
+def test_an_older_checkpoint_with_preferences_by_place_is_read(
+    make_setting: MakeSetting, trainer_for: TrainerFor
+) -> None:
+    by_place = {"preference": torch.tensor([0.0, 1.0, 2.0])}
+    older = replace(fresh_state(*one_weight(4.0)), memory=by_place)
+    state = FedFOMO().step(
+        trainer_for(bowl(make_setting, 0.0, 0.0)), older, {"001": PackedModel.pack(*one_weight(3.0))}
+    )
+    assert remembered(state) == pytest.approx({"001": 1 + 7 / 13, "002": 2.0})
+    assert by_place["preference"].tolist() == [0.0, 1.0, 2.0]
+
+
+def test_an_older_checkpoint_of_another_number_of_peers_is_refused() -> None:
+    older = replace(fresh_state(*one_weight(4.0)), memory={"preference": torch.zeros(3)})
+    with pytest.raises(RunError, match=r"remembers preferences for 3 peers by their places, and there are 8 now"):
+        FedFOMO().choose(older, Around(EIGHT, EIGHT[1:5], EIGHT[1:]), rng=torch.Generator())
 
 
 def test_hearing_nobody_leaves_the_own_update(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
@@ -88,7 +131,7 @@ def test_where_nothing_helps_the_peer_keeps_its_own_update(make_setting: MakeSet
     """At a learning rate of 1.5, the step from 4 leads to 4 - 1.5 * 8 = -8, which is worse; and so is the heard 9."""
     state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0, lr=1.5)), 4.0, {"001": 9.0})
     assert state.model.values.tolist() == pytest.approx([-8.0])
-    assert state.memory["preference"].tolist() == [0.0, 0.0, 0.0]
+    assert remembered(state) == {}
 
 
 def test_a_heard_model_of_nan_is_passed_over(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
@@ -104,7 +147,7 @@ def test_candidates_are_judged_on_what_is_held_back_and_learned_from_the_rest(
     So the candidate on the held-back side gains, and the own update, which went the other way, does not.
     """
     state = mixed(trainer_for(bowl(make_setting, 0.0, 8.0)), 4.0, {"001": 1.0, "002": 7.0})
-    assert state.memory["preference"].tolist() in ([0.0, 1.0, 0.0], [0.0, 0.0, 1.0])
+    assert remembered(state) in ({"001": 1.0}, {"002": 1.0})
     assert state.model.values.tolist() in ([1.0], [7.0])
 
 
@@ -136,9 +179,7 @@ def test_a_peer_with_one_or_two_samples_works(make_setting: MakeSetting, trainer
 
 
 def choose(method: FedFOMO, preference: list[float] | None, around: Around, seed: int = 0) -> list[str]:
-    state = fresh_state(*one_weight(0.0))
-    if preference is not None:
-        state = replace(state, memory={"preference": torch.tensor(preference)})
+    state = liking(dict(zip(around.roster, preference or [], strict=False)), 0.0)
     return list(method.choose(state, around, rng=torch.Generator().manual_seed(seed)))
 
 
@@ -183,12 +224,12 @@ def test_a_liked_peer_that_is_offline_is_not_picked() -> None:
 
 
 def test_in_a_run_nobody_hears_itself_and_everyone_remembers_the_others_only(
-    make_setting: MakeSetting, play: Callable[..., list[Round]]
+    make_setting: MakeSetting, play: Callable[..., list[Played]]
 ) -> None:
     rounds = play(make_setting(peers=5, method=FedFOMO(models=2), rounds=3))
     for round_ in rounds:
         assert all(sender != receiver for sender, receiver in round_.ledger.paper)
         for k, step in enumerate(round_.steps.values()):
             assert sum(receiver == f"{k:03d}" for _, receiver in round_.ledger.paper) == 2
-            assert step.state.memory["preference"][k] == 0
-    assert any(step.state.memory["preference"].any() for step in rounds[-1].steps.values())
+            assert f"{k:03d}" not in remembered(step.state)
+    assert any(remembered(step.state) for step in rounds[-1].steps.values())

@@ -6,17 +6,18 @@ from math import nan
 
 import pytest
 import torch
+from rounds import Played
 
 from dispfl.core.train import Task, Trainer
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.finetuned import DPSGDFT, FedAvgFT
-from dispfl.round import Round, Setting
+from dispfl.round import Setting
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]
-Play = Callable[..., list[Round]]
+Play = Callable[..., list[Played]]
 
 PAIRS = pytest.mark.parametrize(
     ("plain", "tuned"),

@@ -4,18 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from rounds import Played
 
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Train, Trainer
 from dispfl.methods.local import Local
-from dispfl.round import Round, Setting, Work, peer_step, start
+from dispfl.round import Setting, Work, peer_step, start
 
 MakeSetting = Callable[..., Setting]
 
 
 def test_a_round_is_the_settings_epochs_of_training_and_nothing_else(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Round]]
+    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Played]]
 ) -> None:
     setting = make_setting(method=Local(), train=Train(epochs=5, batch=8), rounds=1)
     [round_] = play(setting)
@@ -35,7 +36,7 @@ def test_a_model_that_somebody_sends_all_the_same_is_not_used(make_setting: Make
     assert told.state.model.values.equal(alone.state.model.values)
 
 
-def test_other_peers_data_make_no_difference(make_setting: MakeSetting, play: Callable[..., list[Round]]) -> None:
+def test_other_peers_data_make_no_difference(make_setting: MakeSetting, play: Callable[..., list[Played]]) -> None:
     setting = make_setting(method=Local())
     swapped = replace(setting, peers={**setting.peers, "001": setting.peers["002"]})
     one, other = (play(given)[-1].steps for given in (setting, swapped))

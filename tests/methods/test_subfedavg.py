@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from rounds import Played
 from torch import Tensor
 
 from dispfl.core.layout import Layout
@@ -14,7 +15,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.methods.base import SERVER, PeerState, fresh_state
 from dispfl.methods.subfedavg import SubFedAvg, pruned
-from dispfl.round import Round, Setting, start
+from dispfl.round import Setting, start
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]
@@ -144,7 +145,7 @@ def test_a_peer_is_sent_and_judged_on_the_global_model_under_its_own_mask() -> N
 
 
 def test_over_many_rounds_peers_get_sparser_each_in_its_own_way_down_to_the_target(
-    make_setting: MakeSetting, play: Callable[..., list[Round]]
+    make_setting: MakeSetting, play: Callable[..., list[Played]]
 ) -> None:
     method = SubFedAvg(prune=0.2, density=0.5, min_accuracy=0.0, min_change=0.0)
     rounds = play(make_setting(method=method, train=Train(epochs=3, batch=4), rounds=12))

@@ -64,7 +64,7 @@ def test_the_settings_are_written_down_in_full_without_what_only_a_simulation_ha
     content = tomllib.loads((tmp_path / "alice" / "site.toml").read_text())
     assert content["method"]["density"] == 0.5
     assert set(content) >= {"name", "listen", "federation", "seed", "rounds", "data", "model", "train", "wire"}
-    assert not set(content) & {"peers", "partition", "threads", "engine"}
+    assert not set(content) & {"peers", "partition", "engine"}
 
 
 @pytest.mark.parametrize(
@@ -103,6 +103,12 @@ def test_whereabouts_that_cannot_be_are_refused(tmp_path: Path, where: dict[str,
         ({"train": {"lr": 0.1, "bacth": 3}}, "Unknown key train.bacth. Did you mean train.batch?"),
         ({"round": 3}, "Unknown key round. Did you mean rounds?"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"limits": {"stall": 0}}, r"limits\.stall must be above 0, got 0"),
+        ({"limits": {"stal": 5}}, r"Unknown key limits\.stal\. Did you mean limits\.stall\?"),
+        ({"pace": {"floor": -1}}, r"pace\.floor must be above 0, got -1"),
+        ({"pace": {"flor": 1}}, r"Unknown key pace\.flor\. Did you mean pace\.floor\?"),
+        ({"pace": {"floor": 9, "ceiling": 5}}, r"pace\.floor is 9 and pace\.ceiling 5; the floor is what is waited"),
+        ({"pace": 30}, r"pace must be a table or a name, got 30"),
     ],
 )
 def test_plans_that_cannot_be_are_refused(plan: dict[str, Any], sentence: str) -> None:
@@ -124,9 +130,21 @@ def test_a_site_may_have_data_and_a_network_of_its_own(tmp_path: Path) -> None:
     assert plan.model == OwnModel(factory="mine:net")
 
 
+def test_limits_and_pace_are_set_in_tables_of_their_own(tmp_path: Path) -> None:
+    site = make(tmp_path / "alice", plan={"limits": {"stall": 5}, "pace": {"floor": 60}})
+    content = tomllib.loads((site.folder / "site.toml").read_text())
+    assert content["limits"]["stall"] == 5
+    assert content["limits"]["connections"] == 512  # written down in full, to be found and changed
+    rewrite(site, "first = 600.0", "first = 7200.0")
+    plan = Site.open(site.folder).plan()
+    assert (plan.limits.stall, plan.limits.connect) == (5.0, 10.0)
+    pace = plan.pace.begin()
+    assert (pace.floor, pace.first, pace.ceiling, pace.deadline) == (60.0, 7200.0, 3600.0, 7200.0)
+
+
 def test_a_mistake_in_the_file_is_found_where_it_matters(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
-    rewrite(site, "[train]", "[training]")
+    rewrite(site, "\n[train]", "\n[training]")
     opened = Site.open(site.folder)  # a site with a wrong plan can still be looked at, and revoke
     with pytest.raises(ConfigError, match=r"Unknown key training\. Did you mean train\?"):
         opened.plan()

@@ -5,6 +5,7 @@ import json
 import logging
 import shutil
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from dispfl.core.train import Task, Train
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import RunError
+from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round import PeerData, Setting
 from dispfl.runs import checkpoint
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, read_metrics
-from dispfl.runs.loop import History, Progress, recall, run_rounds
+from dispfl.runs.loop import Progress, recall, run_rounds
 from dispfl.runs.records import Record, weights_sha256
 from dispfl.topology import Full
 
@@ -49,19 +51,28 @@ def a_setting(**changes: Any) -> Setting:
     return Setting(**values | changes)
 
 
-def play(path: Path, progress: Progress | None = None, setting: Setting | None = None) -> History:
+@dataclass(frozen=True)
+class Ended:
+    """Where a run has come."""
+
+    states: dict[str, PeerState]
+    records: list[Record]
+
+
+def play(path: Path, progress: Progress | None = None, setting: Setting | None = None) -> Ended:
     """Go on with the run in a directory, or begin it there."""
     setting = setting or a_setting()
     directory = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, {"rounds": setting.rounds})
-    engine = InProcess(setting, 1)
+    engine = InProcess(setting, 1, directory.checkpoints)
     try:
-        return run_rounds(setting, engine, recall(setting, directory), directory, progress or Progress())
+        history = run_rounds(setting, engine, recall(setting, engine, directory), directory, progress or Progress())
+        return Ended(dict(engine.states), history.records)
     finally:
         engine.close()
         directory.close()
 
 
-def outcome(history: History) -> Outcome:
+def outcome(history: Ended) -> Outcome:
     digests = [weights_sha256(state.model) for state in history.states.values()]
     return digests, [{k: v for k, v in record.items() if k != "seconds"} for record in history.records]
 

@@ -14,9 +14,8 @@ from dispfl.core.train import Report, Task, Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import Carried
 from dispfl.data.batches import ResidentSamples
-from dispfl.methods.base import fresh_state
 from dispfl.methods.local import Local
-from dispfl.round import PeerData, Round, Setting, Step
+from dispfl.round import Outcome, PeerData, Round, Setting
 from dispfl.runs.records import (
     Record,
     flops_of,
@@ -51,10 +50,9 @@ COST = ForwardCost((2, 1), (6, 3))
 
 
 def a_round(reports: dict[str, Report], carried: Sequence[Carried] = ()) -> Round:
-    state = fresh_state(torch.ones(20), torch.ones(20, dtype=torch.bool))
     return Round(
         {
-            peer: Step(state, report, [message for message in carried if message.receiver == peer])
+            peer: Outcome(report, [message for message in carried if message.receiver == peer])
             for peer, report in reports.items()
         }
     )

@@ -5,6 +5,7 @@ hears whom, and when. The same seed gives the same trace.
 """
 
 import asyncio
+import functools
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -73,6 +74,18 @@ class Everyone:
     def merge(self, records: JSON) -> None: ...
 
 
+class Remembered(RandomRegular):
+    """All peers derive the same graphs, so here they are derived once."""
+
+    def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        return _graph(self.degree, seed, t, tuple(roster))
+
+
+@functools.lru_cache(maxsize=4 * ROUNDS)
+def _graph(degree: int, seed: int, t: int, roster: tuple[str, ...]) -> dict[str, list[str]]:
+    return RandomRegular(degree=degree).heard(seed, t, roster)
+
+
 class Recording(Shelf):
     """Remembers what was published as which round."""
 
@@ -81,8 +94,25 @@ class Recording(Shelf):
         self.name, self.world = name, world
 
     def publish(self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]) -> None:
-        self.world.published[self.name, t].append(model)
+        self.world.published[self.name, t].append(model.unpack())
         super().publish(t, model, listeners, gone)
+
+
+@dataclass
+class Timed(Node):
+    """Sees to it that no round is longer than twice its deadline, and that who returns does so where the others are."""
+
+    world: "World"
+
+    async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
+        clock, name = asyncio.get_running_loop().time, self.here.name
+        began, deadline, others_are_at = clock(), self.asks.pace.deadline, self.world.federation_round(name)
+        after, state = await super()._round(t, state)
+        assert clock() - began <= 2 * deadline, (name, t)
+        if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
+            self.world.returning.remove(name)
+            assert abs(others_are_at - t) <= 2, (name, t)
+        return after, state
 
 
 class World:
@@ -97,7 +127,7 @@ class World:
             model=net,
             peers={},
             method=METHOD,
-            topology=RandomRegular(degree=min(DEGREE, peers - 1)),
+            topology=Remembered(degree=min(DEGREE, peers - 1)),
             train=Train(),
             task=Task(),
             seed=seed,
@@ -108,12 +138,13 @@ class World:
         self.members = Everyone(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), LAYOUT))
         self.network = MemoryNetwork(fate or bad_weather, seed=seed, stall=5.0)
         self.stores = {name: Memory(self, name) for name in self.names}
-        self.published: dict[tuple[str, int], list[PackedModel]] = {
+        self.published: dict[tuple[str, int], list[tuple[torch.Tensor, torch.Tensor]]] = {
             (name, t): [] for name in self.names for t in range(rounds)
         }
         self.trace: list[tuple[float, str, str, str]] = []
         self.finished: dict[str, PeerState] = {}
-        self.rejoined: dict[str, float] = {}
+        self.returning: set[str] = set()
+        """Who was started again and has not finished a round since, in a network that was whole meanwhile."""
 
     def node(self, name: str) -> Node:
         def tell(event: str, facts: Any) -> None:
@@ -130,7 +161,7 @@ class World:
         )
         rng = random.Random(self.rng.getrandbits(64))
         asks = Asks(here, self.network.join(name), Pace(floor=FLOOR, first=120.0), rng)
-        return Node(here, asks, Pretender(self, rng), self.stores[name])
+        return Timed(here, asks, Pretender(self, rng), self.stores[name], self)
 
     async def live(self, name: str) -> None:
         """A peer's process, from its last checkpoint on."""
@@ -142,6 +173,7 @@ class World:
             await node.asks.transport.close()
 
     def federation_round(self, without: str) -> float:
+        """How many rounds most have finished."""
         return statistics.median((store.last or (0, None))[0] for name, store in self.stores.items() if name != without)
 
 
@@ -158,9 +190,8 @@ class Memory:
 
     def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
         state = step.state
-        assert len(set(heard)) == len(heard)
-        assert self.name not in heard
-        assert set(heard) | set(missed) <= set(self.world.members.roster(t))
+        graph = self.world.setting.topology.heard(self.world.setting.seed, t, self.world.members.roster(t))
+        assert sorted([*heard, *missed]) == graph[self.name]
         assert torch.isfinite(state.model.values).all()
         keeps = list(self.world.members.keeps)
         assert kept_per_layer(state.model.mask.unpack(), LAYOUT) == keeps
@@ -197,8 +228,8 @@ class Pretender:
             assert any(same(model, published, asked) for published in candidates), (work.peer, sender, work.t)
 
 
-def same(heard: PackedModel, published: PackedModel, asked: torch.Tensor) -> bool:
-    weights, mask = published.unpack()
+def same(heard: PackedModel, published: tuple[torch.Tensor, torch.Tensor], asked: torch.Tensor) -> bool:
+    weights, mask = published
     restricted = PackedModel.pack(weights, mask & asked)
     return heard.values.equal(restricted.values) and heard.mask.bits.equal(restricted.mask.bits)
 
@@ -224,6 +255,7 @@ async def trouble(world: World, living: dict[str, "asyncio.Task[None]"]) -> None
         if world.rng.random() < 0.3:
             half = set(world.rng.sample(world.names, len(world.names) // 2))
             world.network.partition(half, set(world.names) - half)
+            world.returning.clear()
             await asyncio.sleep(world.rng.uniform(5.0, 60.0))
             world.network.heal()
             continue
@@ -234,6 +266,7 @@ async def trouble(world: World, living: dict[str, "asyncio.Task[None]"]) -> None
         await asyncio.wait([living[victim]])
         await asyncio.sleep(world.rng.uniform(0.0, 60.0))
         living[victim] = asyncio.create_task(world.live(victim))
+        world.returning.add(victim)
 
 
 async def whole_run(world: World, troubled: bool = True) -> None:
@@ -247,3 +280,10 @@ def simulate(seed: int, troubled: bool = True, **more: Any) -> World:
     world = World(seed, **more)
     run(whole_run(world, troubled), LIMIT)
     return world
+
+
+def check(seed: int) -> None:
+    """A whole run in bad weather, in which everything holds that `Memory`, `Timed` and `Pretender` watch over."""
+    world = simulate(seed)
+    assert set(world.finished) == set(world.names), seed
+    assert all(store.last is not None and store.last[0] == ROUNDS for store in world.stores.values()), seed

@@ -1,6 +1,7 @@
 """`dispfl peer`: a site of a real federation. It is made, introduced to others, run and looked after."""
 
 import sys
+import tomllib
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -15,6 +16,8 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folde
 
 SIMULATED = ("peers", "partition", "threads", "engine")
 """What an experiment has and a site has not."""
+LOCAL = ("limits", "pace")
+"""Tables that a site has and an experiment has not."""
 _ANY_NUMBER = 10_000  # of peers, for the check of settings while nobody knows how many sites there will be
 
 
@@ -38,7 +41,8 @@ def init(
 ) -> None:
     """Make a site: its folder, its key and certificate, and its settings.
 
-    All sites need the same settings, data and density apart.
+    All sites need the same settings; data, density and the tables limits and
+    pace (how long this site waits for others) are each site's own.
 
     Example: dispfl peer init alice --name alice --listen 0.0.0.0:7600 --advertise alice.example.org:7600
     """
@@ -58,6 +62,7 @@ def _plan(config: Path | None, words: list[str], smallest_density: float | None)
     from dispfl.peer.plan import Plan
 
     said = read_toml(config) if config else {}
+    local, words = _of_this_site_alone(said, words)
     for key in (*said, *(word.partition("=")[0].partition(".")[0] for word in words)):
         if key in SIMULATED:
             raise ConfigError(f"{key} is for simulated runs: a site is one peer with its own data. Leave it away.")
@@ -66,7 +71,24 @@ def _plan(config: Path | None, words: list[str], smallest_density: float | None)
     tables = {key: value for key, value in composed.items() if key in Plan.model_fields}
     for key in {"path", "test_path", "dir"} & tables["data"].keys():  # typed from here, read from anywhere
         tables["data"][key] = str(Path(tables["data"][key]).expanduser().absolute())
-    return Plan(**tables, smallest_density=least).to_toml()
+    return Plan(**tables, **local, smallest_density=least).to_toml()
+
+
+def _of_this_site_alone(said: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
+    """The tables [limits] and [pace], which no simulation has, taken out of a config and of words; the other words."""
+    tables: dict[str, Any] = {key: said.pop(key) for key in LOCAL if key in said}
+    others = []
+    for word in words:
+        key, _, value = word.partition("=")
+        table, _, field = key.strip().partition(".")
+        if table not in LOCAL:
+            others.append(word)
+            continue
+        try:
+            tables[table] = {**tables.get(table, {}), field: tomllib.loads(f"value = {value}")["value"]}
+        except tomllib.TOMLDecodeError:
+            raise ConfigError(f"{key} must be a number, got {value!r}.") from None
+    return tables, others
 
 
 @app.command()

@@ -56,6 +56,7 @@ def print_status(found: Mapping[str, Any], console: "Console") -> None:
         ("Members", _members(found["members"])),
         ("Traffic", _traffic(node.get("peers") or {})),
         ("Refused", _refused(node.get("refused") or {})),
+        ("Refused before they could ask", _at_the_door(node.get("refused_at_the_door") or {})),
         ("Known to others, not accepted here; ask for an invite", _known(found["known"])),
     ):
         if table.row_count:
@@ -112,6 +113,13 @@ def _refused(refused: Mapping[str, Mapping[str, int]]) -> "Table":
     for name, reasons in sorted(refused.items()):
         for reason, times in sorted(reasons.items()):
             _add(table, name, reason, str(times))
+    return table
+
+
+def _at_the_door(refused: Mapping[str, int]) -> "Table":
+    table = _table("why (who, where that is known)", "times")
+    for why, times in sorted(refused.items()):
+        _add(table, why, str(times))
     return table
 
 

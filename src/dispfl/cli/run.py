@@ -26,6 +26,9 @@ def run(
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are.")] = None,
     track: Annotated[str | None, typer.Option(help="Show the run in another program too: tensorboard.")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="With engine=ray: the cluster; without, Ray is started on this machine.")
+    ] = None,
 ) -> None:
     """Train a federation of simulated peers, and write everything down in a run directory.
 
@@ -44,7 +47,7 @@ def run(
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(track)
-    words = list(words or [])
+    words = [*(words or []), *(["engine=ray"] if ray_address else [])]
     console = Console()
     words += data_dir_words(data_dir)
     if resume is None:
@@ -54,7 +57,7 @@ def run(
         path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
         with decoding(console) as bar:
             launch = Launch.begin(experiment, path, bar)
-        see_through(launch, console, track)
+        see_through(launch, console, track, ray_address)
     else:
         path = resume
         if out is not None:
@@ -63,7 +66,7 @@ def run(
         if read_summary(path) is None:
             with decoding(console) as bar:
                 launch = Launch.go_on(path, words, bar)
-            see_through(launch, console, track)
+            see_through(launch, console, track, ray_address)
         else:
             console.print(f"{path} is finished already.", soft_wrap=True, highlight=False, markup=False)
             if not (path / "report.html").exists():  # killed in the very end
@@ -72,7 +75,7 @@ def run(
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
 
 
-def see_through(launch: "Launch", console: "Console", track: str | None = None) -> None:
+def see_through(launch: "Launch", console: "Console", track: str | None = None, ray_address: str | None = None) -> None:
     """Run to the end with a progress bar, and write the report; Ctrl-C says how to go on."""
     from dispfl.analysis.report.page import write_report
     from dispfl.cli.progress import watching
@@ -85,7 +88,7 @@ def see_through(launch: "Launch", console: "Console", track: str | None = None) 
             watching(experiment.method.name, experiment.rounds, console) as progress,
             tracking(track, path, progress) as told,
         ):
-            launch.run(told)
+            launch.run(told, ray_address)
     except KeyboardInterrupt:
         message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {quote(str(path))}"
         console.print(message, soft_wrap=True, highlight=False, markup=False)

@@ -2,10 +2,12 @@
 
 from math import ceil, cos, pi
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dispfl.core.layout import Layout
+from dispfl.core.masks import places
 
 
 def prune_rate(t: int, T: int, alpha_0: float) -> float:
@@ -31,16 +33,15 @@ def prune_and_regrow(weights: Tensor, mask: Tensor, grad: Tensor, rate: float, l
         count = min(kept, ceil(rate * kept))
         if count == 0 or kept == m.numel():  # a dense layer would only regrow what it pruned
             continue
-        held = m.nonzero().squeeze(1)
+        held = places(m)
         m[held[smallest(weights[where][held].abs(), count)]] = False
-        empty = (~m).nonzero().squeeze(1)
+        empty = places(~m)
         m[empty[smallest(-grad[where][empty].abs(), count)]] = True
     return next_mask
 
 
 def smallest(scores: Tensor, count: int) -> Tensor:
     """The indices of the `count` smallest scores, ties to the lower index: a selection, not a sort."""
-    threshold = torch.kthvalue(scores, count).values
-    below = (scores < threshold).nonzero().squeeze(1)
-    ties = (scores == threshold).nonzero().squeeze(1)
+    threshold = float(np.partition(scores.numpy(), count - 1)[count - 1])
+    below, ties = places(scores < threshold), places(scores == threshold)
     return torch.cat([below, ties[: count - below.numel()]])

@@ -1,6 +1,7 @@
 """The one module that is alive in a worker: peers' flat vectors are loaded into it, trained, and read back."""
 
 from collections.abc import Mapping
+from typing import Literal
 from weakref import WeakSet
 
 import torch
@@ -9,13 +10,30 @@ from torch import Tensor, nn
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError
 
+Precision = Literal["float32", "bf16"]
+"""In what a network computes. Weights, gradients, steps, averages, losses and messages are float32 either way."""
+
+
+def resolve_device(device: str) -> str:
+    """The device itself, where it can be had here; for "auto" the best that can: cuda, then mps, then cpu."""
+    if device == "auto":
+        return next(kind for kind, count in _devices().items() if count)
+    check_device(device)
+    return device
+
 
 def check_device(device: str) -> None:
-    """Refuse a device that cannot be had here."""
-    kind = device.split(":")[0]
-    there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if not there.get(kind, False):
+    """Refuse a device that cannot be had here; `cuda:1` is the second of its kind."""
+    kind, _, number = device.partition(":")
+    count = _devices().get(kind, 0)
+    if not count or (number and not (number.isdecimal() and int(number) < count)):
         raise ConfigError(f"device is {device!r}, which this machine or this build of torch does not have; use cpu.")
+
+
+def _devices() -> dict[str, int]:
+    """How many there are of each kind of device, the fastest kind first."""
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
 
 
 _ALIVE: WeakSet[nn.Module] = WeakSet()
@@ -25,10 +43,13 @@ _ALIVE: WeakSet[nn.Module] = WeakSet()
 class LiveModel:
     """A module whose trainable parameters and gradients are views into two flat vectors.
 
-    So loading a peer is one copy, an SGD step is a few vector operations, and so are masking and averaging.
+    So loading a peer is one copy, an SGD step is a few vector operations, and so are masking and averaging. They lie
+    on the device; a peer's own state never does: `load` copies it in, `read` and `read_buffers` copy it out.
     """
 
-    def __init__(self, module: nn.Module, device: str = "cpu") -> None:
+    def __init__(self, module: nn.Module, device: str = "cpu", precision: Precision = "float32") -> None:
+        if precision not in ("float32", "bf16"):
+            raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
         if module in _ALIVE:
             raise ConfigError("The model function returned the same module twice; it must build a new one each time.")
         if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
@@ -36,6 +57,7 @@ class LiveModel:
         _ALIVE.add(module)
         self.module = module.to(device)
         self.device = torch.device(device)
+        self.precision = precision
         self.layout = Layout.of(module)
         self.buffer_names = [name for name, _ in module.named_buffers()]
         if not self.layout.size:
@@ -53,8 +75,22 @@ class LiveModel:
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """The module's outputs. Inputs keep their memory format: a user's `x.view(...)` must go on working."""
-        outputs: Tensor = self.module(inputs.to(self.device))
-        return outputs
+        inputs = self.bring(inputs)
+        outputs: Tensor
+        if self.precision == "float32":
+            outputs = self.module(inputs)
+            return outputs
+        # Threads share autocast's cache of rounded weights and empty it for each other. Then two uses of a tied weight
+        # would share a rounded copy, and add their gradients in bf16, or not, as it happens.
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            outputs = self.module(inputs)
+        return outputs.float()  # so loss and metric compute in float32
+
+    def bring(self, host: Tensor) -> Tensor:
+        """A tensor on the device. By way of pinned memory to cuda: the host does not wait until the device is idle."""
+        if self.device.type == "cuda" and host.device.type == "cpu":
+            return host.pin_memory().to(self.device, non_blocking=True)
+        return host.to(self.device)
 
     def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Put a peer into the module: its weights, and its buffers (running means and the like)."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,6 +39,11 @@ def kept_whole(layout: Layout, spreads: Iterable[Mapping[str, float]]) -> list[b
         all(kept_count(size, densities[name]) == size for densities in spreads)
         for name, size in zip(layout.names, layout.sizes, strict=True)
     ]
+
+
+def places(mask: Tensor) -> Tensor:
+    """Where a mask is True, in order. NumPy finds that several times faster than `torch.nonzero`."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def hamming(mask_a: Tensor, mask_b: Tensor) -> int:

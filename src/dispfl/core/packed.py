@@ -1,5 +1,6 @@
 """A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -61,9 +62,29 @@ class PackedModel:
         flags = self.mask.flags()
         return torch.from_numpy(spread(self.values.numpy(), flags)), torch.from_numpy(flags)
 
+    def parts(self) -> Iterator["Part"]:
+        """The model in pieces, one for each of `stretches(size)`, for whoever need not see it whole."""
+        bits, begin = self.mask.bits.numpy(), 0
+        for here in stretches(self.mask.size):
+            if self.mask.kept == self.mask.size:
+                yield 1, None, self.values[here]
+                continue
+            length = here.stop - here.start
+            flags = np.unpackbits(bits[here.start // 8 : -(-here.stop // 8)], count=length, bitorder="little")
+            where = np.flatnonzero(flags.view(np.bool_))
+            yield torch.from_numpy(flags), torch.from_numpy(where), self.values[begin : (begin := begin + len(where))]
 
-_STRETCH = 1 << 15
+
+Part = tuple[Tensor | int, Tensor | None, Tensor]
+"""Of a stretch: which weights are kept (a 1 says all), at which places they are (None says all), and their values."""
+
+STRETCH = 1 << 18
 """How many weights are looked at at once: so few that their positions stay in the processor's cache."""
+
+
+def stretches(size: int) -> Iterator[slice]:
+    """Where the stretches of a flat vector are."""
+    return (slice(start, min(start + STRETCH, size)) for start in range(0, size, STRETCH))
 
 
 def select(array: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
@@ -73,10 +94,10 @@ def select(array: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
     """
     selected = np.empty(np.count_nonzero(flags), array.dtype)
     begin = 0
-    for start in range(0, len(flags), _STRETCH):
-        where = np.flatnonzero(flags[start : start + _STRETCH])
+    for start in range(0, len(flags), STRETCH):
+        where = np.flatnonzero(flags[start : start + STRETCH])
         end = begin + len(where)
-        array[start : start + _STRETCH].take(where, out=selected[begin:end], mode="clip")
+        array[start : start + STRETCH].take(where, out=selected[begin:end], mode="clip")
         begin = end
     return selected
 
@@ -85,10 +106,10 @@ def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
     """The opposite of `select`: the values where the flags are set, zeros elsewhere."""
     array = np.zeros(len(flags), values.dtype)
     begin = 0
-    for start in range(0, len(flags), _STRETCH):
-        where = np.flatnonzero(flags[start : start + _STRETCH])
+    for start in range(0, len(flags), STRETCH):
+        where = np.flatnonzero(flags[start : start + STRETCH])
         end = begin + len(where)
-        array[start : start + _STRETCH][where] = values[begin:end]
+        array[start : start + STRETCH][where] = values[begin:end]
         begin = end
     return array
 

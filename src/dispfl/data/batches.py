@@ -5,7 +5,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
@@ -51,17 +53,23 @@ def _along_a_row(per_channel: tuple[float, ...], width: int) -> Tensor:
 
 def random_crop(pictures: Tensor, rng: torch.Generator) -> Tensor:
     """Pad (N, H, W, C) pictures with black and cut each out again at a random place."""
-    n, height, width, _ = pictures.shape
+    n, height, width, channels = pictures.shape
     padded = functional.pad(pictures, [0, 0, *[PADDING] * 4])
-    windows = padded.unfold(1, height, 1).unfold(2, width, 1).permute(0, 1, 2, 4, 5, 3)
-    top, left = torch.randint(2 * PADDING + 1, (2, n), generator=rng)
-    return windows[torch.arange(n), top, left]
+    top, left = torch.randint(2 * PADDING + 1, (2, n), generator=rng).numpy()
+    picture, row, pixel, _ = padded.stride()
+    places = 2 * PADDING + 1
+    windows = as_strided(  # of each picture, at each place: rows in one piece, which NumPy copies faster than torch
+        padded.numpy(), (n, places, places, height, width * channels), (picture, row, pixel, row, 1)
+    )
+    return torch.from_numpy(windows[np.arange(n), top, left]).view(pictures.shape)
 
 
 def random_flip(pictures: Tensor, rng: torch.Generator) -> Tensor:
     """Mirror each of (N, H, W, C) pictures with probability one half."""
     chosen = (torch.rand(len(pictures), generator=rng) < 0.5).nonzero().squeeze(1)
-    return pictures.index_copy(0, chosen, pictures.index_select(0, chosen).flip(2))
+    flipped = pictures.numpy().copy()
+    flipped[chosen.numpy()] = pictures.index_select(0, chosen).flip(2).numpy()  # much faster than torch's index_copy
+    return torch.from_numpy(flipped)
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,19 @@
 
 import os
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 
 import torch
 
 from dispfl.core.live import LiveModel
-from dispfl.round import Setting, Step, Work
-from dispfl.simulated import simulated_step
+from dispfl.engines.listening import Listening
+from dispfl.engines.states import States
+from dispfl.methods.base import PeerState
+from dispfl.round import Outcome, Part, Setting, Step, state_for
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.simulated import heard_here, simulated_step, upload
 
 
 class InProcess:
@@ -19,10 +23,13 @@ class InProcess:
     Side by side beats lending all threads to one peer: small operations do not split well. Only where there are more
     threads than peers does a peer get several. A model that draws from torch's one global generator (dropout) cannot
     share it between threads without losing reproducibility: then the peers take turns.
+
+    A state that nobody will hear any more in a round is forgotten at once: there are never two of each in memory.
     """
 
-    def __init__(self, setting: Setting, threads: int | None = None) -> None:
+    def __init__(self, setting: Setting, threads: int | None = None, checkpoints: Checkpoints | None = None) -> None:
         self.setting = setting
+        self._states = States(setting, checkpoints)
         threads = threads or os.cpu_count() or 1
         first = LiveModel(setting.module(), setting.device)
         self._codec = setting.codec(first.layout)
@@ -37,30 +44,64 @@ class InProcess:
         for _ in range(workers - 1):
             self._idle.put(LiveModel(setting.module(), setting.device))
 
-    def steps(self, works: Iterable[Work]) -> Iterator[tuple[str, Step]]:
-        """Each piece of work's outcome, as it is done; only as many under way as there are workers."""
-        running: dict[Future[Step], str] = {}
+    @property
+    def states(self) -> Mapping[str, PeerState]:
+        """Everyone's state, as of the last turn."""
+        return self._states.now
+
+    @property
+    def judged(self) -> Mapping[str, PeerState]:
+        """What each peer was judged on last, where that was a model that all share."""
+        return dict(sorted(self._states.judged.items()))
+
+    def recall(self, rounds: int) -> None:
+        """Take up everyone's state after so many rounds."""
+        self._states.recall(rounds, self.setting.roster)
+
+    def under_way(self, t: int) -> dict[str, Outcome]:
+        """Take up the steps of round t that were finished before a stop."""
+        return self._states.under_way(t, self.setting.roster)
+
+    def turn(self) -> None:
+        """The round is over."""
+        self._states.turn()
+
+    def flush(self, t: int) -> None:
+        """Write down the finished steps of round t that are not on the disk yet."""
+        self._states.flush(t)
+
+    def steps(self, parts: Iterable[Part]) -> Iterator[tuple[str, Outcome]]:
+        """Each part's outcome, as it is done; only as many under way as there are workers."""
+        listening = Listening(self.setting, list(parts), self._states.now)
+        running: dict[Future[Step], Part] = {}
         try:
-            for work in works:
-                running[self._pool.submit(self._do, work)] = work.peer
+            for part in listening.in_order():
+                running[self._pool.submit(self._do, part)] = part
                 if len(running) == self._workers:
-                    yield from self._collect(running)
+                    yield from self._collect(running, listening)
             while running:
-                yield from self._collect(running)
+                yield from self._collect(running, listening)
         finally:  # interrupted: end what is running, so that nothing trains behind the caller's back
             self._stop.set()
             wait(running)
             self._stop.clear()
 
-    def _collect(self, running: dict[Future[Step], str]) -> Iterator[tuple[str, Step]]:
+    def _collect(self, running: dict[Future[Step], Part], listening: Listening) -> Iterator[tuple[str, Outcome]]:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
-            yield running.pop(future), future.result()
+            part = running.pop(future)
+            outcome = self._states.finish(part, future.result())
+            for name in listening.unheard_after(part):
+                self._states.now.pop(name, None)
+            yield part.peer, outcome
 
-    def _do(self, work: Work) -> Step:
+    def _do(self, part: Part) -> Step:
+        setting, codec, now = self.setting, self._codec, self._states.now
         live = self._idle.get()
         try:
-            return simulated_step(self.setting, self._codec, live, work, self._pulse)
+            hear = heard_here(setting, codec, part, now)
+            step = simulated_step(setting, codec, live, part, state_for(setting, part, now), hear, self._pulse)
+            return upload(setting, codec, part, step)[0]
         finally:
             self._idle.put(live)
 

@@ -14,7 +14,7 @@ from dispfl.config import Experiment, compose
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.data.catalogue import describe
-from dispfl.data.datasets import Pictures
+from dispfl.data.datasets import Data, Pictures
 from dispfl.data.datasets import load as load_data
 from dispfl.data.own.samples import OwnSamples
 from dispfl.data.own.settings import OwnData
@@ -48,14 +48,13 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
     experiment = _experiment(path, peer, data_dir)
     name = _name(path, peer, roster_names(experiment.peers))
     rounds, states = saved_rounds(path), final_states(path)
-    needed = isinstance(experiment.data, OwnData) or not describe(experiment.data.name).class_names
-    data = load_data(experiment.data) if needed or experiment.method.tuning else None
-    about = _about(experiment, data)
+    data = load_data(experiment.data) if needs_data(experiment.data) or experiment.method.tuning else None
+    about = about_inputs(experiment.data, data)
     state = _shared_or_own(experiment, states, name)
     accuracy = _accuracy(path, rounds, name)
     if experiment.method.tuning:
         assert data is not None
-        state, accuracy = _tuned(_setting(path, experiment, data), name, state, rounds - 1, experiment.threads)
+        state, accuracy = tuned(_setting(path, experiment, data), name, state, rounds - 1, experiment.threads)
     card = Card(
         **about,
         model=None if isinstance(experiment.model, OwnModel) else experiment.model,
@@ -69,20 +68,25 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
         weights_sha256=weights_sha256(state.model),
         dispfl=version("dispfl"),
     )
-    return Personal(_network(experiment.model, card, state), card)
+    return Personal(network_with(experiment.model, card, state), card)
 
 
-def _about(experiment: Experiment, data: Pictures | OwnSamples | None) -> dict[str, Any]:
-    """What the model wants and what its outputs mean."""
+def needs_data(settings: Data) -> bool:
+    """Whether only the data themselves say what their classes are."""
+    return isinstance(settings, OwnData) or not describe(settings.name).class_names
+
+
+def about_inputs(settings: Data, data: Pictures | OwnSamples | None) -> dict[str, Any]:
+    """What the model wants and what its outputs mean; from the data themselves, where only they say it."""
     if isinstance(data, OwnSamples):
         raise ConfigError(
             f"`dispfl export` writes models for pictures, and these inputs are of shape {list(data.shape)}; "
             "save the weights of the checkpoint with your own code."
         )
-    if isinstance(experiment.data, OwnData):
+    if isinstance(settings, OwnData):
         assert data is not None
         return {"classes": data.classes, "shape": data.shape, "mean": data.mean, "std": data.std}
-    spec = describe(experiment.data.name)
+    spec = describe(settings.name)
     classes = data.classes if data else spec.class_names
     return {"classes": classes, "shape": spec.shape, "mean": spec.mean, "std": spec.std}
 
@@ -116,7 +120,7 @@ def _shared_or_own(experiment: Experiment, states: Mapping[str, PeerState], name
     return replace(state, model=model, next_mask=model.mask)
 
 
-def _tuned(setting: Setting, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
+def tuned(setting: Setting, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
     """The model after the run's own fine-tuning, and its score: the same bits, from the same streams and threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // len(setting.peers)))
@@ -146,8 +150,9 @@ def _accuracy(path: Path, rounds: int, name: str) -> float | None:
     return scores["per_peer"][int(name)] if scores else None
 
 
-def _network(model: Model, card: Card, state: PeerState) -> nn.Module:
-    network = card.network() if card.model else model.network(card.shape, len(card.classes))
+def network_with(model: Model, card: Card, state: PeerState, home: Path | None = None) -> nn.Module:
+    """The network with a peer's weights; `home` is where a network of the user's own is looked for."""
+    network = card.network() if card.model else model.network(card.shape, len(card.classes), home)
     layout = Layout.of(network)
     if layout.size != state.model.mask.size:
         raise RunError(f"The checkpoint has {state.model.mask.size:,} weights; the run's network has {layout.size:,}.")

@@ -62,7 +62,7 @@ class DisPFL(GossipMethod):
         Deviation 2: divide by the masks these weights were trained under, then keep our next mask, so that a regrown
         weight starts from its neighbours' value (docs/deviations.md).
         """
-        return average_of((models[name].unpack() for name in sorted(models)), m_k)
+        return average_of((models[name] for name in sorted(models)), m_k)
 
     def evolve(self, peer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
         """Algorithm 2: the next mask."""

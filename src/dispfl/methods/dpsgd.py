@@ -55,4 +55,4 @@ class DPSGD(GossipMethod):
 
 def mean_model(models: Mapping[str, PackedModel], mask: Tensor) -> Tensor:
     """The plain mean of models that share a mask, summed in roster order."""
-    return average_of((models[name].unpack() for name in sorted(models)), mask)
+    return average_of((models[name] for name in sorted(models)), mask)

@@ -10,7 +10,11 @@ from torch import Tensor
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
+from dispfl.errors import RunError
 from dispfl.methods.base import Around, GossipMethod, PeerState
+
+PREFERENCE = "preference/"
+"""Before a peer's name, the key under which others remember how much its models helped."""
 
 
 class FedFOMO(GossipMethod):
@@ -35,8 +39,8 @@ class FedFOMO(GossipMethod):
     def choose(self, state: PeerState, around: Around, *, rng: torch.Generator) -> Sequence[str]:
         """Half by learned preference, half at random, out of all that can be reached."""
         count = min(self.models, len(around.neighbours))
-        scores = dict(zip(around.roster, self._preference(state, around.roster).tolist(), strict=True))
-        liked = [name for name in around.reachable if scores[name] > 0]
+        scores = {name: float(score) for name, score in preferences(state, around.roster).items()}
+        liked = [name for name in around.reachable if scores.get(name, 0.0) > 0]
         liked = sorted(liked, key=lambda name: (-scores[name], name))[: count - round(self.explore * count)]
         others = [name for name in around.reachable if name not in liked]
         picked = torch.randperm(len(others), generator=rng)[: count - len(liked)].tolist()
@@ -54,20 +58,32 @@ class FedFOMO(GossipMethod):
         candidates = {peer.peer: update, **{name: model.unpack()[0] for name, model in heard.items()}}
         gains = {name: gain(theta, w, before, peer.loss(w, validation)) for name, w in sorted(candidates.items())}
         mixed = moved(theta, candidates, gains) if any(gains.values()) else update
-        memory = {"preference": self._remember(state, peer.roster, gains, peer.peer)}
         model = PackedModel.pack(mixed, mask)
-        return PeerState(model, model.mask, peer.buffers, memory)
+        return PeerState(model, model.mask, peer.buffers, self._remember(state, peer.roster, gains, peer.peer))
 
-    def _preference(self, state: PeerState, roster: Sequence[str]) -> Tensor:
-        return state.memory.get("preference", torch.zeros(len(roster)))
-
-    def _remember(self, state: PeerState, roster: Sequence[str], gains: Mapping[str, float], own: str) -> Tensor:
+    def _remember(
+        self, state: PeerState, roster: Sequence[str], gains: Mapping[str, float], own: str
+    ) -> dict[str, Tensor]:
         """Add each heard model's weight in this round's mix to what it earned before."""
-        preference, total = self._preference(state, roster).clone(), sum(gains.values())
+        memory, total = preferences(state, roster), sum(gains.values())
         for name, value in gains.items():
-            if name != own and total:
-                preference[roster.index(name)] += value / total
-        return preference
+            if name != own and value:
+                memory[name] = memory.get(name, torch.zeros(())) + value / total
+        return {PREFERENCE + name: score for name, score in memory.items()}
+
+
+def preferences(state: PeerState, roster: Sequence[str]) -> dict[str, Tensor]:
+    """What the models of others have earned so far, by name, so that it stays theirs when somebody joins or leaves."""
+    named = {key.removeprefix(PREFERENCE): score for key, score in state.memory.items() if key.startswith(PREFERENCE)}
+    by_place = state.memory.get("preference")  # of an older checkpoint: by place in the roster
+    if by_place is None:
+        return named
+    if len(by_place) != len(roster):
+        raise RunError(
+            f"The checkpoint remembers preferences for {len(by_place)} peers by their places, and there are "
+            f"{len(roster)} now; nobody can tell whose they are. Start the run anew."
+        )
+    return {name: score.clone() for name, score in zip(roster, by_place, strict=True) if score} | named
 
 
 def gain(theta: Tensor, candidate: Tensor, loss: float, candidate_loss: float) -> float:

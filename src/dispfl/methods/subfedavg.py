@@ -59,7 +59,7 @@ class SubFedAvg(ServerMethod):
     def aggregate(self, server: PeerState, sent: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
         """Average each weight over those whose mask has it; the server's own value stays where nobody has it."""
         weights, mask = server.model.unpack()
-        return fresh_state(average_of_holders((sent[peer].unpack() for peer in sorted(sent)), weights), mask)
+        return fresh_state(average_of_holders((sent[peer] for peer in sorted(sent)), weights), mask)
 
 
 def pruned(weights: Tensor, mask: Tensor, share: float, target: float, layout: Layout) -> Tensor:

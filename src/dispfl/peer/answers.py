@@ -37,8 +37,7 @@ class Answers:
         if differs := difference(here.terms, {str(name): str(term) for name, term in theirs.items()}):
             self._refuse(sender, Reason.TERMS, f"{sender} cannot take part with {here.name}: {differs}")
         here.met(sender, ask.head.get("at"))
-        here.members.merge(ask.head.get("members"))
-        return Reply(here.hello())
+        return Reply(*here.hello(here.learn(sender, ask.body)))
 
     async def _model(self, sender: str, ask: Ask) -> Reply:
         here, t, nonce = self.here, ask.head.get("round"), ask.head.get("nonce")
@@ -51,7 +50,9 @@ class Answers:
         here.met(sender, t)
         if here.joining:
             self._refuse(sender, Reason.JOINING, f"{here.name} has just joined and has no model yet.")
-        if ask.offset == 0 and not here.shelf.is_past(t):
+        if ask.offset:
+            here.tell("going on", {"round": t, "peer": sender, "from": ask.offset})
+        elif not here.shelf.is_past(t):
             here.door.once(sender, t, nonce)
         model = await here.shelf.wait_for(t, HOLD)
         if model is None:

@@ -111,7 +111,8 @@ class Asks:
             try:
                 reply = await self.transport.ask(sender, Ask("model", head, question.body))
             except Unreachable as problem:
-                here.tell("unreachable", {"round": question.t, "peer": sender, "why": str(problem)})
+                if pause == SHORTEST_PAUSE:  # the first attempt; the others would only repeat it
+                    here.tell("unreachable", {"round": question.t, "peer": sender, "why": str(problem)})
                 if not patient:
                     here.standing.lost(sender)
                     return None
@@ -155,12 +156,13 @@ class Asks:
     async def _greet(self, name: str) -> None:
         try:
             async with asyncio.timeout(self.pace.glance):
-                reply = await self.transport.ask(name, Ask("hello", self.here.hello()))
+                reply = await self.transport.ask(name, Ask("hello", *self.here.hello()))
+                self.here.met(name, reply.head.get("at"))
+                news = self.here.learn(name, reply.body)
+                if news.lacks(self.here.members.records()):
+                    await self.transport.ask(name, Ask("hello", *self.here.hello(news)))
         except (TimeoutError, DispflError) as problem:
             self.here.tell("no greeting", {"peer": name, "why": str(problem) or "no answer"})
-            return
-        self.here.met(name, reply.head.get("at"))
-        self.here.members.merge(reply.head.get("members"))
 
 
 def _norm(model: PackedModel) -> float:

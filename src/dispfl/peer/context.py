@@ -5,12 +5,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+from dispfl.errors import MessageError
 from dispfl.methods.base import Around, GossipMethod
 from dispfl.peer.door import Door
+from dispfl.peer.greeting import News, body_of
 from dispfl.peer.shelf import Shelf
 from dispfl.peer.standing import Standing
 from dispfl.peer.terms import Terms, digest_of
-from dispfl.peer.transport import JSON
+from dispfl.peer.transport import JSON, Refused
 from dispfl.round import Setting
 from dispfl.wire.codec import Codec
 
@@ -104,10 +106,24 @@ class Context:
         """Something came from a peer, which may have said where it is."""
         self.standing.met(name, t if isinstance(t, int) else None, asyncio.get_running_loop().time())
 
-    def hello(self) -> dict[str, JSON]:
-        """How we introduce ourselves."""
+    def hello(self, answering: News | None = None) -> tuple[dict[str, JSON], bytes]:
+        """How we introduce ourselves: the head and the body, with the records that the other side's greeting lacks."""
         terms: dict[str, JSON] = dict(self.terms)
-        return {"terms": terms, "at": self.standing.round, "members": self.members.records()}
+        records = self.members.records()
+        return {"terms": terms, "at": self.standing.round}, body_of(
+            records, answering.lacks(records) if answering else []
+        )
+
+    def learn(self, sender: str, body: bytes) -> News:
+        """Take in what a greeting says of members; one that cannot be read is refused and counted."""
+        try:
+            news = News.read(body)
+        except MessageError as problem:
+            self.door.count(sender, problem.refusal)
+            raise Refused(problem.refusal, str(problem)) from None
+        if news.records:
+            self.members.merge(news.records)
+        return news
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Compute something that takes long without keeping others waiting."""

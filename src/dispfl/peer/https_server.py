@@ -1,5 +1,10 @@
-"""The answering half of the HTTPS transport: a request becomes an ask, a reply or a refusal becomes a response."""
+"""The answering half of the HTTPS transport: a request becomes an ask, a reply or a refusal becomes a response.
 
+A member that keeps sending what is not the protocol is cut off for a while, as the node does with whoever keeps asking
+what nobody should ask.
+"""
+
+import asyncio
 import io
 import logging
 import re
@@ -10,6 +15,7 @@ from aiohttp import hdrs, web
 from dispfl.peer import heads
 from dispfl.peer.certified import Who, shown
 from dispfl.peer.counting import UNKNOWN, Counters
+from dispfl.peer.door import Door
 from dispfl.peer.limits import Limits
 from dispfl.peer.listener import Line
 from dispfl.peer.moving import StalledError, moving
@@ -34,6 +40,7 @@ class Answering:
         self._handler = handler
         self._limits = limits
         self._counters = counters
+        self._door = Door(asyncio.get_running_loop().time)
 
     async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
         """The response to a request, whatever it is."""
@@ -52,16 +59,25 @@ class Answering:
     async def _answer(self, request: web.BaseRequest, line: Line) -> web.StreamResponse:
         sender = self._authenticate(request)
         line.belongs_to(sender)
+        self._door.check(sender)
+        try:
+            ask, had = await self._read(request, line)
+        except Refused as refused:
+            self._door.count(sender, refused.reason)
+            raise
+        reply, offset = await self._handle(sender, ask), ask.offset
+        if offset and (offset > len(reply.body) or await digest(reply.body, offset) != had):
+            offset = 0  # the asker has the beginning of another reply
+        return await self._respond(request, line, reply, offset)
+
+    async def _read(self, request: web.BaseRequest, line: Line) -> tuple[Ask, str]:
+        """The ask in a request, and the digest of what the asker has of its reply; refused if it is not of ours."""
         what = self._question(request)
         fields = heads.unpack(request.headers.get(HEAD, ""))
         head, offset, had = fields.get("head"), fields.get("offset", 0), fields.get("digest", "")
         if not (isinstance(head, dict) and isinstance(had, str) and type(offset) is int and offset >= 0):
             raise Refused("malformed", "The message's head lacks a field, or has one of the wrong kind.")
-        body = await self._body(request, line, what)
-        reply = await self._handle(sender, Ask(what, head, body, offset))
-        if offset and (offset > len(reply.body) or await digest(reply.body, offset) != had):
-            offset = 0  # the asker has the beginning of another reply
-        return await self._respond(request, line, reply, offset)
+        return Ask(what, head, await self._body(request, line, what), offset), had
 
     def _authenticate(self, request: web.BaseRequest) -> str:
         certificates = shown(request.transport)

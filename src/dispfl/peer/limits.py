@@ -10,7 +10,7 @@ from dispfl.settings import Settings
 class Limits(Settings):
     """Limits of an `HttpsTransport`. The defaults suit a handful to a hundred sites."""
 
-    table: ClassVar[str] = "network"
+    table: ClassVar[str] = "limits"
 
     connect: float = Field(default=10.0, gt=0)
     """Seconds to connect and shake hands, either way."""

@@ -25,6 +25,8 @@ _log = logging.getLogger(__name__)
 _BACKLOG = 256
 _PAUSE = 0.1
 """Seconds before accepting again when the system has no file descriptor left."""
+_LEAVING = 8
+"""Connections that we have ended and that are not gone yet; while there are more, nobody else is let in."""
 
 
 class Line(web.RequestHandler):
@@ -206,6 +208,9 @@ class Listener:
                     await asyncio.sleep(_PAUSE)
                     continue
                 self._welcome(accepted, str(address[0]))
+                # A crowd is accepted without a pause, and nothing that was cut would go before all of it is in.
+                await asyncio.sleep(0)
+                await until(lambda: sum(line.is_cut for line in self.lines.values()) <= _LEAVING, self.limits.connect)
 
     def _welcome(self, accepted: socket.socket, address: str) -> None:
         if not self._make_room_for_stranger(address):
@@ -235,6 +240,8 @@ class Listener:
         except OSError as problem:  # TLS errors are some, too
             if not line.is_cut:
                 self.counters.refuse(_reason(problem))
+            # Its frames and the connection hold each other, and 256 kB of buffers, until Python looks for circles.
+            problem.__traceback__ = None
 
     def _start(self, coroutine: Any) -> None:
         task = asyncio.get_running_loop().create_task(coroutine)

@@ -16,7 +16,7 @@ def teller(name: str, as_json: bool = False, to: TextIO | None = None) -> Tell:
         out = to or sys.stderr
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if as_json:
-            print(json.dumps({"time": now, "peer": name, "event": event, **facts}, default=str), file=out, flush=True)
+            print(json.dumps({"time": now, "site": name, "event": event, **facts}, default=str), file=out, flush=True)
         else:
             said = "  ".join(f"{key}={_plain(value)}" for key, value in facts.items() if value not in (None, [], ""))
             print(f"{now[11:19]}  {name}  {event:<12} {said}".rstrip(), file=out, flush=True)

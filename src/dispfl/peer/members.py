@@ -125,20 +125,32 @@ class Members:
 
     def accept(self, invite: Invite) -> Member:
         """Put a site on the list, or back on it."""
-        self._check(invite)
+        [member] = self.accept_all([invite])
+        return member
+
+    def accept_all(self, invites: Sequence[Invite]) -> list[Member]:
+        """Put several sites on the list at once, all or none."""
 
         def accepted(book: Book) -> Book:
-            old = book.members.get(invite.name)
-            is_same = old is not None and leads_to([invite.certificate], old.certificate)
-            if old is not None and old.state == "accepted" and not is_same:
-                raise InviteError(
-                    f"{invite.name} is on the list already, with another certificate ({old.fingerprint[:16]}...). If "
-                    f"it has a new key, first revoke the old one: dispfl peer revoke {self.path.parent} {invite.name}"
-                )
-            record = old.record if old and is_same else None
-            return book.with_member(Member(invite.name, invite.address, invite.certificate, record=record))
+            for invite in invites:
+                book = self._with_accepted(book, invite)
+            return book
 
-        return self._change(accepted).members[invite.name]
+        for invite in invites:
+            self._check(invite)
+        book = self._change(accepted)
+        return [book.members[invite.name] for invite in invites]
+
+    def _with_accepted(self, book: Book, invite: Invite) -> Book:
+        old = book.members.get(invite.name)
+        is_same = old is not None and leads_to([invite.certificate], old.certificate)
+        if old is not None and old.state == "accepted" and not is_same:
+            raise InviteError(
+                f"{invite.name} is on the list already, with another certificate ({old.fingerprint[:16]}...). If "
+                f"it has a new key, first revoke the old one: dispfl peer revoke {self.path.parent} {invite.name}"
+            )
+        record = old.record if old and is_same else None
+        return book.with_member(Member(invite.name, invite.address, invite.certificate, record=record))
 
     def _check(self, invite: Invite) -> None:
         if invite.name == self.name:
@@ -226,8 +238,7 @@ class Members:
     def _fresh(self) -> Book:
         """What the file says now, read again only if it has changed."""
         try:
-            found = self.path.stat()
-            stamp = (found.st_mtime_ns, found.st_ino, found.st_size)
+            stamp = self._stamp_now()
             if stamp != self._stamp:
                 self._take(Book.from_bytes(self.path.read_bytes()), stamp)
         except OSError as problem:
@@ -235,6 +246,11 @@ class Members:
         except (ValueError, KeyError, TypeError, AttributeError, DispflError) as problem:
             raise RunError(f"{self.path} is damaged ({problem}). Restore it from a backup.") from None
         return self._book
+
+    def _stamp_now(self) -> tuple[int, ...]:
+        """What tells one version of the file from another."""
+        found = self.path.stat()
+        return found.st_mtime_ns, found.st_ino, found.st_size
 
     def _take(self, book: Book, stamp: tuple[int, ...]) -> None:
         self._book, self._stamp = book, stamp
@@ -248,7 +264,8 @@ class Members:
             after = edit(before)
             if after is not before:
                 write_atomically(self.path, after.to_bytes())
-            return self._fresh()
+                self._take(after, self._stamp_now())  # reading it again would verify every signature again
+            return self._book
 
 
 @contextlib.contextmanager

@@ -60,11 +60,14 @@ class Node:
             self.asks.pace.first = self.asks.pace.floor
         await self.asks.transport.serve(Answers(here))
         await self.asks.greet(here.others(t))
-        if t == 0 and (current := standing.others_are_at()) > 1:
-            t, state = current + 1, replace(state, model=nothing_of(state.model))
-            here.joining = True
-            here.members.join(t)
-            here.tell("joining", {"round": t})
+        if (current := standing.others_are_at()) > t + 1:  # further than anyone keeps models for the slower
+            if t == 0:
+                t, state = current + 1, replace(state, model=nothing_of(state.model))
+                here.joining = True
+                here.members.join(t)
+                here.tell("joining", {"round": t})
+            else:
+                t = self._skip(t, current)
         while t < here.setting.rounds:
             standing.round = t
             t, state = await self._round(t, state)
@@ -82,9 +85,7 @@ class Node:
             here.door.forget_before(here.shelf.oldest or 0)
         began = clock()
         gathered = await self.asks.gather(t, state)
-        current = min(gathered.current(t) or t, here.setting.rounds - 1)  # who comes too late takes the last round
-        if current > t:
-            here.tell("behind", {"round": t, "current": current})
+        if (current := self._skip(t, gathered.current(t) or t)) > t:
             return current, state
         here.standing.state, learning = "learning", clock()
         step = await self.learner.step(Work(here.name, t, state, gathered.heard, scoring=here.setting.scores(t)))
@@ -92,6 +93,13 @@ class Node:
         self._write_down(t, step, gathered)
         here.joining = False
         return t + 1, step.state
+
+    def _skip(self, t: int, current: int) -> int:
+        """The round to go on with where the federation is in another; who comes too late takes the last one."""
+        current = max(t, min(current, self.here.setting.rounds - 1))
+        if current > t:
+            self.here.tell("behind", {"round": t, "current": current})
+        return current
 
     def _write_down(self, t: int, step: Step, gathered: Gathered) -> None:
         here, score = self.here, step.report.score

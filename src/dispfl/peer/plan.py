@@ -1,9 +1,9 @@
 """What a site trains, and how: the tables of an experiment without what only a simulation has.
 
-Sites of one federation must agree on everything here but `data`, `device` and the method's density.
+Sites of one federation must agree on everything here but `data`, `train`, `device`, `threads`, `limits`, `pace` and the
+method's density.
 """
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
@@ -18,20 +18,24 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.registry import METHODS
 from dispfl.models.own import OwnModel
 from dispfl.models.registry import Model
-from dispfl.settings import Settings, did_you_mean
+from dispfl.peer.limits import Limits
+from dispfl.peer.pacing import Pacing
+from dispfl.settings import Settings
+from dispfl.tables import Choices, chosen
 from dispfl.topology import TOPOLOGIES, Full, Topology
 from dispfl.wire.codec import Wire
 
-TABLES: dict[str, Mapping[str, type[Settings]]] = {
+TABLES: dict[str, Choices] = {
     "data": {"": Data, "own": OwnData},
     "model": {"": Model, "own": OwnModel},
     "method": METHODS,
     "topology": TOPOLOGIES,
     "train": {"": Train},
     "wire": {"": Wire},
+    "limits": {"": Limits},
+    "pace": {"": Pacing},
 }
 """The settings of each table, by the table's `name` where there is a choice of them; "" stands for all other names."""
-_OWN = {"path", "factory"}  # keys that say by themselves that data or a model are the site's own
 
 
 class Plan(Settings):
@@ -43,6 +47,8 @@ class Plan(Settings):
     eval_every: int = Field(default=1, ge=1)
     """Score the site's model every so many rounds, and after the last."""
     device: Literal["cpu", "cuda", "mps"] = "cpu"
+    threads: int = Field(default=1, ge=1)
+    """How many threads train the site's model; with more than one, results depend on their number."""
     smallest_density: float | None = Field(default=None, gt=0, le=1)
     """The smallest density of any site, which decides what masks look like on the wire; this site's, if not given."""
     data: SerializeAsAny[Data] = Data(augment=False)
@@ -51,20 +57,16 @@ class Plan(Settings):
     topology: SerializeAsAny[Topology] = Full()
     train: Train = Train(batch=32)
     wire: Wire = Wire()
+    limits: Limits = Limits()
+    """How long the site's network waits, and how much it takes from others."""
+    pace: Pacing = Pacing()
+    """How long its rounds wait for others."""
 
     @field_validator(*TABLES, mode="before")
     @classmethod
     def _choose(cls, value: Any, info: Any) -> Any:
-        """A table's settings, of the class that its name says."""
-        if not isinstance(value, Mapping):
-            return value
-        key, choices = info.field_name, TABLES[info.field_name]
-        table = {"name": "own", **value} if "own" in choices and value.keys() & _OWN else dict(value)
-        name = str(table.get("name", getattr(cls.model_fields[key].default, "name", "")))
-        chosen = choices.get(name, choices.get(""))
-        if chosen is None:
-            raise ConfigError(f"{key} {name!r} does not exist. {did_you_mean(name, choices)}")
-        return chosen(**table)
+        key = info.field_name
+        return chosen(key, value, TABLES[key], cls.model_fields[key].default)
 
     @field_validator("device")
     @classmethod

@@ -9,8 +9,9 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 
-from dispfl.errors import DispflError
+from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
+from dispfl.peer import greeting
 from dispfl.peer.asks import Asks
 from dispfl.peer.context import Context
 from dispfl.peer.fellows import Fellows
@@ -33,19 +34,20 @@ SLACK = 4096
 """Bytes that a body may have beyond the largest message, so that a longer one is refused by name."""
 
 
-def run_site(site: Site, log_json: bool = False, pace: Pace | None = None) -> None:
+def run_site(site: Site, log_json: bool = False) -> None:
     """Take part to the last round; a polite kill or Ctrl-C ends it between two batches, and it can be gone on with."""
+    plan, share = site.plan(), share_of(site)
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(take_part(site, share_of(site), pace or Pace(), teller(site.name, log_json)))
+        asyncio.run(take_part(site, share, plan.pace.begin(), teller(site.name, log_json), plan.limits))
 
 
-async def take_part(site: Site, share: Share, pace: Pace, tell: Tell) -> PeerState:
+async def take_part(site: Site, share: Share, pace: Pace, tell: Tell, limits: Limits | None = None) -> PeerState:
     """Take part to the last round, from where this site stopped, if it did."""
     loop, me = asyncio.get_running_loop(), asyncio.current_task()
     assert me is not None
     for stop in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(stop, me.cancel)
-    async with prepared(site, share, pace, tell) as (node, store):
+    async with prepared(site, share, pace, tell, limits) as (node, store):
         t, state = store.last() or (0, share.first_state())
         tell("starting", {"round": t, "rounds": share.setting.rounds, "listening": str(site.where.listen)})
         final = await node.run(t, state)
@@ -54,13 +56,15 @@ async def take_part(site: Site, share: Share, pace: Pace, tell: Tell) -> PeerSta
 
 
 @contextlib.asynccontextmanager
-async def prepared(site: Site, share: Share, pace: Pace, tell: Tell) -> AsyncIterator[tuple[Node, PeerStore]]:
+async def prepared(
+    site: Site, share: Share, pace: Pace, tell: Tell, limits: Limits | None = None
+) -> AsyncIterator[tuple[Node, PeerStore]]:
     """A site's node and its disk; in the end everything is closed."""
     store = PeerStore(site.run_folder, site.name, share.terms)
-    learner, aside = ThreadLearner(share.setting), Aside()
+    learner, aside = ThreadLearner(share.setting, share.threads), Aside()
     fellows = Fellows(site, share.setting.method, share.layout, share.density)
     site.members.announce(site.identity, site.where.address, share.density, site.members.own_first_round)
-    network = _Network(site, share, fellows)
+    network = _Network(site, share, fellows, limits or Limits())
     here = Context(site.name, share.setting, share.codec(), share.terms, fellows, aside, tell)
     asks = Asks(here, network.transport, pace, random.Random())
     looking = asyncio.create_task(_look_around(site, here, network))
@@ -79,13 +83,15 @@ async def prepared(site: Site, share: Share, pace: Pace, tell: Tell) -> AsyncIte
 class _Network:
     """The transport, and the TLS contexts that learn of new members while it runs."""
 
-    def __init__(self, site: Site, share: Share, fellows: Fellows) -> None:
+    def __init__(self, site: Site, share: Share, fellows: Fellows, limits: Limits) -> None:
         pinned = site.members.pinned()
         self.contexts: tuple[ssl.SSLContext, ssl.SSLContext] = (
             client_context(site.identity, pinned),
             server_context(site.identity, pinned),
         )
-        largest = HEADER.size + share.layout.size // 8 + 4 * (share.layout.size + len(share.layout.sizes)) + SLACK
+        mask, values = share.layout.size // 8, 4 * (share.layout.size + len(share.layout.sizes))
+        asks = {"hello": greeting.LIMIT, "model": HEADER.size + mask + SLACK}
+        replies = {"hello": greeting.LIMIT, "model": HEADER.size + mask + values + SLACK}
         self.transport = HttpsTransport(
             site.name,
             site.where.listening,
@@ -93,19 +99,28 @@ class _Network:
             server=self.contexts[1],
             who=fellows.who,
             address=fellows.address,
-            max_ask=lambda what: HEADER.size + share.layout.size // 8 + SLACK if what == "model" else 0,
-            max_reply=lambda what: largest if what == "model" else 0,
-            limits=Limits(),
+            max_ask=lambda what: asks.get(what, 0),
+            max_reply=lambda what: replies.get(what, 0),
+            limits=limits,
         )
+        self.before = carried_before(site)
         self._generation = site.members.generation
+        self._pinned = set(pinned)
 
     def learn_of_new_members(self, site: Site) -> None:
         """Trust the certificates that were accepted since."""
         if site.members.generation != self._generation:
             self._generation = site.members.generation
-            for certificate in site.members.pinned():
+            for certificate in set(site.members.pinned()) - self._pinned:
+                self._pinned.add(certificate)
                 for context in self.contexts:
                     pin(context, certificate)
+
+    @property
+    def carried(self) -> dict[str, int]:
+        """Bytes that the sockets have sent and received, TLS and HTTP included."""
+        meters = self.transport.counters.carried.values()
+        return {"sent": sum(meter.sent for meter in meters), "received": sum(meter.received for meter in meters)}
 
 
 async def _look_around(site: Site, here: Context, network: _Network) -> None:
@@ -125,7 +140,18 @@ def write_status(site: Site, here: Context, network: _Network) -> None:
     behind = time.time() - asyncio.get_running_loop().time()  # the loop's clock is not a calendar's
     for neighbour in found["peers"].values():
         neighbour["last_seen"] = None if neighbour["last_seen"] is None else neighbour["last_seen"] + behind
+    found["sockets"], found["sockets_before"] = network.carried, network.before
     counters = network.transport.counters
     found["refused_at_the_door"] = {f"{reason} ({name})": n for (reason, name), n in sorted(counters.refused.items())}
     found["updated"] = time.time()
     write_atomically(site.run_folder / STATUS, json.dumps(found).encode())
+
+
+def carried_before(site: Site) -> dict[str, int]:
+    """What the sockets carried whenever the node ran before, as far as it came to writing it down."""
+    try:
+        found = site.status() or {}
+        counted = (found["sockets"], found["sockets_before"])
+        return {way: sum(int(each[way]) for each in counted) for way in ("sent", "received")}
+    except (RunError, KeyError, TypeError, ValueError):
+        return {"sent": 0, "received": 0}

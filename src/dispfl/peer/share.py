@@ -8,14 +8,15 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.train import Task
-from dispfl.data.datasets import load
+from dispfl.data.datasets import Pictures, load
 from dispfl.data.own.loading import load_own
+from dispfl.data.own.samples import OwnSamples
 from dispfl.data.own.settings import OwnData
 from dispfl.methods.base import PeerState
 from dispfl.models.own import OwnModel
 from dispfl.peer.plan import Plan
 from dispfl.peer.site import Site
-from dispfl.peer.terms import Terms, terms_of
+from dispfl.peer.terms import Meaning, Terms, terms_of
 from dispfl.round import PeerData, Setting
 from dispfl.wire.codec import Codec
 
@@ -33,18 +34,31 @@ class Share:
     weights: Tensor
     """What all peers start from."""
     buffers: Mapping[str, Tensor]
+    meaning: Meaning | None = None
+    """What the model's inputs and outputs are."""
+    threads: int = 1
+    """How many threads learn."""
 
     @classmethod
-    def of(cls, name: str, federation: str, setting: Setting, density: float, smallest_density: float) -> "Share":
+    def of(
+        cls,
+        name: str,
+        federation: str,
+        setting: Setting,
+        density: float,
+        smallest_density: float,
+        meaning: Meaning | None = None,
+    ) -> "Share":
         """The share of a setting in which only this peer's data are here."""
         live = LiveModel(setting.module())
         weights, buffers = live.read(), live.read_buffers()
-        return cls(name, federation, setting, density, smallest_density, live.layout, weights, buffers)
+        return cls(name, federation, setting, density, smallest_density, live.layout, weights, buffers, meaning)
 
     @property
     def terms(self) -> Terms:
         """What others must have in common with it."""
-        return terms_of(self.federation, self.setting, self.layout, self.weights, self.smallest_density)
+        model = (self.layout, self.weights)
+        return terms_of(self.federation, self.setting, *model, self.smallest_density, self.meaning)
 
     def codec(self) -> Codec:
         """How its models travel."""
@@ -61,15 +75,27 @@ class Share:
 def share_of(site: Site) -> Share:
     """A site's share, from its plan and its own data."""
     plan = site.plan()
-    setting = _setting(plan, site)
-    return Share.of(site.name, site.where.federation, setting, plan.density, plan.least_density)
+    data = data_of(site, plan)
+    setting = setting_of(site, plan, data)
+    where = (site.name, site.where.federation)
+    share = Share.of(*where, setting, plan.density, plan.least_density, meaning_of(data))
+    return replace(share, threads=plan.threads)
 
 
-def _setting(plan: Plan, site: Site) -> Setting:
+def data_of(site: Site, plan: Plan) -> Pictures | OwnSamples:
+    """The data that a site's plan names."""
     if isinstance(plan.data, OwnData):
-        data = load_own(plan.data, folder=site.folder, site=site.name, seed=plan.seed)
-    else:
-        data = load(plan.data)
+        return load_own(plan.data, folder=site.folder, site=site.name, seed=plan.seed)
+    return load(plan.data)
+
+
+def meaning_of(data: Pictures | OwnSamples) -> Meaning:
+    """What the inputs and outputs of a model of these data are."""
+    return Meaning(data.classes, data.shape, data.columns if isinstance(data, OwnSamples) else ())
+
+
+def setting_of(site: Site, plan: Plan, data: Pictures | OwnSamples) -> Setting:
+    """What the site's rounds need."""
     train, test = data.samples(augment=plan.data.augment)
     shape, classes = data.shape, len(data.classes)
     if isinstance(plan.model, OwnModel):

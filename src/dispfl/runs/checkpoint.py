@@ -1,7 +1,7 @@
 """Checkpoints: all peers' states after a round, and the steps that are finished of a round under way.
 
     checkpoints/round-000012/part-000.safetensors   some peers' states and, in the header, their reports
-                             part-001.safetensors
+                             part-001.safetensors   (part-w1-000... where several processes write)
                              complete.json          written last: which parts make up the 12 finished rounds
 
 A folder without `complete.json` is a round under way. A short round of small models has one part. Where a round is
@@ -12,7 +12,7 @@ models are large, each 64 MB, so that little memory is needed.
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -37,8 +37,9 @@ KEPT = 2
 class Checkpoints:
     """The checkpoints of one run directory."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, writer: str = "") -> None:
         self.folder = folder
+        self._name = f"part-{writer}-" if writer else "part-"
         self._waiting: dict[str, Step] = {}
         self._last_write = time.monotonic()
 
@@ -60,8 +61,8 @@ class Checkpoints:
             with plain_disk_errors(folder):
                 folder.mkdir(parents=True, exist_ok=True)
                 sync_folder(self.folder)
-            taken = [int(part.stem[-3:]) for part in folder.glob("part-*.safetensors")]
-            part = folder / f"part-{max(taken, default=-1) + 1:03d}.safetensors"
+            taken = [int(part.stem.split("-")[-1]) for part in folder.glob(f"{self._name}*.safetensors")]
+            part = folder / f"{self._name}{max(taken, default=-1) + 1:03d}.safetensors"
             write_atomically(part, _encode(self._waiting))
             self._waiting = {}
         self._last_write = time.monotonic()
@@ -81,11 +82,11 @@ class Checkpoints:
                 if folder.name < self._round(oldest).name:
                     shutil.rmtree(folder)
 
-    def load(self, rounds: int) -> dict[str, Step]:
-        """The steps saved of the round that brings the run to so many rounds, finished or under way."""
+    def load(self, rounds: int, peers: Collection[str] | None = None) -> dict[str, Step]:
+        """The steps saved of the round that brings the run to so many rounds, finished or under way; or some peers'."""
         steps: dict[str, Step] = {}
         for part in self._parts(rounds):
-            steps |= _decode(part)
+            steps |= _decode(part, peers)
         return steps
 
     def discard(self, rounds: int) -> None:
@@ -126,13 +127,14 @@ def _encode(steps: Mapping[str, Step]) -> bytes:
     return safetensors.torch.save(tensors, {"peers": json.dumps(header)})
 
 
-def _decode(part: Path) -> dict[str, Step]:
+def _decode(part: Path, peers: Collection[str] | None) -> dict[str, Step]:
     try:
         with safetensors.safe_open(part, "pt") as file:
             header = json.loads(file.metadata()["peers"])
+            wanted = {peer: entry for peer, entry in header.items() if peers is None or peer in peers}
             names = list(file.keys())
-            tensors = {name: file.get_tensor(name) for name in names}
-        return {peer: _step(peer, entry, tensors) for peer, entry in header.items()}
+            tensors = {name: file.get_tensor(name) for name in names if name.split("/")[0] in wanted}
+        return {peer: _step(peer, entry, tensors) for peer, entry in wanted.items()}
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
         raise RunError(f"The checkpoint {part} is damaged ({problem}).") from problem
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from dispfl.core.layout import Layout
@@ -10,7 +10,7 @@ from dispfl.core.train import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.errors import RunError
 from dispfl.methods.base import SERVER, PeerState
-from dispfl.round import Engine, Setting, Step, play_round, start
+from dispfl.round import Engine, Outcome, Setting, Step, play_round, start
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.records import Record, round_record
@@ -34,39 +34,46 @@ class Progress:
 
 @dataclass
 class History:
-    """Where a run stands: all peers' states, and what was written down of each round."""
+    """Where a run stands: what was written down of each round; the peers' states are with the engine."""
 
-    states: dict[str, PeerState]
     records: list[Record] = field(default_factory=list)
-    under_way: dict[str, Step] = field(default_factory=dict)
-    """The steps of the next round that were finished before a stop."""
-    judged: Mapping[str, PeerState] | None = None
-    """What each peer was judged on in the last round, where that is not its own state."""
+    server: PeerState | None = None
+    """The server's state, where there is a server."""
+    under_way: dict[str, Outcome] = field(default_factory=dict)
+    """What was finished of the next round before a stop."""
 
 
-def recall(setting: Setting, directory: RunDirectory) -> History:
+def begin(setting: Setting, engine: Engine) -> History:
+    """A run that nothing is written down of."""
+    engine.recall(0)
+    return History(server=start(setting, [SERVER]).get(SERVER))
+
+
+def recall(setting: Setting, engine: Engine, directory: RunDirectory) -> History:
     """Where the run in a directory stands; a damaged newest checkpoint gives way to the one before it."""
     checkpoints = directory.checkpoints
-    saved = checkpoints.finished_rounds()
-    for rounds in [*reversed(saved), 0]:
+    for rounds in reversed(checkpoints.finished_rounds()):
         try:
-            states = start(setting) if rounds == 0 else {p: s.state for p, s in checkpoints.load(rounds).items()}
+            engine.recall(rounds)
+            saved = checkpoints.load(rounds, [SERVER])
         except RunError as damage:
             log.warning("%s Going back to an earlier round.", damage)
             checkpoints.discard(rounds)
             continue
         checkpoints.forget_old()
-        return History(states, directory.truncate_metrics(rounds), _steps_under_way(checkpoints, rounds))
-    raise AssertionError("round 0 needs no checkpoint")
+        server = saved[SERVER].state if saved else None
+        return History(directory.truncate_metrics(rounds), server, _under_way(engine, checkpoints, rounds))
+    history = begin(setting, engine)
+    history.records, history.under_way = directory.truncate_metrics(0), _under_way(engine, checkpoints, 0)
+    return history
 
 
-def _steps_under_way(checkpoints: Checkpoints, rounds: int) -> dict[str, Step]:
+def _under_way(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str, Outcome]:
     try:
-        steps = checkpoints.load(rounds + 1)
-        return {peer: step for peer, step in steps.items() if peer != SERVER}  # the server's part is done again
+        return engine.under_way(t)
     except RunError as damage:
         log.warning("%s Doing that part of the round again.", damage)
-        checkpoints.discard(rounds + 1)
+        checkpoints.discard(t + 1)
         return {}
 
 
@@ -80,18 +87,13 @@ def run_rounds(
     progress.begin(len(history.records) * peers + len(history.under_way), setting.rounds * peers)
 
     for t in range(len(history.records), setting.rounds):
-
-        def finished(peer: str, step: Step, t: int = t) -> None:
-            if directory:
-                directory.checkpoints.add(t, peer, step)
-            progress.step()
-
         began = time.perf_counter()
         try:
-            result = play_round(setting, history.states, t, engine, history.under_way, finished)
+            result = play_round(
+                setting, history.server, t, engine, history.under_way, lambda peer, outcome: progress.step()
+            )
         except BaseException:
-            if directory:
-                directory.checkpoints.flush(t)
+            engine.flush(t)
             raise
         record = round_record(t, result, cost, time.perf_counter() - began)
         failures = list(record["failures"].values())
@@ -99,12 +101,13 @@ def run_rounds(
             log.warning(failure)
         if len(failures) > FAILURES_SHOWN:
             log.warning("... and %d more peers; the metrics name them all.", len(failures) - FAILURES_SHOWN)
+        engine.flush(t)
         if directory:
             if result.server is not None:
                 directory.checkpoints.add(t, SERVER, Step(result.server, Report()))
             directory.append(record)
             directory.checkpoints.complete(t)
-        history.states, history.judged = result.states, result.judged
+        history.server = result.server
         history.records.append(record)
         history.under_way = {}
         progress.round(record)

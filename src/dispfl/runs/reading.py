@@ -1,5 +1,6 @@
 """What a run left, finished or cut: its peers' last saved states, their labels and the layout of their model."""
 
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,23 @@ def final_states(path: Path) -> dict[str, PeerState]:
 def personal_states(path: Path) -> dict[str, PeerState]:
     """The same, of the peers alone."""
     return {name: state for name, state in final_states(path).items() if name != SERVER}
+
+
+class SavedStates(Mapping[str, PeerState]):
+    """The peers' states in the newest complete checkpoint, read when looked at: there may be too many to hold."""
+
+    def __init__(self, path: Path, roster: Sequence[str]) -> None:
+        self._checkpoints, self._rounds = Checkpoints(path / "checkpoints"), saved_rounds(path)
+        self._roster = roster
+
+    def __getitem__(self, peer: str) -> PeerState:
+        return self._checkpoints.load(self._rounds, [peer])[peer].state
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._roster)
+
+    def __len__(self) -> int:
+        return len(self._roster)
 
 
 def label_counts(path: Path) -> Tensor | None:

@@ -23,17 +23,17 @@ Record = dict[str, Any]
 
 def round_record(t: int, result: Round, cost: ForwardCost, seconds: float) -> Record:
     """One line of `metrics.jsonl`. What was not measured in this round is null."""
-    steps = result.steps
+    reports = {peer: outcome.report for peer, outcome in result.outcomes.items()}
     ledger = result.ledger
     busiest = ledger.busiest()
-    worked = [flops for step in steps.values() if (flops := flops_of(step.report, cost))]
+    worked = [flops for report in reports.values() if (flops := flops_of(report, cost))]
     return {
         "round": t,
-        "accuracy": spread([step.report.score for step in steps.values()]),
-        "accuracy_mixed": spread([step.report.mixed for step in steps.values()]),
-        "loss": spread([step.report.loss for step in steps.values()]),
-        "mask_change": spread([step.report.mask_change for step in steps.values()]),
-        "overlap": spread([step.report.overlap for step in steps.values()]),
+        "accuracy": spread([report.score for report in reports.values()]),
+        "accuracy_mixed": spread([report.mixed for report in reports.values()]),
+        "loss": spread([report.loss for report in reports.values()]),
+        "mask_change": spread([report.mask_change for report in reports.values()]),
+        "overlap": spread([report.overlap for report in reports.values()]),
         "busiest": {
             "paper_mb": busiest.paper / 1e6,
             "wire_mb": busiest.wire / 1e6,
@@ -44,7 +44,7 @@ def round_record(t: int, result: Round, cost: ForwardCost, seconds: float) -> Re
         "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
         "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
         "flops_total": sum(worked),
-        "failures": {peer: step.report.failure for peer, step in steps.items() if step.report.failure},
+        "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
         "seconds": round(seconds, 3),
     }
 

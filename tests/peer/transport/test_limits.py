@@ -2,15 +2,18 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import ssl
 import zlib
+from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from dispfl.peer import heads
+from dispfl.peer.door import Door
 from dispfl.peer.limits import Limits
 from dispfl.peer.listener import until
 from dispfl.peer.transport import Ask, Refused, Reply
@@ -76,7 +79,9 @@ NOT_HTTP = [
 ]
 
 
-def test_what_is_not_the_protocol_is_refused_by_name(network: Any, play: Play) -> None:
+def test_what_is_not_the_protocol_is_refused_by_name(network: Any, play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Door, "STRIKES", 1000)
+
     async def scenario() -> None:
         bob = await network.serve("bob", echo, max_ask=lambda what: 1000)
         for number, (request, reason) in enumerate(NOT_THE_PROTOCOL, 1):
@@ -85,6 +90,38 @@ def test_what_is_not_the_protocol_is_refused_by_name(network: Any, play: Play) -
             assert f'"refused":"{reason}"'.encode() in answer, request[:200]
             assert bob.counters.refused.total() == number
         assert set(bob.counters.refused) == {(reason, "alice") for _, reason in NOT_THE_PROTOCOL}
+        await bob.close()
+
+    play(scenario)
+
+
+def test_who_keeps_sending_what_is_not_the_protocol_is_cut_off_and_nobody_else_is(network: Any, play: Play) -> None:
+    async def scenario() -> None:
+        bob = await network.serve("bob", echo)
+        for _ in range(Door.STRIKES):
+            assert b'"refused":"malformed"' in await say(network, post(head="not json"))
+        alice, carol = network.join("alice"), network.join("carol")
+        with pytest.raises(Refused, match="alice was refused too often; it may come back in") as caught:
+            await alice.ask("bob", Ask("hello", {}))
+        assert caught.value.reason == "cut-off"
+        assert (await carol.ask("bob", Ask("hello", {}))).head == {"from": "carol"}
+        assert bob.counters.refused == {("malformed", "alice"): Door.STRIKES, ("cut-off", "alice"): 1}
+        for transport in (alice, carol, bob):
+            await transport.close()
+
+    play(scenario)
+
+
+def test_whom_the_handler_refuses_is_not_cut_off_by_the_transport(network: Any, play: Play) -> None:
+    async def refuse(sender: str, ask: Ask) -> Reply:
+        raise Refused("joining", "not yet")
+
+    async def scenario() -> None:
+        alice, bob = network.join("alice"), await network.serve("bob", refuse)
+        for _ in range(2 * Door.STRIKES):
+            with pytest.raises(Refused, match="not yet"):
+                await alice.ask("bob", Ask("hello", {}))
+        await alice.close()
         await bob.close()
 
     play(scenario)
@@ -236,6 +273,30 @@ def test_200_slow_connections_neither_fill_the_place_nor_keep_an_honest_peer_out
             await transport.close()
 
     play(scenario)
+
+
+@pytest.mark.parametrize("content", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["no TLS", "slow"])
+def test_a_failed_handshake_gives_its_buffers_back_at_once(content: bytes, network: Any, play: Play) -> None:
+    """They are 256 kB each: a crowd must not fill the memory until Python next looks for circles."""
+
+    async def scenario() -> None:
+        bob = await network.serve("bob", echo, limits=Limits(strangers=1))
+        for _ in range(10):
+            _, writer = await asyncio.open_connection(*network.addresses["bob"])
+            writer.write(content)
+            await asyncio.sleep(0.01)
+            writer.transport.abort()
+        await until(lambda: not bob._listener.lines and bob.counters.refused.total() == 10, 20)
+        assert bob.counters.refused.total() == 10
+        assert [kept for kept in gc.get_objects() if isinstance(kept, SSLProtocol)] == []
+        await bob.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        play(scenario)
+    finally:
+        gc.enable()
 
 
 def test_when_the_place_is_full_a_member_s_connections_stay(network: Any, play: Play) -> None:

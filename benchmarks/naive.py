@@ -1,0 +1,235 @@
+"""Dis-PFL as people run it today, against ours: ratio of times at equal work and an equal number of threads.
+
+The yardstick, exactly: the same algorithm, model (small CNN, 32x32 colour), peers, neighbours, epochs, batch and sizes
+of data. It keeps a state dict and a dictionary of float masks for each peer. Every round it deep-copies everyone's
+state dict, and each peer's again before it is loaded, mixed and handed back. Mixing adds up dictionaries, key by key.
+Pruning and regrowing sort whole layers. A `DataLoader` (no worker processes: threads are equal) makes pictures one by
+one with Pillow: pad, crop, mirror, to tensor, normalize. Each peer is evaluated before mixing, after mixing and after
+training, through a `DataLoader` too. Peers take turns, with all threads lent to the one that trains.
+
+Ours runs through `execute`, as `dispfl run` does, with its default evaluation: after mixing and after training. The
+second line of a pair is at equal evaluation: the yardstick leaves out the one before mixing.
+Shares of time: the yardstick's are timed while it runs; ours are a profile of one peer's step.
+"""
+
+import copy
+import cProfile
+import pstats
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from math import ceil
+
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from dispfl import Train
+from dispfl.core.evolve import prune_rate
+from dispfl.core.live import LiveModel
+from dispfl.data.batches import ResidentSamples
+from dispfl.federation import execute
+from dispfl.round import Setting, peer_step, start
+from dispfl.runs.loop import Progress
+from made_up import federation, first_step
+from measure import report
+
+LIMIT = 1 / 2.5
+ROUNDS = 2
+Weights = dict[str, Tensor]
+
+
+class OneByOne(Dataset[tuple[Tensor, int]]):
+    """Pictures that are transformed when they are asked for."""
+
+    def __init__(self, samples: ResidentSamples, training: bool) -> None:
+        assert samples.index is not None
+        assert samples.transform is not None
+        self.pictures = [Image.fromarray(samples.inputs[row].numpy()) for row in samples.index]
+        self.labels = samples.labels[samples.index].tolist()
+        self.mean, self.std = (torch.tensor(v).view(-1, 1, 1) for v in (samples.transform.mean, samples.transform.std))
+        self.training = training
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, int]:
+        picture = self.pictures[row]
+        if self.training:
+            padded, (width, height) = ImageOps.expand(picture, 4), picture.size
+            left, top = random.randint(0, 8), random.randint(0, 8)
+            picture = padded.crop((left, top, left + width, top + height))
+            if random.random() < 0.5:
+                picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        size = (picture.height, picture.width, 3)
+        pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(size)
+        return (pixels.permute(2, 0, 1).float().div(255) - self.mean) / self.std, self.labels[row]
+
+
+class Naive:
+    """All peers' dictionaries, and one module into which they are loaded."""
+
+    def __init__(self, setting: Setting, before: bool) -> None:
+        self.setting, self.before, self.module, self.spent = setting, before, setting.module(), Counter[str]()
+        train = setting.train
+        self.loaders = {
+            peer: (
+                DataLoader(OneByOne(data.train, True), train.batch, shuffle=True),  # type: ignore[arg-type]
+                DataLoader(OneByOne(data.test, False), train.batch),  # type: ignore[arg-type]
+            )
+            for peer, data in setting.peers.items()
+        }
+        layout = LiveModel(setting.module()).layout
+        names, states = layout.names, start(setting)
+        unpacked = {peer: state.model.unpack() for peer, state in states.items()}
+        split = {peer: [layout.views(flat) for flat in both] for peer, both in unpacked.items()}
+        self.models = {peer: dict(zip(names, weights, strict=True)) for peer, (weights, _) in split.items()}
+        self.masks = {peer: dict(zip(names, [m.float() for m in ms], strict=True)) for peer, (_, ms) in split.items()}
+        self.next_masks = copy.deepcopy(self.masks)
+
+    @contextmanager
+    def timed(self, what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.spent[what] += time.perf_counter() - began
+
+    def batches(self, loader: DataLoader[tuple[Tensor, int]]) -> Iterator[tuple[Tensor, Tensor]]:
+        """A loader's batches, its work counted as data."""
+        batches = iter(loader)
+        while True:
+            with self.timed("data"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
+
+    def play_round(self, t: int) -> None:
+        heard = self.setting.topology.heard(self.setting.seed, t, self.setting.roster)
+        with self.timed("copying and mixing"):
+            last, last_masks = copy.deepcopy(self.models), copy.deepcopy(self.masks)
+        for peer in self.setting.roster:
+            if self.before:
+                self.evaluate(peer, last[peer])
+            with self.timed("copying and mixing"):
+                group = sorted([peer, *heard[peer]])
+                mask = self.next_masks[peer]
+                mixed = copy.deepcopy(last[peer])
+                for name in mixed:
+                    total = sum(last[k][name] for k in group)
+                    mixed[name] = total / sum(last_masks[k][name] for k in group).clamp(min=1) * mask[name]
+            self.evaluate(peer, mixed)
+            self.train(peer, mixed, mask)
+            with self.timed("copying and mixing"):
+                self.models[peer], self.masks[peer] = copy.deepcopy(self.module.state_dict()), mask
+            self.evaluate(peer, self.models[peer])
+            self.evolve(peer, t)
+
+    def train(self, peer: str, weights: Weights, mask: Weights) -> None:
+        with self.timed("copying and mixing"):
+            self.module.load_state_dict(copy.deepcopy(weights))
+        self.module.train()
+        s = self.setting.train
+        optimizer = torch.optim.SGD(self.module.parameters(), lr=s.lr, weight_decay=s.weight_decay)
+        for _ in range(s.epochs):
+            for x, y in self.batches(self.loaders[peer][0]):
+                with self.timed("training"):
+                    optimizer.zero_grad()
+                    nn.functional.cross_entropy(self.module(x), y).backward()
+                    for name, parameter in self.module.named_parameters():
+                        assert parameter.grad is not None
+                        parameter.grad *= mask[name]
+                    nn.utils.clip_grad_norm_(self.module.parameters(), s.clip_norm)
+                    optimizer.step()
+                    for name, parameter in self.module.named_parameters():
+                        parameter.data *= mask[name]
+
+    @torch.no_grad()
+    def evaluate(self, peer: str, weights: Weights) -> float:
+        with self.timed("copying and mixing"):
+            self.module.load_state_dict(copy.deepcopy(weights))
+        self.module.eval()
+        right = 0
+        for x, y in self.batches(self.loaders[peer][1]):
+            with self.timed("evaluation"):
+                right += int((self.module(x).argmax(1) == y).sum())
+        return right / len(self.setting.peers[peer].test)
+
+    def evolve(self, peer: str, t: int) -> None:
+        """The gradient of one batch, then whole sorts of each layer."""
+        x, y = next(self.batches(self.loaders[peer][0]))
+        with self.timed("training"):
+            self.module.zero_grad()
+            nn.functional.cross_entropy(self.module(x), y).backward()
+        with self.timed("prune and regrow"):
+            rate = prune_rate(t, self.setting.rounds, 0.5)
+            masks = copy.deepcopy(self.masks[peer])
+            for name, parameter in self.module.named_parameters():
+                mask, kept = masks[name].view(-1), int(masks[name].sum())
+                if kept == mask.numel():
+                    continue
+                assert parameter.grad is not None
+                count = ceil(rate * kept)
+                held = torch.where(mask > 0, parameter.data.view(-1).abs(), torch.inf)
+                mask[torch.sort(held).indices[:count]] = 0
+                empty = torch.where(mask == 0, parameter.grad.view(-1).abs(), -torch.inf)
+                mask[torch.sort(empty, descending=True).indices[:count]] = 1
+            self.next_masks[peer] = masks
+
+
+def our_shares(setting: Setting) -> dict[str, float]:
+    """Where the time of one peer's step goes."""
+    live, work, profile = LiveModel(setting.module()), first_step(setting, scoring=True), cProfile.Profile()
+    peer_step(setting, live, work)
+    profile.enable()
+    peer_step(setting, live, work)
+    profile.disable()
+    spent = Counter[str]()
+    for (_, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        spent[function] += cumulative
+    learning = spent["learn"] + spent["gradient"]
+    data = spent["batches"]  # evaluation's too: it has the same name
+    parts = {
+        "data": data,
+        "training": learning + spent["score"] - data,
+        "copying and mixing": spent["mix"] + spent["pack"],
+        "prune and regrow": spent["prune_and_regrow"],
+    }
+    return {what: round(taken / spent["peer_step"], 3) for what, taken in parts.items()}
+
+
+def measure(threads: int) -> None:
+    """Both, one after the other."""
+    setting = federation("cnn", 3, 32, samples=500, tests=100, train=Train(), peers=8, degree=4)
+    setting = replace(setting, rounds=ROUNDS)
+    began = time.perf_counter()
+    execute(setting, None, threads, Progress())
+    ours = time.perf_counter() - began
+    torch.set_num_threads(1)
+    shares = our_shares(setting)
+    for before in (True, False):
+        torch.set_num_threads(threads)
+        naive = Naive(setting, before)
+        began = time.perf_counter()
+        for t in range(ROUNDS):
+            naive.play_round(t)
+        taken = time.perf_counter() - began
+        report(
+            "naive",
+            ours / taken,
+            LIMIT,
+            threads=threads,
+            evaluation="each its own" if before else "equal",
+            times_faster=round(taken / ours, 2),
+            seconds=[round(ours, 2), round(taken, 2)],
+            naive_shares={what: round(spent / taken, 3) for what, spent in naive.spent.items()},
+            our_shares=shares,
+        )
+
+
+if __name__ == "__main__":
+    for threads in (1, 2):
+        measure(threads)

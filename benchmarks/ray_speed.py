@@ -1,0 +1,52 @@
+"""Rounds with two single-thread Ray workers against one: ratio of times; two cores could give 0.5.
+
+The demo's peers, model and training. `inprocess` is the time of the in-process engine with two threads over
+that of the two workers. Starting Ray and the workers, once a run, is not counted; checkpoints are.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from dispfl import Experiment
+from dispfl.data.datasets import load
+from dispfl.engines.inprocess import InProcess
+from dispfl.engines.ray_engine import RayEngine
+from dispfl.round import Engine, Setting, play_round
+from dispfl.runs.checkpoint import Checkpoints
+from measure import report
+
+LIMIT = 1 / 1.5
+ROUNDS = 5
+
+
+def best_round(setting: Setting, start: Callable[[Path], Engine]) -> float:
+    """The shortest of some rounds, the first of which only warms up."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.closing(start(Path(folder))) as engine:
+        engine.recall(0)
+        spent = []
+        for t in range(ROUNDS):
+            began = time.perf_counter()
+            play_round(setting, None, t, engine)
+            engine.flush(t)
+            spent.append(time.perf_counter() - began)
+    return min(spent[1:])
+
+
+def main() -> None:
+    """All three ways, one after another."""
+    experiment = Experiment(rounds=ROUNDS)
+    pictures = load(experiment.data)
+    setting = experiment.setting(pictures, experiment.split(pictures))
+    one, two = (best_round(setting, lambda folder, n=n: RayEngine(setting, n, Checkpoints(folder))) for n in (1, 2))  # type: ignore[misc]
+    here = best_round(setting, lambda folder: InProcess(setting, 2, Checkpoints(folder)))
+    report("ray_speed", two / one, LIMIT, speedup=round(one / two, 2), inprocess=round(here / two, 2))
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()

@@ -1,0 +1,80 @@
+"""Peers trained at once give what they give one by one, up to rounding."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.batched import can_learn_together, learn_together
+from dispfl.core.live import LiveModel
+from dispfl.core.train import Task, Train, Trainer
+from dispfl.data.batches import ResidentSamples
+from dispfl.errors import NonFiniteError
+from dispfl.models.registry import Model
+
+Points = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+def mlp() -> nn.Module:
+    return Model(name="mlp").network((4,), 3)
+
+
+def trainers(points: Points, count: int = 3, live: LiveModel | None = None, **settings: Any) -> list[Trainer]:
+    """Peers with 20 points each, in batches of 8, 8 and 4."""
+    live = live or LiveModel(mlp())
+    data = [ResidentSamples(*points(20, which)) for which in range(count)]
+    train = Train(**{"epochs": 2, "batch": 8, **settings})
+    return [Trainer(live, own, own, train, Task(), 5, f"{k:03}", 3, 10) for k, own in enumerate(data)]
+
+
+def starts(hands: list[Trainer]) -> tuple[list[Tensor], list[Tensor]]:
+    """Other weights and another mask for each peer."""
+    rng = torch.Generator().manual_seed(0)
+    size = hands[0].live.layout.size
+    masks = [torch.rand(size, generator=rng) < 0.5 for _ in hands]
+    first = hands[0].live.read()
+    return [(first + 0.1 * torch.randn(size, generator=rng)).where(mask, 0.0) for mask in masks], masks
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.05}, {"clip_norm": 0.0}, {"noise": 0.1}])
+def test_peers_learn_together_what_they_learn_one_by_one(points: Points, settings: dict[str, Any]) -> None:
+    alone, together = trainers(points, **settings), trainers(points, **settings)
+    weights, masks = starts(alone)
+    before = [own.clone() for own in weights]
+    expected = [hand.learn(own, mask) for hand, own, mask in zip(alone, weights, masks, strict=True)]
+    learned = learn_together(together, weights, masks)
+    torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
+    assert weights[0].equal(before[0])
+    for mine, mask, one, other in zip(learned, masks, together, alone, strict=True):
+        assert isinstance(mine, Tensor)
+        assert mine[~mask].view(torch.int32).count_nonzero() == 0
+        assert one.report.passes == other.report.passes
+        assert one.report.loss == pytest.approx(other.report.loss, rel=1e-4)
+
+
+def test_the_failure_of_one_peer_is_not_that_of_the_others(points: Points) -> None:
+    hands = trainers(points)
+    weights, masks = starts(hands)
+    expected = trainers(points)[2].learn(weights[2], masks[2])
+    weights[1] = weights[1].where(~masks[1], inf)
+    first, failed, last = learn_together(hands, weights, masks)
+    assert isinstance(failed, NonFiniteError)
+    assert str(failed).startswith("Peer 001, round 3: the training loss became infinite or nan")
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
+    assert isinstance(first, Tensor)
+    assert hands[1].report.loss is None
+
+
+def test_peers_with_as_many_samples_can_learn_together_and_others_cannot(points: Points) -> None:
+    hands = trainers(points)
+    assert can_learn_together(hands)
+    hands[1].train = ResidentSamples(*points(21, 7))
+    assert not can_learn_together(hands)
+
+
+def test_a_model_with_buffers_learns_alone(points: Points) -> None:
+    live = LiveModel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    assert not can_learn_together(trainers(points, live=live))

@@ -1,0 +1,120 @@
+"""bf16: a network computes in 16 bits; its weights, gradients, losses and scores stay float32."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.live import LiveModel, Precision
+from dispfl.core.train import Task, Train, Trainer
+from dispfl.data.batches import ResidentSamples
+from dispfl.errors import ConfigError
+from dispfl.models.registry import Model
+
+Points = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+def trainer(points: Points, module: nn.Module, precision: Precision = "bf16", task: Task | None = None) -> Trainer:
+    """60 training and 200 test points, four epochs."""
+    live = LiveModel(module, precision=precision)
+    train, test = ResidentSamples(*points(60, 0)), ResidentSamples(*points(200, 1))
+    return Trainer(live, train, test, Train(epochs=4, batch=8), task or Task(), 5, "001", 3, 10)
+
+
+def every(live: LiveModel) -> Tensor:
+    return torch.ones(live.layout.size, dtype=torch.bool)
+
+
+def learned(hands: Trainer) -> Tensor:
+    return hands.learn(hands.live.read(), every(hands.live))
+
+
+def test_a_product_is_rounded_to_8_bits_and_given_out_as_float32() -> None:
+    live = LiveModel(nn.Linear(1, 1, bias=False), precision="bf16")
+    live.weights.fill_(1 + 2**-9)  # 8 bits cannot hold it
+    output = live(torch.ones(1, 1))
+    assert output.item() == 1.0
+    assert output.dtype == torch.float32
+    assert live.read().item() == 1 + 2**-9
+
+
+def test_the_loss_and_the_metric_get_float32(points: Points, net: Callable[[], nn.Module]) -> None:
+    seen = []
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        seen.append((outputs.dtype, torch.is_autocast_enabled("cpu")))
+        return nn.functional.cross_entropy(outputs, labels)
+
+    def metric(outputs: Tensor, labels: Tensor) -> float:
+        return float(loss(outputs, labels))
+
+    hands = trainer(points, net(), task=Task(loss, metric))
+    hands.score(learned(hands))
+    assert set(seen) == {(torch.float32, False)}
+
+
+def test_weights_gradients_and_buffers_stay_float32(points: Points) -> None:
+    module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    hands = trainer(points, module)
+    hands.buffers = hands.live.read_buffers()
+    tensors = learned(hands), hands.gradient(hands.live.read()), hands.live.weights, hands.live.grad
+    assert {tensor.dtype for tensor in tensors} == {torch.float32}
+    assert hands.buffers["1.running_mean"].dtype == torch.float32
+
+
+def test_a_step_too_small_for_8_bits_is_not_lost() -> None:
+    """0.1 * 0.01 is lost in bf16 beside 1, whose next smaller neighbour there is 1 - 2^-8."""
+    live = LiveModel(nn.Linear(1, 1, bias=False), precision="bf16")
+    data = ResidentSamples(torch.ones(1, 1), torch.zeros(1))
+    task = Task(loss=lambda outputs, labels: 0.01 * outputs.sum())
+    settings = Train(epochs=1, lr=0.1, weight_decay=0, clip_norm=0)
+    after = Trainer(live, data, data, settings, task, 5, "001", 0, 10).learn(torch.ones(1), every(live))
+    assert after.item() == pytest.approx(0.999, abs=1e-5)
+
+
+def test_results_are_near_those_of_float32_and_not_the_same(points: Points, net: Callable[[], nn.Module]) -> None:
+    module = net()
+    fine, coarse = (trainer(points, deepcopy(module), precision) for precision in ("float32", "bf16"))
+    one, other = learned(fine), learned(coarse)
+    assert one.isfinite().all()
+    assert not other.equal(one)
+    torch.testing.assert_close(other, one, rtol=0, atol=0.02)
+    assert coarse.report.loss == pytest.approx(fine.report.loss, abs=0.01)
+    assert coarse.score(other) == pytest.approx(fine.score(one), abs=0.05)
+
+
+def tied() -> nn.Module:
+    first, second = nn.Linear(4, 4), nn.Linear(4, 4)
+    second.weight = first.weight
+    return nn.Sequential(first, nn.ReLU(), second)
+
+
+@pytest.mark.parametrize("build", [tied, lambda: Model(name="mlp").network((4,), 3)])
+def test_every_run_gives_the_same_bits_side_by_side_too(points: Points, build: Callable[[], nn.Module]) -> None:
+    module = build()
+    alone = learned(trainer(points, deepcopy(module)))
+    with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as threads:
+        hands = [trainer(points, deepcopy(module)) for _ in range(8)]
+        assert all(one.equal(alone) for one in threads.map(learned, hands))
+
+
+def test_float32_is_the_bare_module_to_the_bit(points: Points, net: Callable[[], nn.Module]) -> None:
+    module, x = net(), points(20, 3)[0]
+    assert LiveModel(deepcopy(module), precision="float32")(x).equal(module(x))
+    assert LiveModel(deepcopy(module))(x).equal(module(x))
+
+
+def test_a_convolution_learns_in_bf16() -> None:
+    pictures, labels = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    live = LiveModel(Model(name="cnn").network((1, 8, 8), 3), precision="bf16")
+    data = ResidentSamples(pictures, labels)
+    hands = Trainer(live, data, data, Train(epochs=15, batch=8), Task(), 5, "001", 0, 10)
+    assert hands.score(learned(hands)) == 1.0
+
+
+def test_a_precision_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^precision must be float32 or bf16, got 'fp8'\.$"):
+        LiveModel(nn.Linear(1, 1), precision="fp8")  # type: ignore[arg-type]

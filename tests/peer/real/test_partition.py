@@ -1,0 +1,106 @@
+"""Two halves in two network namespaces, and a cable between them that is unplugged for a while."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+
+import pytest
+from real_peers import TINY, Peers
+
+from dispfl.config import compose
+from dispfl.peer.pace import Pace
+from dispfl.roster import roster_names
+
+ROUNDS = 32
+NAMES = roster_names(8)
+SIDES = (NAMES[:4], NAMES[4:])
+
+
+class Cable:
+    """Between two network namespaces, each with one address."""
+
+    def __init__(self) -> None:
+        self.namespaces = [f"dispfl-{os.getpid()}-{side}" for side in (0, 1)]
+        self.addresses = ["10.77.0.1", "10.77.0.2"]
+
+    def lay(self) -> None:
+        one, other = self.namespaces
+        for namespace in self.namespaces:
+            _ip("netns", "add", namespace)
+        _ip("link", "add", "end0", "netns", one, "type", "veth", "peer", "name", "end1", "netns", other)
+        for side, namespace in enumerate(self.namespaces):
+            _ip("-n", namespace, "address", "add", f"{self.addresses[side]}/24", "dev", f"end{side}")
+            _ip("-n", namespace, "link", "set", "lo", "up")
+            _ip("-n", namespace, "link", "set", f"end{side}", "up")
+
+    def unplug(self) -> None:
+        """The one side is told that the network is unreachable; what the other sends vanishes."""
+        _ip("-n", self.namespaces[1], "link", "set", "end1", "down")
+
+    def plug_in(self) -> None:
+        _ip("-n", self.namespaces[1], "link", "set", "end1", "up")
+
+    def remove(self) -> None:
+        for namespace in self.namespaces:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                _ip("netns", "delete", namespace)
+
+
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True)
+
+
+@pytest.fixture
+def cable() -> Iterator[Cable]:
+    if shutil.which("ip") is None:
+        pytest.skip("there is no `ip` command (Debian: apt-get install iproute2)")
+    cable = Cable()
+    try:
+        cable.lay()
+    except subprocess.CalledProcessError as problem:
+        cable.remove()
+        pytest.skip(f"network namespaces may not be made here: {problem.stderr.decode().strip()}")
+    yield cable
+    cable.remove()
+
+
+def test_two_halves_go_on_alone_and_exchange_again_when_the_network_is_whole(
+    federation: Callable[..., Peers], cable: Cable
+) -> None:
+    where = {
+        name: f"{cable.addresses[side]}:{4000 + place}" for side in (0, 1) for place, name in enumerate(SIDES[side])
+    }
+    peers = federation(
+        compose({}, [*TINY, "topology=full", "peers=8", f"rounds={ROUNDS}", "train.epochs=15"]),
+        Pace(floor=2.5, first=120.0),
+        whereabouts={name: (address, address) for name, address in where.items()},
+        namespaces={name: cable.namespaces[side] for side in (0, 1) for name in SIDES[side]},
+    )
+    peers.start(*peers.names)
+
+    def across(name: str, key: str) -> int:
+        """How often the other side answered, or did not."""
+        others = SIDES[0] if name in SIDES[1] else SIDES[1]
+        return sum(peers.status(name)["peers"][other][key] for other in others)
+
+    peers.until(lambda: all(peers.newest(name) >= 2 for name in NAMES))
+    cable.unplug()
+    parted = {name: peers.newest(name) for name in NAMES}
+    peers.until(lambda: all(peers.newest(name) >= parted[name] + 4 for name in NAMES))  # both halves go on
+    alone = {name: peers.newest(name) for name in NAMES}
+    answered, missed = ({name: across(name, key) for name in NAMES} for key in ("answered", "missed"))
+    cable.plug_in()
+    peers.until(lambda: all(across(name, "answered") > answered[name] for name in NAMES))
+    peers.until(lambda: len(peers.ended()) == len(NAMES))
+
+    for side, others in (SIDES, SIDES[::-1]):
+        for name in side:
+            rounds = peers.rounds(name)
+            assert max(rounds) == ROUNDS - 1
+            assert missed[name] > 0
+            assert rounds[alone[name]]["heard"]
+            assert not set(rounds[alone[name]]["heard"]) & set(others)
+            assert any(set(entry["heard"]) & set(others) for t, entry in rounds.items() if t > alone[name])
+    assert set(peers.ended().values()) == {0}
