@@ -36,10 +36,9 @@ from dispfl.federation import execute
 from dispfl.round import Setting, peer_step, start
 from dispfl.runs.loop import Progress
 from made_up import federation, first_step
-from measure import report
+from measure import best_times, report
 
 LIMIT = 1 / 2.5
-ROUNDS = 2
 Weights = dict[str, Tensor]
 
 
@@ -190,11 +189,10 @@ def our_shares(setting: Setting) -> dict[str, float]:
     spent = Counter[str]()
     for (_, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
         spent[function] += cumulative
-    learning = spent["learn"] + spent["gradient"]
-    data = spent["batches"]  # evaluation's too: it has the same name
     parts = {
-        "data": data,
-        "training": learning + spent["score"] - data,
+        "data": spent["batches"],  # those of the evaluation too, a twenty-sixth of them
+        "training": spent["learn"] + spent["gradient"] - spent["batches"],
+        "evaluation": spent["score"],
         "copying and mixing": spent["mix"] + spent["pack"],
         "prune and regrow": spent["prune_and_regrow"],
     }
@@ -202,30 +200,32 @@ def our_shares(setting: Setting) -> dict[str, float]:
 
 
 def measure(threads: int) -> None:
-    """Both, one after the other."""
+    """One round of all peers, both ways in turn."""
     setting = federation("cnn", 3, 32, samples=500, tests=100, train=Train(), peers=8, degree=4)
-    setting = replace(setting, rounds=ROUNDS)
-    began = time.perf_counter()
-    execute(setting, None, threads, Progress())
-    ours = time.perf_counter() - began
+    setting = replace(setting, rounds=1)
+    usual, equal = Naive(setting, before=True), Naive(setting, before=False)
+
+    def play(naive: Naive) -> None:
+        torch.set_num_threads(threads)
+        naive.spent.clear()
+        naive.play_round(0)
+
+    ours, *others = best_times(
+        lambda: execute(setting, None, threads, Progress()), lambda: play(usual), lambda: play(equal), repeats=3
+    )
     torch.set_num_threads(1)
     shares = our_shares(setting)
-    for before in (True, False):
-        torch.set_num_threads(threads)
-        naive = Naive(setting, before)
-        began = time.perf_counter()
-        for t in range(ROUNDS):
-            naive.play_round(t)
-        taken = time.perf_counter() - began
+    for naive, evaluation, taken in zip((usual, equal), ("each its own", "equal"), others, strict=True):
+        whole = naive.spent.total()  # of the last repeat
         report(
             "naive",
             ours / taken,
             LIMIT,
             threads=threads,
-            evaluation="each its own" if before else "equal",
+            evaluation=evaluation,
             times_faster=round(taken / ours, 2),
             seconds=[round(ours, 2), round(taken, 2)],
-            naive_shares={what: round(spent / taken, 3) for what, spent in naive.spent.items()},
+            naive_shares={what: round(spent / whole, 3) for what, spent in naive.spent.items()},
             our_shares=shares,
         )
 

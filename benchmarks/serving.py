@@ -5,9 +5,9 @@ process of its own, which asks for the peer's ResNet-18 at density 0.5 with a ma
 
 `beside` is the same while another process serves the neighbour: the price of a busy machine, on which encoding, TLS and
 the neighbour itself take their share of the cores and of the memory's bandwidth. What the ratio has above it is the
-price of sharing a process: of the interpreter's lock and of the event loop. On two cores that is 1.05 to 1.1 either
-way. The limit, 1.25, lets a step lose a fifth of its speed, with a neighbour that never pauses; in a round, each
-neighbour asks once. Code that kept the lock while it encodes would take nearly all of the time that it encodes.
+price of sharing a process: of the interpreter's lock and of the event loop. The limit was set after a first look on two
+cores (ratio 1.07, beside 1.09): at 1.25 a step has lost a fifth of its speed, with a neighbour that never pauses, while
+in a round each neighbour asks once.
 """
 
 import asyncio

@@ -6,6 +6,7 @@ hears whom, and when. The same seed gives the same trace.
 
 import asyncio
 import functools
+import hashlib
 import random
 import statistics
 from collections.abc import Callable, Iterable, Sequence
@@ -23,6 +24,7 @@ from dispfl.core.rng import stream
 from dispfl.core.train import Report, Task, Train
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
+from dispfl.peer.answers import HOLD
 from dispfl.peer.asks import Asks
 from dispfl.peer.context import Context
 from dispfl.peer.memory import MemoryNetwork, Passage
@@ -38,6 +40,8 @@ from dispfl.topology import RandomRegular
 
 PEERS, ROUNDS, DEGREE = 16, 20, 4
 FLOOR = 20.0
+STALL = HOLD + 2.0
+"""Seconds without an answer after which an ask is given up; who holds it has answered by then."""
 LIMIT = 24 * 3600.0
 
 
@@ -108,6 +112,7 @@ class Timed(Node):
         clock, name = asyncio.get_running_loop().time, self.here.name
         began, deadline, others_are_at = clock(), self.asks.pace.deadline, self.world.federation_round(name)
         after, state = await super()._round(t, state)
+        deadline = max(deadline, (self.asks.patient_until or 0.0) - began)
         assert clock() - began <= 2 * deadline, (name, t)
         if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
             self.world.returning.remove(name)
@@ -136,7 +141,7 @@ class World:
         )
         self.start = {name: METHOD.start(self.weights, LAYOUT, 0.5, seed=seed, peer=name) for name in self.names}
         self.members = Everyone(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), LAYOUT))
-        self.network = MemoryNetwork(fate or bad_weather, seed=seed, stall=5.0)
+        self.network = MemoryNetwork(fate or bad_weather, seed=seed, stall=STALL)
         self.stores = {name: Memory(self, name) for name in self.names}
         self.published: dict[tuple[str, int], list[tuple[torch.Tensor, torch.Tensor]]] = {
             (name, t): [] for name in self.names for t in range(rounds)
@@ -282,8 +287,13 @@ def simulate(seed: int, troubled: bool = True, **more: Any) -> World:
     return world
 
 
-def check(seed: int) -> None:
-    """A whole run in bad weather, in which everything holds that `Memory`, `Timed` and `Pretender` watch over."""
+def check(seed: int) -> str:
+    """A whole run in bad weather, in which everything holds that `Memory`, `Timed` and `Pretender` watch over.
+
+    Returns a digest of its trace.
+    """
     world = simulate(seed)
     assert set(world.finished) == set(world.names), seed
     assert all(store.last is not None and store.last[0] == ROUNDS for store in world.stores.values()), seed
+    assert len(world.trace) > PEERS * ROUNDS / 2, seed
+    return hashlib.blake2b(repr(world.trace).encode()).hexdigest()

@@ -4,10 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from dispfl.core.masks import keep_, mask_bits
 from dispfl.core.packed import STRETCH, PackedModel, stretches
+
+Floats = NDArray[np.float32]
+Counts = NDArray[np.uint8] | NDArray[np.int32]
 
 
 def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tensor) -> Tensor:
@@ -25,22 +28,23 @@ def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tens
 
 def average_of(models: Iterable[PackedModel], m_k: Tensor) -> Tensor:
     """`gossip_average` of packed models, stretch by stretch: no model is unpacked whole, and sums stay in the cache."""
-    average = _vector(m_k.numel())
+    average, ours = np.empty(m_k.numel(), np.float32), -m_k.numpy().view(np.int8)  # all ones where we keep a weight
     for here, total, holders in _sums(models, m_k.numel()):
-        torch.div(total, holders.clamp_(min=1), out=average[here])
-        keep_(average[here], mask_bits(m_k[here]))
-    return average
+        np.divide(total, np.maximum(holders, 1), out=average[here], dtype=np.float32)
+        bits = average[here].view(np.int32)
+        np.bitwise_and(bits, ours[here], out=bits)  # as `keep_`: +0.0 elsewhere, whatever was there
+    return torch.from_numpy(average)
 
 
 def average_of_holders(models: Iterable[PackedModel], fallback: Tensor) -> Tensor:
     """Average each weight over the models that hold it, and take the fallback's where none does."""
-    average = _vector(fallback.numel())
+    average = fallback.clone()
     for here, total, holders in _sums(models, fallback.numel()):
-        average[here] = torch.where(holders > 0, total.div_(holders.clamp(min=1)), fallback[here])
+        np.divide(total, holders, out=average[here].numpy(), where=holders > 0, dtype=np.float32)
     return average
 
 
-def _sums(models: Iterable[PackedModel], size: int) -> Iterator[tuple[slice, Tensor, Tensor]]:
+def _sums(models: Iterable[PackedModel], size: int) -> Iterator[tuple[slice, Floats, Counts]]:
     """The sum of the weights and the number of holders, in the order given: floating point notices.
 
     The same memory holds the sums of every stretch: use them before asking for the next.
@@ -57,9 +61,4 @@ def _sums(models: Iterable[PackedModel], size: int) -> Iterator[tuple[slice, Ten
             else:
                 total.scatter_add_(0, where, w_j)
             holders += m_j
-        yield here, total, holders.float()
-
-
-def _vector(size: int) -> Tensor:
-    """A vector to be filled in, from NumPy, which asks for large pages: first writing to it is several times faster."""
-    return torch.from_numpy(np.empty(size, np.float32))
+        yield here, total.numpy(), holders.numpy()

@@ -1,5 +1,6 @@
 """A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so."""
 
+import mmap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,7 +25,10 @@ class PackedMask:
     @classmethod
     def pack(cls, mask: Tensor) -> "PackedMask":
         """Pack a flat bool mask."""
-        return cls(torch.from_numpy(np.packbits(mask.cpu().numpy(), bitorder="little")), mask.numel())
+        packed = np.packbits(mask.cpu().numpy(), bitorder="little")
+        bits = _room(len(packed), packed.dtype)
+        bits[:] = packed
+        return cls(torch.from_numpy(bits), mask.numel())
 
     def flags(self) -> NDArray[np.bool_]:
         """The flat bool mask, as an array."""
@@ -78,6 +82,8 @@ class PackedModel:
 Part = tuple[Tensor | int, Tensor | None, Tensor]
 """Of a stretch: which weights are kept (a 1 says all), at which places they are (None says all), and their values."""
 
+LARGE = 1 << 20
+"""Bytes."""
 STRETCH = 1 << 18
 """How many weights are looked at at once: so few that their positions stay in the processor's cache."""
 
@@ -92,7 +98,7 @@ def select(array: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
 
     Through the positions, stretch by stretch: several times faster than NumPy or torch index by a random mask.
     """
-    selected = np.empty(np.count_nonzero(flags), array.dtype)
+    selected = _room(int(np.count_nonzero(flags)), array.dtype)
     begin = 0
     for start in range(0, len(flags), STRETCH):
         where = np.flatnonzero(flags[start : start + STRETCH])
@@ -112,6 +118,14 @@ def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
         array[start : start + STRETCH][where] = values[begin:end]
         begin = end
     return array
+
+
+def _room(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
+    """Memory for what stays long. Large pieces are mapped by themselves: they go back when they are let go, while the
+    heap would keep them for the sake of some small thing that lies behind them.
+    """
+    size = count * dtype.itemsize
+    return np.empty(count, dtype) if size < LARGE else np.frombuffer(mmap.mmap(-1, size), dtype)
 
 
 def _ones(bits: NDArray[np.uint8]) -> int:

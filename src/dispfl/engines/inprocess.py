@@ -9,12 +9,16 @@ from queue import SimpleQueue
 import torch
 
 from dispfl.core.live import LiveModel
+from dispfl.engines.heap import trim_heap
 from dispfl.engines.listening import Listening
 from dispfl.engines.states import States
 from dispfl.methods.base import PeerState
 from dispfl.round import Outcome, Part, Setting, Step, state_for
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.simulated import heard_here, simulated_step, upload
+
+LARGE_MODEL = 1_000_000
+"""Weights from which on a step takes so long, and so much memory, that it pays to give back what is free after it."""
 
 
 class InProcess:
@@ -33,6 +37,7 @@ class InProcess:
         threads = threads or os.cpu_count() or 1
         first = LiveModel(setting.module(), setting.device)
         self._codec = setting.codec(first.layout)
+        self._large = first.layout.size >= LARGE_MODEL
         alone = setting.device != "cpu" or draws_globally(setting, first)
         workers = 1 if alone else min(threads, len(setting.peers))
         self.threads_each = max(1, threads // len(setting.peers))
@@ -57,6 +62,7 @@ class InProcess:
     def recall(self, rounds: int) -> None:
         """Take up everyone's state after so many rounds."""
         self._states.recall(rounds, self.setting.roster)
+        trim_heap()
 
     def under_way(self, t: int) -> dict[str, Outcome]:
         """Take up the steps of round t that were finished before a stop."""
@@ -93,6 +99,8 @@ class InProcess:
             outcome = self._states.finish(part, future.result())
             for name in listening.unheard_after(part):
                 self._states.now.pop(name, None)
+            if self._large:
+                trim_heap()
             yield part.peer, outcome
 
     def _do(self, part: Part) -> Step:

@@ -11,7 +11,7 @@ from dispfl.peer.terms import difference
 from dispfl.peer.transport import Ask, Refused, Reply
 
 HOLD = 10.0
-"""Seconds that a question for a round that we have not reached is held before the answer is "wait"."""
+"""Seconds that a question for a round that we have not reached is held at most before the answer is "wait"."""
 LONGEST_NONCE = 64
 
 
@@ -54,7 +54,7 @@ class Answers:
             here.tell("going on", {"round": t, "peer": sender, "from": ask.offset})
         elif not here.shelf.is_past(t):
             here.door.once(sender, t, nonce)
-        model = await here.shelf.wait_for(t, HOLD)
+        model = await here.shelf.wait_for(t, _hold(ask))
         if model is None:
             if past := here.shelf.is_past(t):
                 here.door.count(sender, Reason.STALE)
@@ -84,3 +84,9 @@ class Answers:
         self.here.tell("refusing", {"peer": sender, "reason": str(reason), "why": sentence})
         self.here.door.count(sender, reason)
         raise Refused(reason, sentence)
+
+
+def _hold(ask: Ask) -> float:
+    """How long a question may be held: half as long as the asker waits, so that it learns that we are there."""
+    wish = ask.head.get("hold")
+    return min(HOLD, max(0.0, wish)) if isinstance(wish, int | float) else HOLD

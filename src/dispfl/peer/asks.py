@@ -65,10 +65,14 @@ class Asks:
     transport: Transport
     pace: Pace
     rng: random.Random
+    patient_until: float | None = None
+    """Until when we wait for those who are still in their first round: they wait for sites that are being started."""
 
     async def gather(self, t: int, state: PeerState) -> Gathered:
         """Line 6 of Algorithm 1: this round's neighbours, as far as they answer in time."""
         here = self.here
+        if self.patient_until is None:
+            self.patient_until = asyncio.get_running_loop().time() + self.pace.first
         mask = state.next_mask if here.setting.pulls else None
         body = b"" if mask is None else await here.compute(lambda: here.codec.encode_request(mask))
         question = Question(t, mask, body, _norm(state.model))
@@ -85,12 +89,13 @@ class Asks:
     async def _hear(self, sender: str, question: Question, gathered: Gathered) -> None:
         """One neighbour's model, within the deadline; who did not answer the last time gets a glance."""
         here, model = self.here, None
-        gone = here.standing.is_gone(sender)
+        gone, began = here.standing.is_gone(sender), asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self.pace.glance if gone else self.pace.deadline):
-                model = await self._fetch(sender, question, gathered, patient=not gone)
+            async with asyncio.timeout(self.pace.glance if gone else self.pace.deadline) as limit:
+                model = await self._fetch(sender, question, gathered, limit, patient=not gone)
         except TimeoutError:
-            here.standing.lost(sender)
+            if not here.standing.seen_since(sender, began):  # who is only slower than we are is waited for again
+                here.standing.lost(sender)
             here.tell("late", {"round": question.t, "peer": sender})
         except Refused as refused:
             facts = {"round": question.t, "by": sender, "reason": refused.reason, "why": refused.sentence}
@@ -102,12 +107,15 @@ class Asks:
         gathered.heard[sender] = model
         gathered.arrived = asyncio.get_running_loop().time()
 
-    async def _fetch(self, sender: str, question: Question, gathered: Gathered, *, patient: bool) -> PackedModel | None:
-        """Ask until there is an answer. Somebody who is gone is asked once."""
+    async def _fetch(
+        self, sender: str, question: Question, gathered: Gathered, limit: asyncio.Timeout, *, patient: bool
+    ) -> PackedModel | None:
+        """Ask until there is an answer, or the time is up. Somebody who is gone is asked once."""
         here, pause = self.here, SHORTEST_PAUSE
+        hold = (self.pace.deadline if patient else self.pace.glance) / 2
         while True:
             nonce = f"{self.rng.getrandbits(128):032x}"
-            head: dict[str, JSON] = {"terms": here.digest, "round": question.t, "nonce": nonce}
+            head: dict[str, JSON] = {"terms": here.digest, "round": question.t, "nonce": nonce, "hold": hold}
             try:
                 reply = await self.transport.ask(sender, Ask("model", head, question.body))
             except Unreachable as problem:
@@ -123,6 +131,8 @@ class Asks:
                     return None
                 if reply.head.get("status") != "wait":
                     return await self._accept(sender, question, nonce, reply)
+                if here.standing.round_of(sender) == 0:
+                    limit.reschedule(max(limit.when() or 0.0, self.patient_until or 0.0))
             await asyncio.sleep(pause * (0.5 + self.rng.random()))
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -49,6 +49,11 @@ class Standing:
         """Whether a peer did not answer the last time."""
         return name in self.neighbours and self.neighbours[name].gone
 
+    def seen_since(self, name: str, moment: float) -> bool:
+        """Whether anything came from a peer after that moment."""
+        seen = self.neighbours[name].last_seen
+        return seen is not None and seen > moment
+
     def lost(self, name: str) -> None:
         """A peer did not answer."""
         self.neighbours[name].gone = True
