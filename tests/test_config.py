@@ -157,7 +157,7 @@ def test_a_key_near_to_none_gets_the_list_with_each_key_once() -> None:
         ("rounds=many", "rounds must be a whole number at least 1, got 'many'."),
         ("rounds=2.5", "rounds must be a whole number at least 1, got 2.5."),
         ("seed=-1", "seed must be at least 0, got -1."),
-        ("device=tpu", "device must be 'cpu', 'cuda' or 'mps', got 'tpu'."),
+        ("device=tpu", "device must be 'auto', 'cpu', 'cuda' or 'mps', got 'tpu'."),
         ("engine=ray2", "engine must be 'inprocess' or 'ray', got 'ray2'."),
         ("rounds", "Expected key=value, got 'rounds'; for example method.density=0.2."),
         ("=3", "Expected key=value, got '=3'; for example method.density=0.2."),

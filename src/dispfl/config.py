@@ -1,6 +1,6 @@
 """An experiment: the components' own settings composed, from a TOML file and `key=value` words.
 
-    seed, rounds, peers, threads, device, engine, eval_every          top-level keys
+    seed, rounds, peers, threads, device, precision, engine, eval_every          top-level keys
     data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
 A table may be given by name alone (`method=dispfl`). Everything has a default: with none changed this is the demo.
@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from dispfl.core.live import check_device
+from dispfl.core.live import Precision, resolve_device
 from dispfl.core.rng import stream
 from dispfl.core.train import Task, Train
 from dispfl.data.datasets import Data, Pictures
@@ -57,7 +57,9 @@ class Experiment(Settings):
     peers: int = Field(default=16, ge=1)
     threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once, each on one thread."""
-    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    precision: Precision = "float32"
+    """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else stays float32."""
     engine: EngineName = "inprocess"
     """Who does the work: threads of this process, or Ray's processes here or on a cluster."""
     eval_every: int = Field(default=1, ge=1)
@@ -85,8 +87,7 @@ class Experiment(Settings):
     @field_validator("device")
     @classmethod
     def _available(cls, device: str) -> str:
-        check_device(device)
-        return device
+        return resolve_device(device)
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse settings that do not fit each other."""
@@ -123,6 +124,7 @@ class Experiment(Settings):
             rounds=self.rounds,
             eval_every=self.eval_every,
             device=self.device,
+            precision=self.precision,
             wire=self.wire,
         )
 

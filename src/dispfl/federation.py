@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.live import LiveModel, check_device
+from dispfl.core.live import LiveModel, Precision, resolve_device
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Train, accuracy
 from dispfl.data.batches import Given, samples_from
@@ -93,6 +93,7 @@ class Federation:
         eval_every: int = 1,
         threads: int | None = None,
         device: str = "cpu",
+        precision: Precision = "float32",
         engine: EngineName = "inprocess",
         ray_address: str | None = None,
         on_round: Callable[[Record], None] | None = None,
@@ -106,7 +107,7 @@ class Federation:
         if topology is None:
             topology = RandomRegular(degree=min(10, len(peers) - 1)) if len(peers) > 1 else Full()
         topology.check(len(peers))
-        check_device(device)
+        device = resolve_device(device)
         check_engine(engine)
         method = method or DisPFL()
         method.densities(len(peers))
@@ -122,6 +123,7 @@ class Federation:
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
             device=device,
+            precision=precision,
             wire=wire or Wire(),
         )
         self.threads = None if threads is None else _at_least_one("threads", threads)
@@ -239,6 +241,7 @@ def _describe(setting: Setting) -> dict[str, Any]:
         "peers": len(setting.peers),
         "eval_every": setting.eval_every,
         "device": setting.device,
+        "precision": setting.precision,
         "metric": getattr(setting.task.metric, "__name__", "metric"),
         "samples": [len(setting.peers[peer].train) for peer in setting.roster],
         "first_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),
@@ -251,7 +254,7 @@ def _describe(setting: Setting) -> dict[str, Any]:
 
 def _resumed(path: Path, config: Mapping[str, Any]) -> RunDirectory:
     """Open a run directory that must be of this federation."""
-    written = read_config(path)
+    written = {"precision": "float32", **read_config(path)}  # older runs do not say so
     for key, value in config.items():
         if value != written.get(key):
             raise ConfigError(f"{path} was run with {key} = {written.get(key)}, got {value}; use the same to resume.")

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel
+from dispfl.core.live import LiveModel, Precision
 from dispfl.core.masks import hamming
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import global_stream, stream, stream_seed
@@ -48,6 +48,7 @@ class Setting:
     rounds: int
     eval_every: int = 1
     device: str = "cpu"
+    precision: Precision = "float32"
     wire: Wire = field(default_factory=Wire)
     elsewhere: Sequence[str] = ()
     """Peers of the federation whose data are not here, but on machines of their own."""

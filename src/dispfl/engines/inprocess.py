@@ -35,7 +35,7 @@ class InProcess:
         self.setting = setting
         self._states = States(setting, checkpoints)
         threads = threads or os.cpu_count() or 1
-        first = LiveModel(setting.module(), setting.device)
+        first = LiveModel(setting.module(), setting.device, setting.precision)
         self._codec = setting.codec(first.layout)
         self._large = first.layout.size >= LARGE_MODEL
         alone = setting.device != "cpu" or draws_globally(setting, first)
@@ -47,7 +47,7 @@ class InProcess:
         self._idle: SimpleQueue[LiveModel] = SimpleQueue()
         self._idle.put(first)
         for _ in range(workers - 1):
-            self._idle.put(LiveModel(setting.module(), setting.device))
+            self._idle.put(LiveModel(setting.module(), setting.device, setting.precision))
 
     @property
     def states(self) -> Mapping[str, PeerState]:

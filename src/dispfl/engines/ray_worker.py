@@ -45,7 +45,7 @@ class Worker:
     def __init__(self, name: str, setting: Setting, folder: Path) -> None:
         self._folder = folder
         self._setting = setting
-        self._live = LiveModel(setting.module(), setting.device)
+        self._live = LiveModel(setting.module(), setting.device, setting.precision)
         self._codec = setting.codec(self._live.layout)
         self._states = States(setting, Checkpoints(folder, name))
         self._parts: Mapping[str, Part] = {}

@@ -19,7 +19,7 @@ class ThreadLearner:
 
     def __init__(self, setting: Setting, threads: int = 1) -> None:
         self._setting = setting
-        self._live = LiveModel(setting.module(), setting.device)
+        self._live = LiveModel(setting.module(), setting.device, setting.precision)
         self._pool = ThreadPoolExecutor(1, "learning", initializer=torch.set_num_threads, initargs=(threads,))
         self._stopped = threading.Event()
 

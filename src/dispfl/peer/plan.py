@@ -1,14 +1,14 @@
 """What a site trains, and how: the tables of an experiment without what only a simulation has.
 
-Sites of one federation must agree on everything here but `data`, `train`, `device`, `threads`, `limits`, `pace` and the
-method's density.
+Sites of one federation must agree on everything here but `data`, `train`, `device`, `precision`, `threads`, `limits`, `pace`
+and the method's density.
 """
 
 from typing import Any, Literal
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from dispfl.core.live import check_device
+from dispfl.core.live import Precision, resolve_device
 from dispfl.core.train import Train
 from dispfl.data.datasets import Data
 from dispfl.data.own.settings import OwnData
@@ -46,7 +46,9 @@ class Plan(Settings):
     rounds: int = Field(default=16, ge=1)
     eval_every: int = Field(default=1, ge=1)
     """Score the site's model every so many rounds, and after the last."""
-    device: Literal["cpu", "cuda", "mps"] = "cpu"
+    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    precision: Precision = "float32"
+    """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else stays float32."""
     threads: int = Field(default=1, ge=1)
     """How many threads train the site's model; with more than one, results depend on their number."""
     smallest_density: float | None = Field(default=None, gt=0, le=1)
@@ -71,8 +73,7 @@ class Plan(Settings):
     @field_validator("device")
     @classmethod
     def _available(cls, device: str) -> str:
-        check_device(device)
-        return device
+        return resolve_device(device)
 
     @property
     def density(self) -> float:

@@ -111,6 +111,7 @@ def setting_of(site: Site, plan: Plan, data: Pictures | OwnSamples) -> Setting:
         rounds=plan.rounds,
         eval_every=plan.eval_every,
         device=plan.device,
+        precision=plan.precision,
         wire=plan.wire,
         elsewhere=tuple(site.members.names()),
     )

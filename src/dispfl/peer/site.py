@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 SITE, IDENTITY, MEMBERS, RUN, STATUS = "site.toml", "identity", "members.json", "run", "status.json"
 _HEAD = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
-# All sites must agree on everything but name, addresses, device, threads, [data], [train], method.density, [limits]
-# and [pace].
+# All sites must agree on everything but name, addresses, device, precision, threads, [data], [train],
+# method.density, [limits] and [pace].
 
 """
 

@@ -93,7 +93,14 @@ def hours_left(cells: Iterable[Cell]) -> list[Hours]:
             continue
         experiment = cell.experiment
         shape = describe(experiment.data.name).shape
-        alike = experiment.model, shape, experiment.train.batch, experiment.device, experiment.threads
+        alike = (
+            experiment.model,
+            shape,
+            experiment.train.batch,
+            experiment.device,
+            experiment.precision,
+            experiment.threads,
+        )
         if alike not in pace:
             pace[alike] = seconds_a_sample(experiment)
         left = 1 - len(read_metrics(cell.path)) / experiment.rounds
