@@ -3,6 +3,10 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN = $(VENV)/bin
 
+# Some 30 minutes on two cores; each prints a ratio against a limit that is measured in the same run.
+BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation partition start_up side_by_side \
+  batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving
+
 .PHONY: demo test check bench fuzz clean
 
 demo: $(VENV)/.installed
@@ -18,17 +22,14 @@ check: $(VENV)/.installed
 	$(BIN)/pytest tests/test_imports.py
 
 bench: $(VENV)/.installed
-	$(BIN)/python benchmarks/local_training.py
-	$(BIN)/python benchmarks/memory_at_rest.py
-	$(BIN)/python benchmarks/side_by_side.py
-	$(BIN)/python benchmarks/packing.py
-	$(BIN)/python benchmarks/codec.py
-	$(BIN)/python benchmarks/transport.py
+	for benchmark in $(BENCHMARKS); do $(BIN)/python benchmarks/$$benchmark.py || exit 1; done
 
-# Bounded campaigns: more than 100,000 damaged messages (minutes), 5,000 federations in bad weather (an hour or two).
+# Bounded campaigns: more than 100,000 damaged messages (minutes), 5,000 federations in bad weather (an hour or two),
+# 32 real peers watched for leaks (minutes).
 fuzz: $(VENV)/.installed
 	DISPFL_FUZZ=12600 $(BIN)/pytest tests/wire/test_bad_bytes.py
 	DISPFL_SIMULATIONS=5000 $(BIN)/pytest tests/peer/test_simulated_federation.py
+	DISPFL_LEAKS=1 $(BIN)/pytest tests/peer/hostile/test_leaks.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

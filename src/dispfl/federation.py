@@ -18,6 +18,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report, Task, Train, accuracy
 from dispfl.data.batches import Given, samples_from
 from dispfl.engines.choice import EngineName, at_work, check_engine
+from dispfl.engines.together import check_together
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
@@ -74,6 +75,7 @@ class Federation:
     `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors. `model` is any function
     that returns an `nn.Module`. `init` gives the weights that all start from: a module or its state dict.
     `on_round` is called with each round's metrics; `out` names a run directory. Both may be given to `run` instead.
+    `together=16` trains up to as many peers as one stack, faster where models are tiny, and the same up to rounding.
     `engine="ray"` does the work in `threads` processes, on the machines of the Ray cluster at `ray_address` or here.
     """
 
@@ -92,6 +94,7 @@ class Federation:
         seed: int = 0,
         eval_every: int = 1,
         threads: int | None = None,
+        together: int = 1,
         device: str = "cpu",
         precision: Precision = "float32",
         engine: EngineName = "inprocess",
@@ -109,6 +112,8 @@ class Federation:
         topology.check(len(peers))
         device = resolve_device(device)
         check_engine(engine)
+        together = _at_least_one("together", together)
+        check_together(together, engine)
         method = method or DisPFL()
         method.densities(len(peers))
         names = roster_names(len(peers))
@@ -125,6 +130,7 @@ class Federation:
             device=device,
             precision=precision,
             wire=wire or Wire(),
+            together=together,
         )
         self.threads = None if threads is None else _at_least_one("threads", threads)
         self.engine: EngineName = engine
@@ -242,6 +248,7 @@ def _describe(setting: Setting) -> dict[str, Any]:
         "eval_every": setting.eval_every,
         "device": setting.device,
         "precision": setting.precision,
+        "together": setting.together,
         "metric": getattr(setting.task.metric, "__name__", "metric"),
         "samples": [len(setting.peers[peer].train) for peer in setting.roster],
         "first_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),
@@ -254,7 +261,7 @@ def _describe(setting: Setting) -> dict[str, Any]:
 
 def _resumed(path: Path, config: Mapping[str, Any]) -> RunDirectory:
     """Open a run directory that must be of this federation."""
-    written = {"precision": "float32", **read_config(path)}  # older runs do not say so
+    written = {"precision": "float32", "together": 1, **read_config(path)}  # older runs do not say so
     for key, value in config.items():
         if value != written.get(key):
             raise ConfigError(f"{path} was run with {key} = {written.get(key)}, got {value}; use the same to resume.")

@@ -50,6 +50,8 @@ class Setting:
     device: str = "cpu"
     precision: Precision = "float32"
     wire: Wire = field(default_factory=Wire)
+    together: int = 1
+    """How many peers with as many samples learn in one stack of their models."""
     elsewhere: Sequence[str] = ()
     """Peers of the federation whose data are not here, but on machines of their own."""
 
@@ -327,13 +329,19 @@ def state_for(setting: Setting, part: Part, states: Mapping[str, PeerState]) -> 
     return replace(state, model=model, next_mask=model.mask)
 
 
-def peer_step(setting: Setting, live: LiveModel, work: Work, pulse: Callable[[], None] = lambda: None) -> Step:
+def peer_step(
+    setting: Setting,
+    live: LiveModel,
+    work: Work,
+    pulse: Callable[[], None] = lambda: None,
+    make_trainer: Callable[..., Trainer] = Trainer,
+) -> Step:
     """One peer's round: from its state and what it heard to its next state, and a report.
 
     A step whose numbers stop being finite is given up: the peer keeps its last good state and says so.
     """
     method, data = setting.method, setting.peers[work.peer]
-    trainer = Trainer(
+    trainer = make_trainer(
         live=live,
         train=data.train,
         test=data.test,

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
+from dispfl.core.train import Trainer
 from dispfl.costs.ledger import Carried
 from dispfl.costs.traffic import paper_bytes
 from dispfl.methods.base import SERVER, GossipMethod, PeerState, ServerMethod
@@ -42,6 +43,7 @@ def simulated_step(
     state: PeerState,
     hear: Hear,
     pulse: Callable[[], None] = lambda: None,
+    make_trainer: Callable[..., Trainer] = Trainer,
 ) -> Step:
     """One peer's round, with all of its messages carried: requests, what it hears, what it sends a server."""
     asked = state.next_mask if setting.pulls else None
@@ -53,7 +55,7 @@ def simulated_step(
             carried.append(Carried(part.peer, sender, 0, request_bytes(codec, asked)))
         carried.append(Carried(sender, part.peer, arrived.paper, arrived.wire))
     work = Work(part.peer, part.t, state, heard, part.idle, part.scoring, part.tuning)
-    return replace(peer_step(setting, live, work, pulse), carried=tuple(carried))
+    return replace(peer_step(setting, live, work, pulse, make_trainer), carried=tuple(carried))
 
 
 def heard_here(setting: Setting, codec: Codec, part: Part, states: Mapping[str, PeerState]) -> Hear:

@@ -10,7 +10,7 @@ import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, good_weather
 
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.peer.terms import terms_of
+from dispfl.peer.terms import difference, digest_of, terms_of
 from dispfl.peer.transport import Ask, Refused, Reply, Unreachable
 from dispfl.peer.virtual_time import run
 
@@ -53,6 +53,19 @@ def test_a_dead_peer_costs_the_others_one_deadline_and_then_a_glance() -> None:
     assert set(world.finished) == set(world.names) - {"007"}
     # The first round waits 120 s. Then rounds are of 0.5 to 3 s of learning, and some a glance of 4 s longer.
     assert took < 120 + ROUNDS * (3 + 1 + 4) + 20 * 3
+
+
+def test_while_sites_are_being_started_nobody_runs_ahead_of_those_who_wait_for_them() -> None:
+    world = World(4, good_weather, peers=8)
+
+    async def story() -> None:
+        living = await everyone(world, "007")
+        await asyncio.sleep(100)  # of the 120 that a first round waits; those who do not hear it could go on
+        living["007"] = asyncio.create_task(world.live("007"))
+        await asyncio.gather(*living.values())
+
+    run(story(), LIMIT)
+    assert not any(missed for store in world.stores.values() for missed in store.missed.values())
 
 
 def test_two_halves_go_on_alone_and_exchange_again_after_the_partition() -> None:
@@ -216,8 +229,6 @@ def test_every_bad_question_has_its_name_and_is_counted() -> None:
     world = World(8, good_weather, peers=2)
     codec, start = world.setting.codec(LAYOUT), world.start["001"]
     terms = terms_of("test", world.setting, LAYOUT, world.weights, 0.5)
-    from dispfl.peer.terms import digest_of
-
     head = {"terms": digest_of(terms), "round": 0, "nonce": "a"}
     good = codec.encode_request(start.next_mask)
     denser = np.ones(LAYOUT.size, np.bool_)
@@ -252,12 +263,21 @@ def test_every_bad_question_has_its_name_and_is_counted() -> None:
     assert counted == {reason: answers.count(reason) for reason in answers if reason not in ("model", "hello")}
 
 
+def test_a_question_for_a_round_to_come_is_held_no_longer_than_the_asker_wishes() -> None:
+    world = World(8, good_weather, peers=2)
+    world.network.stall = 5.0  # seconds; without a wish it is 10 until the answer
+    terms = terms_of("test", world.setting, LAYOUT, world.weights, 0.5)
+    head = {"terms": digest_of(terms), "round": 3}
+    body = world.setting.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    wishes = [{"hold": 2.0}, {"hold": -1}, {}, {"hold": 1e9}]
+    answers, _ = asked(world, [Ask("model", {**head, "nonce": str(n), **wish}, body) for n, wish in enumerate(wishes)])
+    assert answers == ["wait", "wait", "unreachable", "unreachable"]
+
+
 def test_a_mismatch_says_which_term_differs() -> None:
     world = World(9, good_weather, peers=2)
     terms = terms_of("test", world.setting, LAYOUT, world.weights, 0.5)
     other = terms_of("test", replace(world.setting, rounds=21), LAYOUT, world.weights, 0.5)
-    from dispfl.peer.terms import difference
-
     assert difference(terms, other) == "rounds is 20 here and 21 there."
 
 

@@ -56,10 +56,13 @@ class PackedModel:
     mask: PackedMask
 
     @classmethod
-    def pack(cls, weights: Tensor, mask: Tensor) -> "PackedModel":
-        """Pack flat weights under a flat mask. Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes."""
+    def pack(cls, weights: Tensor, mask: Tensor, packed: PackedMask | None = None) -> "PackedModel":
+        """Pack flat weights under a flat mask, of which the packed form may be there already.
+
+        Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes.
+        """
         kept = select(weights.numpy(), mask.numpy())
-        return cls(torch.from_numpy(kept).add_(0.0), PackedMask.pack(mask))
+        return cls(torch.from_numpy(kept).add_(0.0), packed or PackedMask.pack(mask))
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """The flat weights, exactly zero outside the mask, and the mask."""

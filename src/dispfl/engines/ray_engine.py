@@ -8,6 +8,7 @@ parts of the round again, which gives the same bits.
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -207,10 +208,21 @@ def _connect(workers: int, address: str | None) -> bool:
     address = address or os.environ.get("RAY_ADDRESS")
     here: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
     try:
+        _knock(address)
         ray.init(log_to_driver=False, logging_level=logging.ERROR, **({"address": address} if address else here))
-    except (ConnectionError, ValueError) as problem:
-        raise ConfigError(f"There is no Ray cluster at {address}: {problem}") from None
+    except (OSError, ValueError) as problem:
+        raise ConfigError(
+            f"No Ray cluster at {address} lets us in: {str(problem).splitlines()[0]}. Is it running, and does "
+            "RAY_AUTH_MODE here say what it said there?"
+        ) from None
     return True
+
+
+def _knock(address: str | None) -> None:
+    """See at once that somebody listens there; Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _compact(data: PeerData) -> PeerData:

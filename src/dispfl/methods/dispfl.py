@@ -54,7 +54,7 @@ class DisPFL(GossipMethod):
         peer.observe_mixed(w_half)
         w_k = peer.learn(w_half, m_k)
         next_mask = self.evolve(peer, w_k, m_k)
-        return PeerState(PackedModel.pack(w_k, m_k), PackedMask.pack(next_mask), peer.buffers)
+        return PeerState(PackedModel.pack(w_k, m_k, state.next_mask), PackedMask.pack(next_mask), peer.buffers)
 
     def mix(self, models: Mapping[str, PackedModel], m_k: Tensor) -> Tensor:
         """Algorithm 1, line 7: the average of our own and the heard models, in roster order.

@@ -2,6 +2,7 @@
 
 from typing import NoReturn
 
+from dispfl.core.masks import kept_per_layer
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import stream
 from dispfl.errors import MessageError
@@ -75,8 +76,8 @@ class Answers:
         except MessageError as problem:
             self._refuse(sender, problem.refusal, str(problem))
         if (announced := here.members.kept(sender)) is not None:
-            flags = request.flags()
-            if [int(flags[where].sum()) for where in here.codec.layout.slices] != list(announced):
+            kept = await here.compute(lambda: kept_per_layer(request.unpack(), here.codec.layout))
+            if kept != list(announced):
                 self._refuse(sender, Reason.DENSITY, f"{sender}'s mask does not keep what {sender} announced.")
         return await here.compute(lambda: here.codec.encode_answer(model, request, rng=rng))
 

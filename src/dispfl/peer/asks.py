@@ -66,7 +66,7 @@ class Asks:
     pace: Pace
     rng: random.Random
     patient_until: float | None = None
-    """Until when we wait for those who are still in their first round: they wait for sites that are being started."""
+    """Until when those are waited for who were never met, or say that they are behind: sites are being started."""
 
     async def gather(self, t: int, state: PeerState) -> Gathered:
         """Line 6 of Algorithm 1: this round's neighbours, as far as they answer in time."""
@@ -90,8 +90,11 @@ class Asks:
         """One neighbour's model, within the deadline; who did not answer the last time gets a glance."""
         here, model = self.here, None
         gone, began = here.standing.is_gone(sender), asyncio.get_running_loop().time()
+        seconds = self.pace.glance if gone else self.pace.deadline
+        if self.patient_until and not here.standing.was_met(sender):
+            seconds = max(seconds, self.patient_until - began)
         try:
-            async with asyncio.timeout(self.pace.glance if gone else self.pace.deadline) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 model = await self._fetch(sender, question, gathered, limit, patient=not gone)
         except TimeoutError:
             if not here.standing.seen_since(sender, began):  # who is only slower than we are is waited for again
@@ -131,8 +134,7 @@ class Asks:
                     return None
                 if reply.head.get("status") != "wait":
                     return await self._accept(sender, question, nonce, reply)
-                if here.standing.round_of(sender) == 0:
-                    limit.reschedule(max(limit.when() or 0.0, self.patient_until or 0.0))
+                limit.reschedule(max(limit.when() or 0.0, self.patient_until or 0.0))
             await asyncio.sleep(pause * (0.5 + self.rng.random()))
             pause = min(2 * pause, LONGEST_PAUSE)
 

@@ -104,7 +104,8 @@ class Context:
 
     def met(self, name: str, t: JSON) -> None:
         """Something came from a peer, which may have said where it is."""
-        self.standing.met(name, t if isinstance(t, int) else None, asyncio.get_running_loop().time())
+        where = min(t, self.setting.rounds) if isinstance(t, int) and t >= 0 else None  # no peer is beyond the last
+        self.standing.met(name, where, asyncio.get_running_loop().time())
 
     def hello(self, answering: News | None = None) -> tuple[dict[str, JSON], bytes]:
         """How we introduce ourselves: the head and the body, with the records that the other side's greeting lacks."""

@@ -1,7 +1,7 @@
 """What a site trains, and how: the tables of an experiment without what only a simulation has.
 
-Sites of one federation must agree on everything here but `data`, `train`, `device`, `precision`, `threads`, `limits`, `pace`
-and the method's density.
+Sites of one federation must agree on everything here but `data`, `train`, `device`, `precision`, `threads`, `limits`,
+`pace` and the method's density.
 """
 
 from typing import Any, Literal

@@ -49,6 +49,10 @@ class Standing:
         """Whether a peer did not answer the last time."""
         return name in self.neighbours and self.neighbours[name].gone
 
+    def was_met(self, name: str) -> bool:
+        """Whether anything ever came from a peer."""
+        return self.neighbours[name].last_seen is not None
+
     def seen_since(self, name: str, moment: float) -> bool:
         """Whether anything came from a peer after that moment."""
         seen = self.neighbours[name].last_seen
