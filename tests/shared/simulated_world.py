@@ -116,7 +116,7 @@ class Timed(Node):
         assert clock() - began <= 2 * deadline, (name, t)
         if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
             self.world.returning.remove(name)
-            assert abs(others_are_at - t) <= 2, (name, t)
+            assert others_are_at - t <= 2, (name, t)
         return after, state
 
 

@@ -5,14 +5,15 @@ enough to compute, convolutions above all, stacking gains nothing. The sums are 
 so results are equal up to rounding, not to the bit.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
+from dispfl.core.live import LiveModel
 from dispfl.core.masks import keep_, kept_per_layer, mask_bits
-from dispfl.core.train import Train, Trainer
+from dispfl.core.train import Samples, Task, Train, Trainer
 from dispfl.errors import NonFiniteError
 
 
@@ -20,6 +21,32 @@ def can_learn_together(trainers: Sequence[Trainer]) -> bool:
     """Whether these peers' batches are of equal sizes and their model keeps nothing but weights."""
     alike = {(trainer.t, trainer.settings, trainer.task, len(trainer.train)) for trainer in trainers}
     return len(alike) == 1 and not any(trainer.live.buffer_names for trainer in trainers)
+
+
+def can_be_stacked(live: LiveModel, task: Task, samples: Samples) -> bool:
+    """Whether a stack of this model can be trained, found out on one batch: not all that modules do can be mapped."""
+    if live.buffer_names or live.precision != "float32":
+        return False
+    x, y = (live.bring(part.unsqueeze(0)) for part in next(samples.batches(2)))
+    own = {name: part.detach().clone().unsqueeze(0).requires_grad_() for name, part in _trainable(live)}
+    try:
+        torch.autograd.grad(vmap(_loss(live, task))(own, x, y).sum(), list(own.values()))
+    except Exception:  # whatever of the user's own it is, it will come out where a peer trains by itself
+        return False
+    return True
+
+
+def _trainable(live: LiveModel) -> Iterator[tuple[str, Tensor]]:
+    return ((name, part) for name, part in live.module.named_parameters() if part.requires_grad)
+
+
+def _loss(live: LiveModel, task: Task) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
+    """The loss of one model's own weights on its own batch."""
+
+    def loss(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return task.loss(functional_call(live.module, dict(own), (x,)), y)
+
+    return loss
 
 
 def learn_together(
@@ -35,9 +62,7 @@ def learn_together(
     # By way of .data: autograd must not take the steps on `flat` for a part of the next forward pass.
     parameters = {name: flat[:, where].view(peers, *shape).data.requires_grad_() for name, where, shape in layers}
 
-    def loss(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return first.task.loss(functional_call(live.module, dict(own), (x,)), y)
-
+    loss_of_each = vmap(_loss(live, first.task))
     losses = []
     for _ in range(epochs):
         own_batches = (trainer.train.batches(s.batch, rng=trainer.order) for trainer in trainers)
@@ -45,7 +70,7 @@ def learn_together(
             for trainer in trainers:
                 trainer.pulse()
             x, y = (live.bring(torch.stack(part)) for part in zip(*batches, strict=True))
-            of_each = vmap(loss)(parameters, x, y)
+            of_each = loss_of_each(parameters, x, y)
             gradients = torch.autograd.grad(of_each.sum(), list(parameters.values()))
             _sgd_steps(flat, torch.cat([g.flatten(1) for g in gradients], 1), bits, lr, s, _noise(trainers, flat))
             losses.append(of_each.detach())

@@ -2,16 +2,20 @@
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from queue import SimpleQueue
 
 import torch
 
+from dispfl.core.batched import can_be_stacked
 from dispfl.core.live import LiveModel
+from dispfl.core.train import Trainer
 from dispfl.engines.heap import trim_heap
 from dispfl.engines.listening import Listening
 from dispfl.engines.states import States
+from dispfl.engines.together import MakeTrainer, grouped, steps_together
 from dispfl.methods.base import PeerState
 from dispfl.round import Outcome, Part, Setting, Step, state_for
 from dispfl.runs.checkpoint import Checkpoints
@@ -28,6 +32,12 @@ class InProcess:
     threads than peers does a peer get several. A model that draws from torch's one global generator (dropout) cannot
     share it between threads without losing reproducibility: then the peers take turns.
 
+    With `together` > 1, up to so many peers with as many samples learn as one stack of models on one thread, which
+    gives the same up to rounding. The stacks follow from the round and the roster, not from the number of threads, so
+    the same `together` gives the same bits; but a round that is taken up in its middle has other stacks for the rest,
+    and so other last bits. A model that cannot be stacked is trained peer by peer: with buffers, in bf16, not on the
+    CPU, drawing globally, or deciding by the values of its inputs what to compute.
+
     A state that nobody will hear any more in a round is forgotten at once: there are never two of each in memory.
     """
 
@@ -43,6 +53,9 @@ class InProcess:
         self.threads_each = max(1, threads // len(setting.peers))
         self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(self.threads_each,))
         self._workers = workers
+        some = setting.peers[setting.roster[0]].train
+        stacks = setting.together > 1 and not alone and can_be_stacked(first, setting.task, some)
+        self._together = setting.together if stacks else 1
         self._stop = threading.Event()
         self._idle: SimpleQueue[LiveModel] = SimpleQueue()
         self._idle.put(first)
@@ -79,10 +92,10 @@ class InProcess:
     def steps(self, parts: Iterable[Part]) -> Iterator[tuple[str, Outcome]]:
         """Each part's outcome, as it is done; only as many under way as there are workers."""
         listening = Listening(self.setting, list(parts), self._states.now)
-        running: dict[Future[Step], Part] = {}
+        running: dict[Future[list[Step]], Sequence[Part]] = {}
         try:
-            for part in listening.in_order():
-                running[self._pool.submit(self._do, part)] = part
+            for group in grouped(self.setting, listening.in_order(), self._together):
+                running[self._pool.submit(self._do, group)] = group
                 if len(running) == self._workers:
                     yield from self._collect(running, listening)
             while running:
@@ -92,26 +105,34 @@ class InProcess:
             wait(running)
             self._stop.clear()
 
-    def _collect(self, running: dict[Future[Step], Part], listening: Listening) -> Iterator[tuple[str, Outcome]]:
+    def _collect(
+        self, running: dict[Future[list[Step]], Sequence[Part]], listening: Listening
+    ) -> Iterator[tuple[str, Outcome]]:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
-            part = running.pop(future)
-            outcome = self._states.finish(part, future.result())
-            for name in listening.unheard_after(part):
-                self._states.now.pop(name, None)
+            group, outcomes = running.pop(future), {}
+            for part, step in zip(group, future.result(), strict=True):
+                outcomes[part.peer] = self._states.finish(part, step)
+                for name in listening.unheard_after(part):
+                    self._states.now.pop(name, None)
             if self._large:
                 trim_heap()
-            yield part.peer, outcome
+            yield from outcomes.items()
 
-    def _do(self, part: Part) -> Step:
-        setting, codec, now = self.setting, self._codec, self._states.now
+    def _do(self, group: Sequence[Part]) -> list[Step]:
         live = self._idle.get()
         try:
-            hear = heard_here(setting, codec, part, now)
-            step = simulated_step(setting, codec, live, part, state_for(setting, part, now), hear, self._pulse)
-            return upload(setting, codec, part, step)[0]
+            if len(group) == 1:
+                return [self._step(live, group[0])]
+            return steps_together(partial(self._step, live, part) for part in group)
         finally:
             self._idle.put(live)
+
+    def _step(self, live: LiveModel, part: Part, make_trainer: MakeTrainer = Trainer) -> Step:
+        setting, codec, now = self.setting, self._codec, self._states.now
+        hear, state = heard_here(setting, codec, part, now), state_for(setting, part, now)
+        step = simulated_step(setting, codec, live, part, state, hear, self._pulse, make_trainer)
+        return upload(setting, codec, part, step)[0]
 
     def _pulse(self) -> None:
         if self._stop.is_set():
