@@ -3,22 +3,31 @@
 Equal work on both sides: batches drawn, forward, backward, mask, clip, SGD step. Both may use two threads: the stacked
 side as it likes best, one stack on two threads or two stacks on one each. Stacking is to be 1.5 times as fast for the
 network of a table; for pictures it is measured only.
+
+Then whole rounds of 64 Dis-PFL peers in the in-process engine with two threads, `together` 16 or 32 against 1: mixing
+with 10 neighbours, scoring twice, evolving masks and bookkeeping are done peer by peer on both sides. The limit is for
+500 samples a peer in batches of 32; where a round has fewer steps, the rest weighs more, and it is measured only.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from itertools import count
 from queue import SimpleQueue
 
 import torch
 from torch import Tensor
 
-from dispfl import Train
+from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.batched import learn_together
 from dispfl.core.live import LiveModel
 from dispfl.core.train import Task, Trainer
 from dispfl.data.batches import ResidentSamples
+from dispfl.engines.inprocess import InProcess
 from dispfl.models.registry import Model
+from dispfl.round import PeerData, Setting, play_round
 from measure import best_times, report
 
 LIMIT = 1 / 1.5
@@ -81,9 +90,54 @@ def measure(name: str, shape: tuple[int, ...], batch: int, peers: int, steps: in
     )
 
 
+def table_federation(samples: int, batch: int, peers: int) -> Setting:
+    """Peers with so many random rows of 30 columns to learn from, and a fifth of that to be judged on."""
+    rng = torch.Generator().manual_seed(0)
+
+    def rows(count: int) -> ResidentSamples:
+        return ResidentSamples(torch.randn(count, 30, generator=rng), torch.randint(10, (count,), generator=rng))
+
+    data = {f"{k:03}": PeerData(rows(samples), rows(samples // 5)) for k in range(peers)}
+    train = Train(epochs=5, batch=batch)
+    return Setting(
+        lambda: Model(name="mlp").network((30,), 10), data, DisPFL(), RandomRegular(), train, Task(), seed=0, rounds=500
+    )
+
+
+def measure_rounds(samples: int, batch: int, limit: float | None, peers: int = 64) -> None:
+    """Real rounds, one after another, of a federation for each `together`."""
+    setting = table_federation(samples, batch, peers)
+    sizes = (1, 16, 32)
+    with ExitStack() as engines:
+
+        def side(together: int) -> Callable[[], object]:
+            engine = engines.enter_context(closing(InProcess(replace(setting, together=together), 2)))
+            engine.recall(0)
+            rounds = count()
+            return lambda: play_round(engine.setting, None, next(rounds), engine)
+
+        alone, *stacked = best_times(*(side(together) for together in sizes), repeats=3)
+    for together, taken in zip(sizes[1:], stacked, strict=True):
+        report(
+            "batched_peers",
+            taken / alone,
+            limit,
+            model="mlp",
+            whole_round=True,
+            peers=peers,
+            together=together,
+            samples=samples,
+            batch=batch,
+            seconds=round(taken, 3),
+            seconds_one_by_one=round(alone, 3),
+        )
+
+
 if __name__ == "__main__":
     for batch in (32, 128):
         for peers in (8, 16):
             measure("mlp", (30,), batch, peers, steps=16, limit=LIMIT if peers == 16 else None)
             if "--quick" not in sys.argv:
                 measure("cnn", (1, 28, 28), batch, peers, steps=4, limit=None)
+    for samples, batch in ((500, 32), (500, 128), (100, 32), (100, 128)):
+        measure_rounds(samples, batch, limit=LIMIT if (samples, batch) == (500, 32) else None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.batched import can_learn_together, learn_together
+from dispfl.core.batched import can_be_stacked, can_learn_together, learn_together
 from dispfl.core.live import LiveModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
@@ -78,3 +78,57 @@ def test_peers_with_as_many_samples_can_learn_together_and_others_cannot(points:
 def test_a_model_with_buffers_learns_alone(points: Points) -> None:
     live = LiveModel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     assert not can_learn_together(trainers(points, live=live))
+
+
+class Tied(nn.Module):
+    """One layer is used twice, one does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(4, 4)
+        self.fixed = nn.Linear(4, 4).requires_grad_(False)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.fixed(self.twice(torch.tanh(self.twice(x)))))
+        return outputs
+
+
+class DecidesByValue(nn.Linear):
+    """A network that looks at its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.max() > 0 else -x)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (mlp, True),
+        (Tied, True),
+        (lambda: DecidesByValue(4, 3), False),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout()), False),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), False),
+    ],
+    ids=["mlp", "tied", "by value", "dropout", "batch norm"],
+)
+def test_a_batch_tells_which_models_can_be_stacked(
+    points: Points, module: Callable[[], nn.Module], expected: bool
+) -> None:
+    live, samples = LiveModel(module()), ResidentSamples(*points(20, 0))
+    before = live.read()
+    assert can_be_stacked(live, Task(), samples) == expected
+    assert live.read().equal(before)
+    assert live.grad.count_nonzero() == 0
+
+
+def test_a_model_in_bf16_is_not_stacked(points: Points) -> None:
+    assert not can_be_stacked(LiveModel(mlp(), precision="bf16"), Task(), ResidentSamples(*points(20, 0)))
+
+
+def test_a_layer_used_twice_and_one_that_does_not_learn_are_stacked_as_well(points: Points) -> None:
+    live = LiveModel(Tied())
+    alone, together = trainers(points, live=live), trainers(points, live=live)
+    weights, masks = starts(alone)
+    expected = [hand.learn(own, mask) for hand, own, mask in zip(alone, weights, masks, strict=True)]
+    torch.testing.assert_close(learn_together(together, weights, masks), expected, rtol=1e-4, atol=1e-5)
