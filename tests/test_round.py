@@ -86,7 +86,8 @@ def test_steps_that_are_finished_already_are_not_done_again(make_setting: MakeSe
     done = Step(states["001"], Report(loss=42.0))
     engine, told = Backwards(setting), []
     result = play_from(setting, states, 0, engine, {"001": done}, lambda peer, step: told.append(peer))
-    assert engine.worked == told == ["002", "000"]
+    assert engine.worked == ["002", "000"]
+    assert sorted(told) == ["000", "002"]
     assert result.steps["001"].state is done.state
     assert result.steps["001"].report is done.report
 
