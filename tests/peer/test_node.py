@@ -10,6 +10,7 @@ import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, good_weather
 
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.errors import RunError
 from dispfl.peer.terms import difference, digest_of, terms_of
 from dispfl.peer.transport import Ask, Refused, Reply, Unreachable
 from dispfl.peer.virtual_time import run
@@ -286,3 +287,24 @@ def test_a_peer_that_keeps_offending_is_cut_off_for_a_while() -> None:
     answers, counted = asked(world, [Ask("wish", {})] * 12)
     assert answers == ["unknown-question"] * 10 + ["cut-off"] * 2
     assert counted == {"unknown-question": 10, "cut-off": 2}
+
+
+def test_one_whom_all_who_are_there_refuse_because_of_its_terms_stops_with_their_sentence() -> None:
+    world = World(11, good_weather, peers=3)
+
+    async def story() -> None:
+        tasks = [asyncio.create_task(world.live(name)) for name in ("000", "001")]
+        await asyncio.sleep(1.0)
+        stranger = world.node("002")
+        stranger.here.terms = {**stranger.here.terms, "rounds": "21"}
+        try:
+            with pytest.raises(
+                RunError, match=r"Nobody who is there lets us take part\. .*rounds is 20 here and 21 there"
+            ):
+                await stranger.run(0, world.start["002"])
+        finally:
+            await stranger.asks.transport.close()
+        await asyncio.gather(*tasks)
+
+    run(story(), LIMIT)
+    assert sorted(world.finished) == ["000", "001"]

@@ -65,6 +65,8 @@ class Asks:
     transport: Transport
     pace: Pace
     rng: random.Random
+    disagree: dict[str, str] = field(default_factory=dict)
+    """Who refused us because of our terms, and what they said."""
     patient_until: float | None = None
     """Until when those are waited for who were never met, or say that they are behind: sites are being started."""
 
@@ -175,6 +177,8 @@ class Asks:
                     await self.transport.ask(name, Ask("hello", *self.here.hello(news)))
         except (TimeoutError, DispflError) as problem:
             self.here.tell("no greeting", {"peer": name, "why": str(problem) or "no answer"})
+            if isinstance(problem, Refused) and problem.reason == Reason.TERMS:
+                self.disagree[name] = problem.sentence
 
 
 def _norm(model: PackedModel) -> float:

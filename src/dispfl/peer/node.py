@@ -20,6 +20,7 @@ from typing import Protocol
 import torch
 
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.answers import Answers
 from dispfl.peer.asks import SHORTEST_PAUSE, Asks, Gathered
@@ -60,6 +61,8 @@ class Node:
             self.asks.pace.first = self.asks.pace.floor
         await self.asks.transport.serve(Answers(here))
         await self.asks.greet(here.others(t))
+        if (disagree := self.asks.disagree) and not any(map(standing.was_met, here.others(t))):
+            raise RunError(f"Nobody who is there lets us take part. {next(iter(disagree.values()))}")
         if (current := standing.others_are_at()) > t + 1:  # further than anyone keeps models for the slower
             if t == 0:
                 t, state = current + 1, replace(state, model=nothing_of(state.model))
