@@ -47,12 +47,13 @@ def simulated_step(
 ) -> Step:
     """One peer's round, with all of its messages carried: requests, what it hears, what it sends a server."""
     asked = state.next_mask if setting.pulls else None
+    request = 0 if asked is None else request_bytes(codec, asked)
     heard, carried = {}, []
     for sender in senders_of(setting, part, state):
         arrived = hear(sender, asked)
         heard[sender] = arrived.model
         if asked is not None:
-            carried.append(Carried(part.peer, sender, 0, request_bytes(codec, asked)))
+            carried.append(Carried(part.peer, sender, 0, request))
         carried.append(Carried(sender, part.peer, arrived.paper, arrived.wire))
     work = Work(part.peer, part.t, state, heard, part.idle, part.scoring, part.tuning)
     return replace(peer_step(setting, live, work, pulse, make_trainer), carried=tuple(carried))

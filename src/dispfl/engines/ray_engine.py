@@ -47,8 +47,7 @@ class RayEngine:
         self._codec = setting.codec(Layout.of(module))
         self._bare = ray.put(replace(setting, peers={}, elsewhere=setting.roster))
         self._rounds = 0
-        self._seconds = {peer: float(len(setting.peers[peer].train)) for peer in setting.roster}
-        self._places = dealt(self._seconds, count)
+        self._places = dealt({peer: float(len(setting.peers[peer].train)) for peer in setting.roster}, count)
         self._measured: dict[str, float] = {}
         self._born = 0
         self._workers = {place: self._new_worker() for place in range(count)}
