@@ -46,7 +46,8 @@ def workplace(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_the_model_says_the_same_by_our_command_and_by_ten_lines_with_onnxruntime(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    export, predict = COMMANDS
+    export, of_a_site, predict = COMMANDS
+    assert words(of_a_site)[:2] == ["export", "alice"]  # tried in test_of_site.py
     # In a process of its own, because torch says most of its warnings once a process, while it is imported.
     program = Path(sys.executable).with_name("dispfl")
     done = subprocess.run([program, *words(export)], capture_output=True, text=True, timeout=300)
