@@ -16,11 +16,12 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from dispfl.core.live import Precision, resolve_device
 from dispfl.core.rng import stream
-from dispfl.core.train import Task, Train
+from dispfl.core.train import Samples, Train
 from dispfl.data.datasets import Data, Pictures
 from dispfl.data.own.samples import OwnSamples
 from dispfl.data.own.settings import OwnData
 from dispfl.data.partition import PARTITIONS, Dirichlet, Partition, Split
+from dispfl.described import setting_of
 from dispfl.engines.choice import EngineName, check_engine
 from dispfl.engines.together import check_together
 from dispfl.errors import ConfigError
@@ -112,29 +113,15 @@ class Experiment(Settings):
 
     def setting(self, data: Pictures | OwnSamples, split: Split) -> Setting:
         """What the rounds need."""
-        shape, classes = data.shape, len(data.classes)
-        train, test = data.samples(augment=self.data.augment)
-        if isinstance(self.model, OwnModel):
-            self.model.try_on(next(train.batches(2))[0], classes)
-        peers = {
-            name: PeerData(train.take(learned), test.take(judged))
-            for name, learned, judged in zip(roster_names(self.peers), split.train, split.test, strict=True)
-        }
-        return Setting(
-            model=lambda: self.model.network(shape, classes),
-            peers=peers,
-            method=self.method,
-            topology=self.topology,
-            train=self.train,
-            task=Task(),
-            seed=self.seed,
-            rounds=self.rounds,
-            eval_every=self.eval_every,
-            device=self.device,
-            precision=self.precision,
-            wire=self.wire,
-            together=self.together,
-        )
+
+        def dealt(train: Samples, test: Samples) -> dict[str, PeerData]:
+            names = roster_names(self.peers)
+            return {
+                name: PeerData(train.take(learned), test.take(judged))
+                for name, learned, judged in zip(names, split.train, split.test, strict=True)
+            }
+
+        return setting_of(self, data, dealt, together=self.together)
 
 
 def read_toml(path: Path) -> dict[str, Any]:

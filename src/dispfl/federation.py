@@ -15,9 +15,10 @@ from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel, Precision, resolve_device
 from dispfl.core.packed import PackedModel
+from dispfl.core.rng import forked_generators
 from dispfl.core.train import Report, Task, Train, accuracy
 from dispfl.data.batches import Given, samples_from
-from dispfl.engines.choice import EngineName, at_work, check_engine
+from dispfl.engines.choice import EngineName, at_work, check_engine, reach
 from dispfl.engines.together import check_together
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method, PeerState
@@ -152,6 +153,7 @@ class Federation:
             raise ConfigError("resume=True needs the run directory: give it as out=.")
         setting = dataclasses.replace(self._setting, rounds=_at_least_one("rounds", rounds))
         directory = None
+        reach(self.engine, self.ray_address)
         if out is not None:
             config = _describe(setting)
             directory = _resumed(Path(out), config) if resume else RunDirectory.create(Path(out), config)
@@ -183,7 +185,7 @@ def execute(
                 "group norm is the usual choice in federated learning.",
                 stacklevel=3,
             )
-        with torch.random.fork_rng(devices=[]):
+        with forked_generators(setting.device):
             checkpoints = directory.checkpoints if directory else None
             started = at_the_end.enter_context(at_work(engine, setting, threads, checkpoints, ray_address))
             history = recall(setting, started, directory) if directory else begin(setting, started)
@@ -232,7 +234,7 @@ def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str
             raise ConfigError(f"`init` does not fit the model: {problem}") from None
         return module
 
-    with torch.random.fork_rng(devices=[]):  # only to see that it fits; the caller's generator stays as it is
+    with forked_generators():  # only to see that it fits; the caller's generator stays as it is
         build()
     return build
 

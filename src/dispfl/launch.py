@@ -8,6 +8,7 @@ from pathlib import Path
 from dispfl.config import Experiment, compose, differing_keys
 from dispfl.data.datasets import load
 from dispfl.data.fetch import Progress as Decoding
+from dispfl.engines.choice import reach
 from dispfl.errors import RunError
 from dispfl.federation import Run, execute
 from dispfl.round import Setting
@@ -25,8 +26,11 @@ class Launch:
     directory: RunDirectory
 
     @classmethod
-    def begin(cls, experiment: Experiment, out: Path, decoding: Decoding | None = None) -> "Launch":
+    def begin(
+        cls, experiment: Experiment, out: Path, decoding: Decoding | None = None, ray_address: str | None = None
+    ) -> "Launch":
         """A new run in a new directory; `decoding` is told how many pictures are decoded, where that takes long."""
+        reach(experiment.engine, ray_address)
         pictures = load(experiment.data, decoding)
         split = experiment.split(pictures)
         setting = experiment.setting(pictures, split)

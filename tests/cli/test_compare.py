@@ -8,14 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from program import Dispfl, Said
 from rich.console import Console
 
-from dispfl.cli import main
 from dispfl.cli.grid_progress import GridWatch, Pace, watching_grid
 from dispfl.grid import Cell, methods_grid, run_missing
 from dispfl.runs.directory import read_metrics, read_summary
@@ -31,34 +29,6 @@ TINY = [
     "threads=1",
 ]
 FILES = ["comparison.csv", "comparison.json", "comparison.md", "comparison.tex", "learning-curves.png", "report.html"]
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-Dispfl = Callable[..., Said]
-
-
-@pytest.fixture
-def dispfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dispfl:
-    """The whole program in this process: words in, exit code and both outputs out."""
-
-    def call(*words: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["dispfl", *map(str, words)])
-        polite_kill = signal.getsignal(signal.SIGTERM)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            signal.signal(signal.SIGTERM, polite_kill)
-        return Said(int(ended.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 def weights(path: Path) -> list[str]:

@@ -104,7 +104,7 @@ def test_several_pictures_are_a_table_and_a_bad_one_a_sentence_and_exit_code_1(
     assert lines[0].split() == ["picture", "class", "or"]
     assert [line.startswith(str(path)) for line, path in zip(lines[1:3], (small, large), strict=True)] == [True, True]
     assert lines[3:] == [f"{large} was resized from 64x32 to 28x28."]
-    assert result.stderr == f"dispfl: {broken} is not a picture that can be read; PNG and JPEG can.\n"
+    assert result.stderr == f"dispfl: The picture {broken} cannot be read: not a picture; PNG and JPEG are.\n"
 
 
 def test_json_is_a_list_with_guesses_or_a_problem_for_each_picture(model: Path, pictures: list[Path]) -> None:

@@ -2,22 +2,19 @@
 
 import json
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from program import Dispfl, Said
 
-from dispfl.cli import main
 from dispfl.config import compose
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics, read_summary
@@ -34,34 +31,6 @@ TINY = [
     "eval_every=2",
 ]
 PARAMETERS = 105_962  # of the small CNN, for 28x28 grey pictures
-
-
-@dataclass(frozen=True)
-class Said:
-    code: int
-    out: str
-    err: str
-
-
-Dispfl = Callable[..., Said]
-
-
-@pytest.fixture
-def dispfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dispfl:
-    """The whole program in this process: words in, exit code and both outputs out."""
-
-    def call(*words: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["dispfl", *map(str, words)])
-        polite_kill = signal.getsignal(signal.SIGTERM)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            signal.signal(signal.SIGTERM, polite_kill)
-        return Said(int(ended.value.code or 0), *capsys.readouterr())
-
-    return call
 
 
 @pytest.fixture(scope="module")

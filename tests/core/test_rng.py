@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from dispfl.core.rng import global_stream, stream, stream_seed
+from dispfl.core.rng import forked_generators, global_stream, stream, stream_seed
 
 
 def test_the_same_names_give_the_same_number_in_a_process_with_another_hash_salt() -> None:
@@ -58,3 +58,22 @@ def test_global_stream_gives_the_callers_generator_back_after_an_error() -> None
     with pytest.raises(RuntimeError, match="boom"), global_stream(0, "model"):
         raise RuntimeError(f"boom {torch.rand(3)}")
     assert torch.get_rng_state().equal(before)
+
+
+@pytest.mark.parametrize(
+    ("device", "initialized", "cards"), [("cpu", False, []), ("cpu", True, [0, 1]), ("cuda", False, [0, 1])]
+)
+def test_graphics_cards_in_use_get_their_generators_back_and_others_are_not_woken(
+    monkeypatch: pytest.MonkeyPatch, device: str, initialized: bool, cards: list[int]
+) -> None:
+    """Two cards that are not there: what torch would ask them and tell them."""
+    states = {card: torch.full((16,), card, dtype=torch.uint8) for card in (0, 1)}
+    told: dict[int, torch.Tensor] = {}
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda card: states[card])
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, card: told.update({card: state}))
+    with forked_generators(device):
+        assert not told
+    assert list(told) == cards
+    assert all(told[card].equal(states[card]) for card in cards)

@@ -19,7 +19,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.train import Samples, Task, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
-from dispfl.engines.together import grouped
+from dispfl.engines.together import Stacks
 from dispfl.errors import ConfigError
 from dispfl.methods.base import GossipMethod, Method, PeerState
 from dispfl.methods.ditto import Ditto
@@ -139,7 +139,7 @@ def test_only_peers_with_as_many_samples_are_grouped_and_those_that_do_not_learn
 ) -> None:
     setting = make_setting(peers=sized(points, 20, 13, 20, 13, 9, 20, 20, 20))
     parts = [Part(peer, 0, idle=peer == "002") for peer in setting.roster]
-    names = [[part.peer for part in group] for group in grouped(setting, parts, 3)]
+    names = [[part.peer for part in group] for group in Stacks(setting, 3).of(parts)]
     assert names == [["002"], ["000", "005", "006"], ["001", "003"], ["004"], ["007"]]
 
 
@@ -149,6 +149,33 @@ def test_peers_with_other_numbers_of_samples_learn_what_they_learn_one_by_one(
     setting = make_setting(peers=sized(points, 20, 13, 20, 13, 9), method=Local())
     for one, other in zip(play(setting), play(replace(setting, together=4)), strict=True):
         assert_equal_up_to_rounding(one, other)
+
+
+class Averaging(nn.Module):
+    """A network for signals of any length."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x.mean(2))
+        return outputs
+
+
+def test_peers_with_inputs_of_other_shapes_learn_what_they_learn_one_by_one_and_their_equals_are_stacked(
+    make_setting: MakeSetting, play: Play, points: Points
+) -> None:
+    def signals(length: int, which: int) -> PeerData:
+        (x, y), (x_test, y_test) = points(20, which), points(10, 1000 + which)
+        long = (x.unsqueeze(2).repeat(1, 1, length), x_test.unsqueeze(2).repeat(1, 1, length))
+        return PeerData(ResidentSamples(long[0], y), ResidentSamples(long[1], y_test))
+
+    peers = {f"{k:03}": signals(length, k) for k, length in enumerate((5, 7, 5, 7))}
+    setting = make_setting(peers=peers, model=Averaging, method=Local())
+    for one, other in zip(play(setting), play(replace(setting, together=4)), strict=True):
+        assert_equal_up_to_rounding(one, other)
+    assert calls_of_the_loss(replace(setting, together=4)) == 6  # two stacks of three batches
 
 
 class DecidesByValue(nn.Module):
@@ -211,7 +238,7 @@ def test_an_exception_in_a_users_data_comes_out_as_itself_and_the_engine_can_go_
     make_setting: MakeSetting, method: Method
 ) -> None:
     setting, broken, read = make_setting(peers=3, method=method, together=3), True, 0
-    when = 1 if isinstance(method, Local) else 3  # peer 002 learns three times, the third time by itself
+    when = 2 if isinstance(method, Local) else 4  # after a first look; peer 002 learns three times, the third by itself
 
     def first() -> None:
         nonlocal read

@@ -48,7 +48,11 @@ def test_a_peer_called_003_stays_a_text() -> None:
         ),
         ({"classes": ("boot\x1b[2J",)}, r"classes must be printable, got 'boot\x1b[2J'."),
         ({"std": (0.0,)}, "std: Input should be greater than 0, got 0.0."),
-        ({"shape": (1, 9999, 1)}, "shape: Input should be less than or equal to 4096, got 9999."),
+        ({"shape": (1, 28)}, "shape must be [channels, height, width], got [1, 28]."),
+        ({"columns": ("age", "bmi")}, "shape must be [2], the number of different columns, got [1, 28, 28]."),
+        ({"columns": ("age", "age"), "shape": (2,)}, "shape must be [1], the number of different columns, got [2]."),
+        ({"columns": ("age", "bmi"), "shape": (2,)}, "mean must have a number for each of 2 columns, got 1."),
+        ({"shape": (1, 9999, 1)}, "shape must be at most 4096 each way, got [1, 9999, 1]."),
     ],
 )
 def test_what_cannot_be_is_a_sentence(changes: dict[str, Any], sentence: str) -> None:

@@ -44,7 +44,7 @@ def test_a_bad_picture_between_two_good_ones_leaves_them_alone(tmp_path: Path) -
         picture(tmp_path / "b.png", 0, 0, 0, 0, 255, 255),
     ]
     found = BRIGHTEST.predict(paths)
-    assert [one.picture for one in found] == paths
+    assert [one.path for one in found] == paths
     assert [one.guesses[0][0] if one.guesses else None for one in found] == ["left", None, "right"]
     assert found[1].problem == f"The picture {paths[1]} does not exist."
     assert [one.resized_from for one in found] == [None, None, (6, 1)]

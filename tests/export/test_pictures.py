@@ -68,7 +68,7 @@ def test_what_is_transparent_is_black(tmp_path: Path) -> None:
 
 def test_more_than_eight_bits_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "deep.png", "I;16", (1, 1), 40_000)
-    with pytest.raises(DataError, match=r"deep.png has more than 8 bits a channel; save it with 8."):
+    with pytest.raises(DataError, match=r"deep.png cannot be read: more than 8 bits a channel; save it with 8\."):
         read_picture(path, (1, 1, 1))
 
 
@@ -77,7 +77,10 @@ def test_a_missing_file_a_folder_and_a_text_are_sentences(tmp_path: Path) -> Non
     for path, sentence in (
         (tmp_path / "none.png", f"The picture {tmp_path / 'none.png'} does not exist."),
         (tmp_path, f"{tmp_path} is a folder; give the pictures in it."),
-        (tmp_path / "text.png", f"{tmp_path / 'text.png'} is not a picture that can be read; PNG and JPEG can."),
+        (
+            tmp_path / "text.png",
+            f"The picture {tmp_path / 'text.png'} cannot be read: not a picture; PNG and JPEG are.",
+        ),
     ):
         with pytest.raises(DataError) as refused:
             read_picture(path, (1, 1, 1))
@@ -97,7 +100,7 @@ def test_a_picture_that_is_too_large_is_a_sentence(
 ) -> None:
     path = save(tmp_path / "large.png", "L", (3, 3), *range(9))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", allowed)
-    with pytest.raises(DataError, match=r"large.png is too large to be read; make it smaller first."):
+    with pytest.raises(DataError, match=r"large.png cannot be read: too large; make it smaller first\."):
         read_picture(path, (1, 3, 3))
 
 

@@ -73,3 +73,39 @@ def test_being_slow_is_no_offence(door: Door) -> None:
         door.count("bob", Reason.STALE)
     door.check("bob")
     assert door.refused["bob"]["stale"] == 50
+
+
+def test_a_broken_answer_may_be_gone_on_with_twenty_times_and_no_oftener(door: Door) -> None:
+    door.once("bob", 3, "nonce")
+    for _ in range(20):
+        door.once("bob", 3, "nonce", goes_on=True)
+    with pytest.raises(Refused, match="bob has gone on with the same answer for round 3 20 times already") as refused:
+        door.once("bob", 3, "nonce", goes_on=True)
+    assert refused.value.reason == Reason.REPLAYED
+    assert door.refused == {"bob": {"replayed": 1}}
+
+
+def test_going_on_with_an_answer_of_our_last_life_counts_as_a_question(door: Door) -> None:
+    for number in range(20):
+        door.once("bob", 3, str(number), goes_on=True)
+    with pytest.raises(Refused, match="has asked for round 3 20 times already"):
+        door.once("bob", 3, "20", goes_on=True)
+    with pytest.raises(Refused, match="sent the same question for round 3 twice"):
+        door.once("bob", 3, "0")
+
+
+def test_five_thousand_records_of_one_sender_are_looked_at_in_a_minute(door: Door, clock: Clock) -> None:
+    assert door.ration("bob", 3000) == 3000
+    clock.now = 30.0
+    assert door.ration("bob", 3000) == 2000
+    assert door.ration("bob", 1) == 0
+    assert door.ration("carol", 3000) == 3000
+    clock.now = 60.0
+    assert door.ration("bob", 3000) == 3000
+    assert door.refused == {"bob": {"too-much-news": 2}}
+
+
+def test_bringing_too_much_news_is_no_offence(door: Door) -> None:
+    for _ in range(50):
+        door.ration("bob", 10_000)
+    door.check("bob")

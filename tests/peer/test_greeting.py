@@ -3,8 +3,10 @@
 import asyncio
 import json
 import random
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,11 +15,14 @@ from dispfl.peer.address import Address
 from dispfl.peer.answers import Answers
 from dispfl.peer.asks import Asks
 from dispfl.peer.book import Book, Member
+from dispfl.peer.certificates import der
 from dispfl.peer.context import Context
+from dispfl.peer.door import Door
 from dispfl.peer.fellows import Fellows
 from dispfl.peer.greeting import News, body_of, digest_of_record
 from dispfl.peer.identity import Identity
 from dispfl.peer.invite import Invite
+from dispfl.peer.learning import Aside
 from dispfl.peer.log import teller
 from dispfl.peer.pace import Pace
 from dispfl.peer.plan import Plan
@@ -25,7 +30,7 @@ from dispfl.peer.records import Record
 from dispfl.peer.running import prepared
 from dispfl.peer.share import Share, share_of
 from dispfl.peer.site import Site, Whereabouts
-from dispfl.peer.transport import Ask, Handler, Refused, Reply
+from dispfl.peer.transport import JSON, Ask, Handler, Refused, Reply
 from dispfl.up import free_ports
 
 PLAN = Plan(model={"name": "mlp"}).to_toml()
@@ -152,23 +157,93 @@ def test_a_body_that_is_no_greeting_is_refused_and_counted(two_sites: tuple[Site
     assert dict(asyncio.run(story()).door.refused["bob"]) == {"malformed": 1}
 
 
-def test_a_record_that_somebody_changed_on_the_way_is_not_believed(two_sites: tuple[Site, Site]) -> None:
-    alice, bob = two_sites
+def learned_by(alice: Site, *greetings: list[JSON]) -> Context:
+    """Alice, after bob has brought her these records."""
     share = share_of(alice)
     fellows = Fellows(alice, share.setting.method, share.layout, share.density)
+
+    async def story() -> Context:
+        here = Context("alice", share.setting, share.codec(), share.terms, fellows)
+        for records in greetings:
+            ask = Ask("hello", {"terms": dict(share.terms), "at": 0}, body_of(records, records))
+            reply = await Answers(here)("bob", ask)
+            assert News.read(reply.body).knows == {digest_of_record(record) for record in alice.members.records()}
+        return here
+
+    return asyncio.run(story())
+
+
+def test_a_record_that_somebody_changed_on_the_way_is_not_believed_and_is_an_offence_of_who_brings_it(
+    two_sites: tuple[Site, Site],
+) -> None:
+    alice, bob = two_sites
     said = json.loads(json.dumps(Record.sign(bob.identity, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()))
     said["record"]["density"] = 1.0
-
-    async def story() -> None:
-        here = Context("alice", share.setting, share.codec(), share.terms, fellows)
-        body = body_of([said], [said])
-        reply = await Answers(here)("bob", Ask("hello", {"terms": dict(share.terms), "at": 0}, body))
-        assert digest_of_record(said) not in News.read(reply.body).knows
-
-    asyncio.run(story())
+    here = learned_by(alice, [said, said, {"no": "record"}])
     member = alice.members.get("bob")
     assert member is not None
     assert member.density is None
+    assert here.door.refused == {"bob": {"signature": 1, "malformed": 1}}  # by greeting, not by record
+
+
+def test_who_passes_on_what_only_we_do_not_believe_is_not_blamed(two_sites: tuple[Site, Site]) -> None:
+    """A record that is older than ours, and one of a key that the other has accepted under a name that we know."""
+    alice, _ = two_sites
+    carol = Identity.make("carol")
+    alice.members.accept(Invite("dispfl", "carol", SOMEWHERE, carol.certificate))
+    newer, older = (Record.sign(carol, "dispfl", SOMEWHERE, 0.25, 3, serial).to_json() for serial in (2, 1))
+    another = Record.sign(Identity.make("carol"), "dispfl", SOMEWHERE, 0.5, 0, 9).to_json()
+    here = learned_by(alice, [newer], *[[older, another]] * 20)
+    assert not here.door.refused
+    member = alice.members.get("carol")
+    assert member is not None
+    assert (member.serial, member.density) == (2, 0.25)
+
+
+def test_of_too_many_records_the_rest_is_not_looked_at(
+    two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, _ = two_sites
+    monkeypatch.setattr(Door, "RECORDS", 3)
+    strangers = [Record.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for k in range(4)]
+    here = learned_by(alice, strangers[:2], strangers)
+    assert [record.name for record in alice.members.known()] == ["site-0", "site-1"]  # one was brought twice
+    assert here.door.refused == {"bob": {"too-much-news": 1}}
+
+
+def test_greetings_are_read_and_verified_aside_while_the_event_loop_looks_members_up(
+    two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = two_sites
+    share = share_of(alice)
+    fellows = Fellows(alice, share.setting.method, share.layout, share.density)
+    strangers = [Record.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for k in range(50)]
+    certificate, threads = der(bob.identity.certificate), []
+    for owner in (News, Record):
+
+        def noted(found: Any, read: Callable[[Any], Any] = owner.read) -> Any:
+            threads.append(threading.current_thread().name)
+            return read(found)
+
+        monkeypatch.setattr(owner, "read", noted)
+
+    async def story() -> int:
+        aside, looks = Aside(), 0
+        here = Context("alice", share.setting, share.codec(), share.terms, fellows, aside)
+        ask = Ask("hello", {"terms": dict(share.terms), "at": 0}, body_of([], strangers))
+        greetings = [asyncio.create_task(Answers(here)("bob", ask)) for _ in range(3)]
+        while not all(greeting.done() for greeting in greetings):
+            assert fellows.who(certificate, ()) == "bob"
+            looks += 1
+            await asyncio.sleep(0)
+        aside.close()
+        assert all(greeting.result().head["terms"] == share.terms for greeting in greetings)
+        return looks
+
+    assert asyncio.run(story()) > 3
+    assert len(threads) == 3 + 50  # no signature is verified twice
+    assert all(name.startswith("messages") for name in threads)
+    assert len(alice.members.known()) == 50
 
 
 def test_a_body_beyond_the_limit_is_refused_before_it_is_read(

@@ -1,18 +1,17 @@
 """One peer among others, on a virtual clock: late, gone, back, new, or malicious."""
 
 import asyncio
+import itertools
 import random
-from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, good_weather
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel
 from dispfl.errors import RunError
-from dispfl.peer.terms import difference, digest_of, terms_of
-from dispfl.peer.transport import Ask, Refused, Reply, Unreachable
+from dispfl.peer.memory import MemoryTransport
+from dispfl.peer.transport import JSON, Ask, Handler, Refused, Reply
 from dispfl.peer.virtual_time import run
 
 
@@ -54,6 +53,40 @@ def test_a_dead_peer_costs_the_others_one_deadline_and_then_a_glance() -> None:
     assert set(world.finished) == set(world.names) - {"007"}
     # The first round waits 120 s. Then rounds are of 0.5 to 3 s of learning, and some a glance of 4 s longer.
     assert took < 120 + ROUNDS * (3 + 1 + 4) + 20 * 3
+
+
+class Unheard(MemoryTransport):
+    """Reaches everyone, but whoever asks it waits in vain."""
+
+    async def serve(self, handler: Handler) -> None:
+        async def never(sender: str, ask: Ask) -> Reply:
+            await asyncio.sleep(LIMIT)
+            raise AssertionError
+
+        await super().serve(never)
+
+
+def test_a_peer_that_asks_but_never_answers_costs_the_others_one_deadline_and_then_a_glance() -> None:
+    world = World(2, good_weather, peers=4)
+
+    async def story() -> None:
+        living = await everyone(world, "003")
+        unheard = world.node("003")
+        unheard.asks.transport = Unheard(world.network, "003")
+        asking = asyncio.create_task(unheard.run(0, world.start["003"]))
+        await asyncio.gather(*living.values())
+        asking.cancel()
+        await asyncio.wait([asking])
+        await unheard.asks.transport.close()
+
+    run(story(), LIMIT)
+    for name in world.names[:3]:
+        ends = [at for at, peer, event, _ in world.trace if (peer, event) == (name, "round")]
+        assert len(ends) == ROUNDS
+        # The first round waits for it. Then rounds are of 0.5 to 3 s of learning and a glance of 4 s; a deadline is 20.
+        assert max(after - before for before, after in itertools.pairwise(ends)) < 4 + 3 + 1
+        heard = [peers for t, peers in world.stores[name].heard.items() if t > 0]
+        assert heard == [[other for other in world.names[:3] if other != name]] * (ROUNDS - 1)
 
 
 def test_while_sites_are_being_started_nobody_runs_ahead_of_those_who_wait_for_them() -> None:
@@ -143,6 +176,7 @@ class Mallory:
         self.transport = world.network.join(name)
         self.codec = world.setting.codec(LAYOUT)
         self.rng = random.Random(0)
+        self.refused: list[JSON] = []
 
     async def answer(self, sender: str, ask: Ask) -> Reply:
         if ask.what == "hello":
@@ -199,94 +233,30 @@ def test_bad_answers_are_left_out_and_counted_and_honest_peers_go_on(lie: str, r
     assert sum(counted) > 0
 
 
-def asked(world: World, asks: list[Ask]) -> tuple[list[str], dict[str, int]]:
-    """What one honest peer answers to these asks of a member, one after another, and what it counted."""
-    answers: list[str] = []
-    nodes = {}
+class Forgetful(Mallory):
+    """Refuses the first question of each round as one that it has answered before."""
+
+    async def answer(self, sender: str, ask: Ask) -> Reply:
+        if ask.what == "model" and ask.head["round"] not in self.refused:
+            self.refused.append(ask.head["round"])
+            raise Refused("replayed", "You have gone on with this answer 20 times already.")
+        return await super().answer(sender, ask)
+
+
+def test_who_may_no_longer_go_on_with_an_answer_asks_anew_in_the_same_round() -> None:
+    world = World(7, good_weather, peers=2, rounds=3)
+    for t in range(3):
+        world.published["001", t].append(world.start["001"].model.unpack())
 
     async def story() -> None:
-        node = nodes["000"] = world.node("000")
-        living = asyncio.create_task(node.run(0, world.start["000"]))
-        transport = world.network.join("001")
-        await asyncio.sleep(1)
-        for ask in asks:
-            try:
-                reply = await transport.ask("000", ask)
-                answers.append(str(reply.head.get("status", "hello")))
-            except Refused as refused:
-                answers.append(refused.reason)
-            except Unreachable:
-                answers.append("unreachable")
-        living.cancel()
-        await asyncio.wait([living])
-        await node.asks.transport.close()
-        await transport.close()
+        other = Forgetful(world, "001", "none")
+        await other.transport.serve(other.answer)
+        await world.live("000")
+        await other.transport.close()
+        assert other.refused == [0, 1, 2]
 
     run(story(), LIMIT)
-    return answers, dict(nodes["000"].here.door.refused["001"])
-
-
-def test_every_bad_question_has_its_name_and_is_counted() -> None:
-    world = World(8, good_weather, peers=2)
-    codec, start = world.setting.codec(LAYOUT), world.start["001"]
-    terms = terms_of("test", world.setting, LAYOUT, world.weights, 0.5)
-    head = {"terms": digest_of(terms), "round": 0, "nonce": "a"}
-    good = codec.encode_request(start.next_mask)
-    denser = np.ones(LAYOUT.size, np.bool_)
-    dense = codec.encode_request(PackedMask.pack(torch.from_numpy(denser)))
-    answers, counted = asked(
-        world,
-        [
-            Ask("model", head, good),
-            Ask("model", head, good),
-            Ask("model", {**head, "nonce": "b", "round": ROUNDS}, good),
-            Ask("model", {**head, "nonce": "c", "round": "0"}, good),
-            Ask("model", {**head, "nonce": "d", "terms": "other"}, good),
-            Ask("model", {**head, "nonce": "e"}, good[:-1]),
-            Ask("model", {**head, "nonce": "f"}, dense),
-            Ask("wish", {}),
-            Ask("hello", {"terms": {**terms, "rounds": "21"}}),
-            Ask("hello", {"terms": dict(terms)}),
-        ],
-    )
-    assert answers == [
-        "model",
-        "replayed",
-        "no-such-round",
-        "malformed",
-        "terms",
-        "checksum",
-        "density",
-        "unknown-question",
-        "terms",
-        "hello",
-    ]
-    assert counted == {reason: answers.count(reason) for reason in answers if reason not in ("model", "hello")}
-
-
-def test_a_question_for_a_round_to_come_is_held_no_longer_than_the_asker_wishes() -> None:
-    world = World(8, good_weather, peers=2)
-    world.network.stall = 5.0  # seconds; without a wish it is 10 until the answer
-    terms = terms_of("test", world.setting, LAYOUT, world.weights, 0.5)
-    head = {"terms": digest_of(terms), "round": 3}
-    body = world.setting.codec(LAYOUT).encode_request(world.start["001"].next_mask)
-    wishes = [{"hold": 2.0}, {"hold": -1}, {}, {"hold": 1e9}]
-    answers, _ = asked(world, [Ask("model", {**head, "nonce": str(n), **wish}, body) for n, wish in enumerate(wishes)])
-    assert answers == ["wait", "wait", "unreachable", "unreachable"]
-
-
-def test_a_mismatch_says_which_term_differs() -> None:
-    world = World(9, good_weather, peers=2)
-    terms = terms_of("test", world.setting, LAYOUT, world.weights, 0.5)
-    other = terms_of("test", replace(world.setting, rounds=21), LAYOUT, world.weights, 0.5)
-    assert difference(terms, other) == "rounds is 20 here and 21 there."
-
-
-def test_a_peer_that_keeps_offending_is_cut_off_for_a_while() -> None:
-    world = World(10, good_weather, peers=2)
-    answers, counted = asked(world, [Ask("wish", {})] * 12)
-    assert answers == ["unknown-question"] * 10 + ["cut-off"] * 2
-    assert counted == {"unknown-question": 10, "cut-off": 2}
+    assert world.stores["000"].heard == {t: ["001"] for t in range(3)}
 
 
 def test_one_whom_all_who_are_there_refuse_because_of_its_terms_stops_with_their_sentence() -> None:

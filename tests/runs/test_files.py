@@ -85,6 +85,13 @@ def test_appending_adds_to_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
+def test_a_line_that_was_torn_does_not_swallow_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "log").write_bytes(b"one\ntw")
+    append_durably(tmp_path / "log", b"three\n")
+    append_durably(tmp_path / "log", b"four\n")
+    assert (tmp_path / "log").read_bytes() == b"one\ntw\nthree\nfour\n"
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_appending_to_a_full_disk_is_a_sentence() -> None:
     with pytest.raises(RunError, match=r"^The disk is full: /dev/full could not be written\. .* --resume\.$"):

@@ -24,10 +24,11 @@ def export(
     """Write the personal model of one peer of a run, or of a real site, as one file, ready to deploy.
 
     An .onnx or .pt2 takes float32 pictures (batch, channels, height, width)
-    in [0, 1] and gives probabilities (batch, classes): normalization and
-    softmax are inside. A .safetensors holds the weights by name. Class names,
-    picture shape, normalization and origin are in the metadata of all three.
-    The file is read back and compared with torch before it is kept.
+    in [0, 1], or rows (batch, columns) as they stand in a table, and gives
+    probabilities (batch, classes): normalization and softmax are inside. A
+    .safetensors holds the weights by name. Class names, picture shape or
+    columns, normalization and origin are in the metadata of all three. The
+    file is read back and compared with torch before it is kept.
 
     Methods that fine-tune (-ft) need the data set: the peer's model is tuned
     again, as in the run. So do data sets whose files name the classes.
@@ -55,5 +56,6 @@ def export(
     rounds = f"{card.rounds} round{'' if card.rounds == 1 else 's'}"
     typer.echo(f"{to}: peer {card.peer} of {directory} after {rounds}, {score}; {saved.size / 1e6:.2f} MB.")
     shape = ", ".join(map(str, card.shape))
-    typer.echo(f"Pictures (batch, {shape}) in [0, 1] to probabilities (batch, {len(card.classes)}).")
+    scale = "as they stand in a table" if card.columns else "in [0, 1]"
+    typer.echo(f"{card.input.capitalize()} (batch, {shape}) {scale} to probabilities (batch, {len(card.classes)}).")
     typer.echo(f"Largest difference from torch: {saved.difference:.1e}.")

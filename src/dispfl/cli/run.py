@@ -56,7 +56,7 @@ def run(
         experiment = compose(config, words)
         path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
         with decoding(console) as bar:
-            launch = Launch.begin(experiment, path, bar)
+            launch = Launch.begin(experiment, path, bar, ray_address)
         see_through(launch, console, track, ray_address)
     else:
         path = resume

@@ -28,11 +28,28 @@ def stream(seed: int, *names: str | int) -> torch.Generator:
 
 
 @contextlib.contextmanager
+def forked_generators(device: str = "cpu") -> Iterator[None]:
+    """Give the caller's places in torch's global generators back afterwards: the CPU's, and those of GPUs in use.
+
+    In use are the GPUs of the kind that `device` names, and those that this process has used before: seeding torch
+    seeds them too. What this does for cuda and mps is written after torch's documentation and has not been run on one.
+    """
+    with contextlib.ExitStack() as restored:
+        restored.enter_context(torch.random.fork_rng(devices=[]))
+        if device.startswith("cuda") or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            cards = range(torch.cuda.device_count())
+            restored.enter_context(torch.random.fork_rng(devices=cards, device_type="cuda"))
+        if torch.backends.mps.is_available():
+            restored.enter_context(torch.random.fork_rng(devices=[0], device_type="mps"))
+        yield
+
+
+@contextlib.contextmanager
 def global_stream(seed: int, *names: str | int) -> Iterator[None]:
     """Seed torch's global generator from a named stream, and give the caller's back afterwards.
 
     For the places that know no other generator: a module's constructor, dropout.
     """
-    with torch.random.fork_rng(devices=[]):
+    with forked_generators():
         torch.manual_seed(stream_seed(seed, *names))
         yield

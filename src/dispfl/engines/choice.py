@@ -19,6 +19,15 @@ def check_engine(engine: str) -> None:
         raise ConfigError("engine is 'ray', but Ray is not installed; install it with: pip install 'dispfl[ray]'.")
 
 
+def reach(engine: EngineName, ray_address: str | None = None) -> None:
+    """Connect to the Ray cluster that is asked for, if one is: before a run directory is made that would stay empty."""
+    if engine == "ray":
+        from dispfl.engines.ray_connection import cluster_address, connect  # an extra, and slow to import
+
+        if cluster_address(ray_address):
+            connect(ray_address, workers=0)
+
+
 @contextlib.contextmanager
 def at_work(
     engine: EngineName,

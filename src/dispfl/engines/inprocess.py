@@ -11,11 +11,12 @@ import torch
 
 from dispfl.core.batched import can_be_stacked
 from dispfl.core.live import LiveModel
+from dispfl.core.rng import forked_generators
 from dispfl.core.train import Trainer
 from dispfl.engines.heap import trim_heap
 from dispfl.engines.listening import Listening
 from dispfl.engines.states import States
-from dispfl.engines.together import MakeTrainer, grouped, steps_together
+from dispfl.engines.together import MakeTrainer, Stacks, steps_together
 from dispfl.methods.base import PeerState
 from dispfl.round import Outcome, Part, Setting, Step, state_for
 from dispfl.runs.checkpoint import Checkpoints
@@ -32,11 +33,11 @@ class InProcess:
     threads than peers does a peer get several. A model that draws from torch's one global generator (dropout) cannot
     share it between threads without losing reproducibility: then the peers take turns.
 
-    With `together` > 1, up to so many peers with as many samples learn as one stack of models on one thread, which
-    gives the same up to rounding. The stacks follow from the round and the roster, not from the number of threads, so
-    the same `together` gives the same bits; but a round that is taken up in its middle has other stacks for the rest,
-    and so other last bits. A model that cannot be stacked is trained peer by peer: with buffers, in bf16, not on the
-    CPU, drawing globally, or deciding by the values of its inputs what to compute.
+    With `together` > 1, up to so many peers with as many samples of one shape learn as one stack of models on one
+    thread, which gives the same up to rounding. The stacks follow from the round and the roster, not from the number of
+    threads, so the same `together` gives the same bits; but a round that is taken up in its middle has other stacks for
+    the rest, and so other last bits. A model that cannot be stacked is trained peer by peer: with buffers, in bf16, not
+    on the CPU, drawing globally, or deciding by the values of its inputs what to compute.
 
     A state that nobody will hear any more in a round is forgotten at once: there are never two of each in memory.
     """
@@ -55,7 +56,7 @@ class InProcess:
         self._workers = workers
         some = setting.peers[setting.roster[0]].train
         stacks = setting.together > 1 and not alone and can_be_stacked(first, setting.task, some)
-        self._together = setting.together if stacks else 1
+        self._stacks = Stacks(setting, setting.together if stacks else 1)
         self._stop = threading.Event()
         self._idle: SimpleQueue[LiveModel] = SimpleQueue()
         self._idle.put(first)
@@ -94,7 +95,7 @@ class InProcess:
         listening = Listening(self.setting, list(parts), self._states.now)
         running: dict[Future[list[Step]], Sequence[Part]] = {}
         try:
-            for group in grouped(self.setting, listening.in_order(), self._together):
+            for group in self._stacks.of(listening.in_order()):
                 running[self._pool.submit(self._do, group)] = group
                 if len(running) == self._workers:
                     yield from self._collect(running, listening)
@@ -146,7 +147,7 @@ class InProcess:
 def draws_globally(setting: Setting, live: LiveModel) -> bool:
     """Whether training draws from torch's global generator, found out on one batch of the first peer."""
     samples = setting.peers[setting.roster[0]].train
-    with torch.random.fork_rng(devices=[]), torch.no_grad():
+    with forked_generators(setting.device), torch.no_grad():
         before = torch.get_rng_state()
         x, _ = next(samples.batches(2, rng=torch.Generator()))
         buffers = live.read_buffers()

@@ -8,7 +8,6 @@ parts of the round again, which gives the same bits.
 import contextlib
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,9 +19,9 @@ from dispfl.core.layout import Layout
 from dispfl.core.train import Samples
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.balance import dealt, rebalanced
+from dispfl.engines.ray_connection import connect, disconnect
 from dispfl.engines.ray_round import RayRound, get, reason
 from dispfl.engines.ray_worker import Told, Worker
-from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState
 from dispfl.round import Outcome, Part, PeerData, Setting
 from dispfl.runs.checkpoint import Checkpoints
@@ -40,7 +39,7 @@ class RayEngine:
     ) -> None:
         self.setting = setting
         count = min(threads or os.cpu_count() or 1, len(setting.roster))
-        self._mine = _connect(count, address)
+        connect(address, count)
         self._folder = checkpoints.folder.absolute()
         self._folder.mkdir(parents=True, exist_ok=True)
         module = setting.module()
@@ -106,11 +105,10 @@ class RayEngine:
         ray.wait(pending, num_returns=len(pending), timeout=FAREWELL)
 
     def close(self) -> None:
-        """End the workers, and Ray if it was started here."""
+        """End the workers, and the connection to Ray if it was made here."""
         for worker in self._workers.values():
             ray.kill(worker)
-        if self._mine:
-            ray.shutdown()
+        disconnect()
 
     # the workers
 
@@ -197,31 +195,6 @@ class _Fetched(Mapping[str, PeerState]):
 
     def __len__(self) -> int:
         return len(self._roster)
-
-
-def _connect(workers: int, address: str | None) -> bool:
-    """See that there is a Ray to work with; whether it was started here and now."""
-    if ray.is_initialized():
-        return False
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # nothing is told to anybody
-    address = address or os.environ.get("RAY_ADDRESS")
-    here: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
-    try:
-        _knock(address)
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **({"address": address} if address else here))
-    except (OSError, ValueError) as problem:
-        raise ConfigError(
-            f"No Ray cluster at {address} lets us in: {str(problem).splitlines()[0]}. Is it running, and does "
-            "RAY_AUTH_MODE here say what it said there?"
-        ) from None
-    return True
-
-
-def _knock(address: str | None) -> None:
-    """See at once that somebody listens there; Ray would try for minutes."""
-    host, _, port = (address or "").rpartition(":")
-    if host and port.isdecimal() and "/" not in host:
-        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 def _compact(data: PeerData) -> PeerData:

@@ -6,7 +6,7 @@ Nobody waits for another peer, and so no peer that fails or learns more often th
 """
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,8 @@ from dispfl.errors import ConfigError
 from dispfl.round import Part, Setting, Step
 
 MakeTrainer = Callable[..., Trainer]
+Kind = tuple[Hashable, ...]
+"""How many samples a peer has, and the shapes and types of an input and of a label."""
 
 
 def check_together(together: int, engine: str) -> None:
@@ -138,15 +140,30 @@ def _taught_alone(lesson: Lesson) -> Tensor | BaseException:
         return problem
 
 
-def grouped(setting: Setting, parts: Iterable[Part], size: int) -> Iterator[list[Part]]:
-    """The parts, up to so many at a time: those that learn with others that have as many samples, and as they come."""
-    filling: dict[int, list[Part]] = {}
-    for part in parts:
-        if part.idle and not part.tuning:
-            yield [part]
-            continue
-        group = filling.setdefault(len(setting.peers[part.peer].train), [])
-        group.append(part)
-        if len(group) == size:
-            yield filling.pop(len(setting.peers[part.peer].train))
-    yield from filling.values()
+class Stacks:
+    """Who may learn with whom: peers whose batches can lie on one another, up to so many at a time."""
+
+    def __init__(self, setting: Setting, size: int) -> None:
+        self._setting, self._size = setting, size
+        self._kinds: dict[str, Kind] = {}
+
+    def of(self, parts: Iterable[Part]) -> Iterator[list[Part]]:
+        """The parts in groups, as they come; those that do not learn stay alone."""
+        filling: dict[Kind, list[Part]] = {}
+        for part in parts:
+            if self._size == 1 or (part.idle and not part.tuning):
+                yield [part]
+                continue
+            kind = self._kind(part.peer)
+            group = filling.setdefault(kind, [])
+            group.append(part)
+            if len(group) == self._size:
+                yield filling.pop(kind)
+        yield from filling.values()
+
+    def _kind(self, peer: str) -> Kind:
+        """Looked at once a run: a sample of a Dataset may take long to read."""
+        if peer not in self._kinds:
+            train = self._setting.peers[peer].train
+            self._kinds[peer] = (len(train), *((part.shape[1:], part.dtype) for part in next(train.batches(1))))
+        return self._kinds[peer]

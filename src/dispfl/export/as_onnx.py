@@ -7,17 +7,17 @@ from torch import Tensor
 
 from dispfl.export.card import Card
 from dispfl.export.classifier import Classifier
-from dispfl.export.deployed import DYNAMIC, INPUT, OUTPUT, Deployed, graph_of, quiet
+from dispfl.export.deployed import DYNAMIC, OUTPUT, Deployed, graph_of, quiet
 
 
 def encode(deployed: Deployed, card: Card) -> bytes:
-    """One file, weights included; its input is `pictures`, its output `probabilities`."""
+    """One file, weights included; its input is `pictures` or `rows`, its output `probabilities`."""
     with quiet():
         program = torch.onnx.export(
             graph_of(deployed, card),
             dynamo=True,
             verbose=False,
-            input_names=[INPUT],
+            input_names=[card.input],
             output_names=[OUTPUT],
             dynamic_shapes=DYNAMIC,  # again, so that the free dimension is called "batch"
         )
@@ -37,7 +37,7 @@ def decode(content: bytes) -> Classifier:
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     card = Card.from_strings(session.get_modelmeta().custom_metadata_map)
 
-    def run(pictures: Tensor) -> Tensor:
-        return torch.from_numpy(session.run([OUTPUT], {INPUT: pictures.numpy()})[0])
+    def run(inputs: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {card.input: inputs.numpy()})[0])
 
     return Classifier(card, run)

@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, field_validator
 from torch import nn
 
 from dispfl.errors import ConfigError
-from dispfl.models.registry import Model
+from dispfl.models.registry import ANY_SHAPE, Model
 from dispfl.settings import Settings
 
-Side = Annotated[int, Field(ge=1, le=4096)]
+LARGEST = 4096
+"""Channels and pixels a side: what a card from elsewhere may ask for. A table has as many columns as it names."""
+Side = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -21,11 +23,16 @@ class Card(Settings):
 
     classes: tuple[str, ...] = Field(min_length=1)
     """Their names, in the order of the outputs."""
-    shape: tuple[Side, Side, Side]
-    """Channels, height and width of a picture."""
+    shape: tuple[Side, ...]
+    """Channels, height and width of a picture; or how many columns a table has."""
     mean: tuple[float, ...]
-    """Per channel, for pixels in [0, 1]: the normalization of training, which ONNX and .pt2 files have inside."""
+    """The normalization of training, which ONNX and .pt2 files have inside: per channel, for pixels in [0, 1]; or per
+    column, for numbers as they stand in the table."""
     std: tuple[Positive, ...]
+    columns: tuple[str, ...] | None = None
+    """A table's, in the order of the inputs; None for pictures."""
+    label: str | None = None
+    """The column that was learned, which a table may have and the model does not look at."""
     model: Model | None = None
     """The built-in network; None for another, which a safetensors file cannot hold."""
     data: str | None = None
@@ -54,12 +61,27 @@ class Card(Settings):
 
     def model_post_init(self, context: object, /) -> None:
         """Refuse fields that do not fit each other."""
-        channels, height, width = self.shape
+        if self.columns is None:
+            self._check_picture()
+        elif self.shape != (count := len(set(self.columns)),) or count < len(self.columns):
+            raise ConfigError(f"shape must be [{count}], the number of different columns, got {list(self.shape)}.")
+        what = "channels" if self.columns is None else "columns"
         for name, values in (("mean", self.mean), ("std", self.std)):
-            if len(values) != channels:
-                raise ConfigError(f"{name} must have a number for each of {channels} channels, got {len(values)}.")
-        if self.model is not None and height != width:
+            if len(values) != self.shape[0]:
+                raise ConfigError(f"{name} must have a number for each of {self.shape[0]} {what}, got {len(values)}.")
+
+    def _check_picture(self) -> None:
+        if len(self.shape) != 3:
+            raise ConfigError(f"shape must be [channels, height, width], got {list(self.shape)}.")
+        if max(self.shape) > LARGEST:
+            raise ConfigError(f"shape must be at most {LARGEST} each way, got {list(self.shape)}.")
+        if self.model is not None and self.model.name not in ANY_SHAPE and self.shape[1] != self.shape[2]:
             raise ConfigError(f"The built-in networks want square pictures, got shape {list(self.shape)}.")
+
+    @property
+    def input(self) -> Literal["pictures", "rows"]:
+        """What the model takes; in an ONNX file its input is called so."""
+        return "rows" if self.columns else "pictures"
 
     def network(self) -> nn.Module:
         """The built-in network. Its parameters have shapes and no memory until `load_state_dict(..., assign=True)`."""
@@ -67,9 +89,8 @@ class Card(Settings):
             raise ConfigError(
                 "Its network is not a built-in one, and safetensors holds weights alone; export it as .onnx or .pt2."
             )
-        channels, size, _ = self.shape
         with torch.device("meta"):
-            return self.model.build(channels, len(self.classes), size)
+            return self.model.network(self.shape, len(self.classes))
 
     def to_strings(self) -> dict[str, str]:
         """The card as safetensors and ONNX can hold it: texts as they are, anything else as JSON."""

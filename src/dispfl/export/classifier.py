@@ -1,4 +1,4 @@
-"""A model that was read from a file, whatever its format, and what it makes of pictures."""
+"""A model that was read from a file, whatever its format, and what it makes of pictures and of tables."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -7,20 +7,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from dispfl.data.own.table import read_rows
 from dispfl.errors import DataError
 from dispfl.export.card import Card
 from dispfl.export.deployed import Deployed
 from dispfl.export.pictures import read_picture
 
 AT_ONCE = 64
-"""Pictures in a batch: enough for speed, little in memory."""
+"""Inputs in a batch: enough for speed, little in memory."""
 
 
 @dataclass
 class Prediction:
-    """What came of one picture file."""
+    """What came of one picture, or of one row of a table; or why nothing came of a file."""
 
-    picture: Path
+    path: Path
+    line: int | None = None
+    """Where the row stands in its table; the header is line 1."""
     guesses: list[tuple[str, float]] = field(default_factory=list)
     """All classes with their probabilities, the most probable first."""
     resized_from: tuple[int, int] | None = None
@@ -31,7 +34,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model and its card. `run` is from float32 pictures (N, C, H, W) in [0, 1] to probabilities (N, classes)."""
+    """A model and its card. `run` is from float32 inputs, as `Deployed` takes them, to probabilities."""
 
     card: Card
     run: Callable[[Tensor], Tensor]
@@ -41,14 +44,16 @@ class Classifier:
         """A network that is alive in torch."""
         return cls(card, torch.no_grad()(deployed))
 
-    def probabilities(self, pictures: Tensor) -> Tensor:
+    def probabilities(self, inputs: Tensor) -> Tensor:
         """What the model gives, or a sentence if it is not what its card says."""
         try:
-            found = self.run(pictures)
+            found = self.run(inputs)
         except Exception as problem:  # a graph from elsewhere can fail in any way there is
             reason = str(problem).strip().partition("\n")[0]
-            raise DataError(f"The model does not take pictures of {list(self.card.shape)}: {reason}") from problem
-        wanted = [len(pictures), len(self.card.classes)]
+            raise DataError(
+                f"The model does not take {self.card.input} of {list(self.card.shape)}: {reason}"
+            ) from problem
+        wanted = [len(inputs), len(self.card.classes)]
         if list(found.shape) != wanted:
             raise DataError(f"The model gives numbers of shape {list(found.shape)}; its card promises {wanted}.")
         if not found.isfinite().all():
@@ -56,21 +61,29 @@ class Classifier:
         return found
 
     def predict(self, paths: Sequence[Path]) -> list[Prediction]:
-        """What the model makes of picture files; one that cannot be read does not keep the others from it."""
-        predictions = [Prediction(path) for path in paths]
-        readable, pixels = [], []
-        for prediction in predictions:
+        """What the model makes of picture files or tables; one that cannot be read does not keep others from it."""
+        predictions: list[Prediction] = []
+        readable: list[tuple[Prediction, Tensor]] = []
+        for path in paths:
             try:
-                picture = read_picture(prediction.picture, self.card.shape)
+                found = self._read(path)
             except DataError as problem:
-                prediction.problem = str(problem)
+                predictions.append(Prediction(path, problem=str(problem)))
                 continue
-            prediction.resized_from = picture.resized_from
-            readable.append(prediction)
-            pixels.append(picture.pixels)
-        batches = [torch.stack(pixels[start : start + AT_ONCE]) for start in range(0, len(pixels), AT_ONCE)]
-        rows = [row for batch in batches for row in self.probabilities(batch)]
-        for prediction, row in zip(readable, rows, strict=True):
-            order = row.argsort(descending=True, stable=True).tolist()
-            prediction.guesses = [(self.card.classes[k], float(row[k])) for k in order]
+            predictions += [prediction for prediction, _ in found]
+            readable += found
+        for start in range(0, len(readable), AT_ONCE):
+            batch = readable[start : start + AT_ONCE]
+            shares = self.probabilities(torch.stack([inputs for _, inputs in batch]))
+            for (prediction, _), row in zip(batch, shares, strict=True):
+                order = row.argsort(descending=True, stable=True).tolist()
+                prediction.guesses = [(self.card.classes[k], float(row[k])) for k in order]
         return predictions
+
+    def _read(self, path: Path) -> list[tuple[Prediction, Tensor]]:
+        """What is to be predicted of one file, and from what."""
+        if self.card.columns:
+            rows = read_rows(path, self.card.columns, self.card.label)
+            return [(Prediction(path, line), row) for line, row in zip(rows.lines, rows.inputs, strict=True)]
+        picture = read_picture(path, self.card.shape)
+        return [(Prediction(path, resized_from=picture.resized_from), picture.pixels)]

@@ -1,4 +1,4 @@
-"""The network as it is deployed: from pictures as anybody has them to probabilities, and its graph."""
+"""The network as it is deployed: from pictures or rows as anybody has them to probabilities, and its graph."""
 
 import contextlib
 import logging
@@ -11,13 +11,13 @@ from torch.export import Dim, ExportedProgram
 
 from dispfl.export.card import Card
 
-INPUT, OUTPUT = "pictures", "probabilities"
-DYNAMIC = {INPUT: {0: Dim("batch")}}
-"""Any number of pictures at once."""
+OUTPUT = "probabilities"
+DYNAMIC = ({0: Dim("batch")},)
+"""Any number of inputs at once."""
 
 
 class Deployed(nn.Module):
-    """From float32 pictures (N, C, H, W) in [0, 1] to probabilities (N, classes).
+    """From float32 pictures (N, C, H, W) in [0, 1], or raw rows of a table (N, columns), to probabilities (N, classes).
 
     Normalization and softmax are inside, so that nobody has to get them right again in another language. Who wants
     logits takes the logarithm: they are the same up to a constant, which no use of logits depends on.
@@ -29,17 +29,18 @@ class Deployed(nn.Module):
     def __init__(self, network: nn.Module, card: Card) -> None:
         super().__init__()
         self.network = network
-        self.register_buffer("mean", torch.tensor(card.mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(card.std).view(-1, 1, 1))
+        per_channel = (-1, *(1 for _ in card.shape[1:]))
+        self.register_buffer("mean", torch.tensor(card.mean).view(per_channel))
+        self.register_buffer("std", torch.tensor(card.std).view(per_channel))
         self.eval()
 
-    def forward(self, pictures: Tensor) -> Tensor:
-        logits: Tensor = self.network((pictures - self.mean) / self.std)
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.network((inputs - self.mean) / self.std)
         return logits.softmax(1)
 
 
 def graph_of(deployed: Deployed, card: Card) -> ExportedProgram:
-    """The operators that a deployed network runs, for any number of pictures, without traces of this machine."""
+    """The operators that a deployed network runs, for any number of inputs, without traces of this machine."""
     with quiet():
         two = torch.zeros(2, *card.shape)  # torch takes a 1 for a constant
         program = torch.export.export(deployed, (two,), dynamic_shapes=DYNAMIC, strict=False)

@@ -50,7 +50,7 @@ class Saved(NamedTuple):
     size: int
     """Its bytes."""
     difference: float
-    """The largest difference between its probabilities and torch's, on random pictures."""
+    """The largest difference between its probabilities and torch's, on random inputs."""
 
 
 def check_writable(path: Path) -> Format:
@@ -73,9 +73,13 @@ def save(network: nn.Module, card: Card, path: Path) -> Saved:
 
 
 def largest_difference(one: Classifier, other: Classifier) -> float:
-    """Of the probabilities of two models, on one random picture and on three at once."""
-    pictures = torch.rand(3, *other.card.shape, generator=torch.Generator().manual_seed(0))
-    batches = (pictures[:1], pictures)
+    """Of the probabilities of two models, on one random input and on three at once."""
+    card, rng = other.card, torch.Generator().manual_seed(0)
+    if card.columns:  # rows as they may occur: their columns can be of any size
+        three = torch.randn(3, *card.shape, generator=rng) * torch.tensor(card.std) + torch.tensor(card.mean)
+    else:
+        three = torch.rand(3, *card.shape, generator=rng)
+    batches = (three[:1], three)
     return max(float((one.probabilities(x) - other.probabilities(x)).abs().max()) for x in batches)
 
 

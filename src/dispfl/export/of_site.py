@@ -8,7 +8,7 @@ from dispfl.export.card import Card
 from dispfl.export.personal import Personal, about_inputs, needs_data, network_with, personal_model, tuned
 from dispfl.methods.base import PeerState
 from dispfl.models.own import OwnModel
-from dispfl.peer.share import data_of, setting_of
+from dispfl.peer.share import data_of, setting_of_site
 from dispfl.peer.site import SITE, Site
 from dispfl.peer.store import rounds_of
 from dispfl.runs.checkpoint import Checkpoints
@@ -37,7 +37,7 @@ def site_model(path: Path, data_dir: Path | None = None) -> Personal:
     accuracy = rounds_of(site.run_folder).get(rounds - 1, {}).get("report", {}).get("score")
     if plan.method.tuning:
         assert data is not None
-        state, accuracy = tuned(setting_of(site, plan, data), site.name, state, rounds - 1, threads=1)
+        state, accuracy = tuned(setting_of_site(site, plan, data), site.name, state, rounds - 1, threads=1)
     card = Card(
         **about,
         model=None if isinstance(plan.model, OwnModel) else plan.model,

@@ -13,10 +13,11 @@ from torch import nn
 from dispfl.config import Experiment, compose
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
+from dispfl.core.rng import forked_generators
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import Data, Pictures
 from dispfl.data.datasets import load as load_data
-from dispfl.data.own.samples import OwnSamples
+from dispfl.data.own.samples import OwnSamples, Scaling
 from dispfl.data.own.settings import OwnData
 from dispfl.errors import ConfigError, RunError
 from dispfl.export.card import Card
@@ -43,7 +44,7 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
     """The model of one peer, by place in the roster or by name.
 
     Its own; or its share of a model that all share, fine-tuned on its own data as in the run where the method says so.
-    The data set's files are needed to fine-tune, and where only they say what the classes and the pictures are.
+    The data set's files are needed to fine-tune, and where only they say what the classes and the inputs are.
     """
     experiment = _experiment(path, peer, data_dir)
     name = _name(path, peer, roster_names(experiment.peers))
@@ -79,16 +80,30 @@ def needs_data(settings: Data) -> bool:
 def about_inputs(settings: Data, data: Pictures | OwnSamples | None) -> dict[str, Any]:
     """What the model wants and what its outputs mean; from the data themselves, where only they say it."""
     if isinstance(data, OwnSamples):
-        raise ConfigError(
-            f"`dispfl export` writes models for pictures, and these inputs are of shape {list(data.shape)}; "
-            "save the weights of the checkpoint with your own code."
-        )
+        return _about_table(data)
     if isinstance(settings, OwnData):
         assert data is not None
         return {"classes": data.classes, "shape": data.shape, "mean": data.mean, "std": data.std}
     spec = describe(settings.name)
     classes = data.classes if data else spec.class_names
     return {"classes": classes, "shape": spec.shape, "mean": spec.mean, "std": spec.std}
+
+
+def _about_table(data: OwnSamples) -> dict[str, Any]:
+    if not data.columns:
+        raise ConfigError(
+            f"`dispfl export` writes models for pictures and tables, and these inputs are of shape {list(data.shape)}; "
+            "save the weights of the checkpoint with your own code."
+        )
+    scaling = data.scaling or Scaling.none(len(data.columns))
+    return {
+        "classes": data.classes,
+        "shape": data.shape,
+        "mean": tuple(scaling.mean.tolist()),
+        "std": tuple(scaling.std.tolist()),
+        "columns": data.columns,
+        "label": data.label,
+    }
 
 
 def _experiment(path: Path, peer: str, data_dir: Path | None) -> Experiment:
@@ -125,7 +140,7 @@ def tuned(setting: Setting, name: str, state: PeerState, t: int, threads: int) -
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // len(setting.peers)))
     try:
-        with torch.random.fork_rng(devices=[]):
+        with forked_generators(setting.device):
             work = Work(name, t, state, {}, idle=True, tuning=setting.method.tuning)
             step = peer_step(setting, LiveModel(setting.module()), work)
     finally:

@@ -8,6 +8,7 @@ import torch
 from pydantic import field_validator
 from torch import Tensor, nn
 
+from dispfl.core.rng import forked_generators
 from dispfl.data.own.factory import call, checked_name, describe
 from dispfl.errors import ConfigError
 from dispfl.models.registry import Model
@@ -48,7 +49,7 @@ class OwnModel(Model):
 
     def try_on(self, inputs: Tensor, classes: int, folder: Path | None = None) -> None:
         """See that a new network takes these inputs, a batch, and has an output for each class."""
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
+        with forked_generators(), torch.no_grad():
             network = self.network(inputs.shape[1:], classes, folder).eval()
             shape = list(inputs.shape[1:])
             try:

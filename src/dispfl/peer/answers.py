@@ -26,19 +26,20 @@ class Answers:
         """What somebody else wants of us."""
         self.here.door.check(sender)
         if ask.what == "hello":
-            return self._hello(sender, ask)
+            return await self._hello(sender, ask)
         if ask.what != "model":
             self._refuse(sender, Reason.UNKNOWN, f"There is no question {ask.what[:20]!r}.")
         return await self._model(sender, ask)
 
-    def _hello(self, sender: str, ask: Ask) -> Reply:
+    async def _hello(self, sender: str, ask: Ask) -> Reply:
         here, theirs = self.here, ask.head.get("terms")
         if not isinstance(theirs, dict):
             self._refuse(sender, Reason.MALFORMED, "A greeting needs its terms.")
         if differs := difference(here.terms, {str(name): str(term) for name, term in theirs.items()}):
             self._refuse(sender, Reason.TERMS, f"{sender} cannot take part with {here.name}: {differs}")
         here.met(sender, ask.head.get("at"))
-        return Reply(*here.hello(here.learn(sender, ask.body)))
+        news = await here.learn(sender, ask.body)
+        return Reply(*await here.compute(lambda: here.hello(news)))
 
     async def _model(self, sender: str, ask: Ask) -> Reply:
         here, t, nonce = self.here, ask.head.get("round"), ask.head.get("nonce")
@@ -51,19 +52,21 @@ class Answers:
         here.met(sender, t)
         if here.joining:
             self._refuse(sender, Reason.JOINING, f"{here.name} has just joined and has no model yet.")
-        if ask.offset:
-            here.tell("going on", {"round": t, "peer": sender, "from": ask.offset})
-        elif not here.shelf.is_past(t):
-            here.door.once(sender, t, nonce)
         model = await here.shelf.wait_for(t, _hold(ask))
         if model is None:
             if past := here.shelf.is_past(t):
                 here.door.count(sender, Reason.STALE)
             return Reply({"status": "stale" if past else "wait", "at": here.standing.round})
+        here.door.once(sender, t, nonce, ask.body, goes_on=ask.offset > 0)
+        if ask.offset:
+            here.tell("going on", {"round": t, "peer": sender, "from": ask.offset})
         frame = await self._encode(sender, t, model, ask.body)
-        here.shelf.fetched(t, sender)
-        here.standing.sent(sender, len(frame))
-        return Reply({"status": "model", "round": t, "nonce": nonce, "at": here.standing.round}, frame)
+
+        def sent() -> None:
+            here.shelf.fetched(t, sender)
+            here.standing.served(sender, len(ask.body), len(frame))
+
+        return Reply({"status": "model", "round": t, "nonce": nonce, "at": here.standing.round}, frame, sent)
 
     async def _encode(self, sender: str, t: int, model: PackedModel, body: bytes) -> bytes:
         """Our model for this asker; the same bytes if it asks again, so that a broken transfer can go on."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -53,8 +54,9 @@ class Gathered:
 
     def current(self, t: int) -> int | None:
         """The federation's round, if most of those whom we asked have left ours behind."""
-        further = sorted(where for where in self.stale if where > t)
-        return further[len(further) // 2] if 2 * len(further) > len(self.asked) else None
+        further = [where for where in self.stale if where > t]
+        # Of two the lower one, so that one liar of two moves nobody.
+        return statistics.median_low(further) if 2 * len(further) > len(self.asked) else None
 
 
 @dataclass
@@ -84,22 +86,22 @@ class Asks:
         async with asyncio.TaskGroup() as together:
             for sender in gathered.asked:
                 together.create_task(self._hear(sender, question, gathered))
-            if there := [name for name in here.others(t) if not here.standing.is_gone(name)]:
+            if there := [name for name in here.others(t) if not here.standing.is_silent(name)]:
                 together.create_task(self.greet([self.rng.choice(there)]))  # so that news of members spread
         return gathered
 
     async def _hear(self, sender: str, question: Question, gathered: Gathered) -> None:
         """One neighbour's model, within the deadline; who did not answer the last time gets a glance."""
         here, model = self.here, None
-        gone, began = here.standing.is_gone(sender), asyncio.get_running_loop().time()
+        gone, replies = here.standing.is_gone(sender), here.standing.replies_of(sender)
         seconds = self.pace.glance if gone else self.pace.deadline
         if self.patient_until and not here.standing.was_met(sender):
-            seconds = max(seconds, self.patient_until - began)
+            seconds = max(seconds, self.patient_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:
                 model = await self._fetch(sender, question, gathered, limit, patient=not gone)
         except TimeoutError:
-            if not here.standing.seen_since(sender, began):  # who is only slower than we are is waited for again
+            if here.standing.replies_of(sender) == replies:  # who is only slower than we are is waited for again
                 here.standing.lost(sender)
             here.tell("late", {"round": question.t, "peer": sender})
         except Refused as refused:
@@ -129,8 +131,11 @@ class Asks:
                 if not patient:
                     here.standing.lost(sender)
                     return None
+            except Refused as refused:
+                if refused.reason != Reason.REPLAYED:  # an answer that broke too often: ask anew
+                    raise
             else:
-                here.met(sender, reply.head.get("at"))
+                here.replied(sender, reply.head.get("at"))
                 if reply.head.get("status") == "stale":
                     gathered.stale.append(here.standing.round_of(sender))
                     return None
@@ -171,10 +176,12 @@ class Asks:
         try:
             async with asyncio.timeout(self.pace.glance):
                 reply = await self.transport.ask(name, Ask("hello", *self.here.hello()))
-                self.here.met(name, reply.head.get("at"))
-                news = self.here.learn(name, reply.body)
-                if news.lacks(self.here.members.records()):
-                    await self.transport.ask(name, Ask("hello", *self.here.hello(news)))
+                self.here.replied(name, reply.head.get("at"))
+                news = await self.here.learn(name, reply.body)
+                if await self.here.compute(lambda: news.lacks(self.here.members.records())):
+                    await self.transport.ask(
+                        name, Ask("hello", *await self.here.compute(lambda: self.here.hello(news)))
+                    )
         except (TimeoutError, DispflError) as problem:
             self.here.tell("no greeting", {"peer": name, "why": str(problem) or "no answer"})
             if isinstance(problem, Refused) and problem.reason == Reason.TERMS:

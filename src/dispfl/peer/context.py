@@ -1,7 +1,7 @@
 """What a peer's asking and its answering have in common."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
@@ -38,8 +38,8 @@ class Members(Protocol):
         """What members say of themselves, signed, for others to know."""
         ...
 
-    def merge(self, records: JSON) -> object:
-        """Take in what others know."""
+    def merge(self, records: JSON) -> Collection[str] | None:
+        """Take in what others know, on any thread; for which reasons records were refused that no honest peer sends."""
         ...
 
 
@@ -102,6 +102,11 @@ class Context:
             self._last_graph = (t, roster, self.setting.topology.heard(self.setting.seed, t, roster))
         return self._last_graph[2]
 
+    def replied(self, name: str, t: JSON) -> None:
+        """A peer answered us, and may have said where it is."""
+        self.met(name, t)
+        self.standing.replied(name)
+
     def met(self, name: str, t: JSON) -> None:
         """Something came from a peer, which may have said where it is."""
         where = min(t, self.setting.rounds) if isinstance(t, int) and t >= 0 else None  # no peer is beyond the last
@@ -115,15 +120,19 @@ class Context:
             records, answering.lacks(records) if answering else []
         )
 
-    def learn(self, sender: str, body: bytes) -> News:
-        """Take in what a greeting says of members; one that cannot be read is refused and counted."""
+    async def learn(self, sender: str, body: bytes) -> News:
+        """Take in what a greeting says of members; one that cannot be read is refused, and forged records are counted.
+
+        Both take long where members are many, so neither is done on the event loop.
+        """
         try:
-            news = News.read(body)
+            news = await self.compute(lambda: News.read(body))
         except MessageError as problem:
             self.door.count(sender, problem.refusal)
             raise Refused(problem.refusal, str(problem)) from None
-        if news.records:
-            self.members.merge(news.records)
+        if records := news.records[: self.door.ration(sender, len(news.records))]:
+            for reason in await self.compute(lambda: self.members.merge(records)) or ():
+                self.door.count(sender, reason)
         return news
 
     async def compute(self, work: Callable[[], T]) -> T:

@@ -1,12 +1,11 @@
 """The members of a federation as a node needs them: the site's list, and what its model makes of their densities."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import lru_cache
 
 from dispfl.core.layout import Layout
 from dispfl.costs.estimate import kept_weights
 from dispfl.methods.base import Method
-from dispfl.peer.members import Merged
 from dispfl.peer.site import Site
 from dispfl.peer.transport import JSON, Refused
 
@@ -36,9 +35,9 @@ class Fellows:
         """What members say of themselves, signed."""
         return self._site.members.records()
 
-    def merge(self, records: JSON) -> Merged | None:
-        """Take in what others know. A bad record is no offence of whoever passes it on."""
-        return self._site.members.merge(records) if records else None
+    def merge(self, records: JSON) -> Collection[str]:
+        """Take in what others know. A record is an offence of whoever passes it on if it cannot have believed it."""
+        return self._site.members.merge(records).forged
 
     def who(self, certificate: bytes, issuers: Sequence[bytes]) -> str | None:
         """The member that shows this certificate; None for a stranger."""

@@ -25,6 +25,10 @@ from dispfl.peer.transport import JSON, Ask, Handler, Refused, Reply
 HEAD = "dispfl-head"
 REFUSED = 403
 _PATH = re.compile(r"/v([0-9]{1,9})/([^/?]*)")
+_LARGEST_RECORD, _RECORD_OVERHEAD = 16384, 22
+"""Bytes of a TLS 1.3 record: what it carries at most, and its header, kind and tag."""
+_PAUSE = 0.005
+"""Seconds between two looks at how much of a reply has left."""
 _log = logging.getLogger(__name__)
 
 
@@ -132,14 +136,25 @@ class Answering:
         response = web.StreamResponse(headers={HEAD: heads.pack(fields)})
         response.content_type = "application/octet-stream"
         response.content_length = len(reply.body) - offset
-        meter = self._counters.meter(line.member or UNKNOWN)
+        meter, before = self._counters.meter(line.member or UNKNOWN), line.counted.sent
         async with moving(line.counted, self._limits):
             await response.prepare(request)
             for chunk in chunks(reply.body, offset):
                 await response.write(chunk)
                 meter.body_sent += len(chunk)
             await response.write_eof()
+            await _has_left(line, before, request.writer.output_size)
+        reply.sent()
         return response
+
+
+async def _has_left(line: Line, before: int, size: int) -> None:
+    """Wait until the system has taken a reply of so many bytes: what is in our own buffers is lost if we end now."""
+    encrypted = size + _RECORD_OVERHEAD * -(-size // _LARGEST_RECORD)
+    while line.counted.sent - before < encrypted:
+        if line.transport is None or line.transport.is_closing():
+            raise ConnectionResetError("The connection broke at the end of an answer.")
+        await asyncio.sleep(_PAUSE)
 
 
 def _refusal(request: web.BaseRequest, refused: Refused) -> web.StreamResponse:

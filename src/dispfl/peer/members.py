@@ -2,12 +2,14 @@
 
 A running node looks somebody up on every request, while `dispfl peer accept` and `revoke` are other processes. So a
 lookup first sees whether the file has changed (one `stat`), and a change is made under a lock, on what the file says
-at that moment, and replaces the file in one go.
+at that moment, and replaces the file in one go. Greetings are taken in on another thread than the one that looks
+members up, so what was read of the file has a lock, too.
 """
 
 import contextlib
 import fcntl
 import os
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -38,6 +40,8 @@ class Merged:
     """About whom there was something new."""
     refused: Mapping[str, int]
     """How many records were refused, by reason."""
+    forged: frozenset[str] = frozenset()
+    """The reasons among them for which every honest site would have refused the record, and not passed it on."""
 
 
 class Members:
@@ -51,6 +55,8 @@ class Members:
         self._book = Book()
         self._prints: dict[str, str] = {}
         self._generation = 0
+        self._reading = threading.RLock()
+        """Always taken before the file's own lock."""
         self._fresh()
 
     @classmethod
@@ -72,20 +78,27 @@ class Members:
         An accepted member's new certificate, issued by the pinned one (or by `issuers` that go back to it), is pinned
         in its place.
         """
-        book, shown = self._fresh(), fingerprint(cert_der)
-        if shown not in self._prints:
-            try:
-                chain = [read_certificate(each) for each in (cert_der, *issuers)]
-            except IdentityError:
-                return None
-            member = book.members.get(name_in(chain[0]))
-            if member is None or not leads_to(chain, member.certificate):
-                return None
-            if member.state == "revoked":
-                return member
-            self._change(lambda latest: latest.with_certificate(member.name, chain))
-        name = self._prints.get(shown)  # none, if another process was quicker
-        return self._book.members[name] if name else None
+        shown = fingerprint(cert_der)
+        if (member := self._pinned_as(shown)) is not None:
+            return member
+        try:
+            chain = [read_certificate(each) for each in (cert_der, *issuers)]
+        except IdentityError:
+            return None
+        member = self.get(name_in(chain[0]))
+        if member is None or not leads_to(chain, member.certificate):
+            return None
+        if member.state == "revoked":
+            return member
+        name = member.name
+        self._change(lambda latest: latest.with_certificate(name, chain))
+        return self._pinned_as(shown)  # nobody, if another process was quicker
+
+    def _pinned_as(self, shown: str) -> Member | None:
+        """The member whose pinned certificate has this fingerprint."""
+        with self._reading:
+            book, name = self._fresh(), self._prints.get(shown)
+            return book.members[name] if name else None
 
     def get(self, name: str) -> Member | None:
         """The member of that name, accepted or revoked."""
@@ -215,11 +228,17 @@ class Members:
         news = [each for each in offered if not isinstance(each, dict) or str(each.get("signature")) not in held]
         learned: list[str] = []
         refused: Counter[str] = Counter()
+        verified: list[Record] = []
+        for each in news:  # before the list is locked: this takes long, and others look members up meanwhile
+            try:
+                verified.append(Record.read(each))
+            except MessageError as problem:
+                refused[problem.refusal] += 1
+        forged = frozenset(refused)
 
         def merged(book: Book) -> Book:
-            for each in news:
+            for record in verified:
                 try:
-                    record = Record.read(each)
                     after = book.with_record(record, self.name, self.federation)
                 except MessageError as problem:
                     refused[problem.refusal] += 1
@@ -229,23 +248,24 @@ class Members:
                     book = after
             return book
 
-        if news:
+        if verified:
             self._change(merged)
-        return Merged(tuple(learned), dict(refused))
+        return Merged(tuple(learned), dict(refused), forged)
 
     # the file
 
     def _fresh(self) -> Book:
         """What the file says now, read again only if it has changed."""
         try:
-            stamp = self._stamp_now()
-            if stamp != self._stamp:
-                self._take(Book.from_bytes(self.path.read_bytes()), stamp)
+            with self._reading:
+                stamp = self._stamp_now()
+                if stamp != self._stamp:
+                    self._take(Book.from_bytes(self.path.read_bytes()), stamp)
+                return self._book
         except OSError as problem:
             raise RunError(f"{self.path} cannot be read: {problem.strerror}. Restore it from a backup.") from None
         except (ValueError, KeyError, TypeError, AttributeError, DispflError) as problem:
             raise RunError(f"{self.path} is damaged ({problem}). Restore it from a backup.") from None
-        return self._book
 
     def _stamp_now(self) -> tuple[int, ...]:
         """What tells one version of the file from another."""
@@ -259,7 +279,7 @@ class Members:
 
     def _change(self, edit: Callable[[Book], Book]) -> Book:
         """Make a change on what the file says now, with no other process in between."""
-        with locked(self.path.with_name(f".{self.path.name}.lock")):
+        with self._reading, locked(self.path.with_name(f".{self.path.name}.lock")):
             before = self._fresh()
             after = edit(before)
             if after is not before:

@@ -162,6 +162,7 @@ class MemoryTransport:
                 waiting.set_exception(Refused(refused.reason, refused.sentence))
             else:
                 waiting.set_result(reply)
+                reply.sent()
 
         self._network.send(Passage(self.name, sender, ask.what, is_reply=True, size=len(reply.body)), arrive)
 

@@ -84,7 +84,7 @@ class Node:
         here, clock = self.here, asyncio.get_running_loop().time
         here.standing.state, here.standing.deadline = "asking", self.asks.pace.deadline
         if not here.joining:
-            here.shelf.publish(t, here.method.publish(state), here.listeners(t), here.standing.is_gone)
+            here.shelf.publish(t, here.method.publish(state), here.listeners(t), here.standing.is_silent)
             here.door.forget_before(here.shelf.oldest or 0)
         began = clock()
         gathered = await self.asks.gather(t, state)
@@ -116,7 +116,7 @@ class Node:
         here = self.here
         try:
             async with asyncio.timeout(self.asks.pace.deadline):
-                while any(not here.standing.is_gone(name) for name in here.shelf.awaited()):
+                while any(not here.standing.is_silent(name) for name in here.shelf.awaited()):
                     await asyncio.sleep(SHORTEST_PAUSE)
         except TimeoutError:
             here.tell("left", {"without": sorted(here.shelf.awaited())})

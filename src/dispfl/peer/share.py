@@ -7,13 +7,12 @@ from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
-from dispfl.core.train import Task
 from dispfl.data.datasets import Pictures, load
 from dispfl.data.own.loading import load_own
 from dispfl.data.own.samples import OwnSamples
 from dispfl.data.own.settings import OwnData
+from dispfl.described import setting_of
 from dispfl.methods.base import PeerState
-from dispfl.models.own import OwnModel
 from dispfl.peer.plan import Plan
 from dispfl.peer.site import Site
 from dispfl.peer.terms import Meaning, Terms, terms_of
@@ -76,7 +75,7 @@ def share_of(site: Site) -> Share:
     """A site's share, from its plan and its own data."""
     plan = site.plan()
     data = data_of(site, plan)
-    setting = setting_of(site, plan, data)
+    setting = setting_of_site(site, plan, data)
     where = (site.name, site.where.federation)
     share = Share.of(*where, setting, plan.density, plan.least_density, meaning_of(data))
     return replace(share, threads=plan.threads)
@@ -94,24 +93,7 @@ def meaning_of(data: Pictures | OwnSamples) -> Meaning:
     return Meaning(data.classes, data.shape, data.columns if isinstance(data, OwnSamples) else ())
 
 
-def setting_of(site: Site, plan: Plan, data: Pictures | OwnSamples) -> Setting:
-    """What the site's rounds need."""
-    train, test = data.samples(augment=plan.data.augment)
-    shape, classes = data.shape, len(data.classes)
-    if isinstance(plan.model, OwnModel):
-        plan.model.try_on(next(train.batches(2))[0], classes, site.folder)
-    return Setting(
-        model=lambda: plan.model.network(shape, classes, site.folder),
-        peers={site.name: PeerData(train, test)},
-        method=plan.method,
-        topology=plan.topology,
-        train=plan.train,
-        task=Task(),
-        seed=plan.seed,
-        rounds=plan.rounds,
-        eval_every=plan.eval_every,
-        device=plan.device,
-        precision=plan.precision,
-        wire=plan.wire,
-        elsewhere=tuple(site.members.names()),
-    )
+def setting_of_site(site: Site, plan: Plan, data: Pictures | OwnSamples) -> Setting:
+    """What the site's rounds need: its own data are all that is here."""
+    others = tuple(site.members.names())
+    return setting_of(plan, data, lambda *parts: {site.name: PeerData(*parts)}, folder=site.folder, elsewhere=others)

@@ -1,5 +1,6 @@
 """How a peer and its neighbours are doing: for the log, for `dispfl peer status`, and to know who is not waited for."""
 
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,12 +18,16 @@ class Neighbour:
     """The furthest round that it was seen in."""
     last_seen: float | None = None
     """By the event loop's clock."""
+    replies: int = 0
+    """How often it answered anything that we asked."""
     answered: int = 0
     missed: int = 0
     received_bytes: int = 0
     sent_bytes: int = 0
     gone: bool = False
-    """It did not answer the last time, and nothing came from it since."""
+    """It did not answer the last time that we asked, whatever it asks us itself."""
+    silent: bool = False
+    """And nothing came from it since."""
 
 
 @dataclass
@@ -39,37 +44,45 @@ class Standing:
     _carried: list[tuple[int, Carried]] = field(default_factory=list)
 
     def met(self, name: str, t: int | None, now: float) -> None:
-        """Something came from a peer; perhaps it said where it is."""
+        """Something came from a peer, a question or an answer; perhaps it said where it is."""
         neighbour = self.neighbours[name]
-        neighbour.last_seen, neighbour.gone = now, False
+        neighbour.last_seen, neighbour.silent = now, False
         if t is not None:
             neighbour.round = max(neighbour.round, t)
 
+    def replied(self, name: str) -> None:
+        """A peer answered something that we asked: it can be reached."""
+        neighbour = self.neighbours[name]
+        neighbour.replies, neighbour.gone = neighbour.replies + 1, False
+
     def is_gone(self, name: str) -> bool:
-        """Whether a peer did not answer the last time."""
+        """Whether a peer did not answer the last time that we asked: it is not waited for."""
         return name in self.neighbours and self.neighbours[name].gone
+
+    def is_silent(self, name: str) -> bool:
+        """Whether a peer is gone and asks nothing either: nothing is kept for it."""
+        return name in self.neighbours and self.neighbours[name].silent
 
     def was_met(self, name: str) -> bool:
         """Whether anything ever came from a peer."""
         return self.neighbours[name].last_seen is not None
 
-    def seen_since(self, name: str, moment: float) -> bool:
-        """Whether anything came from a peer after that moment."""
-        seen = self.neighbours[name].last_seen
-        return seen is not None and seen > moment
+    def replies_of(self, name: str) -> int:
+        """How often a peer has answered so far."""
+        return self.neighbours[name].replies
 
     def lost(self, name: str) -> None:
         """A peer did not answer."""
-        self.neighbours[name].gone = True
+        self.neighbours[name].gone = self.neighbours[name].silent = True
 
     def round_of(self, name: str) -> int:
         """Where a peer was seen last."""
         return self.neighbours[name].round
 
     def others_are_at(self) -> int:
-        """The round that most of those are in who were met; -1 if nobody was."""
-        rounds = sorted(neighbour.round for neighbour in self.neighbours.values() if neighbour.last_seen is not None)
-        return rounds[len(rounds) // 2] if rounds else -1
+        """The round that most of those have reached who were met; -1 if nobody was."""
+        rounds = [neighbour.round for neighbour in self.neighbours.values() if neighbour.last_seen is not None]
+        return statistics.median_low(rounds) if rounds else -1  # of two the lower: one liar moves nobody
 
     def answered(self, name: str) -> None:
         """A neighbour was heard in this round."""
@@ -88,8 +101,9 @@ class Standing:
             self._carried.append((t, Carried(own, name, 0, requested)))
         self._carried.append((t, Carried(name, own, BYTES_PER_VALUE * values, size)))
 
-    def sent(self, name: str, size: int) -> None:
-        """A model was handed to a neighbour."""
+    def served(self, name: str, requested: int, size: int) -> None:
+        """A neighbour has our model, for a request of so many bytes: the other end of `received`."""
+        self.neighbours[name].received_bytes += requested
         self.neighbours[name].sent_bytes += size
 
     def take_carried(self, t: int) -> Iterator[Carried]:

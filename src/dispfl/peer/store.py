@@ -76,8 +76,9 @@ def rounds_of(folder: Path) -> dict[int, dict[str, Any]]:
         try:
             entry = json.loads(line)
         except ValueError:
-            continue  # the last one, cut short by a crash
-        found[entry["round"]] = entry
+            continue  # cut short by a crash
+        if isinstance(entry, dict) and "round" in entry:
+            found[entry["round"]] = entry
     return found
 
 

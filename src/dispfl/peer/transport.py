@@ -3,8 +3,8 @@
 `HttpsTransport` carries them between machines, `MemoryTransport` between nodes of one event loop.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dispfl.errors import DispflError
@@ -32,6 +32,8 @@ class Reply:
 
     head: Mapping[str, JSON]
     body: bytes = b""
+    sent: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Called by the transport of whoever answers, once the whole reply has left; never, if it broke off."""
 
 
 class Refused(DispflError):  # noqa: N818  the name is what happened; it travels to the asker and is raised there again

@@ -26,8 +26,15 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def append_durably(path: Path, content: bytes) -> None:
-    """Add to the end of a file, and wait until it is on the disk."""
-    with plain_disk_errors(path), path.open("ab") as file:
+    """Add lines to the end of a file, and wait until they are on the disk.
+
+    A line that a power cut has torn is ended first: it must not swallow the next one.
+    """
+    with plain_disk_errors(path), path.open("a+b") as file:
+        if file.tell() > 0:
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                content = b"\n" + content
         file.write(content)
         file.flush()
         os.fsync(file.fileno())

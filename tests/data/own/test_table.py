@@ -179,6 +179,16 @@ def test_a_measurement_taken_for_a_label_is_found_out(tmp_path: Path) -> None:
     )
 
 
+def test_a_measurement_that_repeats_is_found_out_too_and_classes_may_list_it(tmp_path: Path) -> None:
+    """25 different prices for 100 samples: as names these would be classes."""
+    rows = "".join(f"{k},{k % 25 / 2}\n" for k in range(100))
+    path = write(tmp_path, f"x,price\n{rows}")
+    assert refusal(path, label="price") == "FILE has 25 different labels for 100 samples; a label must be a class."
+    assert len(loaded(path, label="price", classes=[k / 2 for k in range(25)]).classes) == 25
+    names = write(tmp_path, f"x,price\n{rows.replace(',', ',lot ')}", "names.csv")
+    assert len(loaded(names, label="price").classes) == 25
+
+
 def test_a_label_column_that_is_not_there_gets_the_nearest_name(tmp_path: Path) -> None:
     assert refusal(write(tmp_path, FOUR), label="wieght") == (
         "FILE has no column 'wieght', which data.label names. Did you mean weight?"

@@ -120,6 +120,22 @@ def test_a_reply_may_be_lost_too() -> None:
     assert asked == ["alice"]
 
 
+def test_a_reply_is_sent_when_it_arrives_and_never_if_it_is_lost() -> None:
+    sent: list[str] = []
+
+    async def scenario(network: MemoryNetwork, alice: Transport) -> None:
+        async def note(sender: str, ask: Ask) -> Reply:
+            return Reply({}, sent=lambda: sent.append(ask.what))
+
+        await network.join("carol").serve(note)
+        await alice.ask("carol", Ask("hello", {}))
+        with pytest.raises(Unreachable):
+            await alice.ask("carol", Ask("model", {}))
+
+    play(scenario, lambda passage, rng: () if passage.is_reply and passage.what == "model" else (0.0,))
+    assert sent == ["hello"]
+
+
 def test_a_later_message_may_overtake_and_a_doubled_one_is_answered_once() -> None:
     arrived: list[Any] = []
 

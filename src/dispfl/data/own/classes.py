@@ -16,7 +16,7 @@ _FEW = 20
 def class_names(found: Iterable[str], samples: int, where: Path) -> tuple[str, ...]:
     """The classes of labels that no config lists: sorted, as numbers where all are whole numbers."""
     names = set(found)
-    if len(names) > max(_FEW, samples // 2):
+    if len(names) > (_FEW if _measured(names) else max(_FEW, samples // 2)):
         raise DataError(
             f"{where} has {len(names):,} different labels for {samples:,} samples; a label must be a class."
         )
@@ -25,6 +25,14 @@ def class_names(found: Iterable[str], samples: int, where: Path) -> tuple[str, .
     if all(_WHOLE.fullmatch(name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
+
+
+def _measured(names: Iterable[str]) -> bool:
+    """Whether all are numbers and some have a fraction: a measurement, which regression would be for."""
+    try:
+        return not all(float(name).is_integer() for name in names)
+    except ValueError:
+        return False
 
 
 def number(labels: Sequence[str], classes: tuple[str, ...], where: Path) -> Tensor:

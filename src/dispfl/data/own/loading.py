@@ -101,7 +101,7 @@ def _assemble(settings: OwnData, parts: list[Part], rng: torch.Generator) -> Pic
         scaling = Scaling.of(inputs[0])
         inputs = [scaling(part) for part in inputs]
     train, test = (ResidentSamples(x, y) for x, y in zip(inputs, labels, strict=True))
-    return OwnSamples(settings.name, train, test, classes, parts[0].columns, scaling)
+    return OwnSamples(settings.name, train, test, classes, parts[0].columns, scaling, parts[0].label)
 
 
 def _pictures(settings: OwnData, inputs: list[Tensor], labels: list[Tensor], classes: tuple[str, ...]) -> Pictures:

@@ -6,7 +6,11 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 
 class UnreadableError(Exception):
-    """Why a picture cannot be read, in a few words."""
+    """Why a picture cannot be read, in a few words; and what can be done about it, where something can."""
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(why)
+        self.fix = fix
 
 
 def read_upright(path: Path, mode: str) -> Image.Image:
@@ -16,13 +20,13 @@ def read_upright(path: Path, mode: str) -> Image.Image:
             file.load()
             upright = ImageOps.exif_transpose(file)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
-        raise UnreadableError("too large") from None
+        raise UnreadableError("too large", "make it smaller first") from None
     except UnidentifiedImageError:
-        raise UnreadableError("not a picture") from None
+        raise UnreadableError("not a picture", "PNG and JPEG are") from None
     except Exception as problem:  # a damaged picture can fail in any way there is
         raise UnreadableError(str(problem) or type(problem).__name__) from None
     if upright.mode.startswith(("I", "F")):
-        raise UnreadableError("more than 8 bits a channel")
+        raise UnreadableError("more than 8 bits a channel", "save it with 8")
     if "A" in upright.getbands() or "transparency" in upright.info:  # what cannot be seen is black, as beyond an edge
         upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
     return upright.convert(mode)

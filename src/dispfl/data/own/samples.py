@@ -25,6 +25,11 @@ class Scaling:
         mean, std = mean.masked_fill(constant, 0), std.masked_fill(constant, 1)
         return cls(mean.float(), std.float())
 
+    @classmethod
+    def none(cls, columns: int) -> "Scaling":
+        """The scaling that leaves every column as it is."""
+        return cls(torch.zeros(columns), torch.ones(columns))
+
     def __call__(self, inputs: Tensor) -> Tensor:
         return (inputs - self.mean) / self.std
 
@@ -42,6 +47,8 @@ class OwnSamples:
     """What the inputs are called, in a table."""
     scaling: Scaling | None = None
     """How the inputs were standardized, if they were."""
+    label: str | None = None
+    """What the label is called, in a table."""
 
     @cached_property
     def classes(self) -> tuple[str, ...]:

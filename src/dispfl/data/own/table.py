@@ -4,12 +4,13 @@ import csv
 import logging
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dispfl.data.own.parts import Part
 from dispfl.errors import DataError
@@ -21,50 +22,91 @@ SEPARATORS = ",;\t"
 """Spreadsheets write one or another, depending on the country; the header's most frequent one is it."""
 
 
+class Rows(NamedTuple):
+    """The numbers of a table, and where they stand in it."""
+
+    inputs: Tensor
+    """float32 (N, columns)"""
+    lines: Sequence[int]
+    """In which line of the file each row ends; the header is line 1."""
+    columns: tuple[str, ...]
+    label: str | None
+    """What the label is called, if there is one."""
+    labels: list[str]
+
+
 def read_table(path: Path, label: str | None = None, columns: tuple[str, ...] = ()) -> Part:
-    """Read a table; `columns` are those that it must have, in this order, if any are given."""
+    """Read a table to learn from; `columns` are those that it must have, in this order, if any are given."""
+    rows = _read(path, lambda header: _label_place(path, header, label))
+    for line, given in zip(rows.lines, rows.labels, strict=True):
+        if not given:
+            raise DataError(f"{path}, line {line}, has no label in column {rows.label}.")
+    part = Part(path, rows.inputs, rows.labels, rows.columns, rows.label)
+    return _in_order(part, columns) if columns else part
+
+
+def read_rows(path: Path, columns: tuple[str, ...], label: str | None = None) -> Rows:
+    """Read a table to predict from: these columns in whatever order, and the label's, which is not looked at."""
+
+    def place_of_label(header: list[str]) -> int | None:
+        # Names as Python writes them: one that came with a model from elsewhere must not steer a terminal.
+        if missing := sorted(set(columns) - set(header), key=columns.index):
+            raise DataError(f"{path} has no column {missing[0]!r}, which the model wants; add it.")
+        if unknown := sorted(set(header) - {*columns, label}, key=header.index):
+            raise DataError(f"{path} has a column {unknown[0]!r}, which the model does not know; leave it out.")
+        return header.index(label) if label in header else None
+
+    try:
+        rows = _read(path, place_of_label)
+    except FileNotFoundError:
+        raise DataError(f"The table {path} does not exist.") from None
+    except OSError as problem:
+        raise DataError(f"The table {path} cannot be read: {problem.strerror or problem}.") from None
+    places = [rows.columns.index(name) for name in columns]
+    return rows._replace(inputs=rows.inputs[:, places], columns=columns)
+
+
+def _read(path: Path, place_of_label: Callable[[list[str]], int | None]) -> Rows:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # -sig: spreadsheets put a mark before the text
-            part = _read(path, file, label)
+            return _parse(path, file, place_of_label)
     except UnicodeDecodeError:
         raise DataError(f"{path} is not a text in UTF-8; save it as CSV in UTF-8.") from None
     except csv.Error as problem:
         raise DataError(f"{path} cannot be read as CSV: {problem}.") from None
-    return _in_order(part, columns) if columns else part
 
 
-def _read(path: Path, file: TextIO, label: str | None) -> Part:
+def _parse(path: Path, file: TextIO, place_of_label: Callable[[list[str]], int | None]) -> Rows:
     separator = max(SEPARATORS, key=file.readline().count)
     file.seek(0)
     reader = csv.reader(file, delimiter=separator)
     header = _header(path, next(reader, []))
-    place = _label_place(path, header, label)
-    columns = [*header[:place], *header[place + 1 :]]
+    place = place_of_label(header)
+    columns = [name for k, name in enumerate(header) if k != place]
     values, lines, labels = array("d"), array("q"), []
     for row in reader:
         if not row:  # an empty line
             continue
         if len(row) != len(header):
             raise DataError(f"{path}, line {reader.line_num}, has {len(row)} cells; its header names {len(header)}.")
-        labels.append(row.pop(place).strip())
-        if not labels[-1]:
-            raise DataError(f"{path}, line {reader.line_num}, has no label in column {header[place]}.")
+        if place is not None:
+            labels.append(row.pop(place).strip())
         try:
             values.extend(map(float, row))
         except ValueError:
             raise _not_a_number(path, reader.line_num, columns, row) from None
         lines.append(reader.line_num)
-    if not labels:
+    if not lines:
         raise DataError(f"{path} has a header but no samples.")
     with np.errstate(over="ignore"):  # what is too large for a float32 is found below
-        inputs = np.frombuffer(values, np.float64).reshape(len(labels), len(columns)).astype(np.float32)
+        inputs = np.frombuffer(values, np.float64).reshape(len(lines), len(columns)).astype(np.float32)
     if not np.isfinite(inputs).all():
         row_number, column = np.argwhere(~np.isfinite(inputs))[0]
         where = f"line {lines[row_number]}, column {columns[column]}"
         raise DataError(
             f"{path}, {where}: the value is missing, infinite or too large; fill it in or leave the line out."
         )
-    return Part(path, torch.from_numpy(inputs), labels, tuple(columns), header[place])
+    return Rows(torch.from_numpy(inputs), lines, tuple(columns), None if place is None else header[place], labels)
 
 
 def _header(path: Path, names: Sequence[str]) -> list[str]:
@@ -76,12 +118,12 @@ def _header(path: Path, names: Sequence[str]) -> list[str]:
     name, count = Counter(header).most_common(1)[0]
     if count > 1:
         raise DataError(f"{path} names {count} columns {name!r}; give each its own name.")
-    if len(header) < 2:
-        raise DataError(f"{path} has one column only, {name}; a label and at least one more are needed.")
     return header
 
 
 def _label_place(path: Path, header: list[str], label: str | None) -> int:
+    if len(header) < 2:
+        raise DataError(f"{path} has one column only, {header[0]}; a label and at least one more are needed.")
     if label is not None:
         if label not in header:
             raise DataError(f"{path} has no column {label!r}, which data.label names. {did_you_mean(label, header)}")
