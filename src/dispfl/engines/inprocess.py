@@ -10,10 +10,10 @@ from queue import SimpleQueue
 import torch
 
 from dispfl.core.batched import can_be_stacked
+from dispfl.core.heap import keep_heap, trim_heap
 from dispfl.core.live import LiveModel
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Trainer
-from dispfl.engines.heap import trim_heap
 from dispfl.engines.listening import Listening
 from dispfl.engines.states import States
 from dispfl.engines.together import MakeTrainer, Stacks, steps_together
@@ -43,6 +43,7 @@ class InProcess:
     """
 
     def __init__(self, setting: Setting, threads: int | None = None, checkpoints: Checkpoints | None = None) -> None:
+        keep_heap()
         self.setting = setting
         self._states = States(setting, checkpoints)
         threads = threads or os.cpu_count() or 1

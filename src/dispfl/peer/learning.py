@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from dispfl.core.heap import keep_heap
 from dispfl.core.live import LiveModel
 from dispfl.round import Setting, Step, Work, peer_step
 
@@ -18,6 +19,7 @@ class ThreadLearner:
     """Takes steps on one thread; `threads` are what torch may use in them. One makes results independent of it."""
 
     def __init__(self, setting: Setting, threads: int = 1) -> None:
+        keep_heap()
         self._setting = setting
         self._live = LiveModel(setting.module(), setting.device, setting.precision)
         self._pool = ThreadPoolExecutor(1, "learning", initializer=torch.set_num_threads, initargs=(threads,))
