@@ -4,6 +4,7 @@ import logging
 import os
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -18,7 +19,8 @@ from dispfl import DisPFL, Federation, Full, Train
 from dispfl.config import Experiment, compose
 from dispfl.data.datasets import load
 from dispfl.engines import choice
-from dispfl.errors import ConfigError, RunError
+from dispfl.engines.inprocess import InProcess
+from dispfl.errors import ConfigError
 from dispfl.launch import Launch
 from dispfl.round import Setting, play_round
 from dispfl.runs.checkpoint import Checkpoints
@@ -56,6 +58,11 @@ def run(experiment: Experiment, path: Path, progress: Progress | None = None) ->
     return digests
 
 
+def a_setting(experiment: Experiment) -> Setting:
+    data = load(experiment.data)
+    return experiment.setting(data, experiment.split(data))
+
+
 @pytest.mark.parametrize(
     "words",
     [
@@ -81,11 +88,21 @@ def test_two_ray_workers_end_with_the_weights_scores_and_bytes_of_two_threads(wo
     assert told(tmp_path / "here") == told(tmp_path / "there")
 
 
-class Killer:
-    """Kills a worker's process when so many steps are done."""
+def of_one(engine: Any, place: int, what: Callable[[Any], Any]) -> Any:
+    """Something found out in a worker's own process."""
+    return engine.crew.ask(place, "__ray_call__", what)
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-        self.left, self.engines = after, []
+
+def kill(engine: Any, place: int) -> None:
+    """Kill a worker's process, as the kernel does when memory runs out."""
+    os.kill(of_one(engine, place, lambda worker: os.getpid()), signal.SIGKILL)
+
+
+class Killer:
+    """Kills the second worker's process at certain moments of a run."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, when: set[str]) -> None:
+        self.left, self.engines = set(when), []
         from dispfl.engines import ray_engine
 
         killer, original = self, ray_engine.RayEngine.__init__
@@ -95,25 +112,139 @@ class Killer:
             killer.engines.append(engine)
 
         monkeypatch.setattr(ray_engine.RayEngine, "__init__", remember)
+        self.moments = {"step": 0, "round": 0}
 
-    def __call__(self) -> None:
-        self.left -= 1
-        if self.left == 0:
-            worker = self.engines[0].worker(1)
-            os.kill(ray.get(worker.__ray_call__.remote(lambda _: os.getpid())), signal.SIGKILL)
+    def __call__(self, kind: str) -> None:
+        self.moments[kind] += 1
+        moment = f"{kind} {self.moments[kind]}"
+        if moment in self.left:
+            self.left.remove(moment)
+            kill(self.engines[0], 1)
 
 
-@pytest.mark.parametrize("after", [2, 8], ids=["in the first round", "in the second round"])
-def test_a_worker_killed_in_mid_round_is_replaced_and_nothing_changes(
-    after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_worker_killed_in_the_middle_of_rounds_and_between_them_is_replaced_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     here = run(tiny(), tmp_path / "here")
-    killer = Killer(monkeypatch, after)
-    there = run(tiny("engine=ray"), tmp_path / "there", Progress(step=killer))
+    killer = Killer(monkeypatch, {"step 2", "step 8", "round 2"})
+    progress = Progress(step=lambda: killer("step"), round=lambda record: killer("round"))
+    there = run(tiny("engine=ray"), tmp_path / "there", progress)
     assert here == there
     assert told(tmp_path / "here") == told(tmp_path / "there")
-    assert killer.left <= 0
-    assert "A Ray worker was lost" in caplog.text
+    assert not killer.left
+    assert caplog.text.count("A Ray worker was lost") == 3
+
+
+def test_workers_killed_before_whatever_they_are_asked_next_are_replaced_and_nothing_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """D-PSGD: after its round, the average of all is judged; so a lost worker takes with it what it had judged, too."""
+    from dispfl.engines.ray_crew import Crew
+    from dispfl.engines.ray_engine import RayEngine
+
+    setting, original, born = a_setting(tiny("method=dpsgd", "rounds=1")), Crew._new_worker, []
+
+    def third_dies_at_birth(crew: Crew) -> Any:
+        born.append(original(crew))
+        if len(born) == 3:
+            ray.kill(born[-1])
+        return born[-1]
+
+    monkeypatch.setattr(Crew, "_new_worker", third_dies_at_birth)
+    with closing(RayEngine(setting, 2, Checkpoints(tmp_path / "there"))) as engine:
+        kill(engine, 0)
+        kill(engine, 1)
+        engine.recall(0)  # by the fourth and the fifth worker
+        result = play_round(setting, None, 0, engine)
+        scores = {peer: outcome.report.score for peer, outcome in result.outcomes.items()}
+        known = engine.judged
+        kill(engine, 0)
+        judged = [weights_sha256(state.model) for state in known.values()]
+        states = [weights_sha256(state.model) for state in engine.states.values()]
+    assert len(born) == 6
+    assert caplog.text.count("A Ray worker was lost") == 4
+    with closing(InProcess(setting, 2, Checkpoints(tmp_path / "here"))) as engine:
+        engine.recall(0)
+        expected = play_round(setting, None, 0, engine)
+        assert scores == {peer: outcome.report.score for peer, outcome in expected.outcomes.items()}
+        assert judged == [weights_sha256(state.model) for state in engine.judged.values()]
+        assert states == [weights_sha256(state.model) for state in engine.states.values()]
+
+
+def test_a_step_that_is_written_down_before_a_worker_is_lost_is_told_and_counts_once(tmp_path: Path) -> None:
+    from dispfl.engines.ray_engine import RayEngine
+
+    class Careless(RayEngine):
+        """The second worker writes down both its steps and is gone before one is told; the first when all is done."""
+
+        def take(self, peer: str, told: Any) -> Any:
+            if self.crew.places[peer] == 1 and not lost:
+                lost.append(peer)
+                deadline = time.monotonic() + 60
+                while len(of_one(self, 1, lambda worker: list(worker._states.next))) < 2:
+                    assert time.monotonic() < deadline, "the other step is never finished"
+                    time.sleep(0.02)
+                self.crew.ask(1, "flush", 0)
+                kill(self, 1)
+                self.crew.introduce()
+            return super().take(peer, told)
+
+        def turn(self) -> None:
+            kill(self, 0)
+            super().turn()
+
+    lost: list[str] = []
+    setting = a_setting(tiny("rounds=1"))
+    with closing(Careless(setting, 2, Checkpoints(tmp_path))) as engine:
+        engine.recall(0)
+        outcomes = play_round(setting, None, 0, engine).outcomes
+        found = [weights_sha256(state.model) for state in engine.states.values()]
+    assert lost
+    assert list(outcomes) == setting.roster
+    assert found == run(tiny("rounds=1"), tmp_path / "here")
+
+
+def test_workers_that_are_lost_again_and_again_end_the_run_in_a_sentence_and_leave_its_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from dispfl.engines.ray_crew import Crew, WorkersLostError
+
+    def stop(record: dict[str, Any]) -> None:
+        raise KeyboardInterrupt
+
+    path, original = tmp_path / "run", Crew._new_worker
+    with pytest.raises(KeyboardInterrupt):
+        run(tiny(), path, Progress(round=stop))
+
+    def dies_at_birth(crew: Crew) -> Any:
+        worker = original(crew)
+        ray.kill(worker)
+        return worker
+
+    monkeypatch.setattr(Crew, "_new_worker", dies_at_birth)
+    sentence = rf"4 Ray workers were lost without a round .* for 1 threads\? .* in {path}; go on there with --resume"
+    with pytest.raises(WorkersLostError, match=sentence):
+        Launch.go_on(path, ["engine=ray", "threads=1"]).run(Progress())
+    assert Checkpoints(path / "checkpoints").finished_rounds() == [1]
+
+
+def test_a_model_that_no_worker_can_make_is_a_sentence_with_its_reason(tmp_path: Path) -> None:
+    from dispfl.engines.ray_crew import WorkersLostError
+    from dispfl.engines.ray_engine import RayEngine
+
+    driver = os.getpid()
+
+    def only_here() -> torch.nn.Module:
+        if os.getpid() != driver:
+            raise ImportError("not on this machine")
+        return torch.nn.Linear(4, 3)
+
+    setting, sentence = replace(a_setting(tiny()), model=only_here), "could not start: ImportError: not on this machine"
+    with (
+        closing(RayEngine(setting, 1, Checkpoints(tmp_path))) as engine,
+        pytest.raises(WorkersLostError, match=sentence),
+    ):
+        engine.recall(0)
 
 
 def test_a_run_stopped_under_ray_goes_on_in_process_and_the_other_way_round(tmp_path: Path) -> None:
@@ -132,11 +263,6 @@ def test_a_run_stopped_under_ray_goes_on_in_process_and_the_other_way_round(tmp_
     assert told(tmp_path / "ray") == told(tmp_path / "whole") == told(tmp_path / "inprocess")
 
 
-def a_setting(experiment: Experiment) -> Setting:
-    data = load(experiment.data)
-    return experiment.setting(data, experiment.split(data))
-
-
 def test_peers_that_take_long_move_to_the_other_worker_and_nothing_changes(tmp_path: Path) -> None:
     from dispfl.engines.ray_engine import RayEngine
 
@@ -148,11 +274,11 @@ def test_peers_that_take_long_move_to_the_other_worker_and_nothing_changes(tmp_p
 
     setting = a_setting(tiny())
     with closing(Uneven(setting, 2, Checkpoints(tmp_path))) as engine:
-        places = {peer: place for place, peers in engine.places().items() for peer in peers}
+        places = engine.crew.places
         engine.recall(0)
         for t in range(setting.rounds):
             play_round(setting, None, t, engine)
-        after = {peer: place for place, peers in engine.places().items() for peer in peers}
+        after = engine.crew.places
         found = [weights_sha256(state.model) for state in engine.states.values()]
     assert any(places[peer] != after[peer] for peer in places)
     assert found == run(tiny(), tmp_path / "here")
@@ -182,8 +308,15 @@ def test_a_run_directory_that_the_workers_do_not_see_is_one_sentence(tmp_path: P
 
     with closing(RayEngine(a_setting(tiny()), 1, Checkpoints(tmp_path / "here"))) as engine:
         shutil.rmtree(tmp_path / "here")
-        with pytest.raises(RunError, match=r"does not see .*here. On a cluster the run directory \(--out\) must be on"):
+        with pytest.raises(ConfigError, match=r"does not see .*here. On a cluster the run directory \(--out\) must be"):
             engine.recall(0)
+
+
+def test_more_workers_than_cores_are_announced_to_be_waiting(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from dispfl.engines.ray_engine import RayEngine
+
+    RayEngine(a_setting(tiny()), 3, Checkpoints(tmp_path)).close()
+    assert "threads is 3, but Ray has 2 cores: waiting for more machines to join." in caplog.text
 
 
 def test_ray_that_is_not_installed_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

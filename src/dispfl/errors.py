@@ -5,6 +5,8 @@ DispflError
 ├── DataError        a data set that is missing, truncated or not what it says
 │   └── PartitionError   a split that these labels cannot give
 ├── RunError         a run directory that exists, is missing, broken, busy or on a full disk
+│   └── DamagedError     a checkpoint that cannot be read; an earlier one may be whole
+├── WorkersLostError Ray's workers are lost again and again, or do not start (dispfl.engines.ray_crew)
 ├── NonFiniteError   a peer's loss, weights or gradient stopped being numbers
 ├── MessageError     bytes from another peer that are refused; `refusal` says why, by name
 ├── Refused          another peer will not answer (dispfl.peer.transport)
@@ -32,6 +34,10 @@ class PartitionError(DataError):
 
 class RunError(DispflError):
     """A run directory that exists, is missing, broken, busy or on a full disk."""
+
+
+class DamagedError(RunError):
+    """A checkpoint that cannot be read."""
 
 
 class NonFiniteError(DispflError):

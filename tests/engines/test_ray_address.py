@@ -14,7 +14,7 @@ from dispfl.errors import ConfigError
 __all__ = ["dispfl"]
 
 pytest.importorskip("ray")
-SENTENCE = "No Ray cluster at {} lets us in: Connection refused. Is it running, and does RAY_AUTH_MODE here say what"
+SENTENCE = "No Ray cluster at {} lets us in: Connection refused. Is it running, and are RAY_AUTH_MODE and the token"
 
 
 @pytest.fixture

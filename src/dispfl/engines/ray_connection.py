@@ -1,13 +1,20 @@
-"""This process's one connection to Ray: to a cluster, or to a Ray that is started here."""
+"""This process's one connection to Ray: to a cluster, or to a Ray that is started here.
+
+Import it before `ray`, which reads some of its settings from the environment when it is imported.
+"""
 
 import logging
 import os
 import socket
 from typing import Any
 
-import ray
-
 from dispfl.errors import ConfigError
+
+WORKER_DIED = "^A worker died or was killed while executing a task by an unexpected system error"
+"""How a paragraph of Ray's begins; we say in a line that a worker was lost, and what becomes of it."""
+os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", WORKER_DIED)
+
+import ray  # noqa: E402  after its environment
 
 _made_here = False
 """Whether the connection is ours to end. Ray knows only one a process, which may have been there before us."""
@@ -33,7 +40,7 @@ def connect(given: str | None, workers: int) -> None:
         reason = problem.strerror if isinstance(problem, OSError) else None
         raise ConfigError(
             f"No Ray cluster at {address} lets us in: {reason or str(problem).splitlines()[0]}. Is it running, and "
-            "does RAY_AUTH_MODE here say what it said there?"
+            "are RAY_AUTH_MODE and the token here what they are there?"
         ) from None
     _made_here = True
 

@@ -14,11 +14,13 @@ from typing import Any
 
 import ray
 import torch
+from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError
 
+from dispfl.core.heap import keep_heap
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask
 from dispfl.engines.states import States
-from dispfl.errors import RunError
+from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER, GossipMethod, PeerState
 from dispfl.round import Outcome, Part, PeerData, Setting, senders_of, state_for
 from dispfl.runs.checkpoint import Checkpoints
@@ -26,6 +28,8 @@ from dispfl.simulated import Arrived, carry, decode, encode, heard_here, simulat
 
 STEPS_AT_ONCE = 2
 """One peer trains while the next one's messages are fetched."""
+LOST = RayActorError, NodeDiedError, OutOfMemoryError, ObjectLostError
+"""How Ray says that a worker is gone, or what it had answered."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,13 @@ class Worker:
     """Trains its peers one after another, on one thread, and answers other workers meanwhile."""
 
     def __init__(self, name: str, setting: Setting, folder: Path) -> None:
+        keep_heap()
         self._folder = folder
         self._setting = setting
         self._live = LiveModel(setting.module(), setting.device, setting.precision)
         self._codec = setting.codec(self._live.layout)
         self._states = States(setting, Checkpoints(folder, name))
+        self._rounds = 0
         self._parts: Mapping[str, Part] = {}
         self._others: Mapping[int, Any] = {}
         self._places: Mapping[str, int] = {}
@@ -56,22 +62,19 @@ class Worker:
     def adopt(self, data: Mapping[str, PeerData], rounds: int) -> None:
         """Take over these peers, as they are after so many rounds."""
         if not self._folder.is_dir():
-            raise RunError(
+            raise ConfigError(  # no `DamagedError`: nothing is wrong with the checkpoint
                 f"The machine {platform.node()} does not see {self._folder}. On a cluster the run directory (--out) "
                 "must be on a file system that all machines share."
             )
         self._setting = replace(self._setting, peers={**self._setting.peers, **data})
         self._states.recall(rounds, data)
+        self._rounds = rounds
 
     def give_away(self, peers: Collection[str]) -> None:
         """These peers are another worker's from now on."""
         left = {peer: data for peer, data in self._setting.peers.items() if peer not in peers}
         self._setting = replace(self._setting, peers=left)
         self._states.forget(peers)
-
-    def recall(self, rounds: int) -> None:
-        """Take up the states of this worker's peers after so many rounds."""
-        self._states.recall(rounds, self._setting.peers)
 
     def under_way(self, t: int) -> dict[str, Outcome]:
         """Take up the steps of round t that were finished before a stop."""
@@ -81,14 +84,17 @@ class Worker:
         """Who the other workers are, and where everyone is."""
         self._others, self._places = others, places
 
-    def prepare(self, parts: Sequence[Part]) -> None:
-        """These are the parts of the round; in one message, because they have much in common."""
+    def prepare(self, parts: Sequence[Part]) -> list[str]:
+        """These are the parts of the round, in one message, because they have much in common; whose are on the disk."""
         self._parts = {part.peer: part for part in parts}
         self._stop.clear()
+        return list(self.under_way(self._rounds))
 
-    def turn(self) -> None:
-        """The round is over."""
-        self._states.turn()
+    def turn(self, rounds: int) -> None:
+        """So many rounds are over, which a worker that was put in a lost one's place may know already."""
+        if self._rounds < rounds:
+            self._states.turn()
+            self._rounds = rounds
 
     def flush(self, t: int) -> None:
         """Write down the finished steps of round t that are not on the disk yet."""
@@ -112,7 +118,7 @@ class Worker:
         here = heard_here(setting, self._codec, part, now)
         try:
             from_elsewhere = self._ask_others(part, state, asked)
-        except ray.exceptions.RayActorError:
+        except LOST:
             return None
 
         def hear(sender: str, asked: PackedMask | None) -> Arrived:

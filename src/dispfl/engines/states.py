@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import replace
 
-from dispfl.errors import RunError
+from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round import Outcome, Part, Setting, Step, start
 from dispfl.runs.checkpoint import Checkpoints
@@ -29,7 +29,7 @@ class States:
         else:
             found = {peer: step.state for peer, step in self._on_disk().load(rounds, peers).items()}
             if missing := sorted(set(peers) - set(found)):
-                raise RunError(f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged.")
+                raise DamagedError(f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged.")
         self.now |= {peer: _settled(state) for peer, state in found.items() if peer != SERVER}
 
     def under_way(self, t: int, peers: Collection[str]) -> dict[str, Outcome]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
 from dispfl.costs.ledger import Carried
-from dispfl.errors import RunError
+from dispfl.errors import DamagedError
 from dispfl.methods.base import PeerState
 from dispfl.round import Step
 from dispfl.runs.files import plain_disk_errors, sync_folder, write_atomically
@@ -101,7 +101,7 @@ class Checkpoints:
         except FileNotFoundError:
             return sorted(folder.glob("part-*.safetensors"))
         except (OSError, KeyError, TypeError, ValueError) as problem:
-            raise RunError(f"The checkpoint {folder} is damaged ({problem}).") from problem
+            raise DamagedError(f"The checkpoint {folder} is damaged ({problem}).") from problem
 
     def _round(self, rounds: int) -> Path:
         return self.folder / f"round-{rounds:06d}"
@@ -136,7 +136,7 @@ def _decode(part: Path, peers: Collection[str] | None) -> dict[str, Step]:
             tensors = {name: file.get_tensor(name) for name in names if name.split("/")[0] in wanted}
         return {peer: _step(peer, entry, tensors) for peer, entry in wanted.items()}
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
-        raise RunError(f"The checkpoint {part} is damaged ({problem}).") from problem
+        raise DamagedError(f"The checkpoint {part} is damaged ({problem}).") from problem
 
 
 def _step(peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Step:

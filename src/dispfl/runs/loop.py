@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from dispfl.core.layout import Layout
 from dispfl.core.train import Report
 from dispfl.costs.flops import forward_cost
-from dispfl.errors import RunError
+from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round import Engine, Outcome, Setting, Step, play_round, start
 from dispfl.runs.checkpoint import Checkpoints
@@ -56,7 +56,7 @@ def recall(setting: Setting, engine: Engine, directory: RunDirectory) -> History
         try:
             engine.recall(rounds)
             saved = checkpoints.load(rounds, [SERVER])
-        except RunError as damage:
+        except DamagedError as damage:
             log.warning("%s Going back to an earlier round.", damage)
             checkpoints.discard(rounds)
             continue
@@ -71,7 +71,7 @@ def recall(setting: Setting, engine: Engine, directory: RunDirectory) -> History
 def _under_way(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str, Outcome]:
     try:
         return engine.under_way(t)
-    except RunError as damage:
+    except DamagedError as damage:
         log.warning("%s Doing that part of the round again.", damage)
         checkpoints.discard(t + 1)
         return {}
