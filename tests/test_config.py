@@ -18,7 +18,7 @@ from dispfl.data.partition import IID, Dirichlet, Pathological
 from dispfl.errors import ConfigError
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.local import Local
-from dispfl.topology import RandomRegular, Ring
+from dispfl.topology import Full, RandomRegular, Ring
 
 
 def refusal(*words: str, config: dict[str, Any] | None = None) -> str:
@@ -110,6 +110,13 @@ def test_a_typo_gets_the_nearest_key(word: str, sentence: str) -> None:
     assert refusal(word) == sentence
 
 
+def test_the_smallest_density_of_real_sites_is_told_apart_from_a_typo() -> None:
+    assert refusal("smallest_density=0.3") == (
+        "Unknown key smallest_density. It is an option for real sites, dispfl peer init --smallest-density; here "
+        "everyone's density is known: method.density=0.3,0.5."
+    )
+
+
 def test_a_typo_in_a_file_gets_the_nearest_key() -> None:
     assert refusal(config={"seeds": 1}) == "Unknown key seeds. Did you mean seed?"
     assert refusal(config={"train": {"l": 1}}) == "Unknown key train.l. Did you mean train.lr?"
@@ -171,10 +178,23 @@ def test_degree_has_to_be_below_the_number_of_peers() -> None:
     assert refusal("peers=4", "topology.degree=4") == (
         "topology.degree must be below the number of peers (4), got 4. Use at most 3, or more peers."
     )
-    assert refusal("peers=1") == (
-        "topology.degree must be below the number of peers (1), got 4. Use topology=full, or more peers."
+    assert refusal("peers=1", "topology.degree=1") == (
+        "topology.degree must be below the number of peers (1), got 1. Use topology=full, or more peers."
+    )
+    assert refusal("topology.degree=4", config={"peers": 2}) == (
+        "topology.degree must be below the number of peers (2), got 4. Use at most 1, or more peers."
     )
     assert compose({}, ["peers=4", "topology.degree=3"]).topology == RandomRegular(degree=3)
+
+
+def test_a_degree_that_nobody_stated_is_at_most_the_number_of_others() -> None:
+    assert compose({}, ["peers=4"]).topology == compose({"peers": 4}).topology == RandomRegular(degree=3)
+    assert compose({"peers": 2}, ["peers=5"]).topology == RandomRegular(degree=4)
+    assert compose({"topology": "ring"}, ["peers=6", "topology=random"]).topology == RandomRegular(degree=5)
+    assert compose({}, ["peers=3", "topology.drop=0.5"]).topology == RandomRegular(degree=2, drop=0.5)
+    assert compose({}, ["peers=1"]).topology == Full()
+    assert Experiment(peers=4).to_toml()["topology"]["degree"] == 3
+    assert compose({}, ["peers=16"]).topology == compose({}).topology == RandomRegular(degree=4)
 
 
 def test_more_densities_than_peers_are_refused() -> None:

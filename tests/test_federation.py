@@ -322,6 +322,11 @@ def test_without_a_topology_peers_hear_up_to_ten_others(pairs: list[Pair]) -> No
     assert busiest["paper_mb"] == pytest.approx(5 * kept / 1e6)
 
 
+def test_random_neighbours_of_no_stated_number_are_all_others_where_these_are_few(pairs: list[Pair]) -> None:
+    run = Federation(MyNet, pairs, topology=RandomRegular(drop=0.25), train=QUICK).run(rounds=1)
+    assert run.setting.topology == RandomRegular(degree=5, drop=0.25)
+
+
 def test_what_cannot_be_a_federation_is_refused_with_a_sentence(pairs: list[Pair]) -> None:
     inputs, labels = pairs[0][0]
     empty = (inputs[:0], labels[:0])
@@ -335,7 +340,11 @@ def test_what_cannot_be_a_federation_is_refused_with_a_sentence(pairs: list[Pair
             lambda: Federation(MyNet, [((inputs, labels[1:]), pairs[0][1])]),
         ),
         (ConfigError, r"peers\[1\] must be a pair", lambda: Federation(MyNet, [pairs[0], 3])),  # type: ignore[list-item]
-        (ConfigError, r"topology\.degree must be below", lambda: Federation(MyNet, pairs, topology=RandomRegular())),
+        (
+            ConfigError,
+            r"topology\.degree must be below",
+            lambda: Federation(MyNet, pairs, topology=RandomRegular(degree=6)),
+        ),
         (ConfigError, "lists 7 groups for 6 peers", lambda: Federation(MyNet, pairs, DisPFL(density=(0.5,) * 7))),
         (ConfigError, r"rounds must be .* at least 1, got 0", lambda: Federation(MyNet, pairs).run(rounds=0)),
         (ConfigError, r"eval_every must be .* at least 1, got 0", lambda: Federation(MyNet, pairs, eval_every=0)),

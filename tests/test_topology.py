@@ -148,6 +148,21 @@ def test_a_degree_that_the_peers_cannot_give_is_refused_with_the_fix(peers: int,
         RandomRegular(degree=degree).neighbours(0, 0, roster_names(peers))
 
 
+@pytest.mark.parametrize(("peers", "degree"), [(100, 10), (11, 10), (10, 9), (2, 1)])
+def test_a_degree_that_nobody_stated_gives_way_to_a_small_number_of_peers(peers: int, degree: int) -> None:
+    assert RandomRegular(drop=0.5).fitted(peers) == RandomRegular(degree=degree, drop=0.5)
+    assert RandomRegular.at_most(3).fitted(peers) == RandomRegular(degree=min(3, degree))
+
+
+def test_one_peer_alone_hears_nobody_and_keeps_what_was_said_of_being_offline() -> None:
+    assert RandomRegular(drop=0.5, offline="skip").fitted(1) == Full(drop=0.5, offline="skip")
+
+
+def test_a_stated_degree_stays_as_it_is() -> None:
+    assert RandomRegular(degree=10).fitted(4) == RandomRegular(degree=10)
+    assert Ring().fitted(1) == Ring()
+
+
 def dropping(name: str, drop: float) -> Topology:
     """A topology by name, degree 3 where it has one."""
     return RandomRegular(degree=3, drop=drop) if name == "random" else TOPOLOGIES[name](name=name, drop=drop)

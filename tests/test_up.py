@@ -21,7 +21,7 @@ from dispfl.launch import Launch
 from dispfl.peer.site import Site, Whereabouts
 from dispfl.peer.store import PeerStore, rounds_of
 from dispfl.roster import roster_names
-from dispfl.runs.directory import read_metrics, read_summary
+from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.loop import Progress
 from dispfl.up import SITES, Processes, gather_up, go_on, set_up, share_in
 
@@ -171,6 +171,28 @@ def test_after_ctrl_c_the_rest_is_run_by_resume_and_the_models_are_those_of_a_ru
     assert 30 <= lines <= 31  # at most one round was done again
 
 
+def test_when_dispfl_up_is_killed_its_peers_end_too_and_can_be_gone_on_with(tmp_path: Path) -> None:
+    out = tmp_path / "up"
+    killed = dispfl("up", "--peers", "3", *TINY, "rounds=300", "--out", out)
+    try:
+        until(lambda: len(rounds_of(out / SITES / "001/run")) >= 2 or killed.poll() is not None)
+    finally:
+        killed.kill()
+    said, _ = killed.communicate(timeout=PATIENCE)
+    assert killed.returncode == -signal.SIGKILL, said
+
+    def nobody_works_on_it() -> bool:
+        with contextlib.suppress(RunError):
+            go_on(out)
+            return True
+        return False
+
+    until(nobody_works_on_it)
+    for name in roster_names(3):
+        assert len(rounds_of(out / SITES / name / "run")) < 300
+        assert "the process that started this one is gone" in (out / SITES / name / "log.txt").read_text()
+
+
 def test_a_run_that_stopped_while_it_was_set_up_is_made_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,6 +214,13 @@ def test_a_run_that_stopped_while_it_was_set_up_is_made_complete(
     for name in roster_names(3):
         assert Site.open(out / SITES / name).members.roster(0) == roster_names(3)
     assert share_in(out, "001").terms == share_in(out, "002").terms
+
+
+def test_data_that_have_moved_are_looked_for_where_they_are_now(tmp_path: Path) -> None:
+    out = tmp_path / "up"
+    set_up(compose({}, [*TINY, "peers=2", "rounds=1"]), out)
+    go_on(out, compose(read_config(out), ["data.dir=/moved"]))
+    assert compose(read_config(out)).data.dir == "/moved"
 
 
 def test_a_simulated_run_is_not_gone_on_with_by_real_peers(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator
+from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
 
 from dispfl.core.live import Precision, resolve_device
 from dispfl.core.rng import stream
@@ -49,6 +49,12 @@ TABLES: dict[str, Choices] = {
 }
 """The settings of each table, by the table's `name` where there is a choice of them; "" stands for all other names."""
 
+ASIDE = {
+    "smallest_density": "It is an option for real sites, dispfl peer init --smallest-density; here everyone's density "
+    "is known: method.density=0.3,0.5."
+}
+"""Keys of other places, and where these are."""
+
 
 class Experiment(Settings):
     """A complete, runnable description of a simulated run."""
@@ -75,7 +81,7 @@ class Experiment(Settings):
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples=96)
     model: SerializeAsAny[Model] = Model()
     method: SerializeAsAny[Method] = DisPFL()
-    topology: SerializeAsAny[Topology] = RandomRegular(degree=4)
+    topology: SerializeAsAny[Topology] = RandomRegular.at_most(4)
     train: Train = Train(batch=32)
     wire: Wire = Wire()
 
@@ -84,6 +90,11 @@ class Experiment(Settings):
     def _choose(cls, value: Any, info: Any) -> Any:
         key = info.field_name
         return chosen(key, value, TABLES[key], cls.model_fields[key].default)
+
+    @field_validator("topology")
+    @classmethod
+    def _fit(cls, topology: Topology, info: ValidationInfo) -> Topology:
+        return topology.fitted(info.data["peers"]) if "peers" in info.data else topology
 
     @field_validator("engine")
     @classmethod
@@ -153,9 +164,14 @@ def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
         below, above = as_table(key, config[key]), as_table(key, said[key])
         if above.get("name") == "own" and "name" not in below:
             said[key] = {**below, **above}
-    values = _overlay(_overlay(Experiment().to_toml(), config), said)
+    peers = said.get("peers", config.get("peers", Experiment.model_fields["peers"].default))
+    stated = any("degree" in as_table("topology", source.get("topology", {})) for source in (config, said))
+    defaults = Experiment() if stated else Experiment(peers=peers)  # a default degree depends on how many there are
+    values = _overlay(_overlay(defaults.to_toml(), config), said)
     for key in values:
         if key not in Experiment.model_fields:
+            if key in ASIDE:
+                raise ConfigError(f"Unknown key {key}. {ASIDE[key]}")
             inside = [known for known in _all_keys() if known.endswith(f".{key}")]  # lr is train.lr
             raise ConfigError(f"Unknown key {key}. {did_you_mean(inside[0] if inside else key, _all_keys())}")
     return Experiment(**values)

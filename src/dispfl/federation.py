@@ -29,7 +29,7 @@ from dispfl.runs.directory import MADE_IN_PYTHON, RunDirectory, read_config
 from dispfl.runs.loop import History, Progress, begin, recall, run_rounds
 from dispfl.runs.reading import SavedStates
 from dispfl.runs.records import Record, last, summarize, weights_sha256
-from dispfl.topology import Full, RandomRegular, Topology
+from dispfl.topology import RandomRegular, Topology
 from dispfl.wire.codec import Wire
 
 
@@ -108,8 +108,7 @@ class Federation:
             raise ConfigError(f"`model` must be a function that returns a new module: give {name}, not {name}(...).")
         if not peers:
             raise ConfigError("A federation needs at least one peer; `peers` is empty.")
-        if topology is None:
-            topology = RandomRegular(degree=min(10, len(peers) - 1)) if len(peers) > 1 else Full()
+        topology = (topology or RandomRegular()).fitted(len(peers))
         topology.check(len(peers))
         device = resolve_device(device)
         check_engine(engine)

@@ -60,6 +60,7 @@ class Launch:
             elif not counts.equal(saved[1]):
                 name = asked.data.name
                 raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
+            write_what_changed(directory, asked)
         return cls(asked, asked.setting(pictures, split), directory)
 
     def run(self, progress: Progress, ray_address: str | None = None) -> Run:
@@ -74,6 +75,12 @@ def refuse_another_experiment(path: Path, asked: Experiment, fix: str = "Leave i
         if key not in ("data.dir", "threads", "engine"):
             why = " (the prune rate depends on it)" if key == "rounds" else ""
             raise RunError(f"{path} was run with {key}={was}, got {now}{why}. {fix}")
+
+
+def write_what_changed(directory: RunDirectory, asked: Experiment) -> None:
+    """Have a run's config say where its data lie and who does the work from now on."""
+    if differing_keys(compose(read_config(directory.path)), asked):
+        directory.write_config(asked.to_toml())
 
 
 @contextlib.contextmanager

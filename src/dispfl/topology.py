@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from math import isqrt
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -26,6 +26,10 @@ class Topology(Settings):
 
     def check(self, peers: int) -> None:
         """Refuse a number of peers that this topology cannot connect."""
+
+    def fitted(self, peers: int) -> "Topology":
+        """This topology for so many peers; defaults give way to a small number of them, what was stated does not."""
+        return self
 
     @abstractmethod
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
@@ -106,7 +110,19 @@ class RandomRegular(Topology):
 
     name: Literal["random"] = "random"
     degree: int = Field(default=10, ge=1)
-    """How many neighbours a peer hears in a round."""
+    """How many neighbours a peer hears in a round; unless it is stated, at most all others."""
+
+    @classmethod
+    def at_most(cls, degree: int) -> Self:
+        """A default of so many neighbours, which nobody has stated: it gives way to a small number of peers."""
+        return cls.model_construct(_fields_set=set(), degree=degree)
+
+    def fitted(self, peers: int) -> Topology:
+        if self.degree < peers or "degree" in self.model_fields_set:
+            return self
+        if peers == 1:  # who hears nobody
+            return Full(drop=self.drop, offline=self.offline)
+        return self.model_copy(update={"degree": peers - 1})
 
     def check(self, peers: int) -> None:
         if self.degree >= peers:

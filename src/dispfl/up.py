@@ -14,6 +14,8 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,9 +26,10 @@ from dispfl.core.train import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.data.datasets import load
 from dispfl.errors import ConfigError, RunError
+from dispfl.launch import write_what_changed
 from dispfl.methods.base import GossipMethod
 from dispfl.methods.registry import METHODS
-from dispfl.peer.log import teller
+from dispfl.peer.log import Tell, teller
 from dispfl.peer.pace import Pace
 from dispfl.peer.pacing import Pacing
 from dispfl.peer.running import take_part
@@ -63,17 +66,18 @@ def set_up(experiment: Experiment, out: Path) -> None:
         _settle(out, roster_names(experiment.peers))
 
 
-def go_on(out: Path) -> None:
+def go_on(out: Path, asked: Experiment | None = None) -> None:
     """Make a run ready to be gone on with, wherever it stopped: each peer from its own checkpoint.
 
     Some may be a round ahead of others. They go back to the round of the slowest where they still have it, so that
-    everyone hears whom it would have heard without the stop, and the models are the same, bit for bit.
+    everyone hears whom it would have heard without the stop, and the models are the same, bit for bit. What is asked
+    for is that very experiment, whose data may lie elsewhere by now.
     """
-    experiment = compose(read_config(out))
+    experiment = asked or compose(read_config(out))
     if not (out / SITES).exists() and (out / "checkpoints").exists():
         raise RunError(f"{out} was not run by `dispfl up`. Go on with it: dispfl run --resume {out}")
     with contextlib.ExitStack() as held:  # nobody else works on it meanwhile
-        held.enter_context(contextlib.closing(RunDirectory.open(out)))
+        directory = held.enter_context(contextlib.closing(RunDirectory.open(out)))
         if read_split(out) is None:  # stopped before it was written
             data = load(experiment.data)
             split = experiment.split(data)
@@ -84,6 +88,7 @@ def go_on(out: Path) -> None:
         done = [last[0] if (last := store.last()) else 0 for store in stores]
         for store in stores:
             store.go_back_to(min(done) if len(done) == len(names) else 0)
+        write_what_changed(directory, experiment)
         _settle(out, names)
 
 
@@ -149,12 +154,13 @@ class Processes:
         self.running: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self, name: str) -> None:
-        """Start a peer, or start it again; its log goes to its site's folder."""
+        """Start a peer, or start it again; its log goes to its site's folder. It ends when this process does."""
+        self._let_go(name)
         with (self.out / SITES / name / LOG).open("ab") as log:
             command = [sys.executable, "-m", "dispfl.up", str(self.out), name, *([TOGETHER] if self.together else [])]
             environment = os.environ | {"OMP_NUM_THREADS": "1"}
             self.running[name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, start_new_session=True
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True
             )
 
     def ended(self) -> dict[str, int]:
@@ -166,12 +172,18 @@ class Processes:
         for process in self.running.values():
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-        for process in self.running.values():
+        for name, process in self.running.items():
             try:
                 process.wait(FAREWELL)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+            self._let_go(name)
+
+    def _let_go(self, name: str) -> None:
+        """Close our end of the pipe that tells a peer's process that we live; one that still runs ends then."""
+        if name in self.running and (pipe := self.running[name].stdin) is not None:
+            pipe.close()
 
 
 def gather_up(out: Path) -> None:
@@ -234,13 +246,32 @@ class PatientAtFirst(Pace):
         self.floor, self.ceiling = self._usual.floor, self._usual.ceiling
 
 
+def end_with_the_starter(tell: Tell) -> None:
+    """End this process as politely as SIGTERM does once nobody holds the other end of its standard input.
+
+    That is so when the process that started it was killed: it could not say good-bye, but the system closes its files.
+    """
+
+    def wait() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock a thread must not hold when the interpreter ends
+            pass
+        tell("stopping", {"why": "the process that started this one is gone"})
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(FAREWELL)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def main(out: str, name: str, *words: str) -> None:
     """One peer's process."""
+    tell = teller(name)
+    end_with_the_starter(tell)
     site = Site.open(Path(out) / SITES / name)
     plan = site.plan()
     pace = PatientAtFirst(plan.pace) if TOGETHER in words else plan.pace.begin()
     with contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(take_part(site, share_in(Path(out), name), pace, teller(name), plan.limits))
+        asyncio.run(take_part(site, share_in(Path(out), name), pace, tell, plan.limits))
 
 
 if __name__ == "__main__":

@@ -80,6 +80,24 @@ def test_demos_and_the_papers_numbers_fit_eighty_columns(tmp_path: Path, changes
     assert not any("…" in line for line in lines)
 
 
+def test_runs_of_one_method_are_told_apart_by_the_names_of_their_directories(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / name) for name in ("dispfl-fashion-sample", "dispfl-fashion-sample-2", "[red]dense")]
+    wide = [line.split() for line in table_of(printed(*runs, width=120))]
+    assert [row[-1] for row in wide[1:2] + wide[3:]] == ["run", *(path.name for path in runs)]
+    assert "0.41, 0.50" in " ".join(wide[3])
+    narrow = table_of(printed(*runs))
+    assert max(map(len, narrow)) <= 80
+    assert not any("…" in line for line in narrow)
+    right = [line[64:].strip() for line in narrow]
+    assert "".join(right).endswith("".join(path.name for path in runs)), narrow
+
+
+def test_one_run_and_runs_that_are_called_as_their_methods_need_no_names(tmp_path: Path) -> None:
+    one, other = a_run(tmp_path / "a"), a_run(tmp_path / "b" / "local", method="local")
+    for runs in ([one], [other, a_run(tmp_path / "b" / "dispfl")]):
+        assert table_of(printed(*runs, width=120))[1].split()[-1] == "s"
+
+
 def test_a_long_path_is_neither_cut_nor_wrapped(tmp_path: Path) -> None:
     path = a_run(tmp_path / ("long" * 40))
     assert printed(path)[-1] == f"Run directory: {path}"

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from program import Dispfl, Said
 
@@ -211,6 +212,14 @@ def test_resuming_with_the_same_settings_and_another_thread_count_goes_on(
     assert weights(stopped) == weights(finished)
 
 
+def test_after_a_resume_under_another_engine_the_config_says_who_did_the_work(dispfl: Dispfl, stopped: Path) -> None:
+    pytest.importorskip("ray")
+    config = tomllib.loads((stopped / "config.toml").read_text())
+    (stopped / "config.toml").write_text(tomli_w.dumps({**config, "engine": "ray", "threads": 7}))
+    assert dispfl("run", "--resume", stopped, "engine=inprocess", "threads=1").code == 0
+    assert tomllib.loads((stopped / "config.toml").read_text()) == {**config, "engine": "inprocess", "threads": 1}
+
+
 def test_resuming_a_finished_run_says_so_shows_the_result_and_changes_nothing(dispfl: Dispfl, finished: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in finished.rglob("*") if path.is_file()}
     said = dispfl("run", "--resume", finished)
@@ -297,5 +306,7 @@ def test_data_may_move_between_stop_and_resume_but_must_be_the_same(dispfl: Disp
     said = dispfl("run", "--resume", path)
     assert said.code == 1
     assert said.err.startswith("dispfl: The files of mnist were not found: ")
+    assert tomllib.loads((path / "config.toml").read_text())["data"]["dir"] == str(old)
     assert dispfl("run", "--resume", path, "--data-dir", moved).code == 0
+    assert tomllib.loads((path / "config.toml").read_text())["data"]["dir"] == str(moved)
     assert weights(path) == expected

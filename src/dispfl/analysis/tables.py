@@ -7,8 +7,13 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from dispfl.runs.directory import MADE_IN_PYTHON, read_config, read_metrics, read_summary
+
+WORST_AND_BEST, RUN = "worst,\nbest peer", "run"
+WIDE = 100
+"""Columns from which on a table of several runs has room for everything."""
 
 
 def overview(path: Path) -> dict[str, Any]:
@@ -40,35 +45,46 @@ def short(number: float, digits: int) -> str:
     return f"{number:.{digits}f}" if number < 1000 else f"{number:.0f}"
 
 
+def _row(summary: dict[str, Any], name: str) -> dict[str, str]:
+    """A run's cells, by their headings; `name` is its directory's."""
+    accuracy, busiest = summary["accuracy"], summary["busiest"]
+    known = [value for value in accuracy["per_peer"] if value is not None] if accuracy else []
+    return {
+        "method": summary["method"],
+        "rounds": str(summary["rounds"]),
+        "accuracy\nover peers": f"{accuracy['mean']:.3f} ± {accuracy['std']:.3f}" if accuracy else "–",
+        WORST_AND_BEST: f"{min(known):.2f}, {max(known):.2f}" if known else "–",
+        "busiest\nMB/round": short(busiest["paper_mb_per_round"], 2),
+        "on wire\nMB/round": short(busiest["wire_mb_per_round"], 2),
+        "GFLOPs/\npeer": short(summary["flops_per_peer_round"] / 1e9, 2),
+        "time\ns": short(summary["seconds"], 1),
+        RUN: name,
+    }
+
+
+def _table(rows: Sequence[dict[str, str]], width: int) -> Table:
+    """A table of runs, which names their directories where the methods do not tell them apart."""
+    hidden = set()
+    if len(rows) == 1 or all(row["method"] == row[RUN] for row in rows):
+        hidden = {RUN}
+    elif width < WIDE:
+        hidden = {WORST_AND_BEST}
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # 80 columns
+    headings = [heading for heading in rows[0] if heading not in hidden]
+    for heading in headings:
+        right = heading not in ("method", RUN)
+        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != RUN, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(row[heading]) for heading in headings))  # as plain text: a folder may be called [red]
+    return table
+
+
 def print_results(paths: Sequence[Path], console: Console) -> None:
     """One row a run: accuracy, the busiest node's megabytes, FLOPs, seconds."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # 80 columns
-    table.add_column("method", no_wrap=True)
-    for heading in (
-        "rounds",
-        "accuracy\nover peers",
-        "worst,\nbest peer",
-        "busiest\nMB/round",
-        "on wire\nMB/round",
-        "GFLOPs/\npeer",
-        "time\ns",
-    ):
-        table.add_column(heading, justify="right", no_wrap=True)
-    notes = []
+    rows, notes = [], []
     for path in paths:
         summary = overview(path)
-        accuracy = summary["accuracy"]
-        known = [value for value in accuracy["per_peer"] if value is not None] if accuracy else []
-        table.add_row(
-            summary["method"],
-            str(summary["rounds"]),
-            f"{accuracy['mean']:.3f} ± {accuracy['std']:.3f}" if accuracy else "–",
-            f"{min(known):.2f}, {max(known):.2f}" if known else "–",
-            short(summary["busiest"]["paper_mb_per_round"], 2),
-            short(summary["busiest"]["wire_mb_per_round"], 2),
-            short(summary["flops_per_peer_round"] / 1e9, 2),
-            short(summary["seconds"], 1),
-        )
+        rows.append(_row(summary, path.resolve().name))
         notes.append(
             f"{summary['method']}: {summary['unfinished']}" if "unfinished" in summary else f"Run directory: {path}"
         )
@@ -76,7 +92,7 @@ def print_results(paths: Sequence[Path], console: Console) -> None:
             notes.append(f"  density {group['density']:g}: accuracy {group['mean']:.3f}, {group['peers']} peers")
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; metrics.jsonl says which peers and why.")
-    console.print("", table, "", sep="\n")
+    console.print("", _table(rows, console.width), "", sep="\n")
     legend = "accuracy: mean ± std over peers on own test data; FLOPs are counted, not saved"
     console.print(legend, style="dim", soft_wrap=True, highlight=False)
     for note in notes:

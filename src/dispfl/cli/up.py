@@ -1,7 +1,7 @@
 """`dispfl up`: real peers on this machine, to see how it works."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from dispfl.config import Experiment
     from dispfl.up import Processes
 
 DEFAULT_PEERS = 8
 EVERY = 0.5
 """Seconds between two looks at the peers."""
+HEADINGS = ("peer", "round", "accuracy", "MB\nin", "MB\nout", "TLS\n%", "heard", "missed", "refused", "state")
+"""Of the live table. As wide as what stands below them, for all to fit into 80 columns."""
 
 
 def up(
@@ -26,7 +29,7 @@ def up(
         list[str] | None,
         typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then settings that win over it."),
     ] = None,
-    peers: Annotated[int | None, typer.Option(min=1, help="How many processes; 8 without a word.")] = None,
+    peers: Annotated[int | None, typer.Option(help="How many processes; 8 without a word.")] = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; by default a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are.")] = None,
@@ -49,10 +52,12 @@ def up(
     from dispfl.up import Processes, gather_up, go_on, set_up
 
     words, console = list(words or []), Console()
-    said = [*data_dir_words(data_dir), *([f"peers={peers}"] if peers else []), "threads=1"]
+    said = [*_peers_words(peers, words), *data_dir_words(data_dir)]
     if resume is None:
         config = read_toml(Path(words.pop(0))) if words and "=" not in words[0] else {}
-        experiment = compose({"peers": DEFAULT_PEERS, **config}, [*words, *said])
+        # A run's own file says how many threads trained its peers; that is no wish for here, but a word is.
+        experiment = compose({"peers": DEFAULT_PEERS, **config, "threads": 1}, [*words, *said])
+        _refuse_what_only_a_simulation_heeds(experiment)
         path = out or first_free(Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}")
         set_up(experiment, path)
     else:
@@ -60,15 +65,36 @@ def up(
         if out is not None:
             raise ConfigError("--resume goes on in the run's own directory; leave --out away.")
         experiment = compose(read_config(path), [*words, *said])
+        _refuse_what_only_a_simulation_heeds(experiment)
         refuse_another_experiment(path, experiment)
         if read_summary(path) is not None:
             _say(console, f"{path} is finished already.")
             show(path, console)
             return
-        go_on(path)
+        go_on(path, experiment)
     watch(Processes(path, roster_names(experiment.peers), together=resume is not None), experiment.rounds, console)
     gather_up(path)
     show(path, console)
+
+
+def _peers_words(peers: int | None, words: Sequence[str]) -> list[str]:
+    """`--peers` as a setting, unless a word sets something else."""
+    if peers is None:
+        return []
+    for key, _, value in (word.partition("=") for word in words):
+        if key.strip() == "peers" and value.strip() != str(peers):
+            raise ConfigError(f"peers is {value.strip()} and --peers says {peers}: say it once.")
+    return [f"peers={peers}"]
+
+
+def _refuse_what_only_a_simulation_heeds(experiment: "Experiment") -> None:
+    """Here each peer is a process, which trains its own model on one thread, and the system shares out the cores."""
+    for key, heeded in (("engine", "inprocess"), ("together", 1), ("threads", 1)):
+        if (got := getattr(experiment, key)) != heeded:
+            raise ConfigError(
+                f"{key} is {got}, which is for simulated runs: here every peer is a process of one thread. "
+                f"Use {key}={heeded}, or dispfl run."
+            )
 
 
 def show(path: Path, console: "Console") -> None:
@@ -131,9 +157,11 @@ def table(processes: "Processes", rounds: int) -> "Table":
     from rich import box
     from rich.table import Table
 
-    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("peer", "round", "accuracy", "MB in", "MB out", "TLS+HTTP", "heard", "missed", "refused", "state"):
-        shown.add_column(heading, justify="left" if heading in ("peer", "state") else "right")
+    from dispfl.analysis.tables import short
+
+    shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
+    for heading in HEADINGS:
+        shown.add_column(heading, justify="left" if heading in ("peer", "state") else "right", no_wrap=True)
     ended = processes.ended()
     status = {name: _status(processes.out / "sites" / name / "run" / "status.json") for name in processes.names}
     carried = messages(status)
@@ -147,13 +175,13 @@ def table(processes: "Processes", rounds: int) -> "Table":
             name,
             f"{min(found.get('round', 0), rounds)}/{rounds}",
             "–" if score is None else f"{score:.3f}",
-            f"{into / 1e6:.2f}",
-            f"{out / 1e6:.2f}",
-            f"{100 * (sockets / (into + out) - 1):+.1f} %" if into + out else "–",
+            short(into / 1e6, 2),
+            short(out / 1e6, 2),
+            f"{100 * (sockets / (into + out) - 1):.1f}" if sockets and into + out else "–",
             str(sum(peer["answered"] for peer in known)),
             str(sum(peer["missed"] for peer in known)),
             str(sum(sum(reasons.values()) for reasons in found.get("refused", {}).values())),
-            state,
+            "serving" if state == "serving others" else state,
         )
     return shown
 

@@ -45,7 +45,7 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
         try:
-            write_atomically(path / "config.toml", tomli_w.dumps(dict(config)).encode())
+            directory.write_config(config)
         except RunError:
             directory.close()
             raise
@@ -71,6 +71,10 @@ class RunDirectory:
     def close(self) -> None:
         """Let others have it."""
         self._lock.close()
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        """Write how it is run."""
+        write_atomically(self.path / "config.toml", tomli_w.dumps(dict(config)).encode())
 
     def append(self, record: Record) -> None:
         """Add a line to the metrics."""

@@ -68,11 +68,14 @@ def test_relative_paths_are_of_data_dir_or_the_sites_folder_or_the_working_direc
         load_own(OwnData(path=name))
     missing = tmp_path.parent / name
     assert str(caught.value) == (
-        f"data.path is {name}, but {missing} does not exist; data.dir names another folder to look in."
+        f"data.path is {missing}, which does not exist; data.dir names another folder to look in."
     )
+    with pytest.raises(DataError) as caught:
+        load_own(OwnData(path=str(missing)))
+    assert str(caught.value) == f"data.path is {missing}, which does not exist."
     monkeypatch.chdir(tmp_path)
     assert load_own(OwnData(path=name)).shape == (3,)
-    with pytest.raises(DataError, match=r"^data\.test_path is none\.csv, but "):
+    with pytest.raises(DataError, match=r"^data\.test_path is .*none\.csv, which does not exist; data\.dir names"):
         load_own(OwnData(path=name, test_path="none.csv"))
 
 

@@ -58,7 +58,8 @@ def _read(settings: OwnData, home: Path, name: str, like: Part | None, progress:
     path = home / Path(name).expanduser()
     key = "data.path" if like is None else "data.test_path"
     if not path.exists():
-        raise DataError(f"{key} is {name}, but {path} does not exist; data.dir names another folder to look in.")
+        elsewhere = "" if Path(name).expanduser().is_absolute() else "; data.dir names another folder to look in"
+        raise DataError(f"{key} is {path}, which does not exist{elsewhere}.")
     try:
         if path.is_dir():
             settings.refuse(["label"], f"{path} is a folder, whose sub-folders are the labels")
