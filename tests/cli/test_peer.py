@@ -1,5 +1,6 @@
 """`dispfl peer`, as people type it at two sites."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -19,6 +20,8 @@ from dispfl.peer.identity import Identity
 from dispfl.peer.invite import InviteError
 from dispfl.peer.records import Record
 from dispfl.peer.site import Site
+from dispfl.runs.directory import RunDirectory
+from dispfl.up import free_ports
 
 
 def peer(*words: str | Path, typed: str | None = None) -> str:
@@ -68,6 +71,36 @@ def test_an_invite_is_one_line_that_may_be_pasted_in_pieces_or_piped(alice: Path
     assert "Accepted bob" in peer("accept", alice, "-", typed=invite)
 
 
+def test_an_invite_may_be_a_file(alice: Path, bob: Path, tmp_path: Path) -> None:
+    (tmp_path / "bob.invite").write_text(peer("invite", bob))
+    assert "Accepted bob" in peer("accept", alice, tmp_path / "bob.invite")
+    with pytest.raises(InviteError, match=r"An invite begins with dispfl1-, got 'nowhere\.invi'"):
+        peer("accept", alice, "nowhere.invite")
+
+
+def test_an_invite_from_before_a_rotation_needs_nothing_done(alice: Path, bob: Path) -> None:
+    old = peer("invite", bob)
+    peer("accept", alice, old)
+    peer("rotate", bob)
+    peer("accept", alice, peer("invite", bob))
+    with pytest.raises(InviteError, match="bob is accepted already, and has changed its key since") as caught:
+        peer("accept", alice, old)
+    assert "revoke" not in str(caught.value)
+
+
+def test_a_site_without_members_does_not_train_alone_unless_told_to(tmp_path: Path) -> None:
+    (tmp_path / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
+    data = ("model=mlp", f"data.path={tmp_path / 'table.csv'}", "data.label=y", "rounds=1")
+    peer("init", tmp_path / "alice", "--name", "alice", "--listen", f"127.0.0.1:{free_ports(1)[0]}", *data)
+    with pytest.raises(
+        RunError, match=r"Nobody is accepted yet, so alice would train alone: exchange .*, or say --alone"
+    ):
+        peer("run", tmp_path / "alice")
+    assert not (tmp_path / "alice" / "run").exists()
+    peer("run", tmp_path / "alice", "--alone")
+    assert status(tmp_path / "alice")["node"]["state"] == "finished"
+
+
 def test_settings_come_from_a_file_under_words(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
     config.write_text('rounds = 7\nsmallest_density = 0.1\n[method]\nname = "dispfl"\ndensity = 0.4\n')
@@ -83,6 +116,12 @@ def test_how_long_a_site_waits_is_set_in_a_file_and_by_words(tmp_path: Path) -> 
     peer("init", tmp_path / "alice", "--name", "alice", "--listen", "a:1", "-c", config, "pace.factor=4", "rounds=3")
     plan = Site.open(tmp_path / "alice").plan()
     assert (plan.pace.floor, plan.pace.factor, plan.limits.stall, plan.rounds) == (60, 4, 5, 3)
+
+
+def test_a_site_trains_on_one_thread_unless_told_otherwise(tmp_path: Path) -> None:
+    for name, words in {"alice": [], "bob": ["threads=3"]}.items():
+        peer("init", tmp_path / name, "--name", name, "--listen", "a:1", *words)
+    assert [Site.open(tmp_path / name).plan().threads for name in ("alice", "bob")] == [1, 3]
 
 
 def test_data_named_from_here_are_found_from_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +146,7 @@ def test_a_sparse_graph_may_be_planned_before_anyone_is_there(tmp_path: Path) ->
         (["method.densty=0.3"], r"Unknown key method\.densty\. Did you mean method\.density\?"),
         (["--smallest-density", "0.9"], r"method\.density is 0\.5, below smallest_density \(0\.9\)"),
         (["pace.floor=0"], r"pace\.floor must be above 0, got 0"),
+        (["pace=3"], r"pace is a table, got 'pace=3'\. Say which of its settings is meant: pace\.KEY=VALUE"),
         (["pace.floor=soon"], r"pace\.floor must be a number, got 'soon'"),
         (["limits.flor=1"], r"Unknown key limits\.flor"),
         (["-c", "nowhere.toml"], r"nowhere\.toml does not exist"),
@@ -159,8 +199,8 @@ def status(folder: Path) -> dict[str, Any]:
 def test_the_status_of_a_new_site_says_what_is_missing(alice: Path) -> None:
     said = peer("status", alice)
     assert said.startswith("alice of the federation hospitals, reached at 127.0.0.1:7600\n")
-    assert "The node has not run yet" in said
-    assert "Nobody is accepted yet" in said
+    assert f"The node has not run yet: dispfl peer run {alice}\n" in said
+    assert f"Nobody is accepted yet: dispfl peer accept {alice} INVITE\n" in said
 
 
 def test_the_status_shows_members_and_those_that_are_merely_known(alice: Path, bob: Path) -> None:
@@ -188,17 +228,30 @@ def test_the_status_shows_what_the_node_wrote(alice: Path, bob: Path) -> None:
         "state": "asking",
         "updated": now - 7200,
         "deadline_seconds": 30.0,
-        "peers": {"bob": {**heard, "answered": 4, "missed": 1}},
+        "peers": {"bob": {**heard, "answered": 4, "missed": 1}, "carol": {"round": -1}},
         "refused": {"unknown": {"not-a-member": 3}, "bob": {"stale": 2}},
     }
     (alice / "run").mkdir()
     (alice / "run" / "status.json").write_text(json.dumps(node))
-    assert status(alice)["node"] == node
-    lines = [" ".join(line.split()) for line in peer("status", alice).splitlines()]
+    with contextlib.closing(RunDirectory(alice / "run")):  # its lock is held as long as the node runs
+        assert (status(alice)["node"], status(alice)["running"]) == (node, True)
+        lines = [" ".join(line.split()) for line in peer("status", alice).splitlines()]
     assert "Round 5 of 16, asking; others have 30 s to answer. Written 2 hours ago." in lines
     assert "bob 5 10 min ago 1.23 MB 0.00 MB 4 1" in lines
+    assert "carol - - 0.00 MB 0.00 MB 0 0" in lines
     assert "bob stale 2" in lines
     assert "unknown not-a-member 3" in lines
+
+
+@pytest.mark.parametrize(("state", "shown"), [("learning", "not running"), ("stopped", "stopped")])
+def test_the_status_of_a_node_whose_process_is_gone_says_so(alice: Path, state: str, shown: str) -> None:
+    """However it ended, and however lately: nobody holds the lock."""
+    (alice / "run").mkdir()
+    (alice / "run" / ".lock").touch()
+    node = {"round": 5, "rounds": 16, "state": state, "updated": time.time(), "deadline_seconds": 30.0}
+    (alice / "run" / "status.json").write_text(json.dumps(node))
+    said = peer("status", alice)
+    assert f"Round 5 of 16, {shown}. Written 0 s ago. To go on: dispfl peer run {alice}\n" in said
 
 
 def test_looking_after_a_site_does_not_load_torch(alice: Path) -> None:

@@ -11,6 +11,8 @@ from simulated_world import LAYOUT, LIMIT, ROUNDS, World, good_weather
 from dispfl.core.packed import PackedModel
 from dispfl.errors import RunError
 from dispfl.peer.memory import MemoryTransport
+from dispfl.peer.node import Node
+from dispfl.peer.terms import digest_of
 from dispfl.peer.transport import JSON, Ask, Handler, Refused, Reply
 from dispfl.peer.virtual_time import run
 
@@ -102,6 +104,31 @@ def test_while_sites_are_being_started_nobody_runs_ahead_of_those_who_wait_for_t
     assert not any(missed for store in world.stores.values() for missed in store.missed.values())
 
 
+def told_of(world: World, teller: str, peer: str) -> list[str]:
+    """What one's log says of another."""
+    return [event for _, name, event, facts in world.trace if name == teller and f"'peer': '{peer}'" in facts]
+
+
+def test_one_that_never_comes_and_one_that_dies_and_returns_are_told_of_once_each() -> None:
+    world = World(12, good_weather, peers=4)
+
+    async def story() -> None:
+        living = await everyone(world, "003")
+        while (world.stores["002"].last or (0, None))[0] < 2:
+            await asyncio.sleep(0.5)
+        living["002"].cancel()
+        await asyncio.wait([living["002"]])
+        await asyncio.sleep(40)
+        living["002"] = asyncio.create_task(world.live("002"))
+        await asyncio.gather(*living.values())
+
+    run(story(), LIMIT)
+    for name in ("000", "001"):
+        assert told_of(world, name, "003") == ["waiting", "gone"]
+        assert [event for event in told_of(world, name, "002") if event in ("gone", "back")] == ["gone", "back"]
+        assert all("003" in missed for missed in world.stores[name].missed.values())
+
+
 def test_two_halves_go_on_alone_and_exchange_again_after_the_partition() -> None:
     world = World(5, good_weather, peers=8, rounds=20)
     left, right = set(world.names[:4]), set(world.names[4:])
@@ -166,6 +193,25 @@ def test_a_new_peer_joins_late_and_starts_from_its_neighbours_average_under_its_
     assert world.stores["015"].last is not None
     heard_by_others = [t for name, store in world.stores.items() for t, heard in store.heard.items() if "015" in heard]
     assert min(heard_by_others) > min(given)  # it is heard once it has a model
+
+
+def test_one_that_comes_in_the_last_round_is_told_that_it_is_too_late() -> None:
+    world = World(6, good_weather, peers=6)
+    world.members.joins["005"] = ROUNDS
+    world.members.newcomers.append("005")
+
+    async def story() -> None:
+        living = await everyone(world, "005")
+        async with asyncio.timeout(600):
+            while min((world.stores[name].last or (0, None))[0] for name in living) < ROUNDS - 1:
+                await asyncio.sleep(0.05)
+        with pytest.raises(RunError, match=r"in its last round \(20 of 20\); 005 comes too late to join it"):
+            await world.live("005")
+        await asyncio.gather(*living.values())
+
+    run(story(), LIMIT)
+    assert world.members.joins["005"] == ROUNDS  # it was not announced
+    assert sorted(world.finished) == world.names[:5]
 
 
 class Mallory:
@@ -269,7 +315,7 @@ def test_one_whom_all_who_are_there_refuse_because_of_its_terms_stops_with_their
         stranger.here.terms = {**stranger.here.terms, "rounds": "21"}
         try:
             with pytest.raises(
-                RunError, match=r"Nobody who is there lets us take part\. .*rounds is 20 here and 21 there"
+                RunError, match=r"Nobody who is there lets us take part\. .*rounds is 20 at 000 and 21 at 002"
             ):
                 await stranger.run(0, world.start["002"])
         finally:
@@ -278,3 +324,53 @@ def test_one_whom_all_who_are_there_refuse_because_of_its_terms_stops_with_their
 
     run(story(), LIMIT)
     assert sorted(world.finished) == ["000", "001"]
+    first = next(at for at, name, event, _ in world.trace if (name, event) == ("000", "round"))
+    assert first < 15  # who has been refused, and has stopped, is not waited for until 120 s have passed
+
+
+def of_other_terms(world: World, name: str) -> Node:
+    """A peer whose site was made for one round more."""
+    node = world.node(name)
+    node.here.terms = {**node.here.terms, "rounds": "21"}
+    node.here.digest = digest_of(node.here.terms)
+    return node
+
+
+def test_a_wrong_site_that_is_started_first_stops_itself_and_keeps_nobody_waiting() -> None:
+    world = World(11, good_weather, peers=3)
+
+    async def story() -> None:
+        wrong = of_other_terms(world, "002")
+        stopping = asyncio.create_task(wrong.run(0, world.start["002"]))
+        await asyncio.sleep(1.0)
+        right = [asyncio.create_task(world.live("000"))]
+        await asyncio.sleep(30.0)
+        right.append(asyncio.create_task(world.live("001")))
+        with pytest.raises(RunError, match="Nobody who is there lets us take part"):
+            await stopping
+        await wrong.asks.transport.close()
+        await asyncio.gather(*right)
+
+    run(story(), LIMIT)
+    assert world.stores["000"].heard == {t: ["001"] for t in range(ROUNDS)}
+    first = next(at for at, name, event, _ in world.trace if (name, event) == ("000", "round"))
+    assert first < 31 + 2 + 3 + 4  # a pause, learning and a glance after the last one started, and not at 120 s
+    for name in ("000", "001"):
+        assert told_of(world, name, "002").count("disagrees") == 1
+
+
+def test_who_meets_only_a_wrong_site_waits_for_the_others_as_long_as_sites_are_started() -> None:
+    world = World(11, good_weather, peers=3)
+
+    async def story() -> float:
+        wrong = of_other_terms(world, "002")
+        waiting = asyncio.create_task(wrong.run(0, world.start["002"]))
+        await asyncio.sleep(1.0)
+        with pytest.raises(RunError, match=r"lets us take part.*rounds is 2\d at 00\d and 2\d at 00\d"):
+            await world.live("000")
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await wrong.asks.transport.close()
+        return asyncio.get_running_loop().time()
+
+    assert run(story(), LIMIT) > 120

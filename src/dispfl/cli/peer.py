@@ -1,5 +1,6 @@
 """`dispfl peer`: a site of a real federation. It is made, introduced to others, run and looked after."""
 
+import contextlib
 import sys
 import tomllib
 from pathlib import Path
@@ -14,7 +15,7 @@ app = typer.Typer(help="Make, introduce, run and watch one site of a real federa
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 
-SIMULATED = ("peers", "partition", "threads", "engine")
+SIMULATED = ("peers", "partition", "engine")
 """What an experiment has and a site has not."""
 LOCAL = ("limits", "pace")
 """Tables that a site has and an experiment has not."""
@@ -63,12 +64,15 @@ def _plan(config: Path | None, words: list[str], smallest_density: float | None)
 
     said = read_toml(config) if config else {}
     local, words = _of_this_site_alone(said, words)
-    for key in (*said, *(word.partition("=")[0].partition(".")[0] for word in words)):
-        if key in SIMULATED:
+    keys = {*said, *(word.partition("=")[0].partition(".")[0].strip() for word in words)}
+    for key in SIMULATED:
+        if key in keys:
             raise ConfigError(f"{key} is for simulated runs: a site is one peer with its own data. Leave it away.")
     least = smallest_density if smallest_density is not None else said.pop("smallest_density", None)
     composed = compose({"topology": "full", **said, "peers": _ANY_NUMBER}, words).to_toml()
     tables = {key: value for key, value in composed.items() if key in Plan.model_fields}
+    if "threads" not in keys:  # a simulation takes the whole machine, a site one core
+        tables.pop("threads")
     for key in {"path", "test_path", "dir"} & tables["data"].keys():  # typed from here, read from anywhere
         tables["data"][key] = str(Path(tables["data"][key]).expanduser().absolute())
     return Plan(**tables, **local, smallest_density=least).to_toml()
@@ -84,6 +88,10 @@ def _of_this_site_alone(said: dict[str, Any], words: list[str]) -> tuple[dict[st
         if table not in LOCAL:
             others.append(word)
             continue
+        if not field:
+            raise ConfigError(
+                f"{table} is a table, got {word!r}. Say which of its settings is meant: {table}.KEY=VALUE."
+            )
         try:
             tables[table] = {**tables.get(table, {}), field: tomllib.loads(f"value = {value}")["value"]}
         except tomllib.TOMLDecodeError:
@@ -109,7 +117,9 @@ def invite(directory: Directory) -> None:
 @app.command()
 def accept(
     directory: Directory,
-    invite: Annotated[list[str], typer.Argument(metavar="INVITE", help="What the other site printed; - reads it.")],
+    invite: Annotated[
+        list[str], typer.Argument(metavar="INVITE", help="What the other site printed, or a file with it; - reads it.")
+    ],
 ) -> None:
     """Accept another site. Two sites talk once each has accepted the other.
 
@@ -121,11 +131,21 @@ def accept(
     from dispfl.peer.site import Site
 
     site = Site.open(directory)
-    member = site.members.accept(Invite.read(sys.stdin.read() if invite == ["-"] else " ".join(invite)))
+    member = site.members.accept(Invite.read(_text_of(invite)))
     typer.echo(f"Accepted {member.name} at {member.address}. The fingerprint of its certificate:\n")
     _echo_fingerprint(member.fingerprint)
     typer.echo(f"\nCompare it by phone with what {member.name} sees in `dispfl peer status`. If it differs:")
     typer.echo(f"dispfl peer revoke {quote(str(directory))} {member.name}")
+
+
+def _text_of(words: list[str]) -> str:
+    """An invite as it was given: piped, in a file, or pasted, perhaps in pieces."""
+    if words == ["-"]:
+        return sys.stdin.read()
+    with contextlib.suppress(OSError):  # no such file, or a name that is too long for one: the invite itself
+        if len(words) == 1:
+            return Path(words[0]).read_text(errors="replace")
+    return " ".join(words)
 
 
 @app.command()
@@ -179,13 +199,14 @@ def status(directory: Directory, as_json: Annotated[bool, typer.Option("--json",
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        print_status(found, Console())
+        print_status(found, directory, Console())
 
 
 @app.command()
 def run(
     directory: Directory,
     log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON, an object a line.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Begin although nobody was accepted yet.")] = False,
 ) -> None:
     """Take part: train with the sites that were accepted, to the last round. Started again, it goes on.
 
@@ -194,7 +215,7 @@ def run(
     from dispfl.peer.running import run_site
     from dispfl.peer.site import Site
 
-    run_site(Site.open(directory), log_json)
+    run_site(Site.open(directory), log_json, alone=alone)
 
 
 def _echo_fingerprint(print_: str, err: bool = False) -> None:

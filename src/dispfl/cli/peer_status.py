@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Mapping
+from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,11 +39,12 @@ def facts(site: "Site") -> dict[str, Any]:
             {"name": record.name, "address": str(record.address), "fingerprint": record.fingerprint}
             for record in site.members.known()
         ],
+        "running": site.is_running(),
         "node": site.status(),
     }
 
 
-def print_status(found: Mapping[str, Any], console: "Console") -> None:
+def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> None:
     """Everything, for people."""
     from dispfl.peer.certificates import readable
 
@@ -50,7 +53,7 @@ def print_status(found: Mapping[str, Any], console: "Console") -> None:
     first, second = readable(found["fingerprint"])
     _say(console, f"{found['name']} of the federation {found['federation']}, reached at {found['address']}")
     _say(console, f"fingerprint  {first}\n             {second}")
-    _say(console, "\n" + _progress(found["node"]))
+    _say(console, "\n" + _progress(found["node"], found["running"], quote(str(folder))))
     node = found["node"] or {}
     for title, table in (
         ("Members", _members(found["members"])),
@@ -58,37 +61,34 @@ def print_status(found: Mapping[str, Any], console: "Console") -> None:
         ("Refused", _refused(node.get("refused") or {})),
         ("Refused before they could ask", _at_the_door(node.get("refused_at_the_door") or {})),
         ("Known to others, not accepted here; ask for an invite", _known(found["known"])),
+        ("Fingerprints", _fingerprints([*found["members"], *found["known"]])),
     ):
         if table.row_count:
             _say(console, f"\n{title}")
             console.print(table)
     if not found["members"]:
-        _say(console, "\nNobody is accepted yet: dispfl peer accept DIR INVITE")
+        _say(console, f"\nNobody is accepted yet: dispfl peer accept {quote(str(folder))} INVITE")
 
 
-def _progress(node: Mapping[str, Any] | None) -> str:
+def _progress(node: Mapping[str, Any] | None, running: bool, folder: str) -> str:
     if node is None:
-        return "The node has not run yet: dispfl peer run DIR"
-    sentence = f"Round {node.get('round', '?')} of {node.get('rounds', '?')}, {node.get('state', 'state unknown')}"
-    if node.get("deadline_seconds"):
+        return "The node is starting." if running else f"The node has not run yet: dispfl peer run {folder}"
+    state = node.get("state", "state unknown")
+    if not running and state not in ("finished", "stopped"):  # it could not write down how it ended
+        state = "not running"
+    sentence = f"Round {node.get('round', '?')} of {node.get('rounds', '?')}, {state}"
+    if running and node.get("deadline_seconds"):
         sentence += f"; others have {node['deadline_seconds']:.0f} s to answer"
     age = _ago(node.get("updated"))
-    return f"{sentence}. Written {age}." if age else f"{sentence}."
+    sentence = f"{sentence}. Written {age}." if age else f"{sentence}."
+    return sentence if running or state == "finished" else f"{sentence} To go on: dispfl peer run {folder}"
 
 
 def _members(members: list[dict[str, Any]]) -> "Table":
-    table = _table("name", "state", "address", "density", "from round", "fingerprint")
+    table = _table("name", "state", "address", "density", "from round")
     for member in members:
         density = "-" if member["density"] is None else f"{member['density']:g}"
-        _add(
-            table,
-            member["name"],
-            member["state"],
-            member["address"],
-            density,
-            str(member["first_round"]),
-            _two_lines(member["fingerprint"]),
-        )
+        _add(table, member["name"], member["state"], member["address"], density, str(member["first_round"]))
     return table
 
 
@@ -98,7 +98,7 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
         _add(
             table,
             name,
-            str(peer.get("round", "-")),
+            str(peer["round"]) if peer.get("round", -1) >= 0 else "-",
             _ago(peer.get("last_seen")) or "-",
             f"{peer.get('received_bytes', 0) / 1e6:.2f} MB",
             f"{peer.get('sent_bytes', 0) / 1e6:.2f} MB",
@@ -124,9 +124,20 @@ def _at_the_door(refused: Mapping[str, int]) -> "Table":
 
 
 def _known(known: list[dict[str, Any]]) -> "Table":
-    table = _table("name", "address", "fingerprint")
+    table = _table("name", "address")
     for record in known:
-        _add(table, record["name"], record["address"], _two_lines(record["fingerprint"]))
+        _add(table, record["name"], record["address"])
+    return table
+
+
+def _fingerprints(everyone: list[dict[str, Any]]) -> "Table":
+    """Apart from all else, because each needs two lines of 39 letters in one piece to be read out on the phone."""
+    from dispfl.peer.certificates import readable
+
+    table = _table("name", "fingerprint")
+    table.columns[1].no_wrap = True
+    for one in everyone:
+        _add(table, one["name"], "\n".join(readable(one["fingerprint"])))
     return table
 
 
@@ -143,12 +154,6 @@ def _add(table: "Table", *cells: str) -> None:
     from rich.text import Text
 
     table.add_row(*map(Text, cells))  # as plain text: [fd00::1] looks like markup
-
-
-def _two_lines(print_: str) -> str:
-    from dispfl.peer.certificates import readable
-
-    return "\n".join(readable(print_))
 
 
 def _ago(moment: Any) -> str:

@@ -35,7 +35,8 @@ class Answers:
         here, theirs = self.here, ask.head.get("terms")
         if not isinstance(theirs, dict):
             self._refuse(sender, Reason.MALFORMED, "A greeting needs its terms.")
-        if differs := difference(here.terms, {str(name): str(term) for name, term in theirs.items()}):
+        terms = {str(name): str(term) for name, term in theirs.items()}
+        if differs := difference(here.terms, terms, f"at {here.name}", f"at {sender}"):
             self._refuse(sender, Reason.TERMS, f"{sender} cannot take part with {here.name}: {differs}")
         here.met(sender, ask.head.get("at"))
         news = await here.learn(sender, ask.body)
@@ -85,7 +86,10 @@ class Answers:
         return await here.compute(lambda: here.codec.encode_answer(model, request, rng=rng))
 
     def _refuse(self, sender: str, reason: str, sentence: str) -> NoReturn:
-        self.here.tell("refusing", {"peer": sender, "reason": str(reason), "why": sentence})
+        if reason == Reason.TERMS:
+            self.here.disagree(sender, sentence)
+        else:
+            self.here.tell("refusing", {"peer": sender, "reason": str(reason), "why": sentence})
         self.here.door.count(sender, reason)
         raise Refused(reason, sentence)
 

@@ -46,6 +46,8 @@ class Gathered:
     """When the last answer came."""
     stale: list[int] = field(default_factory=list)
     """Where those are who no longer have what we asked for."""
+    why: dict[str, str] = field(default_factory=dict)
+    """Why somebody could not be asked, the last time that it was tried."""
 
     @property
     def missed(self) -> list[str]:
@@ -67,8 +69,6 @@ class Asks:
     transport: Transport
     pace: Pace
     rng: random.Random
-    disagree: dict[str, str] = field(default_factory=dict)
-    """Who refused us because of our terms, and what they said."""
     patient_until: float | None = None
     """Until when those are waited for who were never met, or say that they are behind: sites are being started."""
 
@@ -91,22 +91,23 @@ class Asks:
         return gathered
 
     async def _hear(self, sender: str, question: Question, gathered: Gathered) -> None:
-        """One neighbour's model, within the deadline; who did not answer the last time gets a glance."""
+        """One neighbour's model, within the deadline; who cannot answer, or did not the last time, gets a glance."""
         here, model = self.here, None
-        gone, replies = here.standing.is_gone(sender), here.standing.replies_of(sender)
+        disagrees, replies = here.standing.disagreement(sender) is not None, here.standing.replies_of(sender)
+        gone = here.standing.is_gone(sender) or disagrees
         seconds = self.pace.glance if gone else self.pace.deadline
-        if self.patient_until and not here.standing.was_met(sender):
+        if self.patient_until and not (here.standing.was_met(sender) or disagrees):
             seconds = max(seconds, self.patient_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:
                 model = await self._fetch(sender, question, gathered, limit, patient=not gone)
         except TimeoutError:
             if here.standing.replies_of(sender) == replies:  # who is only slower than we are is waited for again
-                here.standing.lost(sender)
-            here.tell("late", {"round": question.t, "peer": sender})
+                self._lose(sender, gathered.why.get(sender, "no answer by the deadline"))
+            else:
+                here.tell("late", {"round": question.t, "peer": sender})
         except Refused as refused:
-            facts = {"round": question.t, "by": sender, "reason": refused.reason, "why": refused.sentence}
-            here.tell("refused", facts)
+            await self._refused_by(sender, refused)
         if model is None:
             here.standing.missed(sender)
             return
@@ -126,16 +127,17 @@ class Asks:
             try:
                 reply = await self.transport.ask(sender, Ask("model", head, question.body))
             except Unreachable as problem:
-                if pause == SHORTEST_PAUSE:  # the first attempt; the others would only repeat it
-                    here.tell("unreachable", {"round": question.t, "peer": sender, "why": str(problem)})
-                if not patient:
-                    here.standing.lost(sender)
+                gathered.why[sender] = problem.why
+                if not patient or here.standing.disagreement(sender):
+                    self._lose(sender, problem.why)
                     return None
+                self._wait_for(sender, problem.why)
             except Refused as refused:
                 if refused.reason != Reason.REPLAYED:  # an answer that broke too often: ask anew
                     raise
             else:
                 here.replied(sender, reply.head.get("at"))
+                gathered.why.pop(sender, None)
                 if reply.head.get("status") == "stale":
                     gathered.stale.append(here.standing.round_of(sender))
                     return None
@@ -182,10 +184,37 @@ class Asks:
                     await self.transport.ask(
                         name, Ask("hello", *await self.here.compute(lambda: self.here.hello(news)))
                     )
-        except (TimeoutError, DispflError) as problem:
-            self.here.tell("no greeting", {"peer": name, "why": str(problem) or "no answer"})
-            if isinstance(problem, Refused) and problem.reason == Reason.TERMS:
-                self.disagree[name] = problem.sentence
+        except Refused as refused:
+            if refused.reason == Reason.TERMS:
+                self.here.disagree(name, refused.sentence)
+            else:
+                self.here.trouble(name, "refused", refused.sentence, refused.reason)
+        except TimeoutError:
+            self._wait_for(name, "no answer in time")
+        except Unreachable as problem:
+            self._wait_for(name, problem.why)
+        except DispflError as problem:
+            self.here.tell("no greeting", {"peer": name, "why": str(problem)})
+
+    async def _refused_by(self, name: str, refused: Refused) -> None:
+        """A peer will not answer; where our terms differ, a greeting says in what."""
+        if refused.reason != Reason.TERMS:
+            self.here.trouble(name, "refused", refused.sentence, refused.reason)
+        elif self.here.standing.disagreement(name) is None:
+            replies = self.here.standing.replies_of(name)
+            await self._greet(name)
+            if self.here.standing.replies_of(name) == replies:  # it did not agree after all
+                self.here.disagree(name, refused.sentence)
+
+    def _wait_for(self, name: str, why: str) -> None:
+        """Somebody who was never met may still be starting; who was is only gone once it has missed a deadline."""
+        if not self.here.standing.was_met(name) and not self.here.standing.is_gone(name):
+            self.here.trouble(name, "waiting", why)
+
+    def _lose(self, name: str, why: str) -> None:
+        """Somebody did not answer, and is not waited for until it does."""
+        self.here.standing.lost(name)
+        self.here.trouble(name, "gone", why)
 
 
 def _norm(model: PackedModel) -> float:

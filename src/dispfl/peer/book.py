@@ -38,6 +38,13 @@ class Member:
         return fingerprint(der(self.certificate))
 
     @property
+    def certificates(self) -> list[x509.Certificate]:
+        """The pinned one, and those before it as far as they are known."""
+        chain = self.record.chain if self.record else ()
+        earlier = chain[chain.index(self.certificate) + 1 :] if self.certificate in chain else chain
+        return [self.certificate, *earlier]
+
+    @property
     def density(self) -> float | None:
         """The density that it announced."""
         return self.record.density if self.record else None

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from dispfl.errors import MessageError
 from dispfl.methods.base import Around, GossipMethod
-from dispfl.peer.door import Door
+from dispfl.peer.door import Door, Reason
 from dispfl.peer.greeting import News, body_of
 from dispfl.peer.shelf import Shelf
 from dispfl.peer.standing import Standing
@@ -63,6 +63,8 @@ class Context:
     """Told of every event worth a line in a log."""
     standing: Standing = field(default_factory=Standing)
     shelf: Shelf = field(default_factory=Shelf)
+    listening: str = ""
+    """Where, for the log."""
     joining: bool = False
     """Whether the peer is new to a federation under way, and has no weights of its own to offer yet."""
 
@@ -70,6 +72,8 @@ class Context:
         self.digest = digest_of(self.terms)
         self.door = Door(lambda: asyncio.get_running_loop().time())
         self.standing.refused = self.door.refused
+        self._told: dict[str, tuple[str, object]] = {}
+        """What the log last said of a peer in trouble."""
         self._last_graph: tuple[int, list[str], dict[str, list[str]]] | None = None
 
     @property
@@ -106,6 +110,21 @@ class Context:
         """A peer answered us, and may have said where it is."""
         self.met(name, t)
         self.standing.replied(name)
+        if told := self._told.pop(name, None):
+            self.tell("here" if told[0] == "waiting" else "back", {"peer": name})
+
+    def trouble(self, name: str, event: str, why: str, reason: str | None = None) -> None:
+        """Tell what is wrong with a peer when that changes: what goes on being wrong is no news."""
+        told = self._told.get(name)
+        if (event, reason) == told or (reason == Reason.CUT_OFF and told and told[0] in ("refused", "disagrees")):
+            return
+        self._told[name] = (event, reason)
+        self.tell(event, {"peer": name, "reason": reason, "why": why})
+
+    def disagree(self, name: str, sentence: str) -> None:
+        """A peer's terms are not ours, whoever of us found out."""
+        self.standing.disagreed(name, sentence)
+        self.trouble(name, "disagrees", sentence)
 
     def met(self, name: str, t: JSON) -> None:
         """Something came from a peer, which may have said where it is."""

@@ -106,7 +106,7 @@ class HttpsTransport:
             except BrokenError as broken:
                 fruitless = 0 if part.length - before >= _WORTH_IT else fruitless + 1
                 if not part.length or fruitless >= self.limits.attempts or self._is_closed:
-                    raise Unreachable(f"{peer} is unreachable: {broken}.") from broken
+                    raise Unreachable(peer, str(broken)) from broken
             await asyncio.sleep(self.limits.backoff * 2**fruitless)
 
     def _neighbour(self, peer: str) -> Neighbour:

@@ -22,6 +22,7 @@ from dispfl.peer.https_server import HEAD, REFUSED
 from dispfl.peer.limits import Limits
 from dispfl.peer.moving import StalledError, moving
 from dispfl.peer.parts import Part, chunks
+from dispfl.peer.system_words import system_words
 from dispfl.peer.transport import JSON, Ask, Refused, Reply
 
 _SMALL = 64 * 1024
@@ -65,13 +66,14 @@ class Neighbour:
             except aiohttp.ClientConnectorCertificateError as problem:
                 raise _wrong_certificate(self.name, problem) from None
             except aiohttp.ClientConnectorError as problem:
-                raise BrokenError(f"it cannot be reached at {address[0]}:{address[1]} ({_why(problem)})") from problem
+                where = f"{address[0]}:{address[1]}"
+                raise BrokenError(f"cannot be reached at {where}: {system_words(problem)}") from problem
             except TimeoutError as problem:
-                raise BrokenError(f"it did not answer in time ({_why(problem)})") from problem
+                raise BrokenError("no answer in time") from problem
             except (aiohttp.ClientError, OSError) as problem:
                 raise BrokenError(
-                    f"the connection broke ({_why(problem)}). If this is always so, {self.name} may not have accepted "
-                    "our certificate: see `dispfl peer status` there"
+                    f"the connection broke: {system_words(problem)} (if this is always so, {self.name} may not have "
+                    "accepted our certificate)"
                 ) from problem
 
     async def _attempt(self, address: tuple[str, int], ask: Ask, limit: int, part: Part) -> Reply:
@@ -202,7 +204,3 @@ def _wrong_certificate(name: str, problem: aiohttp.ClientConnectorCertificateErr
         f"{name}'s certificate is not the one that was accepted{f' ({detail})' if detail else ''}; "
         "compare fingerprints with `dispfl peer status`.",
     )
-
-
-def _why(problem: BaseException) -> str:
-    return str(problem) or type(problem).__name__

@@ -70,6 +70,8 @@ class Answering:
             self._door.count(sender, refused.reason)
             raise
         reply, offset = await self._handle(sender, ask), ask.offset
+        if isinstance(reply, Refused):
+            return _refusal(request, reply)
         if offset and (offset > len(reply.body) or await digest(reply.body, offset) != had):
             offset = 0  # the asker has the beginning of another reply
         return await self._respond(request, line, reply, offset)
@@ -122,11 +124,12 @@ class Answering:
         self._counters.meter(line.member or UNKNOWN).body_received += length
         return body.getvalue()
 
-    async def _handle(self, sender: str, ask: Ask) -> Reply:
+    async def _handle(self, sender: str, ask: Ask) -> Reply | Refused:
+        """What the handler says; a refusal of its own is returned, because it has counted that itself."""
         try:
             return await self._handler(sender, ask)
-        except Refused:
-            raise
+        except Refused as refused:
+            return refused
         except Exception:
             _log.exception("%s's question %r could not be answered.", sender, ask.what)
             raise Refused("failed", f"{self._name} could not answer, for a mistake of its own; see its log.") from None

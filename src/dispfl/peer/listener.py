@@ -19,6 +19,7 @@ from dispfl.errors import ConfigError
 from dispfl.peer import heads
 from dispfl.peer.counting import UNKNOWN, Counters, CountingSocket
 from dispfl.peer.limits import Limits
+from dispfl.peer.system_words import system_words
 from dispfl.peer.transport import Refused
 
 _log = logging.getLogger(__name__)
@@ -160,7 +161,9 @@ class Listener:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
             listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG)
         except OSError as problem:
-            raise ConfigError(f"Cannot listen on {host}:{port} ({problem}); choose another address.") from None
+            raise ConfigError(
+                f"Cannot listen on {host}:{port} ({system_words(problem)}); choose another address."
+            ) from None
         listening.setblocking(False)
         self.port = listening.getsockname()[1]
         self._start(self._accept(listening))

@@ -1,11 +1,14 @@
 """The log of a peer: one readable line an event, or one JSON object for machines."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import TextIO
 
+_UNPLAIN = re.compile(r'[\s"=\x00-\x1f]')
+"""What would blur where a value ends, and what others could forge a line with."""
 Tell = Callable[[str, Mapping[str, object]], None]
 
 
@@ -29,4 +32,5 @@ def _plain(value: object) -> str:
         return f"{value:.4g}"
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
-    return str(value)
+    text = str(value)
+    return json.dumps(text, ensure_ascii=False) if _UNPLAIN.search(text) else text

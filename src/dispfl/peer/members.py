@@ -158,6 +158,11 @@ class Members:
         old = book.members.get(invite.name)
         is_same = old is not None and leads_to([invite.certificate], old.certificate)
         if old is not None and old.state == "accepted" and not is_same:
+            if leads_to(old.certificates, invite.certificate):
+                raise InviteError(
+                    f"{invite.name} is accepted already, and has changed its key since it wrote this invite. There is "
+                    "nothing to do."
+                )
             raise InviteError(
                 f"{invite.name} is on the list already, with another certificate ({old.fingerprint[:16]}...). If "
                 f"it has a new key, first revoke the old one: dispfl peer revoke {self.path.parent} {invite.name}"

@@ -102,7 +102,7 @@ class MemoryTransport:
             async with asyncio.timeout(network.stall):
                 return await waiting
         except TimeoutError:
-            raise Unreachable(f"{peer} did not answer for {network.stall:g} s.") from None
+            raise Unreachable(peer, f"no answer for {network.stall:g} s") from None
         finally:
             del self._asking[waiting]
             if not waiting.cancel() and not waiting.cancelled():  # a copy of the reply that comes later finds nobody
@@ -122,7 +122,7 @@ class MemoryTransport:
         self._handler = None
         for waiting in [*self._answering.values(), *self._asking]:
             if waiting is not None:
-                _fail(waiting, Unreachable(f"{self.name} is gone: the connection broke."))
+                _fail(waiting, Unreachable(self.name, "the connection broke"))
         answering = list(self._answering)
         for task in answering:
             task.cancel()
@@ -134,7 +134,7 @@ class MemoryTransport:
         if there is not None:
             there._take_in(self.name, ask, waiting if is_first else None)
         elif is_first:
-            _fail(waiting, Unreachable(f"{peer} cannot be reached: nobody listens there."))
+            _fail(waiting, Unreachable(peer, "cannot be reached: nobody listens there"))
 
     def _take_in(self, sender: str, ask: Ask, waiting: _Waiting | None) -> None:
         task = asyncio.get_running_loop().create_task(self._answer(sender, ask, waiting))

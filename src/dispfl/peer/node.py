@@ -60,15 +60,12 @@ class Node:
         if t > 0:  # the others were started long ago
             self.asks.pace.first = self.asks.pace.floor
         await self.asks.transport.serve(Answers(here))
+        here.tell("starting", {"round": t, "rounds": standing.rounds, "listening": here.listening})
         await self.asks.greet(here.others(t))
-        if (disagree := self.asks.disagree) and not any(map(standing.was_met, here.others(t))):
-            raise RunError(f"Nobody who is there lets us take part. {next(iter(disagree.values()))}")
+        self._stop_if_nobody_agrees(t)
         if (current := standing.others_are_at()) > t + 1:  # further than anyone keeps models for the slower
             if t == 0:
-                t, state = current + 1, replace(state, model=nothing_of(state.model))
-                here.joining = True
-                here.members.join(t)
-                here.tell("joining", {"round": t})
+                t, state = self._join(current), replace(state, model=nothing_of(state.model))
             else:
                 t = self._skip(t, current)
         while t < here.setting.rounds:
@@ -79,6 +76,31 @@ class Node:
         standing.state = "finished"
         return state
 
+    def _stop_if_nobody_agrees(self, t: int) -> None:
+        """Stop where all have other terms, or all whom we have reached when we have waited long enough for the rest.
+
+        Who has found one that agrees goes on, whatever others say: no member can stop a peer that way.
+        """
+        standing, others = self.here.standing, self.here.others(t)
+        disagree = [sentence for name in others if (sentence := standing.disagreement(name))]
+        if not disagree or any(map(standing.was_met, others)):
+            return
+        patient_until = self.asks.patient_until
+        if len(disagree) == len(others) or (patient_until and asyncio.get_running_loop().time() >= patient_until):
+            raise RunError(f"Nobody who is there lets us take part. {disagree[0]}")
+
+    def _join(self, current: int) -> int:
+        """The first round of one who is new to a federation under way, announced."""
+        here, t, rounds = self.here, current + 1, self.here.setting.rounds
+        if t >= rounds:
+            raise RunError(
+                f"The federation is in its last round ({rounds} of {rounds}); {here.name} comes too late to join it."
+            )
+        here.joining = True
+        here.members.join(t)
+        here.tell("joining", {"round": t})
+        return t
+
     async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
         """One round; or the discovery that the federation is further on, and where."""
         here, clock = self.here, asyncio.get_running_loop().time
@@ -88,6 +110,7 @@ class Node:
             here.door.forget_before(here.shelf.oldest or 0)
         began = clock()
         gathered = await self.asks.gather(t, state)
+        self._stop_if_nobody_agrees(t)
         if (current := self._skip(t, gathered.current(t) or t)) > t:
             return current, state
         here.standing.state, learning = "learning", clock()

@@ -7,7 +7,8 @@ import random
 import signal
 import ssl
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from shlex import quote
 
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
@@ -24,7 +25,7 @@ from dispfl.peer.node import Node
 from dispfl.peer.pace import Pace
 from dispfl.peer.share import Share, share_of
 from dispfl.peer.site import STATUS, Site
-from dispfl.peer.store import PeerStore
+from dispfl.peer.store import PeerStore, rounds_of
 from dispfl.runs.files import write_atomically
 from dispfl.wire.codec import HEADER
 
@@ -34,8 +35,16 @@ SLACK = 4096
 """Bytes that a body may have beyond the largest message, so that a longer one is refused by name."""
 
 
-def run_site(site: Site, log_json: bool = False) -> None:
-    """Take part to the last round; a polite kill or Ctrl-C ends it between two batches, and it can be gone on with."""
+def run_site(site: Site, log_json: bool = False, *, alone: bool = True) -> None:
+    """Take part to the last round; a polite kill or Ctrl-C ends it between two batches, and it can be gone on with.
+
+    Unless it may train `alone`, a site that nobody has introduced to others does not begin.
+    """
+    if not (alone or site.members.names() or rounds_of(site.run_folder)):
+        raise RunError(
+            f"Nobody is accepted yet, so {site.name} would train alone: exchange invites "
+            f"(dispfl peer accept {quote(str(site.folder))} INVITE), or say --alone."
+        )
     plan, share = site.plan(), share_of(site)
     with contextlib.suppress(asyncio.CancelledError):
         asyncio.run(take_part(site, share, plan.pace.begin(), teller(site.name, log_json), plan.limits))
@@ -43,14 +52,21 @@ def run_site(site: Site, log_json: bool = False) -> None:
 
 async def take_part(site: Site, share: Share, pace: Pace, tell: Tell, limits: Limits | None = None) -> PeerState:
     """Take part to the last round, from where this site stopped, if it did."""
-    loop, me = asyncio.get_running_loop(), asyncio.current_task()
+    loop, me, signals = asyncio.get_running_loop(), asyncio.current_task(), list[str]()
     assert me is not None
-    for stop in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(stop, me.cancel)
+
+    def stop(which: signal.Signals) -> None:
+        signals.append(which.name)
+        me.cancel()
+
+    for which in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(which, stop, which)
     async with prepared(site, share, pace, tell, limits) as (node, store):
-        t, state = store.last() or (0, share.first_state())
-        tell("starting", {"round": t, "rounds": share.setting.rounds, "listening": str(site.where.listen)})
-        final = await node.run(t, state)
+        try:
+            final = await node.run(*(store.last() or (0, share.first_state())))
+        except asyncio.CancelledError:
+            tell("stopped", {"round": node.here.standing.round, "by": signals})
+            raise
         tell("finished", {"score": node.here.standing.score})
     return final
 
@@ -60,24 +76,28 @@ async def prepared(
     site: Site, share: Share, pace: Pace, tell: Tell, limits: Limits | None = None
 ) -> AsyncIterator[tuple[Node, PeerStore]]:
     """A site's node and its disk; in the end everything is closed."""
-    store = PeerStore(site.run_folder, site.name, share.terms)
-    learner, aside = ThreadLearner(share.setting, share.threads), Aside()
-    fellows = Fellows(site, share.setting.method, share.layout, share.density)
-    site.members.announce(site.identity, site.where.address, share.density, site.members.own_first_round)
-    network = _Network(site, share, fellows, limits or Limits())
-    here = Context(site.name, share.setting, share.codec(), share.terms, fellows, aside, tell)
-    asks = Asks(here, network.transport, pace, random.Random())
-    looking = asyncio.create_task(_look_around(site, here, network))
-    try:
-        yield Node(here, asks, learner, store), store
-    finally:
-        looking.cancel()
-        await asyncio.wait([looking])
-        await network.transport.close()
-        learner.close()
-        aside.close()
-        write_status(site, here, network)
-        store.close()
+    with contextlib.closing(PeerStore(site.run_folder, site.name, share.terms)) as store:
+        learner, aside = ThreadLearner(share.setting, share.threads), Aside()
+        fellows = Fellows(site, share.setting.method, share.layout, share.density)
+        site.members.announce(site.identity, site.where.address, share.density, site.members.own_first_round)
+        network = _Network(site, share, fellows, limits or Limits())
+        listening = str(site.where.listening)
+        here = Context(site.name, share.setting, share.codec(), share.terms, fellows, aside, tell, listening=listening)
+        asks = Asks(here, network.transport, pace, random.Random())
+        looking = asyncio.create_task(_look_around(site, here, network))
+        try:
+            yield Node(here, asks, learner, store), store
+        finally:
+            looking.cancel()
+            await asyncio.wait([looking])
+            await network.transport.close()
+            learner.close()
+            aside.close()
+            here.standing.ended()
+            try:
+                write_status(site, here, network)
+            except (DispflError, OSError) as problem:  # not raised: whatever ended the node is what people must see
+                tell("trouble", {"why": str(problem)})
 
 
 class _Network:
@@ -125,13 +145,38 @@ class _Network:
 
 async def _look_around(site: Site, here: Context, network: _Network) -> None:
     """Notice what `dispfl peer accept` and `revoke` change, and say how it goes."""
+    listed, said = _listed(site), ""
     while True:
         try:
             network.learn_of_new_members(site)
+            listed, before = _listed(site), listed
+            for event, name in changes(before, listed):
+                here.tell(event, {"peer": name})
             write_status(site, here, network)
+            said = ""
         except (DispflError, OSError) as problem:
-            here.tell("trouble", {"why": str(problem)})
+            if said != str(problem):
+                said = str(problem)
+                here.tell("trouble", {"why": said})
         await asyncio.sleep(EVERY)
+
+
+Listed = Mapping[str, tuple[str, str]]
+"""Each member's state and fingerprint."""
+
+
+def _listed(site: Site) -> Listed:
+    return {member.name: (member.state, member.fingerprint) for member in site.members.all()}
+
+
+def changes(before: Listed, after: Listed) -> Iterator[tuple[str, str]]:
+    """What has happened to whom on the members' list: accepted, revoked, rotated."""
+    for name, (state, fingerprint) in after.items():
+        old_state, old_fingerprint = before.get(name, (None, fingerprint))
+        if state != old_state:
+            yield state, name
+        elif fingerprint != old_fingerprint:
+            yield "rotated", name
 
 
 def write_status(site: Site, here: Context, network: _Network) -> None:

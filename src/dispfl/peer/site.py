@@ -6,7 +6,9 @@ members.json    whom it has accepted
 run/            what the node writes: checkpoints, metrics, status.json
 """
 
+import fcntl
 import json
+import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -145,6 +147,20 @@ class Site:
             identity = Identity.load(folder).rotate()
             identity.save(folder)
         return identity
+
+    def is_running(self) -> bool:
+        """Whether a node holds the run folder's lock, which goes with its process, however that ends."""
+        try:
+            lock = os.open(self.run_folder / ".lock", os.O_RDONLY)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(lock)  # at once: a node that starts now must find it free
+        return False
 
     def status(self) -> dict[str, Any] | None:
         """What the node last wrote about itself; None if it never ran."""

@@ -28,6 +28,8 @@ class Neighbour:
     """It did not answer the last time that we asked, whatever it asks us itself."""
     silent: bool = False
     """And nothing came from it since."""
+    disagrees: str | None = None
+    """How its terms differ from ours, in a sentence, if they do."""
 
 
 @dataclass
@@ -43,10 +45,15 @@ class Standing:
     refused: Mapping[str, Counter[str]] = field(default_factory=dict)
     _carried: list[tuple[int, Carried]] = field(default_factory=list)
 
+    def ended(self) -> None:
+        """The node runs no more."""
+        if self.state != "finished":
+            self.state = "stopped"
+
     def met(self, name: str, t: int | None, now: float) -> None:
         """Something came from a peer, a question or an answer; perhaps it said where it is."""
         neighbour = self.neighbours[name]
-        neighbour.last_seen, neighbour.silent = now, False
+        neighbour.last_seen, neighbour.silent, neighbour.disagrees = now, False, None
         if t is not None:
             neighbour.round = max(neighbour.round, t)
 
@@ -74,6 +81,15 @@ class Standing:
     def lost(self, name: str) -> None:
         """A peer did not answer."""
         self.neighbours[name].gone = self.neighbours[name].silent = True
+
+    def disagreed(self, name: str, sentence: str) -> None:
+        """A peer's terms are not ours."""
+        neighbour = self.neighbours[name]
+        neighbour.disagrees = neighbour.disagrees or sentence
+
+    def disagreement(self, name: str) -> str | None:
+        """Why a peer cannot answer us, nor we it: how its terms differ from ours."""
+        return self.neighbours[name].disagrees if name in self.neighbours else None
 
     def round_of(self, name: str) -> int:
         """Where a peer was seen last."""

@@ -30,7 +30,7 @@ class PeerStore:
             self._directory = RunDirectory.create(folder, {"peer": name, "terms": dict(terms)})
             return
         written = read_config(folder)
-        if differs := difference(dict(terms), written.get("terms", {})):
+        if differs := difference(terms, written.get("terms", {}), "now", "then"):
             raise RunError(f"{folder} was begun with other terms: {differs} Delete the folder to begin anew.")
         self._directory = RunDirectory.open(folder)
 

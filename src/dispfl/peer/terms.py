@@ -75,13 +75,18 @@ def digest_of(terms: Mapping[str, str]) -> str:
     return _digest(_compact(dict(terms)).encode())
 
 
-def difference(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """The first term in which two sites differ, as a sentence; None where they agree."""
+def difference(
+    ours: Mapping[str, str], theirs: Mapping[str, str], here: str = "here", there: str = "there"
+) -> str | None:
+    """The first term in which two sites differ, as a sentence; None where they agree.
+
+    It is read at both, so it says where it is what: `here` and `there` are "at alice" and "at carol".
+    """
     for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (name in CONSEQUENCES, name)):
-        here, there = ours.get(name, "not known"), theirs.get(name, "not known")
-        if here != there:
-            here, there = _shortly(here, there), _shortly(there, here)
-            return f"{name} is {here} here and {there} there.{REMEDIES.get(name, '')}"
+        one, other = ours.get(name, "not known"), theirs.get(name, "not known")
+        if one != other:
+            one, other = _shortly(one, other), _shortly(other, one)
+            return f"{name[:LONGEST]} is {one} {here} and {other} {there}.{REMEDIES.get(name, '')}"
     return None
 
 

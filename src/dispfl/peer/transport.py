@@ -49,6 +49,11 @@ class Refused(DispflError):  # noqa: N818  the name is what happened; it travels
 class Unreachable(DispflError):  # noqa: N818
     """No connection to the other peer, or one that broke or stalled."""
 
+    def __init__(self, peer: str, why: str) -> None:
+        super().__init__(f"{peer}: {why}.")
+        self.why = why
+        """Without the name, for a line that has it already."""
+
 
 class Handler(Protocol):
     """What a peer does with an ask; may raise `Refused`."""

@@ -57,7 +57,7 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunError(
-                f"The disk is full: {path} could not be written. What was saved before is intact; free some space, "
-                "then go on with --resume."
+                f"The disk is full: {path} could not be written. What was saved before is intact; free some space "
+                "and start it again."
             ) from problem
         raise RunError(f"{path} could not be written: {problem.strerror or problem}.") from problem

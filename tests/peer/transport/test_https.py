@@ -44,7 +44,9 @@ def test_bodies_of_any_size_arrive_whole_both_ways(size: int, network: Any, play
     play(scenario)
 
 
-def test_a_refusal_travels_by_name_and_in_a_sentence_and_is_counted(network: Any, play: Play) -> None:
+def test_a_handlers_refusal_travels_by_name_and_in_a_sentence_and_is_not_counted_a_second_time(
+    network: Any, play: Play
+) -> None:
     async def refuse(sender: str, ask: Ask) -> Reply:
         raise Refused("stale", f"Round {ask.head['round']} is over; “come back”.")
 
@@ -53,7 +55,7 @@ def test_a_refusal_travels_by_name_and_in_a_sentence_and_is_counted(network: Any
         with pytest.raises(Refused, match=r"Round 3 is over; “come back”\.") as caught:
             await alice.ask("bob", Ask("model", {"round": 3}, b"x" * 100_000))
         assert caught.value.reason == "stale"
-        assert bob.counters.refused == {("stale", "alice"): 1}
+        assert not bob.counters.refused
         await alice.close()
         await bob.close()
 
@@ -127,7 +129,7 @@ def test_a_site_that_restarts_between_two_asks_is_heard_again(network: Any, play
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         await alice.ask("bob", Ask("hello", {}))
         await bob.close()
-        with pytest.raises(Unreachable, match=r"bob is unreachable: it cannot be reached at 127\.0\.0\.1"):
+        with pytest.raises(Unreachable, match=r"bob: cannot be reached at 127\.0\.0\.1:\d+: connection refused\.$"):
             await alice.ask("bob", Ask("hello", {}))
         bob = await network.serve("bob", echo)
         assert (await alice.ask("bob", Ask("hello", {}))).head == {"from": "alice"}
