@@ -12,8 +12,9 @@ BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
 
+# A file's tests stay together, two to four files at a time.
 test: $(VENV)/.installed
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .

@@ -27,7 +27,8 @@ from dispfl.core.train import Task, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.models.registry import Model
-from dispfl.round import PeerData, Setting, play_round
+from dispfl.round import play_round
+from dispfl.work import PeerData, Setting
 from measure import best_times, report
 
 LIMIT = 1 / 1.5

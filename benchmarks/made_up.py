@@ -6,7 +6,8 @@ from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.train import Task
 from dispfl.data.batches import PictureTransform, ResidentSamples
 from dispfl.models.registry import Model
-from dispfl.round import PeerData, Setting, Work, start
+from dispfl.round import start
+from dispfl.work import PeerData, Setting, Work
 
 
 def pictures(channels: int, size: int, samples: int) -> ResidentSamples:

@@ -33,8 +33,9 @@ from dispfl.core.evolve import prune_rate
 from dispfl.core.live import LiveModel
 from dispfl.data.batches import ResidentSamples
 from dispfl.federation import execute
-from dispfl.round import Setting, peer_step, start
+from dispfl.round import peer_step, start
 from dispfl.runs.loop import Progress
+from dispfl.work import Setting
 from made_up import federation, first_step
 from measure import best_times, report
 

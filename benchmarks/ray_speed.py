@@ -16,8 +16,9 @@ from dispfl import Experiment
 from dispfl.data.datasets import load
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.ray_engine import RayEngine
-from dispfl.round import Engine, Setting, play_round
+from dispfl.round import play_round
 from dispfl.runs.checkpoint import Checkpoints
+from dispfl.work import Engine, Setting
 from measure import report
 
 LIMIT = 1 / 1.5

@@ -35,8 +35,9 @@ from dispfl.peer.identity import Identity, client_context, server_context
 from dispfl.peer.learning import Aside
 from dispfl.peer.terms import digest_of
 from dispfl.peer.transport import JSON, Ask
-from dispfl.round import PeerData, Setting, start
+from dispfl.round import start
 from dispfl.wire.codec import Codec
+from dispfl.work import PeerData, Setting
 from measure import report
 
 LIMIT = 1.25

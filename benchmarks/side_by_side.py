@@ -7,7 +7,8 @@ import torch
 from dispfl import Experiment
 from dispfl.core.live import LiveModel
 from dispfl.data.datasets import load
-from dispfl.round import Work, peer_step, start
+from dispfl.round import peer_step, start
+from dispfl.work import Work
 from measure import best_times, report
 
 LIMIT = 0.85

@@ -15,8 +15,8 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.roster import roster_names
-from dispfl.round import PeerData, Setting
 from dispfl.topology import Full
+from dispfl.work import PeerData, Setting
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("any machine")

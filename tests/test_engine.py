@@ -16,8 +16,8 @@ from dispfl.core.live import LiveModel
 from dispfl.core.train import Samples
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, draws_globally
-from dispfl.round import Part, PeerData, Setting
 from dispfl.runs.records import weights_sha256
+from dispfl.work import Part, PeerData, Setting
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

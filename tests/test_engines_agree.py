@@ -22,11 +22,12 @@ from dispfl.engines import choice
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError
 from dispfl.launch import Launch
-from dispfl.round import Setting, play_round
+from dispfl.round import play_round
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.loop import Progress
 from dispfl.runs.records import weights_sha256
+from dispfl.work import Setting
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")

@@ -15,7 +15,7 @@ TIERS = [
     {"settings", "errors"},
     {"core"},
     {"wire", "methods", "topology", "data", "models", "roster", "paper"},
-    {"costs", "round", "simulated", "described"},
+    {"costs", "work", "round", "simulated", "described"},
     {"engines", "runs", "peer", "tables"},
     {"federation", "config", "launch", "grid", "export", "reproduce", "up"},
     {"cli"},

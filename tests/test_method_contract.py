@@ -19,9 +19,10 @@ from dispfl.errors import ConfigError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
 from dispfl.methods.registry import METHODS
-from dispfl.round import Outcome, Setting, Step, Work, peer_step, start
+from dispfl.round import peer_step, start
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.topology import TOPOLOGIES, Full, RandomRegular, Ring
+from dispfl.work import Outcome, Setting, Step, Work
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

@@ -18,8 +18,9 @@ from dispfl.methods.base import Around, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
-from dispfl.round import PeerData, Setting, Step, Work, peer_step, start
+from dispfl.round import peer_step, start
 from dispfl.topology import Full, Ring
+from dispfl.work import PeerData, Setting, Step, Work
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

@@ -22,8 +22,9 @@ from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.finetuned import DPSGDFT, FedAvgFT
 from dispfl.methods.local import Local
 from dispfl.methods.subfedavg import SubFedAvg
-from dispfl.round import PeerData, Setting, start
+from dispfl.round import start
 from dispfl.topology import Full
+from dispfl.work import PeerData, Setting
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

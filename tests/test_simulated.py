@@ -15,10 +15,11 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.registry import METHODS
-from dispfl.round import Part, Setting, Work, peer_step, start
+from dispfl.round import peer_step, start
 from dispfl.simulated import heard_here, simulated_step, upload
 from dispfl.topology import Ring
 from dispfl.wire.codec import Wire
+from dispfl.work import Part, Setting, Work
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

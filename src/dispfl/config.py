@@ -31,12 +31,12 @@ from dispfl.methods.registry import METHODS
 from dispfl.models.own import OwnModel
 from dispfl.models.registry import Model
 from dispfl.roster import roster_names
-from dispfl.round import PeerData, Setting
 from dispfl.runs.directory import MADE_IN_PYTHON
 from dispfl.settings import Settings, did_you_mean
 from dispfl.tables import OWN, Choices, as_table, chosen
 from dispfl.topology import TOPOLOGIES, RandomRegular, Topology
 from dispfl.wire.codec import Wire
+from dispfl.work import PeerData, Setting
 
 TABLES: dict[str, Choices] = {
     "data": {"": Data, "own": OwnData},

@@ -11,9 +11,9 @@ from dispfl.data.own.samples import OwnSamples
 from dispfl.methods.base import Method
 from dispfl.models.own import OwnModel
 from dispfl.models.registry import Model
-from dispfl.round import PeerData, Setting
 from dispfl.topology import Topology
 from dispfl.wire.codec import Wire
+from dispfl.work import PeerData, Setting
 
 
 class Described(Protocol):

@@ -24,13 +24,14 @@ from dispfl.errors import ConfigError
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.roster import roster_names
-from dispfl.round import Engine, Outcome, PeerData, Round, Setting, judge_shared
+from dispfl.round import Round, judge_shared
 from dispfl.runs.directory import MADE_IN_PYTHON, RunDirectory, read_config
 from dispfl.runs.loop import History, Progress, begin, recall, run_rounds
 from dispfl.runs.reading import SavedStates
 from dispfl.runs.records import Record, last, summarize, weights_sha256
 from dispfl.topology import RandomRegular, Topology
 from dispfl.wire.codec import Wire
+from dispfl.work import Engine, Outcome, PeerData, Setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,10 +11,10 @@ from dispfl.data.fetch import Progress as Decoding
 from dispfl.engines.choice import reach
 from dispfl.errors import RunError
 from dispfl.federation import Run, execute
-from dispfl.round import Setting
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.loop import Progress
 from dispfl.runs.split import read_split, write_split
+from dispfl.work import Setting
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from dispfl.core.train import Trainer
 from dispfl.costs.ledger import Carried
 from dispfl.costs.traffic import paper_bytes
 from dispfl.methods.base import SERVER, GossipMethod, PeerState, ServerMethod
-from dispfl.round import Part, Setting, Step, Work, peer_step, senders_of
+from dispfl.round import peer_step, senders_of
 from dispfl.wire.codec import Codec
+from dispfl.work import Part, Setting, Step, Work
 
 
 class Arrived(NamedTuple):

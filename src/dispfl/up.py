@@ -38,10 +38,11 @@ from dispfl.peer.site import RUN, SITE, Site, Whereabouts
 from dispfl.peer.store import PeerStore, report_of, rounds_of
 from dispfl.peer.terms import Meaning
 from dispfl.roster import roster_names
-from dispfl.round import Outcome, Round, Setting, Step
+from dispfl.round import Round
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.records import Record, round_record, summarize
 from dispfl.runs.split import read_split, write_split
+from dispfl.work import Outcome, Setting, Step
 
 SITES, LOG = "sites", "log.txt"
 LOOPBACK = "127.0.0.1"

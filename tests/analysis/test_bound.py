@@ -22,8 +22,8 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
-from dispfl.round import Step
 from dispfl.runs.directory import RunDirectory
+from dispfl.work import Step
 
 LN3 = math.log(3)
 S_OF_LN3 = math.sqrt(1 + 2 * LN3) - 1  # s + s^2 / 2 = ln 3

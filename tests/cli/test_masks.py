@@ -23,9 +23,9 @@ from dispfl.methods.base import fresh_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.fedavg import FedAvg
 from dispfl.roster import roster_names
-from dispfl.round import Step
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.split import write_split
+from dispfl.work import Step
 
 APP = typer.Typer()
 APP.command()(masks)

@@ -19,7 +19,7 @@ from dispfl.core.train import Task, Train, Trainer, sgd_step
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.methods.registry import METHODS
-from dispfl.round import Setting
+from dispfl.work import Setting
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 

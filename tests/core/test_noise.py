@@ -15,8 +15,8 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState
 from dispfl.methods.registry import METHODS
-from dispfl.round import Setting
 from dispfl.topology import Full
+from dispfl.work import Setting
 
 SIZE = 10_000
 

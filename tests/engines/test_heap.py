@@ -14,7 +14,8 @@ from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.train import Task
 from dispfl.data.batches import ResidentSamples
 from dispfl.models.registry import Model
-from dispfl.round import PeerData, Setting, play_round
+from dispfl.round import play_round
+from dispfl.work import PeerData, Setting
 
 if sys.argv[1] == "let go":
     inprocess.keep_heap = lambda: None

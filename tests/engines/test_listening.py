@@ -7,8 +7,9 @@ import torch
 from dispfl.core.packed import PackedModel
 from dispfl.engines.listening import Listening
 from dispfl.methods.dispfl import DisPFL
-from dispfl.round import Part, Setting, start
+from dispfl.round import start
 from dispfl.topology import RandomRegular, Ring
+from dispfl.work import Part, Setting
 
 MakeSetting = Callable[..., Setting]
 

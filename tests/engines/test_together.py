@@ -27,8 +27,8 @@ from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.finetuned import FedAvgFT
-from dispfl.round import Part, PeerData, Setting
 from dispfl.runs.directory import read_config
+from dispfl.work import Part, PeerData, Setting
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

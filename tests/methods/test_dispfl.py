@@ -13,7 +13,8 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.dispfl import DisPFL
-from dispfl.round import Setting, start
+from dispfl.round import start
+from dispfl.work import Setting
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

@@ -13,7 +13,8 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import SERVER, PeerState, fresh_state
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.fedavg import FedAvg
-from dispfl.round import PeerData, Setting, start
+from dispfl.round import start
+from dispfl.work import PeerData, Setting
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]

@@ -13,8 +13,9 @@ from dispfl.core.train import Trainer
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD, mean_model
 from dispfl.methods.fedavg import weighted_mean
-from dispfl.round import Setting, start
+from dispfl.round import start
 from dispfl.topology import Ring
+from dispfl.work import Setting
 
 MakeSetting = Callable[..., Setting]
 Play = Callable[..., list[Played]]

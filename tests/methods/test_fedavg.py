@@ -11,7 +11,8 @@ from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER
 from dispfl.methods.fedavg import FedAvg, weighted_mean
-from dispfl.round import PeerData, Setting, start
+from dispfl.round import start
+from dispfl.work import PeerData, Setting
 
 MakeSetting = Callable[..., Setting]
 

@@ -15,7 +15,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.errors import RunError
 from dispfl.methods.base import Around, PeerState, fresh_state
 from dispfl.methods.fedfomo import FedFOMO, gain, moved
-from dispfl.round import PeerData, Setting
+from dispfl.work import PeerData, Setting
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]

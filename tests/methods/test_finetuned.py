@@ -13,7 +13,7 @@ from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.finetuned import DPSGDFT, FedAvgFT
-from dispfl.round import Setting
+from dispfl.work import Setting
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]

@@ -10,7 +10,8 @@ from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Train, Trainer
 from dispfl.methods.local import Local
-from dispfl.round import Setting, Work, peer_step, start
+from dispfl.round import peer_step, start
+from dispfl.work import Setting, Work
 
 MakeSetting = Callable[..., Setting]
 

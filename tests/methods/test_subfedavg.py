@@ -15,7 +15,8 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.methods.base import SERVER, PeerState, fresh_state
 from dispfl.methods.subfedavg import SubFedAvg, pruned
-from dispfl.round import Setting, start
+from dispfl.round import start
+from dispfl.work import Setting
 
 MakeSetting = Callable[..., Setting]
 TrainerFor = Callable[..., Trainer]

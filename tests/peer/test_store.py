@@ -9,7 +9,7 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
 from dispfl.methods.base import PeerState
 from dispfl.peer.store import ROUNDS, PeerStore, rounds_of
-from dispfl.round import Step
+from dispfl.work import Step
 
 
 def a_step() -> Step:

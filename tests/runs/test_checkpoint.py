@@ -11,9 +11,9 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState, fresh_state
-from dispfl.round import Step
 from dispfl.runs import checkpoint
 from dispfl.runs.checkpoint import Checkpoints
+from dispfl.work import Step
 
 
 def a_step(which: int, size: int = 11) -> Step:

@@ -19,13 +19,13 @@ from dispfl.engines.inprocess import InProcess
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
-from dispfl.round import PeerData, Setting
 from dispfl.runs import checkpoint
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, read_metrics
 from dispfl.runs.loop import Progress, recall, run_rounds
 from dispfl.runs.records import Record, weights_sha256
 from dispfl.topology import Full
+from dispfl.work import PeerData, Setting
 
 ROUNDS, PEERS = 4, 3
 Outcome = tuple[list[str], list[Record]]

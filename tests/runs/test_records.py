@@ -15,7 +15,7 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import Carried
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.local import Local
-from dispfl.round import Outcome, PeerData, Round, Setting
+from dispfl.round import Round
 from dispfl.runs.records import (
     Record,
     flops_of,
@@ -28,6 +28,7 @@ from dispfl.runs.records import (
     weights_sha256,
 )
 from dispfl.topology import Full
+from dispfl.work import Outcome, PeerData, Setting
 
 KEYS = [
     "round",

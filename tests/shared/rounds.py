@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.states import States
 from dispfl.methods.base import SERVER, PeerState
-from dispfl.round import OnOutcome, Outcome, Part, Round, Setting, Step, play_round, start
+from dispfl.round import OnOutcome, Round, play_round, start
+from dispfl.work import Outcome, Part, Setting, Step
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from dispfl.peer.terms import terms_of
 from dispfl.peer.transport import JSON
 from dispfl.peer.virtual_time import run
 from dispfl.roster import roster_names
-from dispfl.round import Setting, Step, Work
 from dispfl.topology import RandomRegular
+from dispfl.work import Setting, Step, Work
 
 PEERS, ROUNDS, DEGREE = 16, 20, 4
 FLOOR = 20.0

@@ -7,8 +7,8 @@ from typing import Literal
 
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError
-from dispfl.round import Engine, Setting
 from dispfl.runs.checkpoint import Checkpoints
+from dispfl.work import Engine, Setting
 
 EngineName = Literal["inprocess", "ray"]
 

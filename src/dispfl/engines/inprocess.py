@@ -18,9 +18,10 @@ from dispfl.engines.listening import Listening
 from dispfl.engines.states import States
 from dispfl.engines.together import MakeTrainer, Stacks, steps_together
 from dispfl.methods.base import PeerState
-from dispfl.round import Outcome, Part, Setting, Step, state_for
+from dispfl.round import state_for
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.simulated import heard_here, simulated_step, upload
+from dispfl.work import Outcome, Part, Setting, Step
 
 LARGE_MODEL = 1_000_000
 """Weights from which on a step takes so long, and so much memory, that it pays to give back what is free after it."""

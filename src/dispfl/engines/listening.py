@@ -4,7 +4,8 @@ import heapq
 from collections.abc import Mapping, Sequence
 
 from dispfl.methods.base import PeerState
-from dispfl.round import Part, Setting, senders_of
+from dispfl.round import senders_of
+from dispfl.work import Part, Setting
 
 
 class Listening:

@@ -24,7 +24,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.engines.balance import dealt
 from dispfl.engines.ray_worker import LOST, Worker
 from dispfl.errors import DispflError
-from dispfl.round import PeerData, Setting
+from dispfl.work import PeerData, Setting
 
 log = logging.getLogger("dispfl")
 LOSSES_BORNE = 3

@@ -16,8 +16,8 @@ from dispfl.engines.ray_crew import Crew
 from dispfl.engines.ray_round import RayRound
 from dispfl.engines.ray_worker import Told
 from dispfl.methods.base import PeerState
-from dispfl.round import Outcome, Part, Setting
 from dispfl.runs.checkpoint import Checkpoints
+from dispfl.work import Outcome, Part, Setting
 
 
 class RayEngine:

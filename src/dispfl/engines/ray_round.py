@@ -8,7 +8,7 @@ import ray
 
 from dispfl.engines.ray_crew import Crew, get
 from dispfl.engines.ray_worker import LOST, STEPS_AT_ONCE, Told
-from dispfl.round import Outcome, Part
+from dispfl.work import Outcome, Part
 
 
 class RayRound:

@@ -22,9 +22,10 @@ from dispfl.core.packed import PackedMask
 from dispfl.engines.states import States
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER, GossipMethod, PeerState
-from dispfl.round import Outcome, Part, PeerData, Setting, senders_of, state_for
+from dispfl.round import senders_of, state_for
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.simulated import Arrived, carry, decode, encode, heard_here, simulated_step, upload
+from dispfl.work import Outcome, Part, PeerData, Setting
 
 STEPS_AT_ONCE = 2
 """One peer trains while the next one's messages are fetched."""

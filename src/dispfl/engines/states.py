@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
-from dispfl.round import Outcome, Part, Setting, Step, start
+from dispfl.round import start
 from dispfl.runs.checkpoint import Checkpoints
+from dispfl.work import Outcome, Part, Setting, Step
 
 
 class States:

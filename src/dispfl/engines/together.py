@@ -17,7 +17,7 @@ from torch import Tensor
 from dispfl.core.batched import can_learn_together, learn_together
 from dispfl.core.train import Samples, Trainer
 from dispfl.errors import ConfigError
-from dispfl.round import Part, Setting, Step
+from dispfl.work import Part, Setting, Step
 
 MakeTrainer = Callable[..., Trainer]
 Kind = tuple[Hashable, ...]

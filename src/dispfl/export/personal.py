@@ -25,11 +25,12 @@ from dispfl.methods.base import PeerState
 from dispfl.models.own import OwnModel
 from dispfl.models.registry import Model
 from dispfl.roster import roster_names
-from dispfl.round import Setting, Work, peer_step
+from dispfl.round import peer_step
 from dispfl.runs.directory import MADE_IN_PYTHON, read_config, read_metrics
 from dispfl.runs.reading import final_states, saved_rounds
 from dispfl.runs.records import weights_sha256
 from dispfl.runs.split import read_split
+from dispfl.work import Setting, Work
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dispfl.peer.shelf import Shelf
 from dispfl.peer.standing import Standing
 from dispfl.peer.terms import Terms, digest_of
 from dispfl.peer.transport import JSON, Refused
-from dispfl.round import Setting
 from dispfl.wire.codec import Codec
+from dispfl.work import Setting
 
 T = TypeVar("T")
 

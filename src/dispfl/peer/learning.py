@@ -10,7 +10,8 @@ import torch
 
 from dispfl.core.heap import keep_heap
 from dispfl.core.live import LiveModel
-from dispfl.round import Setting, Step, Work, peer_step
+from dispfl.round import peer_step
+from dispfl.work import Setting, Step, Work
 
 T = TypeVar("T")
 

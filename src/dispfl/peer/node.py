@@ -25,7 +25,7 @@ from dispfl.methods.base import PeerState
 from dispfl.peer.answers import Answers
 from dispfl.peer.asks import SHORTEST_PAUSE, Asks, Gathered
 from dispfl.peer.context import Context
-from dispfl.round import Step, Work
+from dispfl.work import Step, Work
 
 
 class Learner(Protocol):

@@ -16,8 +16,8 @@ from dispfl.methods.base import PeerState
 from dispfl.peer.plan import Plan
 from dispfl.peer.site import Site
 from dispfl.peer.terms import Meaning, Terms, terms_of
-from dispfl.round import PeerData, Setting
 from dispfl.wire.codec import Codec
+from dispfl.work import PeerData, Setting
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from dispfl.costs.ledger import Carried
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.terms import difference
-from dispfl.round import Step
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.files import append_durably
+from dispfl.work import Step
 
 ROUNDS = "rounds.jsonl"
 

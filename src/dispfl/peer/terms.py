@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dispfl.core.layout import Layout
-from dispfl.round import Setting
+from dispfl.work import Setting
 
 PROTOCOL = "1"
 Terms = dict[str, str]

@@ -19,8 +19,8 @@ from dispfl.methods.base import ServerMethod
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.local import Local
-from dispfl.round import Part
 from dispfl.runs.directory import read_metrics, read_summary
+from dispfl.work import Part
 
 LONG_ENOUGH = 3.0
 """Seconds after which a measurement is not repeated."""

@@ -26,8 +26,8 @@ from dispfl.core.train import Report
 from dispfl.costs.ledger import Carried
 from dispfl.errors import DamagedError
 from dispfl.methods.base import PeerState
-from dispfl.round import Step
 from dispfl.runs.files import plain_disk_errors, sync_folder, write_atomically
+from dispfl.work import Step
 
 SECONDS_BETWEEN_PARTS = 60.0
 BYTES_IN_A_PART = 64_000_000

@@ -10,10 +10,11 @@ from dispfl.core.train import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
-from dispfl.round import Engine, Outcome, Setting, Step, play_round, start
+from dispfl.round import play_round, start
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.records import Record, round_record
+from dispfl.work import Engine, Outcome, Setting, Step
 
 log = logging.getLogger("dispfl")
 FAILURES_SHOWN = 3

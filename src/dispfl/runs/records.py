@@ -15,7 +15,8 @@ import torch
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report
 from dispfl.costs.flops import ForwardCost
-from dispfl.round import Round, Setting
+from dispfl.round import Round
+from dispfl.work import Setting
 
 Record = dict[str, Any]
 """A JSON object."""
