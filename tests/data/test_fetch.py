@@ -215,6 +215,7 @@ def test_tar_with_a_link_that_leads_outside_is_refused(shelf: Shelf, tmp_path: P
 @pytest.mark.parametrize(
     ("content", "reason"),
     [(tar({"other/a": b""}), "has no folder set"), (tar({"set/a": bytes(999)})[:60], "cannot be unpacked safely")],
+    ids=["another folder", "cut"],
 )
 def test_archive_that_is_not_what_it_should_be_is_refused(
     shelf: Shelf, tmp_path: Path, content: bytes, reason: str
