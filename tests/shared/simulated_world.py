@@ -297,3 +297,8 @@ def check(seed: int) -> str:
     assert all(store.last is not None and store.last[0] == ROUNDS for store in world.stores.values()), seed
     assert len(world.trace) > PEERS * ROUNDS / 2, seed
     return hashlib.blake2b(repr(world.trace).encode()).hexdigest()
+
+
+def told_of(world: World, teller: str, peer: str) -> list[str]:
+    """What one's log says of another."""
+    return [event for _, name, event, facts in world.trace if name == teller and f"'peer': '{peer}'" in facts]

@@ -119,7 +119,7 @@ class Asks:
         self, sender: str, question: Question, gathered: Gathered, limit: asyncio.Timeout, *, patient: bool
     ) -> PackedModel | None:
         """Ask until there is an answer, or the time is up. Somebody who is gone is asked once."""
-        here, pause = self.here, SHORTEST_PAUSE
+        here, pause, clock, usual = self.here, SHORTEST_PAUSE, asyncio.get_running_loop().time, limit.when() or 0.0
         hold = (self.pace.deadline if patient else self.pace.glance) / 2
         while True:
             nonce = f"{self.rng.getrandbits(128):032x}"
@@ -132,6 +132,8 @@ class Asks:
                     self._lose(sender, problem.why)
                     return None
                 self._wait_for(sender, problem.why)
+                if (until := max(usual, clock() + self.pace.glance)) < (limit.when() or 0.0):
+                    limit.reschedule(until)  # it said "wait", but may have left since
             except Refused as refused:
                 if refused.reason != Reason.REPLAYED:  # an answer that broke too often: ask anew
                     raise
