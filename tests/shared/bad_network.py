@@ -1,6 +1,7 @@
 """A proxy in front of a peer: it delays what passes, resets connections, and can be narrow."""
 
 import asyncio
+import contextlib
 import random
 import socket
 import struct
@@ -43,18 +44,18 @@ class Proxy:
     async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rng = random.Random(f"{self.seed} {self.connections}")
         self.connections += 1
-        try:
-            from_peer, to_peer = await asyncio.open_connection(LOOPBACK, self.target, limit=PIECE)
-        except OSError:
-            _reset(writer)
-            return
-        fate = _Fate(rng, self.doomed)
-        await _first_of(
-            self._pump(reader, to_peer, rng, fate.asks_pass), self._pump(from_peer, writer, rng, fate.answers_pass)
-        )
-        self.resets += fate.is_sealed
-        _reset(writer)
-        _reset(to_peer)
+        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as ending:  # it may be stopped
+            ending.callback(_reset, writer)
+            try:
+                from_peer, to_peer = await asyncio.open_connection(LOOPBACK, self.target, limit=PIECE)
+            except OSError:
+                return
+            ending.callback(_reset, to_peer)
+            fate = _Fate(rng, self.doomed)
+            await _first_of(
+                self._pump(reader, to_peer, rng, fate.asks_pass), self._pump(from_peer, writer, rng, fate.answers_pass)
+            )
+            self.resets += fate.is_sealed
 
     async def _pump(
         self,
@@ -121,10 +122,12 @@ class _Fate:
 async def _first_of(*ways: Coroutine[Any, Any, None]) -> None:
     """Until one of them ends, or breaks; the others end with it."""
     tasks = [asyncio.create_task(way) for way in ways]
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
