@@ -5,7 +5,7 @@ BIN = $(VENV)/bin
 
 # Some 30 minutes on two cores; each prints a ratio against a limit that is measured in the same run.
 BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation partition start_up side_by_side \
-  batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving
+  kept_heap batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving
 
 .PHONY: demo test check bench fuzz clean
 

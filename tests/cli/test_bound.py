@@ -1,8 +1,6 @@
 """`dispfl bound` as a user types it, and what the program says about noise."""
 
 import json
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from program import Dispfl
 from typer.testing import CliRunner
 
 from dispfl import DisPFL, Federation, Train
-from dispfl.cli import main
 from dispfl.cli.bound import bound
 from dispfl.errors import ConfigError, RunError
 from dispfl.runs.checkpoint import Checkpoints
@@ -123,33 +121,11 @@ def test_a_picture_is_drawn_and_named(tmp_path: Path) -> None:
     assert list(json.loads(said.stdout)) == KEYS
 
 
-Dispfl = Callable[..., Said]
-
-
-@pytest.fixture
-def dispfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dispfl:
-    """The whole program in this process: words in, both outputs out."""
-
-    def call(words: str, *more: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["dispfl", *words.split(), *map(str, more)])
-        polite_kill = signal.getsignal(signal.SIGTERM)
-        capsys.readouterr()
-        try:
-            with pytest.raises(SystemExit) as ended:
-                main()
-        finally:
-            signal.signal(signal.SIGTERM, polite_kill)
-        assert not ended.value.code
-        return Said(*capsys.readouterr())
-
-    return call
-
-
 def test_a_run_gives_its_union_samples_batch_steps_and_noise(tmp_path: Path, dispfl: Dispfl) -> None:
     """9 samples in batches of 4, the last of 5: 2 batches, 2 rounds, 4 steps."""
     path = tmp_path / "run"
-    started = dispfl(f"run {TINY} train.noise=0.5 threads=1 --out", path)
-    assert started.stderr.count(NO_GUARANTEE) == 1
+    started = dispfl("run", *TINY.split(), "train.noise=0.5", "threads=1", "--out", path)
+    assert started.err.count(NO_GUARANTEE) == 1
     masks = [step.state.model.mask.unpack() for step in Checkpoints(path / "checkpoints").load(2).values()]
     beta = float(torch.stack(masks).any(0).double().mean())
     assert 0.5 < beta < 1
@@ -161,7 +137,7 @@ def test_a_run_gives_its_union_samples_batch_steps_and_noise(tmp_path: Path, dis
 
 def test_of_a_run_without_noise_the_noise_is_asked_for_and_the_diameter_always(tmp_path: Path, dispfl: Dispfl) -> None:
     path = tmp_path / "run"
-    assert NO_GUARANTEE not in dispfl(f"run {TINY} method=local threads=1 --out", path).stderr
+    assert NO_GUARANTEE not in dispfl("run", *TINY.split(), "method=local", "threads=1", "--out", path).err
     problem = ask("--run", path).exception
     assert str(problem).startswith("--noise is missing: the run was trained without noise (train.noise = 0)")
     problem = ask("--noise 1 --run", path).exception
@@ -188,5 +164,5 @@ def test_a_federation_made_in_python_gives_them_too(
 
 def test_compare_speaks_of_noise_once_and_not_where_nothing_is_left_to_run(tmp_path: Path, dispfl: Dispfl) -> None:
     words = f"compare local dispfl {TINY} rounds=1 train.noise=0.1 threads=1 --out"
-    assert dispfl(words, tmp_path / "grid").stderr.count(NO_GUARANTEE) == 1
-    assert NO_GUARANTEE not in dispfl(words, tmp_path / "grid").stderr
+    assert dispfl(*words.split(), tmp_path / "grid").err.count(NO_GUARANTEE) == 1
+    assert NO_GUARANTEE not in dispfl(*words.split(), tmp_path / "grid").err

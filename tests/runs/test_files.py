@@ -57,7 +57,7 @@ def test_no_space_for_the_new_content_keeps_the_old_and_leaves_no_temporary_file
         write_atomically(file, b"x" * 1001)
     assert str(caught.value) == (
         f"The disk is full: {file} could not be written. What was saved before is intact; free some space "
-        "and start it again."
+        "and start it again; a run goes on with --resume."
     )
     assert file.read_bytes() == b"old"
     assert names(tmp_path) == ["a.txt"]
@@ -94,7 +94,10 @@ def test_a_line_that_was_torn_does_not_swallow_the_next_one(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 def test_appending_to_a_full_disk_is_a_sentence() -> None:
-    with pytest.raises(RunError, match=r"^The disk is full: /dev/full could not be written\. .* start it again\.$"):
+    with pytest.raises(
+        RunError,
+        match=r"^The disk is full: /dev/full could not be written\. .* start it again; a run goes on with --resume\.$",
+    ):
         append_durably(Path("/dev/full"), b"a line\n")
 
 

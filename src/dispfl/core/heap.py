@@ -24,7 +24,7 @@ _mallopt, _malloc_trim = _find("mallopt"), _find("malloc_trim")
 
 def keep_heap() -> None:
     """Let the next batch have the memory of the last one. Otherwise the activations of a small network go back to the
-    system and are mapped and zeroed anew, page by page, in every batch: a tenth of a small CNN's time.
+    system and are mapped and zeroed anew, page by page, in every batch (benchmarks/kept_heap.py).
     """
     if _mallopt is not None:
         _mallopt(_MMAP_THRESHOLD, HEAPED)

@@ -58,6 +58,6 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunError(
                 f"The disk is full: {path} could not be written. What was saved before is intact; free some space "
-                "and start it again."
+                "and start it again; a run goes on with --resume."
             ) from problem
         raise RunError(f"{path} could not be written: {problem.strerror or problem}.") from problem
