@@ -1,9 +1,9 @@
-# `make demo` and `make test` are all a newcomer needs; the first call builds .venv.
+# `make demo` and `make test` are all that a newcomer needs; the first call creates .venv.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-# Some 30 minutes on two cores; each prints a ratio against a limit that is measured in the same run.
+# About 30 minutes on two cores; each benchmark prints a ratio against a limit measured in the same run.
 BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation partition start_up side_by_side \
   kept_heap batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving
 
@@ -12,10 +12,11 @@ BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
 
-# A file's tests stay together, two to four files at a time, in the order of pyproject.toml: the longest first.
+# Up to four files run at the same time, in the order of pyproject.toml: the longest first.
 test: $(VENV)/.installed
 	$(BIN)/pytest --numprocesses=auto --maxprocesses=4 --dist=loadfile --no-loadscope-reorder
 
+# Linters, types of src and tests, and import directions.
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -25,8 +26,8 @@ check: $(VENV)/.installed
 bench: $(VENV)/.installed
 	for benchmark in $(BENCHMARKS); do $(BIN)/python benchmarks/$$benchmark.py || exit 1; done
 
-# Bounded campaigns: more than 100,000 damaged messages (minutes), 5,000 federations in bad weather (an hour or two),
-# 32 real peers watched for leaks (minutes).
+# More than 100,000 damaged messages (minutes), 5,000 simulated federations on faulty networks (an hour or two),
+# 32 real peers monitored for leaks (minutes).
 fuzz: $(VENV)/.installed
 	DISPFL_FUZZ=12600 $(BIN)/pytest tests/wire/test_bad_bytes.py
 	DISPFL_SIMULATIONS=5000 $(BIN)/pytest tests/peer/test_simulated_federation.py

@@ -1,12 +1,12 @@
 """Peers' models stacked and trained at once against two threads that train one peer each; ratio of times.
 
 Equal work on both sides: batches drawn, forward, backward, mask, clip, SGD step. Both may use two threads: the stacked
-side as it likes best, one stack on two threads or two stacks on one each. Stacking is to be 1.5 times as fast for the
-network of a table; for pictures it is measured only.
+side in its faster form, one stack on two threads or two stacks on one each. Stacking is to be 1.5 times as fast for the
+network of a table; for images it is measured only.
 
-Then whole rounds of 64 Dis-PFL peers in the in-process engine with two threads, `together` 16 or 32 against 1: mixing
+Then whole rounds of 64 Dis-PFL peers in the in-process engine with two threads, `vmap_peers` 16 or 32 against 1: mixing
 with 10 neighbours, scoring twice, evolving masks and bookkeeping are done peer by peer on both sides. The limit is for
-500 samples a peer in batches of 32; where a round has fewer steps, the rest weighs more, and it is measured only.
+500 samples per peer in batches of 32; where a round has fewer steps, the rest weighs more, and it is measured only.
 """
 
 import sys
@@ -21,28 +21,28 @@ import torch
 from torch import Tensor
 
 from dispfl import DisPFL, RandomRegular, Train
-from dispfl.core.batched import learn_together
 from dispfl.core.live import LiveModel
+from dispfl.core.stacked import learn_stacked
 from dispfl.core.train import Task, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
-from dispfl.models.registry import Model
-from dispfl.round import play_round
-from dispfl.work import PeerData, Setting
+from dispfl.models.settings import Model
+from dispfl.round.context import PeerData, RunContext
+from dispfl.round.round import run_round
 from measure import best_times, report
 
 LIMIT = 1 / 1.5
 
 
 def measure(name: str, shape: tuple[int, ...], batch: int, peers: int, steps: int, limit: float | None) -> None:
-    """One epoch of so many steps, on random samples."""
+    """One epoch of this many steps, on random samples."""
     rng = torch.Generator().manual_seed(0)
     count = steps * batch
     data = [
         ResidentSamples(torch.randn(count, *shape, generator=rng), torch.randint(10, (count,), generator=rng))
         for _ in range(peers)
     ]
-    settings = Train(epochs=1, batch=batch)
+    settings = Train(epochs=1, batch_size=batch)
     lives = [LiveModel(Model(name=name).network(shape, 10)) for _ in range(2)]
     mask = torch.rand(lives[0].layout.size, generator=rng) < 0.5
     weights = lives[0].read().where(mask, 0.0)
@@ -61,7 +61,7 @@ def measure(name: str, shape: tuple[int, ...], batch: int, peers: int, steps: in
 
     def stack(which: Sequence[int]) -> None:
         live = idle.get()
-        learn_together(trainers(live, which), [weights] * len(which), [mask] * len(which))
+        learn_stacked(trainers(live, which), [weights] * len(which), [mask] * len(which))
         idle.put(live)
 
     with ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as threads:
@@ -91,34 +91,34 @@ def measure(name: str, shape: tuple[int, ...], batch: int, peers: int, steps: in
     )
 
 
-def table_federation(samples: int, batch: int, peers: int) -> Setting:
-    """Peers with so many random rows of 30 columns to learn from, and a fifth of that to be judged on."""
+def table_federation(samples: int, batch: int, peers: int) -> RunContext:
+    """Peers with this many random rows of 30 columns as training data, and a fifth of that as test data."""
     rng = torch.Generator().manual_seed(0)
 
     def rows(count: int) -> ResidentSamples:
         return ResidentSamples(torch.randn(count, 30, generator=rng), torch.randint(10, (count,), generator=rng))
 
     data = {f"{k:03}": PeerData(rows(samples), rows(samples // 5)) for k in range(peers)}
-    train = Train(epochs=5, batch=batch)
-    return Setting(
+    train = Train(epochs=5, batch_size=batch)
+    return RunContext(
         lambda: Model(name="mlp").network((30,), 10), data, DisPFL(), RandomRegular(), train, Task(), seed=0, rounds=500
     )
 
 
 def measure_rounds(samples: int, batch: int, limit: float | None, peers: int = 64) -> None:
-    """Real rounds, one after another, of a federation for each `together`."""
-    setting = table_federation(samples, batch, peers)
+    """Real rounds, one after another, of a federation for each `vmap_peers`."""
+    context = table_federation(samples, batch, peers)
     sizes = (1, 16, 32)
     with ExitStack() as engines:
 
-        def side(together: int) -> Callable[[], object]:
-            engine = engines.enter_context(closing(InProcess(replace(setting, together=together), 2)))
-            engine.recall(0)
+        def side(vmap_peers: int) -> Callable[[], object]:
+            engine = engines.enter_context(closing(InProcess(replace(context, vmap_peers=vmap_peers), 2)))
+            engine.restore(0)
             rounds = count()
-            return lambda: play_round(engine.setting, None, next(rounds), engine)
+            return lambda: run_round(engine.context, None, next(rounds), engine)
 
-        alone, *stacked = best_times(*(side(together) for together in sizes), repeats=3)
-    for together, taken in zip(sizes[1:], stacked, strict=True):
+        alone, *stacked = best_times(*(side(vmap_peers) for vmap_peers in sizes), repeats=3)
+    for vmap_peers, taken in zip(sizes[1:], stacked, strict=True):
         report(
             "batched_peers",
             taken / alone,
@@ -126,7 +126,7 @@ def measure_rounds(samples: int, batch: int, limit: float | None, peers: int = 6
             model="mlp",
             whole_round=True,
             peers=peers,
-            together=together,
+            vmap_peers=vmap_peers,
             samples=samples,
             batch=batch,
             seconds=round(taken, 3),

@@ -11,7 +11,7 @@ import torch
 
 from dispfl import DisPFL, Wire
 from dispfl.core.live import LiveModel
-from dispfl.models.registry import Model
+from dispfl.models.settings import Model
 from dispfl.wire.codec import HEADER, Codec
 from measure import best_times, report
 
@@ -40,7 +40,7 @@ def measure(density: float, values: str, coding: str) -> None:
     mask_bytes, count = HEADER.unpack_from(answer)[-2:]
     paper = 4 * sender.model.values.numel()
     parts = {"request": len(request), "mask": mask_bytes, "values": len(answer) - HEADER.size - mask_bytes}
-    shares = {part: round(size / paper, 3) for part, size in parts.items()} | {
+    evaluates_global = {part: round(size / paper, 3) for part, size in parts.items()} | {
         "plain values": round(4 * count / paper, 3)
     }
     share = {"push": len(whole), "pull": len(request) + len(answer)}
@@ -56,7 +56,7 @@ def measure(density: float, values: str, coding: str) -> None:
             coding=coding,
             gb_of_dense_weights_a_second=round(dense / GIGABYTE / taken, 2),
             share_of_the_papers_bytes=round(size, 3),
-            **({"of_which": shares} if what == "pull encode" else {}),
+            **({"of_which": evaluates_global} if what == "pull encode" else {}),
         )
 
 

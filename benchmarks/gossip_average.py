@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from dispfl import DisPFL
-from dispfl.core.gossip import average_of
+from dispfl.core.averaging import average_of
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
-from dispfl.models.registry import Model
+from dispfl.models.settings import Model
 from measure import best_times, report
 
 LIMIT = 2.0

@@ -1,7 +1,7 @@
 """Rounds with the memory settings that an engine makes (`core/heap.py`) against rounds without; ratio of processor
 times, user and system, each in a process of its own. Page faults are counted beside.
 
-Eight peers with the small CNN, two rounds of two epochs over 500 pictures, on one thread and on two.
+Eight peers with the small CNN, two rounds of two epochs over 500 images, on one thread and on two.
 """
 
 import json
@@ -18,18 +18,18 @@ def spent(how: str, threads: int) -> tuple[float, float, int]:
     """User and system seconds and page faults of two rounds, after one to warm up."""
     from dispfl import Train
     from dispfl.engines import inprocess
-    from dispfl.round import play_round
-    from made_up import federation
+    from dispfl.round.round import run_round
+    from synthetic import federation
 
     if how == "let go":
         inprocess.keep_heap = lambda: None  # type: ignore[attr-defined]
-    setting = federation("cnn", 3, 32, samples=500, tests=100, train=Train(epochs=2), peers=8, degree=4)
-    engine = inprocess.InProcess(setting, threads)
-    engine.recall(0)
-    play_round(setting, None, 0, engine)
+    context = federation("cnn", 3, 32, samples=500, tests=100, train=Train(epochs=2), peers=8, degree=4)
+    engine = inprocess.InProcess(context, threads)
+    engine.restore(0)
+    run_round(context, None, 0, engine)
     before = resource.getrusage(resource.RUSAGE_SELF)
     for t in (1, 2):
-        play_round(setting, None, t, engine)
+        run_round(context, None, t, engine)
     after = resource.getrusage(resource.RUSAGE_SELF)
     engine.close()
     return after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime, after.ru_minflt - before.ru_minflt

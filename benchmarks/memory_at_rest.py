@@ -15,7 +15,7 @@ from dispfl import DisPFL
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.methods.base import PeerState
-from dispfl.models.registry import Model
+from dispfl.models.settings import Model
 from measure import report
 
 LIMIT = 1.05

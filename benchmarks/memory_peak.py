@@ -1,6 +1,6 @@
 """A round of Dis-PFL with 100 ResNet-18 peers at density 0.5 and 10 neighbours in one process: peak resident memory.
 
-One batch of 16 pictures a peer, checkpoint included. The ratio is against the limit of 7 GB; `states_gb` is what one
+One batch of 16 images a peer, checkpoint included. The ratio is against the limit of 7 GB; `states_gb` is what one
 set of all peers' states takes, `obvious_gb` what two dense models and four bool masks a peer would (this round's and
 the next one's).
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from dispfl import DisPFL, Federation, RandomRegular, Train
-from dispfl.models.registry import Model
+from dispfl.models.settings import Model
 from measure import report
 
 LIMIT_GB = 7.0
@@ -24,15 +24,15 @@ PEERS = 100
 def main() -> None:
     """One round, written to the disk as any run's."""
     rng = torch.Generator().manual_seed(0)
-    pictures = torch.randn(16 * PEERS, 3, 32, 32, generator=rng).to(memory_format=torch.channels_last)
+    images = torch.randn(16 * PEERS, 3, 32, 32, generator=rng).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (16 * PEERS,), generator=rng)
-    peers = [((x, y), (x[:4], y[:4])) for x, y in zip(pictures.split(16), labels.split(16), strict=True)]
+    peers = [((x, y), (x[:4], y[:4])) for x, y in zip(images.split(16), labels.split(16), strict=True)]
     federation = Federation(
         lambda: Model(name="resnet18").build(3, 10, 32),
         peers,
         DisPFL(density=0.5),
         RandomRegular(degree=10),
-        train=Train(epochs=1, batch=16),
+        train=Train(epochs=1, batch_size=16),
         eval_every=2,
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -1,15 +1,15 @@
-"""Dis-PFL as people run it today, against ours: ratio of times at equal work and an equal number of threads.
+"""Dis-PFL as simulations usually implement it, against ours: ratio of times at equal work with equally many threads.
 
-The yardstick, exactly: the same algorithm, model (small CNN, 32x32 colour), peers, neighbours, epochs, batch and sizes
+The baseline has the same algorithm, model (small CNN, 32x32 colour), peers, neighbours, epochs, batch and sizes
 of data. It keeps a state dict and a dictionary of float masks for each peer. Every round it deep-copies everyone's
-state dict, and each peer's again before it is loaded, mixed and handed back. Mixing adds up dictionaries, key by key.
-Pruning and regrowing sort whole layers. A `DataLoader` (no worker processes: threads are equal) makes pictures one by
+state dict, and each peer's again before it is loaded, mixed and returned. Mixing adds up dictionaries, key by key.
+Pruning and regrowing sort whole layers. A `DataLoader` (no worker processes: threads are equal) makes images one by
 one with Pillow: pad, crop, mirror, to tensor, normalize. Each peer is evaluated before mixing, after mixing and after
-training, through a `DataLoader` too. Peers take turns, with all threads lent to the one that trains.
+training, through a `DataLoader` too. Peers train one after another, each with all threads.
 
 Ours runs through `execute`, as `dispfl run` does, with its default evaluation: after mixing and after training. The
-second line of a pair is at equal evaluation: the yardstick leaves out the one before mixing.
-Shares of time: the yardstick's are timed while it runs; ours are a profile of one peer's step.
+second line of a pair is at equal evaluation: the baseline leaves out the one before mixing.
+Shares of time: the baseline's are timed while it runs; ours are a profile of one peer's step.
 """
 
 import copy
@@ -29,27 +29,27 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dispfl import Train
-from dispfl.core.evolve import prune_rate
 from dispfl.core.live import LiveModel
+from dispfl.core.sparsity import prune_rate
 from dispfl.data.batches import ResidentSamples
-from dispfl.federation import execute
-from dispfl.round import peer_step, start
-from dispfl.runs.loop import Progress
-from dispfl.work import Setting
-from made_up import federation, first_step
+from dispfl.round.context import RunContext
+from dispfl.round.round import initial_states, peer_step
+from dispfl.runs.execute import execute
+from dispfl.runs.loop import RunCallbacks
 from measure import best_times, report
+from synthetic import federation, first_step
 
 LIMIT = 1 / 2.5
 Weights = dict[str, Tensor]
 
 
-class OneByOne(Dataset[tuple[Tensor, int]]):
-    """Pictures that are transformed when they are asked for."""
+class TransformedImages(Dataset[tuple[Tensor, int]]):
+    """Images that are transformed when they are accessed."""
 
     def __init__(self, samples: ResidentSamples, training: bool) -> None:
         assert samples.index is not None
         assert samples.transform is not None
-        self.pictures = [Image.fromarray(samples.inputs[row].numpy()) for row in samples.index]
+        self.images = [Image.fromarray(samples.inputs[row].numpy()) for row in samples.index]
         self.labels = samples.labels[samples.index].tolist()
         self.mean, self.std = (torch.tensor(v).view(-1, 1, 1) for v in (samples.transform.mean, samples.transform.std))
         self.training = training
@@ -58,33 +58,33 @@ class OneByOne(Dataset[tuple[Tensor, int]]):
         return len(self.labels)
 
     def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        picture = self.pictures[row]
+        image = self.images[row]
         if self.training:
-            padded, (width, height) = ImageOps.expand(picture, 4), picture.size
+            padded, (width, height) = ImageOps.expand(image, 4), image.size
             left, top = random.randint(0, 8), random.randint(0, 8)
-            picture = padded.crop((left, top, left + width, top + height))
+            image = padded.crop((left, top, left + width, top + height))
             if random.random() < 0.5:
-                picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-        size = (picture.height, picture.width, 3)
-        pixels = torch.frombuffer(bytearray(picture.tobytes()), dtype=torch.uint8).view(size)
+                image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        size = (image.height, image.width, 3)
+        pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(size)
         return (pixels.permute(2, 0, 1).float().div(255) - self.mean) / self.std, self.labels[row]
 
 
 class Naive:
     """All peers' dictionaries, and one module into which they are loaded."""
 
-    def __init__(self, setting: Setting, before: bool) -> None:
-        self.setting, self.before, self.module, self.spent = setting, before, setting.module(), Counter[str]()
-        train = setting.train
+    def __init__(self, context: RunContext, before: bool) -> None:
+        self.context, self.before, self.module, self.spent = context, before, context.module(), Counter[str]()
+        train = context.train
         self.loaders = {
             peer: (
-                DataLoader(OneByOne(data.train, True), train.batch, shuffle=True),  # type: ignore[arg-type]
-                DataLoader(OneByOne(data.test, False), train.batch),  # type: ignore[arg-type]
+                DataLoader(TransformedImages(data.train, True), train.batch_size, shuffle=True),  # type: ignore[arg-type]
+                DataLoader(TransformedImages(data.test, False), train.batch_size),  # type: ignore[arg-type]
             )
-            for peer, data in setting.peers.items()
+            for peer, data in context.peers.items()
         }
-        layout = LiveModel(setting.module()).layout
-        names, states = layout.names, start(setting)
+        layout = LiveModel(context.module()).layout
+        names, states = layout.names, initial_states(context)
         unpacked = {peer: state.model.unpack() for peer, state in states.items()}
         split = {peer: [layout.views(flat) for flat in both] for peer, both in unpacked.items()}
         self.models = {peer: dict(zip(names, weights, strict=True)) for peer, (weights, _) in split.items()}
@@ -107,11 +107,11 @@ class Naive:
                 return
             yield batch
 
-    def play_round(self, t: int) -> None:
-        heard = self.setting.topology.heard(self.setting.seed, t, self.setting.roster)
+    def run_round(self, t: int) -> None:
+        heard = self.context.topology.heard(self.context.seed, t, self.context.roster)
         with self.timed("copying and mixing"):
             last, last_masks = copy.deepcopy(self.models), copy.deepcopy(self.masks)
-        for peer in self.setting.roster:
+        for peer in self.context.roster:
             if self.before:
                 self.evaluate(peer, last[peer])
             with self.timed("copying and mixing"):
@@ -132,7 +132,7 @@ class Naive:
         with self.timed("copying and mixing"):
             self.module.load_state_dict(copy.deepcopy(weights))
         self.module.train()
-        s = self.setting.train
+        s = self.context.train
         optimizer = torch.optim.SGD(self.module.parameters(), lr=s.lr, weight_decay=s.weight_decay)
         for _ in range(s.epochs):
             for x, y in self.batches(self.loaders[peer][0]):
@@ -156,7 +156,7 @@ class Naive:
         for x, y in self.batches(self.loaders[peer][1]):
             with self.timed("evaluation"):
                 right += int((self.module(x).argmax(1) == y).sum())
-        return right / len(self.setting.peers[peer].test)
+        return right / len(self.context.peers[peer].test)
 
     def evolve(self, peer: str, t: int) -> None:
         """The gradient of one batch, then whole sorts of each layer."""
@@ -165,7 +165,7 @@ class Naive:
             self.module.zero_grad()
             nn.functional.cross_entropy(self.module(x), y).backward()
         with self.timed("prune and regrow"):
-            rate = prune_rate(t, self.setting.rounds, 0.5)
+            rate = prune_rate(t, self.context.rounds, 0.5)
             masks = copy.deepcopy(self.masks[peer])
             for name, parameter in self.module.named_parameters():
                 mask, kept = masks[name].view(-1), int(masks[name].sum())
@@ -180,12 +180,12 @@ class Naive:
             self.next_masks[peer] = masks
 
 
-def our_shares(setting: Setting) -> dict[str, float]:
+def our_shares(context: RunContext) -> dict[str, float]:
     """Where the time of one peer's step goes."""
-    live, work, profile = LiveModel(setting.module()), first_step(setting, scoring=True), cProfile.Profile()
-    peer_step(setting, live, work)
+    live, step, profile = LiveModel(context.module()), first_step(context, evaluate=True), cProfile.Profile()
+    peer_step(context, live, *step)
     profile.enable()
-    peer_step(setting, live, work)
+    peer_step(context, live, *step)
     profile.disable()
     spent = Counter[str]()
     for (_, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
@@ -202,32 +202,35 @@ def our_shares(setting: Setting) -> dict[str, float]:
 
 def measure(threads: int) -> None:
     """One round of all peers, both ways in turn."""
-    setting = federation("cnn", 3, 32, samples=500, tests=100, train=Train(), peers=8, degree=4)
-    setting = replace(setting, rounds=1)
-    usual, equal = Naive(setting, before=True), Naive(setting, before=False)
+    context = federation("cnn", 3, 32, samples=500, tests=100, train=Train(), peers=8, degree=4)
+    context = replace(context, rounds=1)
+    usual, equal = Naive(context, before=True), Naive(context, before=False)
 
-    def play(naive: Naive) -> None:
+    def measured_round(naive: Naive) -> None:
         torch.set_num_threads(threads)
         naive.spent.clear()
-        naive.play_round(0)
+        naive.run_round(0)
 
     ours, *others = best_times(
-        lambda: execute(setting, None, threads, Progress()), lambda: play(usual), lambda: play(equal), repeats=3
+        lambda: execute(context, None, threads, RunCallbacks()),
+        lambda: measured_round(usual),
+        lambda: measured_round(equal),
+        repeats=3,
     )
     torch.set_num_threads(1)
-    shares = our_shares(setting)
+    evaluates_global = our_shares(context)
     for naive, evaluation, taken in zip((usual, equal), ("each its own", "equal"), others, strict=True):
         whole = naive.spent.total()  # of the last repeat
         report(
             "naive",
             ours / taken,
             LIMIT,
-            threads=threads,
+            workers=threads,
             evaluation=evaluation,
             times_faster=round(taken / ours, 2),
             seconds=[round(ours, 2), round(taken, 2)],
             naive_shares={what: round(spent / whole, 3) for what, spent in naive.spent.items()},
-            our_shares=shares,
+            our_shares=evaluates_global,
         )
 
 

@@ -5,7 +5,7 @@ import torch
 from dispfl import DisPFL
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.models.registry import Model
+from dispfl.models.settings import Model
 from measure import best_times, report
 
 LIMIT = 0.5

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dispfl.core.rng import stream
-from dispfl.data.partition import PARTITIONS
+from dispfl.registry import PARTITIONS
 from measure import best_times, report
 
 LIMIT = 10.0

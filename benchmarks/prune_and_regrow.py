@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from dispfl import DisPFL
-from dispfl.core.evolve import prune_and_regrow
 from dispfl.core.live import LiveModel
-from dispfl.models.registry import Model
-from made_up import pictures
+from dispfl.core.sparsity import prune_and_regrow
+from dispfl.models.settings import Model
 from measure import best_times, report
+from synthetic import images
 
 LIMIT = 0.25
 
@@ -22,7 +22,7 @@ def main() -> None:
     torch.set_num_threads(1)
     live = LiveModel(Model(name="resnet18").build(3, 10, 32))
     weights, mask = DisPFL(density=0.5).start(live.read(), live.layout, 0.5, seed=0, peer="000").model.unpack()
-    x, y = next(pictures(3, 32, 128).batches(128))
+    x, y = next(images(3, 32, 128).batches(128))
 
     def step() -> None:
         live.grad.zero_()

@@ -13,26 +13,26 @@ from pathlib import Path
 import torch
 
 from dispfl import Experiment
-from dispfl.data.datasets import load
+from dispfl.data.datasets import load_dataset
 from dispfl.engines.inprocess import InProcess
-from dispfl.engines.ray_engine import RayEngine
-from dispfl.round import play_round
+from dispfl.engines.ray_driver import RayEngine
+from dispfl.round.context import Engine, RunContext
+from dispfl.round.round import run_round
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.work import Engine, Setting
 from measure import report
 
 LIMIT = 1 / 1.5
 ROUNDS = 5
 
 
-def best_round(setting: Setting, start: Callable[[Path], Engine]) -> float:
+def best_round(context: RunContext, start: Callable[[Path], Engine]) -> float:
     """The shortest of some rounds, the first of which only warms up."""
     with tempfile.TemporaryDirectory() as folder, contextlib.closing(start(Path(folder))) as engine:
-        engine.recall(0)
+        engine.restore(0)
         spent = []
         for t in range(ROUNDS):
             began = time.perf_counter()
-            play_round(setting, None, t, engine)
+            run_round(context, None, t, engine)
             engine.flush(t)
             spent.append(time.perf_counter() - began)
     return min(spent[1:])
@@ -41,10 +41,10 @@ def best_round(setting: Setting, start: Callable[[Path], Engine]) -> float:
 def main() -> None:
     """All three ways, one after another."""
     experiment = Experiment(rounds=ROUNDS)
-    pictures = load(experiment.data)
-    setting = experiment.setting(pictures, experiment.split(pictures))
-    one, two = (best_round(setting, lambda folder, n=n: RayEngine(setting, n, Checkpoints(folder))) for n in (1, 2))  # type: ignore[misc]
-    here = best_round(setting, lambda folder: InProcess(setting, 2, Checkpoints(folder)))
+    images = load_dataset(experiment.data)
+    context = experiment.split_context(images, experiment.split(images))
+    one, two = (best_round(context, lambda folder, n=n: RayEngine(context, n, Checkpoints(folder))) for n in (1, 2))  # type: ignore[misc]
+    here = best_round(context, lambda folder: InProcess(context, 2, Checkpoints(folder)))
     report("ray_speed", two / one, LIMIT, speedup=round(one / two, 2), inprocess=round(here / two, 2))
 
 

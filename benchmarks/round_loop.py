@@ -22,29 +22,29 @@ import torch
 from torch import Tensor, nn
 
 from dispfl import Train
-from dispfl.core.heap import keep_heap
 from dispfl.core.live import LiveModel
-from dispfl.round import peer_step
-from made_up import federation, first_step
+from dispfl.core.memory import keep_heap
+from dispfl.round.round import peer_step
 from measure import best_times, report
+from synthetic import federation, first_step
 
 
 def measure(name: str, channels: int, size: int, limit: float, *, epochs: int = 5, repeats: int = 21) -> None:
-    """One model on random pictures."""
+    """One model on random images."""
     torch.set_num_threads(1)
     keep_heap()
     train = Train(epochs=epochs)
-    setting = federation(name, channels, size, samples=500, tests=1, train=train, peers=11, degree=10)
-    live, work = LiveModel(setting.module()), first_step(setting, scoring=False)
+    context = federation(name, channels, size, samples=500, tests=1, train=train, peers=11, degree=10)
+    live, (task, state, received) = LiveModel(context.module()), first_step(context, evaluate=False)
     rng = torch.Generator().manual_seed(0)
-    data = setting.peers["000"].train
-    batches = [batch for _ in range(epochs) for batch in data.batches(train.batch, rng=rng)]
-    module = setting.module()
+    data = context.peers["000"].train
+    batches = [batch for _ in range(epochs) for batch in data.batches(train.batch_size, rng=rng)]
+    module = context.module()
     first = {name: weights.clone() for name, weights in module.state_dict().items()}
-    masks = [view.float() for view in live.layout.views(work.state.model.mask.unpack())]
+    masks = [view.float() for view in live.layout.views(state.model.mask.unpack())]
 
     def ours() -> None:
-        assert peer_step(setting, live, work).report.failure is None
+        assert peer_step(context, live, task, state, received).report.failure is None
 
     def backward(x: Tensor, y: Tensor) -> None:
         nn.functional.cross_entropy(module(x), y).backward()

@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from dispfl import Experiment
+from dispfl import Experiment, Full
 from dispfl.core.live import LiveModel
-from dispfl.data.datasets import load
-from dispfl.round import peer_step, start
-from dispfl.work import Work
+from dispfl.data.datasets import load_dataset
+from dispfl.round.context import PeerTask
+from dispfl.round.round import initial_states, peer_step
 from measure import best_times, report
 
 LIMIT = 0.85
@@ -16,21 +16,22 @@ LIMIT = 0.85
 
 def main() -> None:
     """A step of the demo's model."""
-    experiment = Experiment(peers=2, topology="full")
-    pictures = load(experiment.data)
-    setting = experiment.setting(pictures, experiment.split(pictures))
-    works = [Work(peer, 0, state, {}) for peer, state in start(setting).items()]
-    lives = [LiveModel(setting.module()) for _ in works]
+    experiment = Experiment(peers=2, topology=Full())
+    images = load_dataset(experiment.data)
+    context = experiment.split_context(images, experiment.split(images))
+    states = initial_states(context)
+    tasks = [PeerTask(peer, 0) for peer in states]
+    lives = [LiveModel(context.module()) for _ in tasks]
     threads = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
 
     def side_by_side() -> None:
         torch.set_num_threads(1)
-        list(threads.map(peer_step, [setting] * 2, lives, works))
+        list(threads.map(peer_step, [context] * 2, lives, tasks, states.values(), [{}, {}]))
 
     def in_turn() -> None:
         torch.set_num_threads(2)
-        for live, work in zip(lives, works, strict=True):
-            peer_step(setting, live, work)
+        for live, task in zip(lives, tasks, strict=True):
+            peer_step(context, live, task, states[task.peer], {})
 
     ours, other = best_times(side_by_side, in_turn, repeats=15)
     report("side_by_side", ours / other, LIMIT)

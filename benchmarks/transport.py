@@ -1,7 +1,7 @@
-"""A ResNet-18 message at density 0.5 over loopback through the HTTPS transport, against raw TLS streams of asyncio.
+"""A ResNet-18 message at density 0.5 over loopback through the HTTPS transport, compared with raw TLS of asyncio.
 
-Both sides live in one process, with the same certificates and the same cipher, and take turns. The limit says that the
-transport takes at most twice the time: half of the raw throughput.
+Both run in one process, in turn, with the same certificates and cipher. Limit: twice the time, half of the raw
+throughput.
 """
 
 import asyncio
@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 
 from cryptography.hazmat.primitives.serialization import Encoding
 
-from dispfl.peer.https import HttpsTransport
-from dispfl.peer.identity import Identity, client_context, server_context
-from dispfl.peer.transport import Ask, Reply
+from dispfl.peer.membership.identity import Identity, client_context, server_context
+from dispfl.peer.transport.base import Request, Response
+from dispfl.peer.transport.https import HttpsTransport
 from measure import report
 
 BODY = os.urandom(22_400_000)
@@ -31,15 +31,15 @@ Fetch = Callable[[], Awaitable[bytes]]
 
 @asynccontextmanager
 async def raw_streams(client: ssl.SSLContext, server: ssl.SSLContext) -> AsyncIterator[Fetch]:
-    """A mask to the other side, a model back: on one connection, in chunks, and nothing else."""
+    """Send a mask and receive a model on one connection, in chunks, without a protocol."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await _read(reader, len(REQUEST)):
             await _write(writer, BODY)
         writer.close()
-        is_over.set()
+        ended.set()
 
-    is_over = asyncio.Event()
+    ended = asyncio.Event()
     listening = await asyncio.start_server(answer, LOCAL, 0, ssl=server, limit=CHUNK)
     address = listening.sockets[0].getsockname()[:2]
     reader, writer = await asyncio.open_connection(*address, ssl=client, limit=CHUNK)
@@ -50,7 +50,7 @@ async def raw_streams(client: ssl.SSLContext, server: ssl.SSLContext) -> AsyncIt
 
     yield fetch
     writer.close()
-    await is_over.wait()
+    await ended.wait()
     listening.close()
     await listening.wait_closed()
 
@@ -73,10 +73,10 @@ async def _read(reader: asyncio.StreamReader, length: int) -> bytes:
 async def https(
     client: ssl.SSLContext, server: ssl.SSLContext, names: dict[bytes, str]
 ) -> AsyncIterator[tuple[Fetch, HttpsTransport]]:
-    """The same through the transport, on a connection that is kept."""
+    """The same through the transport, on a persistent connection."""
 
-    async def answer(sender: str, ask: Ask) -> Reply:
-        return Reply({"round": ask.head["round"]}, BODY)
+    async def answer(sender: str, request: Request) -> Response:
+        return Response({"round": request.header["round"]}, BODY)
 
     def transport(name: str) -> HttpsTransport:
         return HttpsTransport(
@@ -84,17 +84,17 @@ async def https(
             (LOCAL, 0),
             client=client,
             server=server,
-            who=lambda leaf, issuers: names.get(leaf),
+            identify=lambda leaf, issuers: names.get(leaf),
             address=lambda peer: (LOCAL, bob.port),
-            max_ask=lambda what: len(REQUEST),
-            max_reply=lambda what: len(BODY),
+            max_request=lambda kind: len(REQUEST),
+            max_response=lambda kind: len(BODY),
         )
 
     alice, bob = transport("alice"), transport("bob")
     await bob.serve(answer)
 
     async def fetch() -> bytes:
-        return (await alice.ask("bob", Ask("model", {"round": 1}, REQUEST))).body
+        return (await alice.request("bob", Request("model", {"round": 1}, REQUEST))).body
 
     yield fetch, alice
     await alice.close()
@@ -102,7 +102,7 @@ async def https(
 
 
 async def best(*sides: Fetch) -> list[float]:
-    """The best time of each side; taking turns lets a noisy machine disturb all alike."""
+    """The best time of each; in turn, so that other load affects all alike."""
     times: list[list[float]] = [[] for _ in sides]
     for _ in range(REPEATS):
         for side, taken in zip(sides, times, strict=True):
@@ -113,19 +113,19 @@ async def best(*sides: Fetch) -> list[float]:
 
 
 async def main() -> None:
-    """Measure, and report the ratio of times."""
+    """Measure and report the ratio of times."""
     alice, bob = Identity.make("alice"), Identity.make("bob")
     client, server = client_context(alice, [bob.certificate]), server_context(bob, [alice.certificate])
     names = {one.certificate.public_bytes(Encoding.DER): one.name for one in (alice, bob)}
-    async with raw_streams(client, server) as raw, https(client, server, names) as (through, asker):
+    async with raw_streams(client, server) as raw, https(client, server, names) as (through, transport):
         raw_time, https_time = await best(raw, through)
-        meter = asker.counters.carried["bob"]
-        overhead = (meter.sent + meter.received) / (meter.body_sent + meter.body_received) - 1
+        counter = transport.counters.traffic["bob"]
+        overhead = (counter.sent + counter.received) / (counter.body_sent + counter.body_received) - 1
     report(
         "transport",
         https_time / raw_time,
         2.0,
-        what="a ResNet-18 model asked for with a mask",
+        what="a ResNet-18 model requested with a mask",
         mb_a_second=round(len(BODY) / 1e6 / https_time),
         raw_mb_a_second=round(len(BODY) / 1e6 / raw_time),
         tls_and_http_overhead_percent=round(100 * overhead, 2),

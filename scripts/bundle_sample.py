@@ -1,8 +1,8 @@
-"""Draw the bundled sample of Fashion-MNIST: 400 training and 200 test pictures of each class.
+"""Draw the bundled sample of Fashion-MNIST: 400 training and 200 test images of each class.
 
     python scripts/bundle_sample.py /usr/share/datasets/fashion-mnist
 
-A picture's place in the draw is the hash of its split and number, so the sample depends on no library's random
+An image's place in the draw is the hash of its split and number, so the sample depends on no library's random
 generator: anyone with the four files of Fashion-MNIST gets the same one.
 """
 
@@ -13,16 +13,15 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dispfl.data.readers import Split
-from dispfl.data.readers.bundled import BUNDLED
-from dispfl.data.readers.idx import read_idx
+from dispfl.data.readers import ReadSplit
+from dispfl.data.readers.idx import BUNDLED, read_idx
 
 PER_CLASS = {"train": 400, "test": 200}
 SEED = 0
 
 
 def draw(split: str, labels: NDArray[np.int64], per_class: int) -> NDArray[np.int64]:
-    """The numbers of the drawn pictures, in the order of the original files."""
+    """The numbers of the drawn images, in the order of the original files."""
 
     def place(number: int) -> bytes:
         return hashlib.blake2b(f"fashion-sample/{SEED}/{split}/{number}".encode(), digest_size=16).digest()
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="the folder with the four files of Fashion-MNIST")
     reading = read_idx(parser.parse_args().folder, classes=10)
     arrays: dict[str, NDArray[np.uint8]] = {}
-    splits: dict[str, Split] = {"train": reading.train, "test": reading.test}
+    splits: dict[str, ReadSplit] = {"train": reading.train, "test": reading.test}
     for split, (inputs, labels) in splits.items():
         numbers = draw(split, labels.numpy(), PER_CLASS[split])
         arrays[f"{split}_inputs"] = inputs.numpy()[numbers, 0]

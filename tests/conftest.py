@@ -1,4 +1,4 @@
-"""What several test files share: tiny peers, and a run of them in this process. A few milliseconds a round."""
+"""Shared fixtures: tiny peers, and their rounds in this process. A round takes a few milliseconds."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from rounds import Played, play_all
+from rounds import FinishedRound, run_all_rounds
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
@@ -14,9 +14,8 @@ from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
-from dispfl.roster import roster_names
-from dispfl.topology import Full
-from dispfl.work import PeerData, Setting
+from dispfl.round.context import PeerData, RunContext
+from dispfl.topology import Full, peer_names
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("any machine")
@@ -42,7 +41,7 @@ def peers_with_points(count: int) -> dict[str, PeerData]:
         name: PeerData(
             ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
         )
-        for which, name in enumerate(roster_names(count))
+        for which, name in enumerate(peer_names(count))
     }
 
 
@@ -64,49 +63,49 @@ def net() -> Callable[[], nn.Module]:
 
 
 @pytest.fixture
-def make_setting() -> Callable[..., Setting]:
-    """`make_setting(peers=3, method=..., ...)`: peers with 20 training and 10 test points of their own, or as given."""
+def make_context() -> Callable[..., RunContext]:
+    """`make_context(peers=3, method=..., ...)`: peers with 20 training and 10 test points each, or as given."""
 
-    def make(peers: int | Mapping[str, PeerData] = 3, **changes: Any) -> Setting:
+    def make(peers: int | Mapping[str, PeerData] = 3, **changes: Any) -> RunContext:
         data = peers_with_points(peers) if isinstance(peers, int) else peers
         defaults: dict[str, Any] = {
             "model": tiny_net,
             "peers": data,
             "method": DisPFL(),
             "topology": Full(),
-            "train": Train(epochs=1, batch=8),
+            "train": Train(epochs=1, batch_size=8),
             "task": Task(),
             "seed": 0,
             "rounds": 2,
         }
-        return Setting(**defaults | changes)
+        return RunContext(**defaults | changes)
 
     return make
 
 
 @pytest.fixture
-def play() -> Callable[..., list[Played]]:
-    """`play(setting, threads=1)`: all rounds of a run, one after another."""
-    return play_all
+def run_all() -> Callable[..., list[FinishedRound]]:
+    """`run_all(context, workers=1)`: all rounds of a run, one after another."""
+    return run_all_rounds
 
 
 @pytest.fixture
 def trainer_for() -> Callable[..., Trainer]:
-    """`trainer_for(setting, peer="000", t=0)`: the hands of one peer in one round, as its method's step gets them."""
+    """`trainer_for(context, peer="000", t=0)`: the trainer of one peer in one round, as its method's step gets it."""
 
-    def make(setting: Setting, peer: str = "000", t: int = 0) -> Trainer:
-        data, live = setting.peers[peer], LiveModel(setting.module())
+    def make(context: RunContext, peer: str = "000", t: int = 0) -> Trainer:
+        data, live = context.peers[peer], LiveModel(context.module())
         return Trainer(
             live=live,
             train=data.train,
             test=data.test,
-            settings=setting.train,
-            task=setting.task,
-            seed=setting.seed,
+            settings=context.train,
+            task=context.task,
+            seed=context.seed,
             peer=peer,
             t=t,
-            T=setting.rounds,
-            roster=setting.roster,
+            T=context.rounds,
+            roster=context.roster,
             buffers=live.read_buffers(),
         )
 
@@ -125,8 +124,8 @@ def bits() -> Callable[[PeerState], dict[str, bytes]]:
             **{f"buffers/{name}": tensor for name, tensor in state.buffers.items()},
             **{f"memory/{name}": tensor for name, tensor in state.memory.items()},
         }
-        if state.sent is not None:
-            tensors |= {"sent/values": state.sent.values, "sent/mask": state.sent.mask.bits}
+        if state.upload is not None:
+            tensors |= {"sent/values": state.upload.values, "sent/mask": state.upload.mask.bits}
         return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
     return read

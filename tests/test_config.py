@@ -1,4 +1,4 @@
-"""Experiments: defaults under a file under words, and a sentence for everything that cannot be."""
+"""Experiments: defaults, a file over them, overrides over both, and a sentence for every invalid setting."""
 
 import string
 import tomllib
@@ -21,13 +21,13 @@ from dispfl.methods.local import Local
 from dispfl.topology import Full, RandomRegular, Ring
 
 
-def refusal(*words: str, config: dict[str, Any] | None = None) -> str:
+def refusal(*overrides: str, config: dict[str, Any] | None = None) -> str:
     with pytest.raises(ConfigError) as caught:
-        compose(config or {}, words)
+        compose(config or {}, overrides)
     return str(caught.value)
 
 
-def test_nothing_said_is_the_demo() -> None:
+def test_the_defaults_are_the_demo() -> None:
     demo = compose({})
     assert demo == Experiment()
     assert (demo.seed, demo.rounds, demo.peers) == (0, 16, 16)
@@ -35,22 +35,22 @@ def test_nothing_said_is_the_demo() -> None:
     assert demo.data.name == "fashion-sample"
 
 
-def test_words_win_over_the_file_and_the_file_over_defaults() -> None:
+def test_overrides_precede_the_file_and_the_file_the_defaults() -> None:
     config = {"rounds": 7, "train": {"lr": 0.3, "epochs": 2}}
     made = compose(config, ["train.lr=0.01"])
     assert (made.rounds, made.train.lr, made.train.epochs) == (7, 0.01, 2)
-    assert made.train.batch == 32  # the demo's, of which neither spoke
+    assert made.train.batch_size == 32  # the demo's, which neither changes
 
 
-def test_a_file_says_the_same_as_its_words(tmp_path: Path) -> None:
+def test_a_file_and_overrides_with_the_same_values_are_equal(tmp_path: Path) -> None:
     file = tmp_path / "small.toml"
-    file.write_text('peers = 6\nmethod = "local"\n[topology]\nname = "ring"\ndrop = 0.25\n')
-    words = ["peers=6", "method=local", "topology.name=ring", "topology.drop=0.25"]
-    assert compose(read_toml(file)) == compose({}, words)
-    assert compose(read_toml(file)).topology == Ring(drop=0.25)
+    file.write_text('peers = 6\nmethod = "local"\n[topology]\nname = "ring"\noffline_prob = 0.25\n')
+    overrides = ["peers=6", "method=local", "topology.name=ring", "topology.offline_prob=0.25"]
+    assert compose(read_toml(file)) == compose({}, overrides)
+    assert compose(read_toml(file)).topology == Ring(offline_prob=0.25)
 
 
-def test_another_name_leaves_nothing_of_the_old_tables_keys() -> None:
+def test_another_name_drops_the_keys_of_the_old_table() -> None:
     config = {"method": {"name": "dispfl", "density": 0.2}, "partition": {"name": "dirichlet", "alpha": 0.1}}
     made = compose(config, ["method=local", "partition=pathological", "partition.classes=3"])
     assert made.method == Local()
@@ -62,12 +62,12 @@ def test_the_same_name_keeps_the_tables_other_keys() -> None:
     assert made.method == DisPFL(density=0.2, alpha_0=0.1)
 
 
-def test_a_tables_name_counts_before_its_keys_in_whatever_order_they_are_said() -> None:
-    words = ["topology.drop=0.5", "topology=ring"]
-    assert compose({}, words).topology == compose({}, reversed(words)).topology == Ring(drop=0.5)
+def test_a_tables_name_applies_before_its_keys_in_any_order() -> None:
+    overrides = ["topology.offline_prob=0.5", "topology=ring"]
+    assert compose({}, overrides).topology == compose({}, reversed(overrides)).topology == Ring(offline_prob=0.5)
 
 
-def test_the_last_of_two_words_for_a_key_wins() -> None:
+def test_the_last_of_two_overrides_of_a_key_applies() -> None:
     assert compose({}, ["rounds=3", "rounds=5"]).rounds == 5
 
 
@@ -86,13 +86,13 @@ def test_three_densities_make_three_groups_of_peers_in_roster_order() -> None:
     assert made.method.densities(6) == [0.2, 0.2, 0.5, 0.5, 1.0, 1.0]
 
 
-def test_a_text_needs_no_quotes_and_a_quoted_comma_stays_a_text() -> None:
+def test_text_needs_no_quotes_and_quoted_text_may_contain_a_comma() -> None:
     assert compose({}, ["data.dir=/somewhere/else"]).data.dir == "/somewhere/else"
     assert compose({}, ['data.dir="a,b"']).data.dir == "a,b"
 
 
 @pytest.mark.parametrize(
-    ("word", "sentence"),
+    ("override", "sentence"),
     [
         ("round=3", "Unknown key round. Did you mean rounds?"),
         ("method.densty=0.2", "Unknown key method.densty. Did you mean method.density?"),
@@ -101,19 +101,19 @@ def test_a_text_needs_no_quotes_and_a_quoted_comma_stays_a_text() -> None:
         ("epochs=3", "Unknown key epochs. Did you mean train.epochs?"),
         ("degree=3", "Unknown key degree. Did you mean topology.degree?"),
         ("lr=0.1", "Unknown key lr. Did you mean train.lr?"),
-        ("drop=0.1", "Unknown key drop. Did you mean topology.drop?"),
+        ("offline_prob=0.1", "Unknown key offline_prob. Did you mean topology.offline_prob?"),
         ("alpha=0.1", "Unknown key alpha. Did you mean partition.alpha?"),
         ("metod.density=0.2", "Unknown key metod. Did you mean method?"),
     ],
 )
-def test_a_typo_gets_the_nearest_key(word: str, sentence: str) -> None:
-    assert refusal(word) == sentence
+def test_a_typo_gets_the_nearest_key(override: str, sentence: str) -> None:
+    assert refusal(override) == sentence
 
 
-def test_the_smallest_density_of_real_sites_is_told_apart_from_a_typo() -> None:
+def test_the_smallest_density_of_real_sites_gets_its_own_hint() -> None:
     assert refusal("smallest_density=0.3") == (
-        "Unknown key smallest_density. It is an option for real sites, dispfl peer init --smallest-density; here "
-        "everyone's density is known: method.density=0.3,0.5."
+        "Unknown key smallest_density. It is an option of real sites, dispfl peer init --smallest-density; in a "
+        "simulation all densities are known: method.density=0.3,0.5."
     )
 
 
@@ -122,14 +122,14 @@ def test_a_typo_in_a_file_gets_the_nearest_key() -> None:
     assert refusal(config={"train": {"l": 1}}) == "Unknown key train.l. Did you mean train.lr?"
 
 
-def test_a_key_near_to_none_gets_the_list_with_each_key_once() -> None:
+def test_a_key_unlike_any_other_gets_the_list_with_each_key_once() -> None:
     listed = refusal("zzzzzz=1").removeprefix("Unknown key zzzzzz. Known: ").removesuffix(".").split(", ")
     assert {"seed", "method.density", "topology.degree", "train.lr"} <= set(listed)
     assert len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize(
-    ("word", "sentence"),
+    ("override", "sentence"),
     [
         ("method.density=0", "method.density must be in (0, 1], got 0."),
         ("method.density=-0.5", "method.density must be in (0, 1], got -0.5."),
@@ -150,16 +150,19 @@ def test_a_key_near_to_none_gets_the_list_with_each_key_once() -> None:
         ("method=disfl", "method 'disfl' does not exist. Did you mean dispfl?"),
         ("method=3", "method must be a table or a name, got 3."),
         ("partition=dir", "partition 'dir' does not exist. Did you mean dirichlet?"),
-        ("partition.samples=0", 'partition.samples must be a whole number of at least 1, or "all", got 0.'),
+        (
+            "partition.samples_per_peer=0",
+            'partition.samples_per_peer must be a whole number of at least 1, or "all", got 0.',
+        ),
         ("topology=rings", "topology 'rings' does not exist. Did you mean ring?"),
-        ("topology.drop=1.5", "topology.drop must be in [0, 1], got 1.5."),
+        ("topology.offline_prob=1.5", "topology.offline_prob must be in [0, 1], got 1.5."),
         ("topology.degree=0", "topology.degree must be at least 1, got 0."),
-        ("model=cn", "model.name 'cn' does not exist. Did you mean cnn?"),
-        ("data=cifar1", "data.name must be a known data set, got 'cifar1'. Did you mean cifar10?"),
+        ("model=cn", "model 'cn' does not exist. Did you mean cnn?"),
+        ("data=cifar1", "data 'cifar1' does not exist. Did you mean cifar10?"),
         ("data.augment=maybe", "data.augment must be true or false, got 'maybe'."),
         ("train.lr=0", "train.lr must be above 0, got 0."),
         ("train.lr=nan", "train.lr must be a finite number above 0, got nan."),
-        ("train.decay=1.1", "train.decay must be in (0, 1], got 1.1."),
+        ("train.lr_decay=1.1", "train.lr_decay must be in (0, 1], got 1.1."),
         ("rounds=0", "rounds must be at least 1, got 0."),
         ("rounds=many", "rounds must be a whole number at least 1, got 'many'."),
         ("rounds=2.5", "rounds must be a whole number at least 1, got 2.5."),
@@ -170,11 +173,11 @@ def test_a_key_near_to_none_gets_the_list_with_each_key_once() -> None:
         ("=3", "Expected key=value, got '=3'; for example method.density=0.2."),
     ],
 )
-def test_a_value_that_cannot_be_is_one_sentence(word: str, sentence: str) -> None:
-    assert refusal(word) == sentence
+def test_an_invalid_value_is_one_sentence(override: str, sentence: str) -> None:
+    assert refusal(override) == sentence
 
 
-def test_degree_has_to_be_below_the_number_of_peers() -> None:
+def test_the_degree_must_be_below_the_number_of_peers() -> None:
     assert refusal("peers=4", "topology.degree=4") == (
         "topology.degree must be below the number of peers (4), got 4. Use at most 3, or more peers."
     )
@@ -187,11 +190,11 @@ def test_degree_has_to_be_below_the_number_of_peers() -> None:
     assert compose({}, ["peers=4", "topology.degree=3"]).topology == RandomRegular(degree=3)
 
 
-def test_a_degree_that_nobody_stated_is_at_most_the_number_of_others() -> None:
+def test_the_default_degree_is_at_most_the_number_of_other_peers() -> None:
     assert compose({}, ["peers=4"]).topology == compose({"peers": 4}).topology == RandomRegular(degree=3)
     assert compose({"peers": 2}, ["peers=5"]).topology == RandomRegular(degree=4)
     assert compose({"topology": "ring"}, ["peers=6", "topology=random"]).topology == RandomRegular(degree=5)
-    assert compose({}, ["peers=3", "topology.drop=0.5"]).topology == RandomRegular(degree=2, drop=0.5)
+    assert compose({}, ["peers=3", "topology.offline_prob=0.5"]).topology == RandomRegular(degree=2, offline_prob=0.5)
     assert compose({}, ["peers=1"]).topology == Full()
     assert Experiment(peers=4).to_toml()["topology"]["degree"] == 3
     assert compose({}, ["peers=16"]).topology == compose({}).topology == RandomRegular(degree=4)
@@ -199,20 +202,20 @@ def test_a_degree_that_nobody_stated_is_at_most_the_number_of_others() -> None:
 
 def test_more_densities_than_peers_are_refused() -> None:
     assert refusal("peers=2", "topology=ring", "method.density=0.1,0.2,0.3") == (
-        "method.density lists 3 groups for 2 peers; give at most one a peer."
+        "method.density lists 3 groups for 2 peers; give at most one per peer."
     )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_an_unavailable_device_is_refused() -> None:
     assert refusal("device=cuda") == (
         "device is 'cuda', which this machine or this build of torch does not have; use cpu."
     )
 
 
-def test_a_table_that_is_a_number_in_the_file_is_refused_with_and_without_words() -> None:
-    assert refusal(config={"train": 3}) == "train must be a table or a name, got 3."
-    assert refusal("train.lr=0.1", config={"train": 3}) == "train must be a table or a name, got 3."
+def test_a_table_that_is_a_number_in_the_file_is_refused_with_and_without_overrides() -> None:
+    assert refusal(config={"train": 3}) == "train must be a table, got 3."
+    assert refusal("train.lr=0.1", config={"train": 3}) == "train must be a table, got 3."
 
 
 def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
@@ -229,8 +232,8 @@ def test_a_file_that_is_not_toml_is_a_sentence_that_says_where(tmp_path: Path, c
         read_toml(file)
 
 
-def test_a_file_that_is_no_text_and_a_folder_are_sentences(tmp_path: Path) -> None:
-    file = tmp_path / "picture.toml"
+def test_a_binary_file_and_a_folder_are_sentences(tmp_path: Path) -> None:
+    file = tmp_path / "image.toml"
     file.write_bytes(b"\x89PNG\xff")
     for path in (file, tmp_path):
         with pytest.raises(ConfigError, match=rf"^The config file {path} cannot be read: .*\.$"):
@@ -256,19 +259,19 @@ def experiments(draw: st.DrawFn) -> Experiment:
     density = st.floats(0, 1, exclude_min=True)
     method = st.one_of(st.just(Local()), st.builds(DisPFL, density=density | st.lists(density, min_size=1, max_size=2)))
     topology = st.one_of(
-        st.builds(Ring, drop=st.floats(0, 1), offline=st.sampled_from(["train", "skip"])),
+        st.builds(Ring, offline_prob=st.floats(0, 1), offline=st.sampled_from(["train", "skip"])),
         st.builds(RandomRegular, degree=st.integers(1, peers - 1)),
     )
     samples = st.integers(10, 10**6) | st.just("all")
     partition = st.one_of(
-        st.builds(Dirichlet, alpha=st.floats(0.001, 10_000), samples=samples),
-        st.builds(Pathological, classes=st.integers(1, 10), samples=samples),
-        st.builds(IID, test_samples=st.integers(1, 10**6)),
+        st.builds(Dirichlet, alpha=st.floats(0.001, 10_000), samples_per_peer=samples),
+        st.builds(Pathological, classes=st.integers(1, 10), samples_per_peer=samples),
+        st.builds(IID, test_samples_per_peer=st.integers(1, 10**6)),
     )
     return Experiment(
         seed=draw(st.integers(0, 2**64)),
         peers=peers,
-        threads=draw(st.integers(1, 64)),
+        workers=draw(st.integers(1, 64)),
         data=Data(dir=draw(st.none() | st.text(string.printable))),
         method=draw(method),
         topology=draw(topology),
@@ -282,8 +285,8 @@ def test_written_as_toml_and_read_again_an_experiment_is_the_same(experiment: Ex
     assert compose(tomllib.loads(tomli_w.dumps(experiment.to_toml()))) == experiment
 
 
-def test_a_file_may_describe_the_users_own_data_whose_path_a_word_gives() -> None:
+def test_a_file_may_describe_custom_data_whose_path_is_an_override() -> None:
     described = compose(
         {"data": {"label": "kind", "classes": ["no", "yes"]}}, ["data.path=table.csv", "model=mlp"]
     ).data
-    assert (described.name, described.label, str(described.path)) == ("own", "kind", "table.csv")  # type: ignore[attr-defined]
+    assert (described.name, described.label, str(described.path)) == ("custom", "kind", "table.csv")  # type: ignore[attr-defined]

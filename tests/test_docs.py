@@ -17,32 +17,55 @@ from typer.testing import CliRunner
 
 from dispfl.cli import app
 from dispfl.config import compose
-from dispfl.methods.registry import METHODS
-from dispfl.peer.door import Reason
+from dispfl.peer.local import free_ports
 from dispfl.peer.store import rounds_of
-from dispfl.up import free_ports
+from dispfl.testing import check_method
 from dispfl.wire.refusals import Refusal
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGE = (DOCS / "add-a-method.md").read_text()
+EXTEND = (DOCS / "extend.md").read_text()
 DEPLOY = (DOCS / "deploy.md").read_text()
 DISPFL = [sys.executable, "-c", "from dispfl.cli import main; main()"]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
-def test_the_added_method_runs_and_can_be_named_in_a_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "pulled", METHODS["local"])  # undone after the test
-    code = re.findall(r"```python\n(.*?)```", PAGE, re.S)
+def extension_blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", EXTEND, re.S)
+
+
+def test_the_extensions_of_the_page_run_in_python_and_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    code = extension_blocks("python")
+    (tmp_path / "my_module.py").write_text("\n".join(block for block in code if block.startswith("# my_module.py")))
     names: dict[str, Any] = {}
-    exec(compile("\n".join(code), "add-a-method.md", "exec"), names)  # our own text
-    assert names["run"].summary["method"] == "pulled"
-    assert names["run"].summary["accuracy"]["mean"] > 0.5
-    assert compose({}, ["method=pulled", "method.strength=0.1"]).method == names["Pulled"](strength=0.1)
+    for block in code:
+        if not block.startswith("# my_module.py"):
+            exec(compile(block, "extend.md", "exec"), names)  # our own text
+    assert names["run"].summary["method"] == "Pulled"
+    assert names["run"].summary["accuracy"]["mean"] > 0.3
+    assert compose({}, ["method=my_module:Pulled", "method.strength=0.1"]).method == names["Pulled"](strength=0.1)
+    commands = "".join(extension_blocks("sh")).splitlines()
+    assert len(commands) == 3
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "dispfl"
+        result = CliRunner().invoke(app, [*words, "train.epochs=1"])
+        assert result.exit_code == 0, f"{command}\n{result.output}\n{result.exception}"
+    for kind in ("MedianDisPFL", "Pulled"):
+        check_method(getattr(sys.modules["my_module"], kind)())
 
 
-def test_the_method_takes_at_most_sixty_lines() -> None:
-    method = re.findall(r"```python\n(.*?)```", PAGE, re.S)[0]
-    assert len(method.splitlines()) <= 60
+def test_the_method_takes_at_most_thirty_lines() -> None:
+    assert len(extension_blocks("python")[0].splitlines()) <= 30
+
+
+def test_the_groups_of_entry_points_are_those_of_the_registry() -> None:
+    groups = set(re.findall(r"`(dispfl\.[a-z]+s)`", EXTEND))
+    assert groups == {"dispfl.methods", "dispfl.topologies", "dispfl.partitions", "dispfl.models", "dispfl.datasets"}
 
 
 # docs/deploy.md: three sites on this machine, by the commands that the page has
@@ -143,8 +166,10 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     for site in SITES:
         (tmp_path / site).mkdir()
         (tmp_path / site / "federation.toml").write_text(blocks("toml")[0])
-        for name, code in zip(("patients.py", "predict.py"), blocks("python"), strict=True):
-            (tmp_path / site / name).write_text(code)
+        [code] = blocks("python")
+        (tmp_path / site / "patients.py").write_text(code)
+        [table] = blocks("csv")
+        (tmp_path / site / "new.csv").write_text(table)
     following = Walk(tmp_path)
     yield following
     following.close()
@@ -176,7 +201,7 @@ def test_systemd_finds_nothing_wrong_with_the_service_unit(tmp_path: Path) -> No
 def test_the_sentences_that_the_page_helps_with_are_those_of_the_program() -> None:
     joined = re.compile(r'" *\n *f?"')  # a sentence over several lines of source
     source = "".join(joined.sub("", file.read_text()) for file in (DOCS.parent / "src/dispfl").rglob("*.py"))
-    rows = re.findall(r"^\| `(.*?)`", DEPLOY[DEPLOY.index("## When something is wrong") :], re.M)
+    rows = re.findall(r"^\| `(.*?)`", DEPLOY[DEPLOY.index("## Troubleshooting") :], re.M)
     assert len(rows) > 15
     for sentence in rows:
         fixed = re.split(r"\S*/\S*|\b(?:alice|bob|carol|hearts?|site|rounds?)\b|[\d(=:;,.]+|  ", sentence)
@@ -186,7 +211,7 @@ def test_the_sentences_that_the_page_helps_with_are_those_of_the_program() -> No
 
 def test_every_refusal_is_in_the_protocols_tables() -> None:
     page = (DOCS / "protocol.md").read_text()
-    missing = [reason for reason in (*Refusal, *Reason) if f"`{reason}`" not in page]
+    missing = [reason for reason in Refusal if f"`{reason}`" not in page]
     assert not missing
 
 

@@ -1,4 +1,4 @@
-"""The Python API as a user meets it: own network, own data, ten lines."""
+"""The Python API with a user's own network and data."""
 
 import json
 import logging
@@ -13,15 +13,27 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
-from dispfl import DisPFL, Federation, Full, Local, RandomRegular, Ring, Run, Train
+from dispfl import (
+    Dirichlet,
+    DisPFL,
+    Federation,
+    Full,
+    Local,
+    RandomRegular,
+    Ring,
+    RunResult,
+    Train,
+    load_dataset,
+    run_experiment,
+)
 from dispfl.config import compose
 from dispfl.core.train import accuracy
 from dispfl.errors import ConfigError, DataError, RunError
-from dispfl.runs.directory import read_config
+from dispfl.runs.directory import read_config, read_summary
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 Pair = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
-QUICK = Train(epochs=1, batch=8)
+QUICK = Train(epochs=1, batch_size=8)
 
 
 class MyNet(nn.Module):
@@ -54,7 +66,7 @@ def pairs(points: Points) -> list[Pair]:
     return [(points(20, k), points(10, 100 + k)) for k in range(6)]
 
 
-def bits(run: Run) -> list[str]:
+def bits(run: RunResult) -> list[str]:
     digests: list[str] = run.summary["weights_sha256"]
     return digests
 
@@ -65,7 +77,7 @@ def test_the_ten_line_example(pairs: list[Pair]) -> None:
         peers=pairs,
         method=DisPFL(density=0.5),
         topology=RandomRegular(degree=4),
-        train=Train(batch=8),
+        train=Train(batch_size=8),
         seed=0,
     )
     run = fed.run(rounds=20)
@@ -75,14 +87,14 @@ def test_the_ten_line_example(pairs: list[Pair]) -> None:
     assert [record["round"] for record in run.history] == list(range(20))
 
 
-def test_a_peers_model_scores_what_the_run_says(pairs: list[Pair]) -> None:
+def test_a_peers_model_has_the_accuracy_of_the_run(pairs: list[Pair]) -> None:
     run = Federation(MyNet, pairs, train=QUICK).run(rounds=2)
     for k, (_, (inputs, labels)) in enumerate(pairs):
         assert accuracy(run.model(k)(inputs), labels) == run.accuracy[k]
         assert run.model(f"00{k}")(inputs).equal(run.model(k)(inputs))
 
 
-def test_a_peers_model_is_sparse_and_the_callers_own(pairs: list[Pair]) -> None:
+def test_a_peers_model_is_sparse_and_a_new_module(pairs: list[Pair]) -> None:
     run = Federation(MyNet, pairs, DisPFL(density=0.5), train=QUICK).run(rounds=1)
     model = run.model(0)
     assert not model.training
@@ -120,7 +132,7 @@ def test_tensors_tensor_datasets_and_datasets_of_the_same_rows_give_the_same_mod
     assert results[0] == results[1] == results[2] == results[3]
 
 
-class PictureNet(nn.Module):
+class ImageNet(nn.Module):
     """A convolution and a `view`, as in many a tutorial."""
 
     def __init__(self) -> None:
@@ -134,13 +146,13 @@ class PictureNet(nn.Module):
         return outputs
 
 
-def test_pictures_and_a_network_that_flattens_with_view() -> None:
-    pictures = [(torch.randn(9, 3, 6, 6), torch.arange(9) % 2) for _ in range(4)]
-    run = Federation(PictureNet, [(pictures[0], pictures[1]), (pictures[2], pictures[3])], train=QUICK).run(rounds=1)
+def test_images_and_a_network_that_flattens_with_view() -> None:
+    images = [(torch.randn(9, 3, 6, 6), torch.arange(9) % 2) for _ in range(4)]
+    run = Federation(ImageNet, [(images[0], images[1]), (images[2], images[3])], train=QUICK).run(rounds=1)
     assert len(run.accuracy) == 2
 
 
-def test_regression_with_a_loss_and_a_metric_of_ones_own() -> None:
+def test_regression_with_a_custom_loss_and_metric() -> None:
     inputs = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
     targets = inputs @ torch.tensor([[1.0], [-2.0], [3.0], [0.5]])
 
@@ -151,7 +163,7 @@ def test_regression_with_a_loss_and_a_metric_of_ones_own() -> None:
         lambda: nn.Linear(4, 1),
         [((inputs[:20], targets[:20]), (inputs[20:], targets[20:]))] * 2,
         DisPFL(density=1.0),
-        train=Train(batch=8, lr=0.05),
+        train=Train(batch_size=8, lr=0.05),
         loss=nn.functional.mse_loss,
         metric=rmse,
     )
@@ -161,7 +173,7 @@ def test_regression_with_a_loss_and_a_metric_of_ones_own() -> None:
 
 
 @pytest.mark.parametrize("as_state_dict", [False, True])
-def test_init_is_what_everyone_starts_from_and_stays_as_it_was(pairs: list[Pair], as_state_dict: bool) -> None:
+def test_all_peers_start_from_init_which_is_not_modified(pairs: list[Pair], as_state_dict: bool) -> None:
     given = MyNet()
     before = deepcopy(given.state_dict())
     init = given.state_dict() if as_state_dict else given
@@ -180,12 +192,12 @@ def test_init_with_buffers_starts_every_peer_from_those_buffers(pairs: list[Pair
 
 
 @pytest.mark.parametrize("wrong", [nn.Linear(4, 3), {"hidden.weight": torch.zeros(8, 4)}, {}])
-def test_an_init_that_does_not_fit_is_refused_when_it_is_given(pairs: list[Pair], wrong: Any) -> None:
+def test_an_init_that_does_not_fit_is_refused_at_once(pairs: list[Pair], wrong: Any) -> None:
     with pytest.raises(ConfigError, match="`init` does not fit the model: "):
         Federation(MyNet, pairs, init=wrong)
 
 
-def test_on_round_is_told_every_round_and_that_of_the_run_wins(pairs: list[Pair]) -> None:
+def test_on_round_is_called_after_every_round_and_the_runs_own_has_precedence(pairs: list[Pair]) -> None:
     of_the_federation: list[int] = []
     of_the_run: list[int] = []
     fed = Federation(MyNet, pairs, train=QUICK, on_round=lambda record: of_the_federation.append(record["round"]))
@@ -207,7 +219,7 @@ def test_out_on_the_federation_or_on_the_run_writes_the_same_metrics(pairs: list
     assert Federation(MyNet, pairs, train=QUICK).run(rounds=1).out is None
 
 
-def test_a_stopped_run_goes_on_to_the_same_models(pairs: list[Pair], tmp_path: Path) -> None:
+def test_a_stopped_run_resumes_to_the_same_models(pairs: list[Pair], tmp_path: Path) -> None:
     def stop(record: dict[str, Any]) -> None:
         if record["round"] == 1:
             raise KeyboardInterrupt
@@ -233,7 +245,7 @@ def test_resuming_with_other_settings_or_without_a_directory_is_refused(pairs: l
         Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
 
 
-def test_after_an_error_in_a_users_network_the_run_directory_is_free_again(pairs: list[Pair], tmp_path: Path) -> None:
+def test_an_error_in_a_users_network_unlocks_the_run_directory(pairs: list[Pair], tmp_path: Path) -> None:
     switch = {"broken": True}
 
     class Sometimes(MyNet):
@@ -262,12 +274,12 @@ def test_batch_norm_works_warns_once_and_its_buffers_stay_with_the_peer(pairs: l
 
 
 @pytest.mark.parametrize("threads", [1, 2, None])
-def test_the_callers_random_state_and_thread_count_are_as_they_were(pairs: list[Pair], threads: int | None) -> None:
+def test_the_callers_random_state_and_thread_count_are_restored(pairs: list[Pair], threads: int | None) -> None:
     torch.set_num_threads(2)
     torch.manual_seed(123)
     given = MyNet()
     before = torch.get_rng_state()
-    run = Federation(lambda: nn.Sequential(MyNet(), nn.Dropout(0.1)), pairs, train=QUICK, threads=threads, seed=4).run(
+    run = Federation(lambda: nn.Sequential(MyNet(), nn.Dropout(0.1)), pairs, train=QUICK, workers=threads, seed=4).run(
         rounds=1
     )
     run.model(0)
@@ -276,14 +288,14 @@ def test_the_callers_random_state_and_thread_count_are_as_they_were(pairs: list[
     assert torch.get_num_threads() == 2
 
 
-def test_the_callers_random_state_and_thread_count_are_as_they_were_after_an_error(pairs: list[Pair]) -> None:
+def test_the_callers_random_state_and_thread_count_are_restored_after_an_error(pairs: list[Pair]) -> None:
     def stop(record: dict[str, Any]) -> None:
         raise KeyboardInterrupt
 
     torch.set_num_threads(2)
     before = torch.get_rng_state()
     with pytest.raises(KeyboardInterrupt):
-        Federation(MyNet, pairs, train=QUICK, threads=1).run(rounds=2, on_round=stop)
+        Federation(MyNet, pairs, train=QUICK, workers=1).run(rounds=2, on_round=stop)
     assert torch.get_rng_state().equal(before)
     assert torch.get_num_threads() == 2
 
@@ -322,12 +334,12 @@ def test_without_a_topology_peers_hear_up_to_ten_others(pairs: list[Pair]) -> No
     assert busiest["paper_mb"] == pytest.approx(5 * kept / 1e6)
 
 
-def test_random_neighbours_of_no_stated_number_are_all_others_where_these_are_few(pairs: list[Pair]) -> None:
-    run = Federation(MyNet, pairs, topology=RandomRegular(drop=0.25), train=QUICK).run(rounds=1)
-    assert run.setting.topology == RandomRegular(degree=5, drop=0.25)
+def test_the_default_degree_is_at_most_the_number_of_other_peers(pairs: list[Pair]) -> None:
+    run = Federation(MyNet, pairs, topology=RandomRegular(offline_prob=0.25), train=QUICK).run(rounds=1)
+    assert run.context.topology == RandomRegular(degree=5, offline_prob=0.25)
 
 
-def test_what_cannot_be_a_federation_is_refused_with_a_sentence(pairs: list[Pair]) -> None:
+def test_invalid_arguments_are_refused_with_a_sentence(pairs: list[Pair]) -> None:
     inputs, labels = pairs[0][0]
     empty = (inputs[:0], labels[:0])
     refusals: list[tuple[type[Exception], str, Callable[[], object]]] = [
@@ -348,19 +360,19 @@ def test_what_cannot_be_a_federation_is_refused_with_a_sentence(pairs: list[Pair
         (ConfigError, "lists 7 groups for 6 peers", lambda: Federation(MyNet, pairs, DisPFL(density=(0.5,) * 7))),
         (ConfigError, r"rounds must be .* at least 1, got 0", lambda: Federation(MyNet, pairs).run(rounds=0)),
         (ConfigError, r"eval_every must be .* at least 1, got 0", lambda: Federation(MyNet, pairs, eval_every=0)),
-        (ConfigError, r"threads must be .* at least 1, got -1", lambda: Federation(MyNet, pairs, threads=-1)),
+        (ConfigError, r"workers must be .* at least 1, got -1", lambda: Federation(MyNet, pairs, workers=-1)),
     ]
     for kind, sentence, attempt in refusals:
         with pytest.raises(kind, match=sentence):
             attempt()
 
 
-def test_numpys_whole_numbers_will_do_for_rounds(pairs: list[Pair]) -> None:
+def test_rounds_may_be_a_numpy_integer(pairs: list[Pair]) -> None:
     run = Federation(MyNet, pairs, topology=Ring(), train=QUICK).run(rounds=np.int64(2))  # type: ignore[arg-type]
     assert len(run.history) == 2
 
 
-def test_a_model_that_is_no_recipe_for_new_modules_is_refused(pairs: list[Pair]) -> None:
+def test_a_model_that_does_not_return_new_modules_is_refused(pairs: list[Pair]) -> None:
     with pytest.raises(ConfigError, match=r"give MyNet, not MyNet\(\.\.\.\)"):
         Federation(model=MyNet(), peers=pairs)  # type: ignore[arg-type]
     net = MyNet()
@@ -377,9 +389,9 @@ def test_a_copy_of_a_trained_module_may_be_a_model(pairs: list[Pair]) -> None:
     assert len(run.accuracy) == 6
 
 
-def test_a_score_that_is_not_a_number_is_left_out_of_the_mean(pairs: list[Pair], tmp_path: Path) -> None:
+def test_a_nan_score_is_left_out_of_the_mean(pairs: list[Pair], tmp_path: Path) -> None:
     scores = iter([0.5, float("nan"), 1.0, float("inf"), 0.0, 0.5])
-    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=lambda *_: next(scores), threads=1)
+    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=lambda *_: next(scores), workers=1)
     run = fed.run(rounds=1, out=tmp_path / "run")
     assert run.accuracy == [0.5, None, 1.0, None, 0.0, 0.5]
     assert run.summary["accuracy"]["mean"] == 0.5
@@ -387,6 +399,8 @@ def test_a_score_that_is_not_a_number_is_left_out_of_the_mean(pairs: list[Pair],
 
 class Counting(MyNet):
     """Counts its batches in a buffer that is not saved with it, and uses the count."""
+
+    count: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -399,14 +413,14 @@ class Counting(MyNet):
 
 
 @pytest.mark.filterwarnings("ignore:The model has buffers")
-def test_buffers_that_are_not_saved_stay_with_the_peer_too(pairs: list[Pair]) -> None:
-    fed = [Federation(model=Counting, peers=pairs, train=QUICK, threads=threads) for threads in (1, 2)]
+def test_non_persistent_buffers_stay_with_the_peer_too(pairs: list[Pair]) -> None:
+    fed = [Federation(model=Counting, peers=pairs, train=QUICK, workers=threads) for threads in (1, 2)]
     one, two = (federation.run(rounds=2) for federation in fed)
     assert bits(one) == bits(two)
     assert one.states["003"].buffers["count"] == 2 * 3  # rounds x batches of 8 out of 20 rows
 
 
-def test_a_peer_that_is_not_there_is_refused_and_numpys_seed_is_the_same_seed(pairs: list[Pair]) -> None:
+def test_an_unknown_peer_is_refused_and_a_numpy_seed_is_the_same_seed(pairs: list[Pair]) -> None:
     run = Federation(model=MyNet, peers=pairs, train=QUICK, seed=7).run(rounds=1)
     assert bits(run) == bits(Federation(model=MyNet, peers=pairs, train=QUICK, seed=np.int64(7)).run(rounds=1))  # type: ignore[arg-type]
     for peer in (6, -7, "alice"):
@@ -414,10 +428,10 @@ def test_a_peer_that_is_not_there_is_refused_and_numpys_seed_is_the_same_seed(pa
             run.model(peer)
 
 
-def test_a_run_of_another_model_or_other_data_is_not_gone_on_with(pairs: list[Pair], tmp_path: Path) -> None:
+def test_a_run_of_another_model_or_other_data_is_not_resumed(pairs: list[Pair], tmp_path: Path) -> None:
     Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
     for other, key in (
-        (Federation(model=lambda: nn.Linear(4, 3), peers=pairs, train=QUICK), "first_weights_sha256"),
+        (Federation(model=lambda: nn.Linear(4, 3), peers=pairs, train=QUICK), "initial_weights_sha256"),
         (
             Federation(model=MyNet, peers=[((pairs[0][0][0][1:], pairs[0][0][1][1:]), pairs[0][1]), *pairs[1:]]),
             "samples",
@@ -427,12 +441,51 @@ def test_a_run_of_another_model_or_other_data_is_not_gone_on_with(pairs: list[Pa
             other.run(rounds=1, out=tmp_path / "run", resume=True)
 
 
-def test_the_command_line_says_that_a_run_made_in_python_goes_on_there(pairs: list[Pair], tmp_path: Path) -> None:
+def test_the_command_line_refuses_to_resume_a_run_made_in_python(pairs: list[Pair], tmp_path: Path) -> None:
     Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="made in Python"):
         compose(read_config(tmp_path / "run"))
 
 
-def test_a_device_that_is_not_there_is_refused_when_it_is_given(pairs: list[Pair]) -> None:
+def test_an_unavailable_device_is_refused_at_once(pairs: list[Pair]) -> None:
     with pytest.raises(ConfigError, match="device is 'abacus', which this machine"):
         Federation(model=MyNet, peers=pairs, device="abacus")
+
+
+def test_a_data_set_divided_by_a_partition_is_a_federations_peers(tmp_path: Path) -> None:
+    """Two lines give the models of an experiment with the same seed and settings."""
+    overrides = ["peers=4", "rounds=1", "topology=full", "model=mlp", "workers=1", "seed=3"]
+    overrides += ["partition.samples_per_peer=24", "partition.test_samples_per_peer=10"]
+    experiment = compose({}, overrides)
+    expected = run_experiment(experiment, tmp_path / "run")
+
+    data = load_dataset("fashion-sample")
+    peers = Dirichlet(alpha=0.3, samples_per_peer=24, test_samples_per_peer=10).peers(data, 4, seed=3)
+    model = experiment.split_context(data, experiment.split(data)).model
+    run = Federation(model, peers, topology=Full(), train=experiment.train, workers=1, seed=3).run(1)
+    assert [len(train) for train, _ in peers] == [24] * 4
+    assert [len(test) for _, test in peers] == [10] * 4
+    assert bits(run) == bits(expected)
+
+
+@pytest.mark.parametrize("engine", ["Ray", "threads", None])
+def test_an_unknown_engine_is_refused(pairs: list[Pair], engine: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Federation(MyNet, pairs, engine=engine)
+    assert str(caught.value) == f"engine must be 'inprocess' or 'ray', got {engine!r}."
+
+
+def test_a_run_is_finished_before_its_learning_curve_is_drawn(
+    pairs: list[Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(paths: object, to: object) -> None:
+        raise ZeroDivisionError("cannot draw")
+
+    path = tmp_path / "run"
+    monkeypatch.setattr("dispfl.report.plots.plot_runs", fail)
+    with pytest.raises(ZeroDivisionError, match="cannot draw"):
+        Federation(MyNet, pairs, train=QUICK, workers=1).run(1, out=path)
+    summary = read_summary(path)
+    assert summary is not None
+    assert summary["rounds"] == 1
+    assert not (path / "learning-curve.png").exists()

@@ -1,4 +1,4 @@
-"""A tiny run on the bundled pictures whose numbers are kept here. A refactor leaves them as they are.
+"""A tiny run on the bundled images whose numbers are kept here. A refactor leaves them as they are.
 
 Who means to move them says so in the changelog. Weights are compared run against run only: their last bits depend on
 the type of CPU, which four decimals do not.
@@ -10,13 +10,14 @@ from functools import cache
 import pytest
 
 from dispfl.config import compose
-from dispfl.data.datasets import load
-from dispfl.federation import Run, execute
-from dispfl.methods.registry import METHODS
-from dispfl.runs.loop import Progress
+from dispfl.data.datasets import load_dataset
+from dispfl.registry import METHODS
+from dispfl.runs.execute import RunResult, execute
+from dispfl.runs.loop import RunCallbacks
 
 TINY = (
-    "peers=4 rounds=3 topology.degree=2 partition.samples=60 partition.test_samples=50 train.epochs=2 data.augment={}"
+    "peers=4 rounds=3 topology.degree=2 partition.samples_per_peer=60 partition.test_samples_per_peer=50 "
+    "train.epochs=2 data.augment={}"
 )
 
 
@@ -110,14 +111,14 @@ LAST_LINES = {
 
 
 @cache
-def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -> Run:
+def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -> RunResult:
     experiment = compose({}, [*TINY.format(augment).split(), f"method={method}", *changes.split(), f"seed={seed}"])
-    pictures = load(experiment.data)
-    return execute(experiment.setting(pictures, experiment.split(pictures)), None, 1, Progress())
+    images = load_dataset(experiment.data)
+    return execute(experiment.split_context(images, experiment.split(images)), None, 1, RunCallbacks())
 
 
 @pytest.mark.parametrize("method", GOLDEN)
-def test_accuracy_and_loss_are_those_written_down(method: str) -> None:
+def test_accuracy_and_loss_are_the_golden_ones(method: str) -> None:
     for record, accuracy, loss in zip(run(method).history, GOLDEN[method].accuracy, GOLDEN[method].loss, strict=True):
         assert record["accuracy"]["per_peer"] == pytest.approx(accuracy, abs=1e-4)
         assert record["loss"]["per_peer"] == pytest.approx(loss, abs=1e-4)
@@ -125,7 +126,7 @@ def test_accuracy_and_loss_are_those_written_down(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", GOLDEN)
-def test_kept_weights_bytes_and_flops_are_exactly_those_written_down(method: str) -> None:
+def test_kept_weights_bytes_and_flops_are_exactly_the_golden_ones(method: str) -> None:
     golden = GOLDEN[method]
     assert [state.model.mask.kept for state in run(method).states.values()] == [golden.kept] * 4
     for record, wire in zip(run(method).history, golden.wire, strict=True):
@@ -134,12 +135,12 @@ def test_kept_weights_bytes_and_flops_are_exactly_those_written_down(method: str
         assert record["busiest"]["wire_mb"] == pytest.approx(wire / 1e6, rel=1e-3 if record["round"] else 1e-9)
 
 
-def test_every_method_has_its_numbers_written_down() -> None:
+def test_every_method_has_golden_numbers() -> None:
     assert {*GOLDEN, *LAST_LINES} == set(METHODS)
 
 
 @pytest.mark.parametrize("method", LAST_LINES)
-def test_the_last_round_is_as_written_down(method: str) -> None:
+def test_the_last_round_is_the_golden_one(method: str) -> None:
     golden = LAST_LINES[method]
     record = run(method, changes=golden.changes).history[-1]
     assert record["accuracy"]["per_peer"] == pytest.approx(golden.accuracy, abs=1e-4)
@@ -149,7 +150,7 @@ def test_the_last_round_is_as_written_down(method: str) -> None:
     assert record["failures"] == {}
 
 
-def test_the_flops_can_be_done_by_hand() -> None:
+def test_the_flops_agree_with_a_count_by_hand() -> None:
     # A forward pass: two convolutions on 14 x 14 and 7 x 7 places, two linear layers; 2 a weight, 1 a bias.
     conv1 = (2 * 16 * 1 * 9 + 16) * 14 * 14
     conv2 = (2 * 32 * 16 * 9 + 32) * 7 * 7
@@ -172,7 +173,7 @@ def test_another_seed_and_augmentation_both_change_the_weights() -> None:
     assert run("dispfl", augment="true").summary["weights_sha256"] != plain
 
 
-def test_only_a_method_that_searches_masks_reports_a_change_of_them() -> None:
+def test_only_a_method_that_searches_masks_reports_mask_changes() -> None:
     assert all(record["mask_change"] is None for record in run("local").history)
     changes = [record["mask_change"]["mean"] for record in run("dispfl").history]
     assert changes == sorted(changes, reverse=True)

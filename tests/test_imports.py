@@ -12,25 +12,22 @@ import dispfl
 
 PACKAGE = Path(dispfl.__file__).parent
 TIERS = [
-    {"settings", "errors"},
+    {"errors", "extras", "settings"},
     {"core"},
-    {"wire", "methods", "topology", "data", "models", "roster", "paper"},
-    {"costs", "work", "round", "simulated", "described"},
-    {"engines", "runs", "peer", "tables"},
-    {"federation", "config", "launch", "grid", "export", "reproduce", "up"},
+    {"wire", "methods", "topology", "data", "models"},
+    {"registry"},
+    {"costs", "round"},
+    {"config"},
+    {"engines", "runs"},
+    {"federation", "peer"},
+    {"export", "testing"},
+    {"paper"},
     {"cli"},
 ]
-"""A module may import from its own tier and those above it in this list."""
+"""A module may import from its own tier and those before it in this list."""
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
-ANALYSIS_MAY = {
-    "dispfl.paper",
-    "dispfl.roster",
-    "dispfl.runs.directory",
-    "dispfl.runs.files",
-    "dispfl.runs.reading",
-    "dispfl.topology",
-}
-MAY_USE_ANALYSIS = {"cli", "federation"}
+REPORT_MAY = ("dispfl.config", "dispfl.registry", "dispfl.runs", "dispfl.topology")
+"""Apart from errors, extras and settings: `report` reads run directories only."""
 
 Import = tuple[Path, int, str, bool]
 """Where an import stands, what it names, and whether it is delayed into a function."""
@@ -65,23 +62,25 @@ def place(file: Path) -> str:
 
 
 def problem(found: Import) -> str | None:
-    """What is wrong with an import, in a sentence; None if it is as it should be."""
+    """Return what is wrong with an import, as a sentence; None if nothing is."""
     file, line, name, delayed = found
     here, there = place(file), name.removeprefix("dispfl.").partition(".")[0]
     where = f"{file.relative_to(PACKAGE.parent)}, line {line}, imports {name}"
     if name.startswith("."):
         return f"{where}; write the whole name, dispfl...."
-    if here == "analysis":
-        fine = there in ("analysis", "settings", "errors") or name in ANALYSIS_MAY
-        return None if fine else f"{where}, but analysis reads run directories: {', '.join(sorted(ANALYSIS_MAY))}."
-    if there == "analysis":
-        fine = here in MAY_USE_ANALYSIS and delayed
-        return None if fine else f"{where}; only {', '.join(sorted(MAY_USE_ANALYSIS))} may, inside a function."
+    if here == "report":
+        fine = there in ("report", "errors", "extras", "settings") or name.startswith(REPORT_MAY)
+        return None if fine else f"{where}, but report reads run directories: {', '.join(REPORT_MAY)}."
+    if there == "report":  # a finished run's learning curve needs matplotlib, which is slow to import
+        fine = here in ("cli", "paper") or (here == "runs" and delayed)
+        return None if fine else f"{where}; only cli and paper may, and runs inside a function."
     for module in (here, there):
         if module not in RANK:
             return f"{where}, and {module} has no tier; give it one in {Path(__file__).name}."
     if RANK[there] > RANK[here]:
-        return f"{where}, which stands above it; imports point from {', '.join(sorted(TIERS[RANK[there]]))} downwards."
+        return (
+            f"{where}, which is in a later tier; imports point from {', '.join(sorted(TIERS[RANK[there]]))} downwards."
+        )
     return None
 
 
@@ -96,27 +95,20 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     ("file", "name", "delayed", "sentence"),
     [
-        (
-            "core/rng.py",
-            "dispfl.round",
-            False,
-            "dispfl/core/rng.py, line 7, imports dispfl.round, which stands above it",
-        ),
+        ("core/rng.py", "dispfl.round.round", False, "core/rng.py, line 7, imports dispfl.round.round, which is in"),
         ("core/rng.py", "dispfl.settings", False, None),
-        ("round.py", "dispfl.costs.ledger", False, None),
-        ("runs/loop.py", "dispfl.federation", True, "imports dispfl.federation, which stands above it"),
-        ("federation.py", "dispfl.analysis.plots", True, None),
-        ("federation.py", "dispfl.analysis.plots", False, "only cli, federation may, inside a function"),
-        ("runs/loop.py", "dispfl.analysis.plots", True, "only cli, federation may, inside a function"),
-        ("analysis/plots.py", "dispfl.runs.directory", False, None),
-        ("analysis/plots.py", "dispfl.engines.inprocess", False, "but analysis reads run directories"),
+        ("round/round.py", "dispfl.costs.ledger", False, None),
+        ("runs/loop.py", "dispfl.federation", True, "imports dispfl.federation, which is in a later tier"),
+        ("runs/execute.py", "dispfl.report.plots", True, None),
+        ("runs/execute.py", "dispfl.report.plots", False, "only cli and paper may, and runs inside a function"),
+        ("federation.py", "dispfl.report.plots", True, "only cli and paper may, and runs inside a function"),
+        ("report/plots.py", "dispfl.runs.directory", False, None),
+        ("report/plots.py", "dispfl.engines.inprocess", False, "but report reads run directories"),
         ("core/rng.py", ".layout", False, "write the whole name"),
         ("novelty.py", "dispfl.core.rng", False, "novelty has no tier"),
     ],
 )
-def test_the_check_itself_says_what_is_wrong_and_where(
-    file: str, name: str, delayed: bool, sentence: str | None
-) -> None:
+def test_the_check_says_what_is_wrong_and_where(file: str, name: str, delayed: bool, sentence: str | None) -> None:
     said = problem((PACKAGE / file, 7, name, delayed))
     assert said is None if sentence is None else sentence in (said or "")
 

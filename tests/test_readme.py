@@ -13,7 +13,7 @@ from dispfl.config import compose
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
 
-def test_the_python_example_runs_and_gives_a_number_for_each_of_its_eight_peers() -> None:
+def test_the_python_example_runs_and_prints_a_number_for_each_of_its_eight_peers() -> None:
     [code] = re.findall(r"```python\n(.*?)```", README, re.S)
     names: dict[str, Any] = {}
     exec(compile(code, "README.md", "exec"), names)  # our own text
@@ -24,8 +24,8 @@ def test_the_python_example_runs_and_gives_a_number_for_each_of_its_eight_peers(
 COMMANDS = re.findall(r"^dispfl (\w+)(.*?)(?:#.*)?$", README, re.M)
 
 
-@pytest.mark.parametrize(("command", "words"), COMMANDS)
-def test_every_command_line_in_the_readme_is_one_that_dispfl_knows(command: str, words: str) -> None:
+@pytest.mark.parametrize(("command", "arguments"), COMMANDS)
+def test_every_command_in_the_readme_exists(command: str, arguments: str) -> None:
     assert command in get_command(app).commands  # type: ignore[attr-defined]
-    settings = [word for word in words.split() if "=" in word]
+    settings = [argument for argument in arguments.split() if "=" in argument]
     compose({}, settings)

@@ -1,4 +1,4 @@
-"""Settings refuse what cannot be, in sentences that name the key, the range and the value."""
+"""Settings refuse invalid values, in sentences that name the key, the range and the value."""
 
 from typing import Any, ClassVar, Literal
 
@@ -6,7 +6,7 @@ import pytest
 from pydantic import Field, ValidationError, create_model, field_validator
 
 from dispfl.errors import ConfigError, DispflError
-from dispfl.settings import Settings, did_you_mean, nearest
+from dispfl.settings import Settings, check_known, did_you_mean
 
 
 class Oven(Settings):
@@ -22,7 +22,7 @@ class Oven(Settings):
     @field_validator("dish")
     @classmethod
     def _on_the_menu(cls, dish: str) -> str:
-        return nearest(dish, ["bread", "cake"])
+        return check_known(dish, ["bread", "cake"])
 
 
 def refusal(**values: Any) -> str:
@@ -32,7 +32,7 @@ def refusal(**values: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("limits", "value", "words"),
+    ("limits", "value", "phrase"),
     [
         ({"gt": 0}, 0, "above 0"),
         ({"ge": 1}, 0, "at least 1"),
@@ -45,11 +45,11 @@ def refusal(**values: Any) -> str:
         ({"ge": -2.5, "le": 0.5}, 2, "in [-2.5, 0.5]"),
     ],
 )
-def test_every_combination_of_limits_has_its_words(limits: dict[str, Any], value: int, words: str) -> None:
+def test_every_combination_of_limits_has_its_phrase(limits: dict[str, Any], value: int, phrase: str) -> None:
     knob: Any = create_model("Knob", __base__=Settings, turn=(float, Field(**limits)))
     with pytest.raises(ConfigError) as caught:
         knob(turn=value)
-    assert str(caught.value) == f"turn must be {words}, got {value}."
+    assert str(caught.value) == f"turn must be {phrase}, got {value}."
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_every_combination_of_limits_has_its_words(limits: dict[str, Any], value
         ({"trays": 1.5}, "oven.trays must be a whole number at least 1, got 1.5."),
         ({"trays": "two"}, "oven.trays must be a whole number at least 1, got 'two'."),
         ({"light": "maybe"}, "oven.light must be true or false, got 'maybe'."),
-        ({"label": 3}, "oven.label must be a text, got 3."),
+        ({"label": 3}, "oven.label must be text, got 3."),
         ({"mode": "steam"}, "oven.mode must be 'fan' or 'grill', got 'steam'."),
         ({"door": "open"}, "oven.door must be 'closed', got 'open'."),
         ({"dish": "braed"}, "oven.dish 'braed' does not exist. Did you mean bread?"),
@@ -115,7 +115,7 @@ def test_a_name_far_from_all_gets_the_sorted_list() -> None:
     assert did_you_mean("gril", ["grill", "fan"]) == "Did you mean grill?"
 
 
-def test_nearest_lets_a_known_name_through_and_reads_an_iterator_once() -> None:
-    assert nearest("fan", iter(["grill", "fan"])) == "fan"
+def test_nearest_returns_a_known_name_and_reads_an_iterator_once() -> None:
+    assert check_known("fan", iter(["grill", "fan"])) == "fan"
     with pytest.raises(ValueError, match=r"^'fann' does not exist\. Did you mean fan\?$"):
-        nearest("fann", iter(["grill", "fan"]))
+        check_known("fann", iter(["grill", "fan"]))

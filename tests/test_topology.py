@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 
 from dispfl.errors import ConfigError
-from dispfl.roster import roster_names
-from dispfl.topology import TOPOLOGIES, Exponential, Full, Grid, RandomRegular, Ring, Topology
+from dispfl.registry import TOPOLOGIES
+from dispfl.topology import Exponential, Full, Grid, RandomRegular, Ring, Topology, peer_names
 
-FIVE = roster_names(5)
-TEN = roster_names(10)
+FIVE = peer_names(5)
+TEN = peer_names(10)
 
 
 def test_in_a_ring_of_five_each_hears_the_one_before_and_the_one_after() -> None:
@@ -43,7 +43,7 @@ def test_in_a_grid_of_twelve_each_hears_the_four_around_it_across_the_edges_too(
     4  5  6  7
     8  9 10 11
     """
-    graph = Grid().neighbours(0, 0, roster_names(12))
+    graph = Grid().neighbours(0, 0, peer_names(12))
     assert graph["005"] == ["001", "004", "006", "009"]
     assert graph["000"] == ["001", "003", "004", "008"]
     assert graph["011"] == ["003", "007", "008", "010"]
@@ -53,7 +53,7 @@ def test_in_a_grid_of_twelve_each_hears_the_four_around_it_across_the_edges_too(
 def test_small_grids_by_hand() -> None:
     assert Grid().neighbours(0, 0, ["000"]) == {"000": []}
     assert Grid().neighbours(0, 0, ["000", "001"]) == {"000": ["001"], "001": ["000"]}
-    assert Grid().neighbours(0, 0, roster_names(4)) == {  # above is below, left is right
+    assert Grid().neighbours(0, 0, peer_names(4)) == {  # above is below, left is right
         "000": ["001", "002"],
         "001": ["000", "003"],
         "002": ["000", "003"],
@@ -63,11 +63,11 @@ def test_small_grids_by_hand() -> None:
 
 @pytest.mark.parametrize("peers", [3, 5, 7])
 def test_a_grid_of_a_prime_number_of_peers_is_a_ring(peers: int) -> None:
-    roster = roster_names(peers)
+    roster = peer_names(peers)
     assert Grid().neighbours(0, 0, roster) == Ring().neighbours(0, 0, roster)
 
 
-def test_in_the_exponential_graph_each_hears_those_1_2_4_and_8_places_on() -> None:
+def test_in_the_exponential_graph_each_hears_the_peers_1_2_4_and_8_positions_ahead() -> None:
     graph = Exponential().neighbours(0, 0, TEN)
     assert graph["000"] == ["001", "002", "004", "008"]
     assert graph["007"] == ["001", "005", "008", "009"]  # 8, 9, 11 and 15, less 10
@@ -78,7 +78,7 @@ def test_in_the_exponential_graph_each_hears_those_1_2_4_and_8_places_on() -> No
     ("peers", "heard"), [(1, []), (2, ["001"]), (3, ["001", "002"]), (4, ["001", "002"]), (5, ["001", "002", "004"])]
 )
 def test_small_exponential_graphs_by_hand(peers: int, heard: list[str]) -> None:
-    assert Exponential().neighbours(0, 0, roster_names(peers))["000"] == heard
+    assert Exponential().neighbours(0, 0, peer_names(peers))["000"] == heard
 
 
 def test_fixed_graphs_are_the_same_in_every_round_and_for_every_seed() -> None:
@@ -96,8 +96,8 @@ def test_only_in_random_graphs_can_a_peer_reach_others_than_its_neighbours() -> 
 @pytest.mark.parametrize(("peers", "degree"), [(2, 1), (5, 1), (5, 4), (10, 3), (11, 10), (101, 10)])
 def test_random_regular_in_degree_and_out_degree_are_exactly_the_degree(peers: int, degree: int) -> None:
     for t in range(3):
-        graph = RandomRegular(degree=degree).neighbours(0, t, roster_names(peers))
-        assert sorted(graph) == roster_names(peers)
+        graph = RandomRegular(degree=degree).neighbours(0, t, peer_names(peers))
+        assert sorted(graph) == peer_names(peers)
         for peer, heard in graph.items():
             assert len(set(heard)) == len(heard) == degree
             assert peer not in heard
@@ -107,25 +107,25 @@ def test_random_regular_in_degree_and_out_degree_are_exactly_the_degree(peers: i
 
 
 def test_random_regular_of_degree_2_among_three_is_the_full_graph() -> None:
-    three = roster_names(3)
+    three = peer_names(3)
     assert RandomRegular(degree=2).neighbours(0, 0, three) == Full().neighbours(0, 0, three)
 
 
-def test_random_regular_gives_another_graph_every_round_and_for_every_seed() -> None:
+def test_random_regular_graphs_differ_between_rounds_and_seeds() -> None:
     topology = RandomRegular(degree=3)
     graphs = [topology.neighbours(0, t, TEN) for t in range(20)]
     assert all(before != after for before, after in pairwise(graphs))
     assert topology.neighbours(1, 0, TEN) != graphs[0]
 
 
-def test_random_regular_follows_from_seed_and_round_alone_in_any_order_of_asking() -> None:
+def test_random_regular_depends_on_seed_and_round_only() -> None:
     late_first = {t: RandomRegular(degree=3).neighbours(7, t, TEN) for t in (5, 0, 3)}
     topology = RandomRegular(degree=3)
-    in_order = [topology.neighbours(7, t, TEN) for t in range(6)]
-    assert all(in_order[t] == graph for t, graph in late_first.items())
+    ordered = [topology.neighbours(7, t, TEN) for t in range(6)]
+    assert all(ordered[t] == graph for t, graph in late_first.items())
 
 
-def test_over_many_rounds_random_regular_lets_every_peer_hear_every_other_about_equally_often() -> None:
+def test_random_regular_makes_every_pair_neighbours_about_equally_often() -> None:
     often = Counter(
         (peer, sender)
         for t in range(300)
@@ -140,37 +140,41 @@ def test_over_many_rounds_random_regular_lets_every_peer_hear_every_other_about_
 @pytest.mark.parametrize(
     ("peers", "degree", "fix"), [(5, 5, "at most 4"), (5, 10, "at most 4"), (1, 1, "topology=full")]
 )
-def test_a_degree_that_the_peers_cannot_give_is_refused_with_the_fix(peers: int, degree: int, fix: str) -> None:
+def test_a_degree_of_at_least_the_number_of_peers_is_refused_with_the_fix(peers: int, degree: int, fix: str) -> None:
     problem = rf"topology\.degree must be below the number of peers \({peers}\), got {degree}\. Use {fix}"
     with pytest.raises(ConfigError, match=problem):
         RandomRegular(degree=degree).check(peers)
     with pytest.raises(ConfigError, match=problem):
-        RandomRegular(degree=degree).neighbours(0, 0, roster_names(peers))
+        RandomRegular(degree=degree).neighbours(0, 0, peer_names(peers))
 
 
 @pytest.mark.parametrize(("peers", "degree"), [(100, 10), (11, 10), (10, 9), (2, 1)])
-def test_a_degree_that_nobody_stated_gives_way_to_a_small_number_of_peers(peers: int, degree: int) -> None:
-    assert RandomRegular(drop=0.5).fitted(peers) == RandomRegular(degree=degree, drop=0.5)
+def test_the_default_degree_is_reduced_for_few_peers(peers: int, degree: int) -> None:
+    assert RandomRegular(offline_prob=0.5).fitted(peers) == RandomRegular(degree=degree, offline_prob=0.5)
     assert RandomRegular.at_most(3).fitted(peers) == RandomRegular(degree=min(3, degree))
 
 
-def test_one_peer_alone_hears_nobody_and_keeps_what_was_said_of_being_offline() -> None:
-    assert RandomRegular(drop=0.5, offline="skip").fitted(1) == Full(drop=0.5, offline="skip")
+def test_a_single_peer_hears_nobody_and_keeps_its_offline_settings() -> None:
+    assert RandomRegular(offline_prob=0.5, offline="skip").fitted(1) == Full(offline_prob=0.5, offline="skip")
 
 
-def test_a_stated_degree_stays_as_it_is() -> None:
+def test_a_given_degree_is_kept() -> None:
     assert RandomRegular(degree=10).fitted(4) == RandomRegular(degree=10)
     assert Ring().fitted(1) == Ring()
 
 
-def dropping(name: str, drop: float) -> Topology:
+def topology_with_offline(name: str, offline_prob: float) -> Topology:
     """A topology by name, degree 3 where it has one."""
-    return RandomRegular(degree=3, drop=drop) if name == "random" else TOPOLOGIES[name](name=name, drop=drop)
+    return (
+        RandomRegular(degree=3, offline_prob=offline_prob)
+        if name == "random"
+        else TOPOLOGIES[name](name=name, offline_prob=offline_prob)
+    )
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_offline_peers_neither_send_nor_are_heard(name: str) -> None:
-    topology = dropping(name, 0.4)
+    topology = topology_with_offline(name, 0.4)
     seen_offline = False
     for t in range(10):
         online = topology.online(0, t, TEN)
@@ -184,24 +188,24 @@ def test_offline_peers_neither_send_nor_are_heard(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
-def test_with_drop_0_everyone_is_online_and_with_drop_1_nobody(name: str) -> None:
-    assert dropping(name, 0.0).heard(0, 0, TEN) == dropping(name, 0.0).neighbours(0, 0, TEN)
-    assert dropping(name, 1.0).heard(0, 0, TEN) == {}
+def test_with_offline_prob_0_everyone_is_online_and_with_1_nobody(name: str) -> None:
+    assert topology_with_offline(name, 0.0).heard(0, 0, TEN) == topology_with_offline(name, 0.0).neighbours(0, 0, TEN)
+    assert topology_with_offline(name, 1.0).heard(0, 0, TEN) == {}
 
 
-def test_a_drop_of_0_3_takes_each_peer_offline_in_about_three_rounds_of_ten() -> None:
-    topology = Full(drop=0.3)
+def test_an_offline_prob_of_0_3_takes_each_peer_offline_in_about_three_rounds_of_ten() -> None:
+    topology = Full(offline_prob=0.3)
     rounds = [topology.online(0, t, TEN) for t in range(500)]
     for peer in TEN:
         assert 0.2 < sum(peer not in online for online in rounds) / 500 < 0.4  # five standard deviations either side
     assert 0.27 < sum(10 - len(online) for online in rounds) / 5000 < 0.33
 
 
-def test_who_is_offline_does_not_depend_on_the_topology() -> None:
-    assert Ring(drop=0.5).online(3, 4, TEN) == Full(drop=0.5).online(3, 4, TEN)
+def test_which_peers_are_offline_does_not_depend_on_the_topology() -> None:
+    assert Ring(offline_prob=0.5).online(3, 4, TEN) == Full(offline_prob=0.5).online(3, 4, TEN)
 
 
-@pytest.mark.parametrize("drop", [-0.1, 1.5])
-def test_a_drop_that_is_no_probability_is_refused(drop: float) -> None:
-    with pytest.raises(ConfigError, match=rf"topology\.drop must be in \[0, 1\], got {drop}"):
-        Ring(drop=drop)
+@pytest.mark.parametrize("offline_prob", [-0.1, 1.5])
+def test_an_offline_prob_outside_0_to_1_is_refused(offline_prob: float) -> None:
+    with pytest.raises(ConfigError, match=rf"topology\.offline_prob must be in \[0, 1\], got {offline_prob}"):
+        Ring(offline_prob=offline_prob)

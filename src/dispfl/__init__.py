@@ -10,53 +10,127 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dispfl.config import Experiment as Experiment
-    from dispfl.core.erk import erk_densities as erk_densities
-    from dispfl.core.evolve import prune_and_regrow as prune_and_regrow
-    from dispfl.core.evolve import prune_rate as prune_rate
-    from dispfl.core.gossip import gossip_average as gossip_average
+    from dispfl.core.averaging import average_of as average_of
+    from dispfl.core.averaging import gossip_average as gossip_average
     from dispfl.core.layout import Layout as Layout
     from dispfl.core.masks import hamming as hamming
+    from dispfl.core.masks import random_mask as random_mask
+    from dispfl.core.packed import PackedMask as PackedMask
+    from dispfl.core.packed import PackedModel as PackedModel
+    from dispfl.core.rng import stream as stream
+    from dispfl.core.sparsity import erk_densities as erk_densities
+    from dispfl.core.sparsity import prune_and_regrow as prune_and_regrow
+    from dispfl.core.sparsity import prune_rate as prune_rate
     from dispfl.core.train import Train as Train
+    from dispfl.core.train import Trainer as Trainer
+    from dispfl.data.datasets import load_dataset as load_dataset
+    from dispfl.data.partition import IID as IID
+    from dispfl.data.partition import Dirichlet as Dirichlet
+    from dispfl.data.partition import Grouped as Grouped
+    from dispfl.data.partition import Partition as Partition
+    from dispfl.data.partition import Pathological as Pathological
+    from dispfl.data.partition import Split as Split
+    from dispfl.errors import ConfigError as ConfigError
     from dispfl.errors import DispflError as DispflError
     from dispfl.federation import Federation as Federation
-    from dispfl.federation import Run as Run
+    from dispfl.methods.base import Density as Density
+    from dispfl.methods.base import GossipMethod as GossipMethod
+    from dispfl.methods.base import Method as Method
+    from dispfl.methods.base import Neighbourhood as Neighbourhood
+    from dispfl.methods.base import PeerState as PeerState
+    from dispfl.methods.base import ServerMethod as ServerMethod
+    from dispfl.methods.base import fresh_state as fresh_state
+    from dispfl.methods.base import spread_densities as spread_densities
     from dispfl.methods.dispfl import DisPFL as DisPFL
+    from dispfl.methods.ditto import Ditto as Ditto
+    from dispfl.methods.dpsgd import DPSGD as DPSGD
+    from dispfl.methods.fedavg import FedAvg as FedAvg
+    from dispfl.methods.fedfomo import FedFOMO as FedFOMO
+    from dispfl.methods.finetuned import DPSGDFT as DPSGDFT
+    from dispfl.methods.finetuned import FedAvgFT as FedAvgFT
     from dispfl.methods.local import Local as Local
+    from dispfl.methods.subfedavg import SubFedAvg as SubFedAvg
+    from dispfl.models.networks import MLP as MLP
+    from dispfl.models.networks import VGG11 as VGG11
+    from dispfl.models.networks import ResNet18 as ResNet18
+    from dispfl.models.networks import SmallCNN as SmallCNN
+    from dispfl.runs.execute import RunResult as RunResult
+    from dispfl.runs.execute import run_experiment as run_experiment
+    from dispfl.topology import Exponential as Exponential
     from dispfl.topology import Full as Full
+    from dispfl.topology import Grid as Grid
     from dispfl.topology import RandomRegular as RandomRegular
     from dispfl.topology import Ring as Ring
+    from dispfl.topology import Topology as Topology
     from dispfl.wire.codec import Wire as Wire
 
     __version__: str
 
-_WHERE = {
+_MODULES = {
+    "ConfigError": "errors",
+    "DPSGD": "methods.dpsgd",
+    "DPSGDFT": "methods.finetuned",
+    "Density": "methods.base",
+    "Dirichlet": "data.partition",
     "DisPFL": "methods.dispfl",
     "DispflError": "errors",
+    "Ditto": "methods.ditto",
     "Experiment": "config",
+    "Exponential": "topology",
+    "FedAvg": "methods.fedavg",
+    "FedAvgFT": "methods.finetuned",
+    "FedFOMO": "methods.fedfomo",
     "Federation": "federation",
     "Full": "topology",
+    "GossipMethod": "methods.base",
+    "Grid": "topology",
+    "Grouped": "data.partition",
+    "IID": "data.partition",
     "Layout": "core.layout",
     "Local": "methods.local",
+    "MLP": "models.networks",
+    "Method": "methods.base",
+    "Neighbourhood": "methods.base",
+    "PackedMask": "core.packed",
+    "PackedModel": "core.packed",
+    "Partition": "data.partition",
+    "Pathological": "data.partition",
+    "PeerState": "methods.base",
     "RandomRegular": "topology",
+    "ResNet18": "models.networks",
     "Ring": "topology",
-    "Run": "federation",
+    "RunResult": "runs.execute",
+    "ServerMethod": "methods.base",
+    "SmallCNN": "models.networks",
+    "Split": "data.partition",
+    "SubFedAvg": "methods.subfedavg",
+    "Topology": "topology",
     "Train": "core.train",
+    "Trainer": "core.train",
+    "VGG11": "models.networks",
     "Wire": "wire.codec",
-    "erk_densities": "core.erk",
-    "gossip_average": "core.gossip",
+    "average_of": "core.averaging",
+    "erk_densities": "core.sparsity",
+    "fresh_state": "methods.base",
+    "gossip_average": "core.averaging",
     "hamming": "core.masks",
-    "prune_and_regrow": "core.evolve",
-    "prune_rate": "core.evolve",
+    "load_dataset": "data.datasets",
+    "prune_and_regrow": "core.sparsity",
+    "prune_rate": "core.sparsity",
+    "random_mask": "core.masks",
+    "run_experiment": "runs.execute",
+    "spread_densities": "methods.base",
+    "stream": "core.rng",
 }
-__all__ = [*_WHERE, "__version__"]
+__all__ = [*_MODULES, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":  # importlib.metadata takes longer to import than all of this
         return import_module("importlib.metadata").version("dispfl")
-    if name not in _WHERE:
+    if name not in _MODULES:
         raise AttributeError(f"module 'dispfl' has no attribute {name!r}")
-    return getattr(import_module(f"dispfl.{_WHERE[name]}"), name)
+    return getattr(import_module(f"dispfl.{_MODULES[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -1,142 +1,207 @@
-"""An experiment: the components' own settings composed, from a TOML file and `key=value` words.
+"""Settings of runs: the components' own settings composed, from a TOML file and `key=value` overrides.
 
-    seed, rounds, peers, threads, together, device, precision, engine, eval_every          top-level keys
+    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every        top-level keys
     data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
-A table may be given by name alone (`method=dispfl`). Everything has a default: with none changed this is the demo.
+A table may be given by name alone (`method=dispfl`). Every key has a default; the defaults together are the demo.
 """
 
 import os
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, SerializeAsAny, ValidationInfo, field_validator
+from pydantic import Field, SerializeAsAny, field_validator
 
 from dispfl.core.live import Precision, resolve_device
 from dispfl.core.rng import stream
-from dispfl.core.train import Samples, Train
-from dispfl.data.datasets import Data, Pictures
-from dispfl.data.own.samples import OwnSamples
-from dispfl.data.own.settings import OwnData
-from dispfl.data.partition import PARTITIONS, Dirichlet, Partition, Split
-from dispfl.described import setting_of
-from dispfl.engines.choice import EngineName, check_engine
-from dispfl.engines.together import check_together
+from dispfl.core.train import Samples, Task, Train
+from dispfl.data.custom import CustomDataset
+from dispfl.data.datasets import Data, ImageDataset
+from dispfl.data.partition import Dirichlet, Partition, Split
 from dispfl.errors import ConfigError
+from dispfl.extras import require
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
-from dispfl.methods.registry import METHODS
-from dispfl.models.own import OwnModel
-from dispfl.models.registry import Model
-from dispfl.roster import roster_names
-from dispfl.runs.directory import MADE_IN_PYTHON
+from dispfl.models.settings import CustomModel, Model
+from dispfl.registry import CUSTOM_KEYS, FUNCTIONS, REGISTRIES, as_table, choose, settings_classes
+from dispfl.round.context import PeerData, RunContext
 from dispfl.settings import Settings, did_you_mean
-from dispfl.tables import OWN, Choices, as_table, chosen
-from dispfl.topology import TOPOLOGIES, RandomRegular, Topology
+from dispfl.topology import RandomRegular, Topology, peer_names
 from dispfl.wire.codec import Wire
-from dispfl.work import PeerData, Setting
 
-TABLES: dict[str, Choices] = {
-    "data": {"": Data, "own": OwnData},
-    "partition": PARTITIONS,
-    "model": {"": Model, "own": OwnModel},
-    "method": METHODS,
-    "topology": TOPOLOGIES,
-    "train": {"": Train},
-    "wire": {"": Wire},
+EngineName = Literal["inprocess", "ray"]
+MADE_IN_PYTHON = "made_in_python"
+"""The key that marks the config of a run made in Python, which the command line cannot repeat."""
+KEYS_ELSEWHERE = {
+    "smallest_density": "It is an option of real sites, dispfl peer init --smallest-density; in a simulation all "
+    "densities are known: method.density=0.3,0.5."
 }
-"""The settings of each table, by the table's `name` where there is a choice of them; "" stands for all other names."""
-
-ASIDE = {
-    "smallest_density": "It is an option for real sites, dispfl peer init --smallest-density; here everyone's density "
-    "is known: method.density=0.3,0.5."
-}
-"""Keys of other places, and where these are."""
+"""Keys that are not settings of a simulation, and where to set them."""
 
 
-class Experiment(Settings):
-    """A complete, runnable description of a simulated run."""
+class RunSettings(Settings):
+    """The settings that a simulated experiment and a real site have in common."""
+
+    CHOICES: ClassVar[tuple[str, ...]] = (*REGISTRIES, *FUNCTIONS)
+    """Tables with a choice of components."""
 
     seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""
     rounds: int = Field(default=16, ge=1)
-    peers: int = Field(default=16, ge=1)
-    threads: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
-    """How many peers train at once, each on one thread."""
-    together: int = Field(default=1, ge=1)
-    """How many peers with as many samples learn as one stack of their models: faster where models are tiny.
-
-    Results agree with those of together=1 up to rounding only, and so do those of a run that was stopped in a round.
-    """
+    eval_every: int = Field(default=1, ge=1)
+    """Evaluate the models every this many rounds, and after the last."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     precision: Precision = "float32"
     """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else stays float32."""
-    engine: EngineName = "inprocess"
-    """Who does the work: threads of this process, or Ray's processes here or on a cluster."""
-    eval_every: int = Field(default=1, ge=1)
-    """Score all peers every so many rounds, and after the last."""
     data: SerializeAsAny[Data] = Data(augment=False)
-    partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples=96)
     model: SerializeAsAny[Model] = Model()
     method: SerializeAsAny[Method] = DisPFL()
     topology: SerializeAsAny[Topology] = RandomRegular.at_most(4)
-    train: Train = Train(batch=32)
+    train: Train = Train(batch_size=32)
     wire: Wire = Wire()
 
-    @field_validator(*TABLES, mode="before")
+    @field_validator("data", "model", "method", "topology", "partition", mode="before", check_fields=False)
     @classmethod
     def _choose(cls, value: Any, info: Any) -> Any:
-        key = info.field_name
-        return chosen(key, value, TABLES[key], cls.model_fields[key].default)
+        return choose(info.field_name, value, cls.model_fields[info.field_name].default)
 
-    @field_validator("topology")
+    @field_validator("train", "wire", "limits", "deadlines", mode="before", check_fields=False)
     @classmethod
-    def _fit(cls, topology: Topology, info: ValidationInfo) -> Topology:
-        return topology.fitted(info.data["peers"]) if "peers" in info.data else topology
-
-    @field_validator("engine")
-    @classmethod
-    def _installed(cls, engine: str) -> str:
-        check_engine(engine)
-        return engine
+    def _table(cls, value: Any, info: Any) -> Any:
+        if isinstance(value, Settings):
+            return value
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{info.field_name} must be a table, got {value!r}.")
+        kind = cls.model_fields[info.field_name].annotation
+        assert isinstance(kind, type)
+        return kind(**value)
 
     @field_validator("device")
     @classmethod
     def _available(cls, device: str) -> str:
         return resolve_device(device)
 
+    @classmethod
+    def from_values(cls, values: Mapping[str, Any], folder: Path | None = None) -> Self:
+        """Build settings; the user's own components are looked up in the folder first."""
+        chosen = {
+            key: choose(key, values[key], cls.model_fields[key].default, folder)
+            for key in REGISTRIES
+            if key in values and key in cls.model_fields
+        }
+        return cls(**{**values, **chosen})
+
+    def to_toml(self) -> dict[str, Any]:
+        """Return the complete settings as TOML can hold them; components by their names in a config."""
+        content = self.model_dump(mode="json", exclude_none=True)
+        for key, registry in REGISTRIES.items():
+            if key in content:
+                content[key]["name"] = registry.name_of(getattr(self, key))
+        return content
+
+    def context(
+        self,
+        data: ImageDataset | CustomDataset,
+        assign: Callable[[Samples, Samples], Mapping[str, PeerData]],
+        *,
+        folder: Path | None = None,
+        vmap_peers: int = 1,
+        remote_peers: Sequence[str] = (),
+    ) -> RunContext:
+        """Return the context of the rounds; `assign` divides the training and test data between peers.
+
+        A custom network is imported from the folder, and checked on two samples first.
+        """
+        folder = folder or Path.cwd()  # a Ray worker has another current directory
+        train, test = data.samples(augment=self.data.augment)
+        shape, classes, model = data.shape, len(data.classes), self.model
+        if isinstance(model, CustomModel):
+            model.check_network(next(train.batches(2))[0], classes, folder)
+        return RunContext(
+            model=lambda: model.network(shape, classes, folder),
+            peers=assign(train, test),
+            method=self.method,
+            topology=self.topology,
+            train=self.train,
+            task=Task(),
+            seed=self.seed,
+            rounds=self.rounds,
+            eval_every=self.eval_every,
+            device=self.device,
+            precision=self.precision,
+            wire=self.wire,
+            vmap_peers=vmap_peers,
+            remote_peers=remote_peers,
+        )
+
+
+class Experiment(RunSettings):
+    """A complete description of a simulated run."""
+
+    peers: int = Field(default=16, ge=1)
+    workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
+    """How many peers train at once: threads of this process, or Ray's processes."""
+    vmap_peers: int = Field(default=1, ge=1)
+    """How many peers with equally many samples train as one stack of models: faster where models are tiny.
+
+    Results are equal to those of vmap_peers=1 up to rounding only, and so are those of a run interrupted in a round.
+    """
+    engine: EngineName = "inprocess"
+    """What runs the peers: threads of this process, or Ray's processes here or on a cluster."""
+    partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
+
+    @field_validator("engine", mode="before")
+    @classmethod
+    def _check_engine(cls, engine: Any) -> Any:
+        return check_engine(engine)
+
     def model_post_init(self, context: Any, /) -> None:
-        """Refuse settings that do not fit each other."""
-        check_together(self.together, self.engine)
+        """Fit the default degree to the number of peers, and refuse settings that do not fit each other."""
+        object.__setattr__(self, "topology", self.topology.fitted(self.peers))
+        check_vmap_peers(self.vmap_peers, self.engine)
         self.topology.check(self.peers)
         self.method.densities(self.peers)
 
-    def to_toml(self) -> dict[str, Any]:
-        """The complete config as TOML can hold it."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-    def split(self, data: Pictures | OwnSamples) -> Split:
-        """Who gets which samples."""
+    def split(self, data: ImageDataset | CustomDataset) -> Split:
+        """Return which samples each peer gets."""
         rng = stream(self.seed, "partition")
         return self.partition.split(data.train_labels, data.test_labels, self.peers, rng=rng)
 
-    def setting(self, data: Pictures | OwnSamples, split: Split) -> Setting:
-        """What the rounds need."""
+    def split_context(self, data: ImageDataset | CustomDataset, split: Split) -> RunContext:
+        """Return the context of the rounds with the data divided by a split."""
 
-        def dealt(train: Samples, test: Samples) -> dict[str, PeerData]:
-            names = roster_names(self.peers)
+        def assign(train: Samples, test: Samples) -> dict[str, PeerData]:
             return {
-                name: PeerData(train.take(learned), test.take(judged))
-                for name, learned, judged in zip(names, split.train, split.test, strict=True)
+                name: PeerData(train.take(train_rows), test.take(test_rows))
+                for name, train_rows, test_rows in zip(peer_names(self.peers), split.train, split.test, strict=True)
             }
 
-        return setting_of(self, data, dealt, together=self.together)
+        return self.context(data, assign, vmap_peers=self.vmap_peers)
+
+
+def check_engine(engine: Any) -> EngineName:
+    """Return the engine; refuse one that does not exist or is not installed."""
+    match engine:
+        case "inprocess":
+            return "inprocess"
+        case "ray":
+            require("ray", "engine=ray")
+            return "ray"
+    raise ConfigError(f"engine must be 'inprocess' or 'ray', got {engine!r}.")
+
+
+def check_vmap_peers(vmap_peers: int, engine: str) -> None:
+    """Refuse stacks of peers with an engine that does not support them."""
+    if vmap_peers > 1 and engine != "inprocess":
+        raise ConfigError(
+            f"vmap_peers is {vmap_peers}, but engine={engine} trains peers one by one; use engine=inprocess."
+        )
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A config file as nested dicts."""
+    """Return a config file as nested dicts."""
     try:
         return tomllib.loads(path.read_text())
     except FileNotFoundError:
@@ -148,52 +213,67 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"The config file {path} is not valid TOML: {problem}.") from None
 
 
-def compose(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
-    """An experiment: the defaults, under a config, under `key=value` words."""
+def compose(config: Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+    """Return an experiment: the defaults, overridden by a config, and by `key=value` overrides."""
+    return Experiment(**compose_values(Experiment, config, overrides))
+
+
+def compose_values(kind: type[RunSettings], config: Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the values of settings of a kind: its defaults, a config, and overrides; refuse unknown keys."""
     if MADE_IN_PYTHON in config:
-        raise ConfigError("This run was made in Python; go on with it there: Federation(...).run(..., resume=True).")
-    said: dict[str, Any] = {}
-    for key, value in sorted((_parse(word) for word in words), key=lambda pair: "." in pair[0]):
+        raise ConfigError("This run was made in Python; resume it there: Federation(...).run(..., resume=True).")
+    given: dict[str, Any] = {}
+    for key, value in sorted((_parse(override) for override in overrides), key=lambda pair: "." in pair[0]):
         table, dot, field = key.partition(".")
         if dot:
-            said[table] = {**as_table(table, said.get(table, {})), field: value}
+            given[table] = {**as_table(table, given.get(table, {})), field: value}
         else:
-            said[table] = value
-    # A file may describe the user's own data whose path a word gives.
-    for key in OWN.keys() & said.keys() & config.keys():
-        below, above = as_table(key, config[key]), as_table(key, said[key])
-        if above.get("name") == "own" and "name" not in below:
-            said[key] = {**below, **above}
-    peers = said.get("peers", config.get("peers", Experiment.model_fields["peers"].default))
-    stated = any("degree" in as_table("topology", source.get("topology", {})) for source in (config, said))
-    defaults = Experiment() if stated else Experiment(peers=peers)  # a default degree depends on how many there are
-    values = _overlay(_overlay(defaults.to_toml(), config), said)
+            given[table] = value
+    # A file may describe custom data whose path an override gives.
+    for key in CUSTOM_KEYS.keys() & given.keys() & config.keys():
+        below, above = as_table(key, config[key]), as_table(key, given[key])
+        if above.get("name") == "custom" and "name" not in below:
+            given[key] = {**below, **above}
+    values = _overlay(kind, _overlay(kind, _defaults(kind, config, given).to_toml(), config), given)
     for key in values:
-        if key not in Experiment.model_fields:
-            if key in ASIDE:
-                raise ConfigError(f"Unknown key {key}. {ASIDE[key]}")
-            inside = [known for known in _all_keys() if known.endswith(f".{key}")]  # lr is train.lr
-            raise ConfigError(f"Unknown key {key}. {did_you_mean(inside[0] if inside else key, _all_keys())}")
-    return Experiment(**values)
+        if key not in kind.model_fields:
+            if key in KEYS_ELSEWHERE:
+                raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}")
+            known = _all_keys(kind)
+            inside = [name for name in known if name.endswith(f".{key}")]  # lr is train.lr
+            raise ConfigError(f"Unknown key {key}. {did_you_mean(inside[0] if inside else key, known)}")
+    return values
 
 
-def _overlay(base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """The top's keys over the base's. A table with another name (`method=local`) leaves nothing of the base's."""
+def _defaults(kind: type[RunSettings], config: Mapping[str, Any], given: Mapping[str, Any]) -> RunSettings:
+    """Return the defaults; the default degree depends on the number of peers, unless a degree is given."""
+    peers = given.get("peers", config.get("peers"))
+    degree_given = any("degree" in as_table("topology", source.get("topology", {})) for source in (config, given))
+    values = {} if peers is None or degree_given or "peers" not in kind.model_fields else {"peers": peers}
+    return kind(**values)
+
+
+def _overlay(kind: type[RunSettings], base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
+    """Override the base's keys by the top's. A table with another name (`method=local`) replaces the base's table."""
     values = dict(base)
     for key, value in top.items():
-        if key in TABLES:
+        if key in kind.CHOICES:
             table, under = as_table(key, value), values.get(key, {})
             same = table.get("name", under.get("name")) == under.get("name")
             value = {**under, **table} if same else table
+        elif isinstance(values.get(key), Mapping):
+            if not isinstance(value, Mapping):
+                raise ConfigError(f"{key} must be a table, got {value!r}.")
+            value = {**values[key], **value}
         values[key] = value
     return values
 
 
-def _parse(word: str) -> tuple[str, Any]:
-    """`method.density=0.2` to its key and value; values are TOML, or a list with commas, or a plain text."""
-    key, equals, text = word.partition("=")
+def _parse(override: str) -> tuple[str, Any]:
+    """Parse `method.density=0.2`; values are TOML, or a list with commas, or plain text."""
+    key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"Expected key=value, got {word!r}; for example method.density=0.2.")
+        raise ConfigError(f"Expected key=value, got {override!r}; for example method.density=0.2.")
     return key.strip(), _value(text.strip())
 
 
@@ -201,17 +281,22 @@ def _value(text: str) -> Any:
     try:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
-        return [_value(part.strip()) for part in text.split(",")] if "," in text else text
+        return [_value(item.strip()) for item in text.split(",")] if "," in text else text
 
 
-def _all_keys() -> list[str]:
-    tables = [cls for choices in TABLES.values() for cls in choices.values()]
+def _all_keys(kind: type[RunSettings]) -> list[str]:
+    tables: list[type[Settings]] = []
+    for key, field in kind.model_fields.items():
+        if key in kind.CHOICES:
+            tables += settings_classes(key)
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
+            tables.append(field.annotation)
     inside = dict.fromkeys(f"{cls.table}.{field}" for cls in tables for field in cls.model_fields)
-    return [*Experiment.model_fields, *inside]
+    return [*kind.model_fields, *inside]
 
 
 def differing_keys(one: Experiment, other: Experiment) -> dict[str, tuple[Any, Any]]:
-    """The dotted keys in which two experiments differ, with both values."""
+    """Return the dotted keys in which two experiments differ, with both values."""
     a, b = (_flat(experiment.to_toml()) for experiment in (one, other))
     return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
 

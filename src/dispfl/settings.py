@@ -1,11 +1,12 @@
-"""The base of every config: frozen, unknown keys refused, and errors that are sentences.
+"""The base class of all settings: frozen, unknown keys refused, and errors as sentences.
 
-A component's settings live beside the component, as a subclass that names its table of the config file. The same
-class serves the Python API (`DisPFL(density=0.2)`) and the command line (`method.density=0.2`), so both get the
-same checks and the same words.
+A component's settings are a subclass beside the component that names its table in the config file. The same class
+serves the Python API (`DisPFL(density=0.2)`) and the command line (`method.density=0.2`), so both have the same checks
+and the same error messages.
 """
 
 import difflib
+import inspect
 from collections.abc import Iterable
 from typing import Any, ClassVar, Literal, get_args, get_origin
 
@@ -17,14 +18,14 @@ from dispfl.errors import ConfigError
 
 
 class Settings(BaseModel):
-    """Base of all settings. `table` is where they stand in the config file: `method.density` has table `method`."""
+    """Base class of all settings. `table` is their table in the config file: `method` for `method.density`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
     table: ClassVar[str] = ""
 
     @field_validator("*", mode="before")
     @classmethod
-    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _refuse_bool_for_number(cls, value: Any, info: ValidationInfo) -> Any:
         if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
             raise ValueError(f"must be a number, got {str(value).lower()}.")
         return value
@@ -37,15 +38,31 @@ class Settings(BaseModel):
             raise ConfigError(" ".join(dict.fromkeys(sentences))) from None
 
 
+class Component(Settings):
+    """Settings of one of several components of a kind, such as a method; `name` is its name in tables and reports.
+
+    A subclass that does not set its own name is called by its class name.
+    """
+
+    name: str = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        own = inspect.get_annotations(cls)
+        if "name" not in own:
+            cls.__annotations__ = {**own, "name": str}
+            cls.name = cls.__name__
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """`Did you mean density?`, or the list of what there is when nothing comes near."""
+    """Return `Did you mean density?`, or the list of known names if none is similar."""
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """The name itself if it is known; for field validators, which finish the sentence with what is raised here."""
+def check_known(name: str, known: Iterable[str]) -> str:
+    """Return a known name, refuse others; for field validators, whose key begins the sentence raised here."""
     known = list(known)
     if name not in known:
         raise ValueError(f"{name!r} does not exist. {did_you_mean(name, known)}")
@@ -61,7 +78,7 @@ def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{key} is missing; give it a value."
     got = repr(error["input"])
-    if error["type"] == "value_error":  # raised by a validator of ours: the rest of the sentence
+    if error["type"] == "value_error":  # raised by our own validator: the rest of the sentence
         problem = error["ctx"]["error"]
         return str(problem) if isinstance(problem, ConfigError) else f"{key} {problem}"
     field = cls.model_fields.get(name)
@@ -75,17 +92,17 @@ def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
         "finite": "a finite number",
         "int": "a whole number",
         "float": "a number",
-        "string": "a text",
+        "string": "text",
         "bool": "true or false",
     }
-    kind = next((words for start, words in wanted.items() if error["type"].startswith(start)), "")
+    kind = next((text for start, text in wanted.items() if error["type"].startswith(start)), "")
     if kind:
         return f"{key} must be {kind}{' ' + bounds if bounds else ''}, got {got}."
     return f"{key}: {error['msg']}, got {got}."
 
 
 def _allowed(annotation: Any) -> str:
-    """`'train' or 'skip'` for a Literal, empty for anything else."""
+    """Return `'train' or 'skip'` for a Literal, otherwise an empty string."""
     if get_origin(annotation) is not Literal:
         return ""
     names = [repr(value) for value in get_args(annotation)]
@@ -93,7 +110,7 @@ def _allowed(annotation: Any) -> str:
 
 
 def _bounds(metadata: Iterable[Any]) -> str:
-    """`in (0, 1]`, `at least 1` or `above 0`, from a field's limits."""
+    """Return a field's limits as `in (0, 1]`, `at least 1` or `above 0`."""
     low = high = ""
     low_closed = high_closed = False
     for limit in metadata:

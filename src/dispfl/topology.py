@@ -1,4 +1,4 @@
-"""Who hears whom at round t, and who is offline. Everyone can derive it from the seed, so there is no coordinator."""
+"""Topologies: who hears whom in round t, and who is offline. All peers derive it from the seed alone."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -9,44 +9,43 @@ from pydantic import Field
 
 from dispfl.core.rng import stream_seed
 from dispfl.errors import ConfigError
-from dispfl.settings import Settings
+from dispfl.settings import Component
 
-_FULL_RANGE = 2**63  # stream_seed gives numbers below this
+_FULL_RANGE = 2**63  # stream_seed returns numbers below this
 
 
-class Topology(Settings):
+class Topology(Component):
     """Base of the topologies. A roster is the sorted tuple of the peers' names."""
 
     table: ClassVar[str] = "topology"
-    name: str
-    drop: float = Field(default=0.0, ge=0, le=1)
-    """The probability that a peer is offline in a round. An offline peer neither sends nor is heard."""
+    offline_prob: float = Field(default=0.0, ge=0, le=1)
+    """The probability that a peer is offline in a round. An offline peer neither sends nor receives."""
     offline: Literal["train", "skip"] = "train"
-    """What an offline peer does: train alone (as in the authors' code), or nothing."""
+    """What an offline peer does: train alone (as in the authors' code), or skip the round."""
 
     def check(self, peers: int) -> None:
         """Refuse a number of peers that this topology cannot connect."""
 
     def fitted(self, peers: int) -> "Topology":
-        """This topology for so many peers; defaults give way to a small number of them, what was stated does not."""
+        """Return this topology for a number of peers: a default degree is lowered if necessary, a given one is kept."""
         return self
 
     @abstractmethod
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Whom each peer would hear at round t if all were online (S_{k,t} in the paper)."""
+        """Return each peer's neighbours in round t if all were online (S_{k,t} in the paper)."""
 
     def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
-        """The peers that take part in the exchange of round t."""
-        return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= self.drop * _FULL_RANGE}
+        """Return the peers that take part in the exchange of round t."""
+        return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= self.offline_prob * _FULL_RANGE}
 
     def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Whom each online peer hears at round t: its neighbours that are online too, in roster order."""
+        """Return the neighbours of each online peer in round t that are online too, in roster order."""
         online = self.online(seed, t, roster)
         graph = self.neighbours(seed, t, roster)
         return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
 
     def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
-        """Whom an online peer could hear in this round: its neighbours, where links are fixed."""
+        """Return the peers that an online peer may choose to hear: by default its neighbours."""
         return heard[peer]
 
 
@@ -61,7 +60,7 @@ class Ring(Topology):
 
 
 class Full(Topology):
-    """Everyone hears everyone."""
+    """Each peer hears all others."""
 
     name: Literal["full"] = "full"
 
@@ -70,7 +69,7 @@ class Full(Topology):
 
 
 class Grid(Topology):
-    """Peers on a grid, as square as their number allows, whose edges meet; each hears the four around it."""
+    """Peers on a torus grid, as square as their number allows; each hears the four around it."""
 
     name: Literal["grid"] = "grid"
 
@@ -85,13 +84,13 @@ class Grid(Topology):
         graph = {}
         for i, k in enumerate(roster):
             row, column = divmod(i, columns)
-            around = {at(row - 1, column), at(row + 1, column), at(row, column - 1), at(row, column + 1)}
-            graph[k] = sorted(around - {k})
+            neighbourhood = {at(row - 1, column), at(row + 1, column), at(row, column - 1), at(row, column + 1)}
+            graph[k] = sorted(neighbourhood - {k})
         return graph
 
 
 class Exponential(Topology):
-    """Each peer hears those 1, 2, 4, 8, ... places further on."""
+    """Each peer hears the peers 1, 2, 4, 8, ... positions further on."""
 
     name: Literal["exponential"] = "exponential"
 
@@ -102,26 +101,26 @@ class Exponential(Topology):
 
 
 class RandomRegular(Topology):
-    """Each round another graph in which everyone hears `degree` peers and is heard by as many.
+    """A new graph each round, in which every peer hears `degree` peers and is heard by as many.
 
-    Deviation 5: the peers are ordered on a circle by a hash, and `degree` distinct hashed offsets say whom each hears,
+    Deviation 5: the peers are ordered on a circle by a hash, and `degree` distinct hashed offsets give whom each hears,
     so that "the busiest node has at most 10 connections" is true for sending and for receiving.
     """
 
     name: Literal["random"] = "random"
     degree: int = Field(default=10, ge=1)
-    """How many neighbours a peer hears in a round; unless it is stated, at most all others."""
+    """Neighbours of a peer in a round. The default is lowered where there are fewer other peers."""
 
     @classmethod
     def at_most(cls, degree: int) -> Self:
-        """A default of so many neighbours, which nobody has stated: it gives way to a small number of peers."""
+        """Return a topology with a default degree, which `fitted` may lower."""
         return cls.model_construct(_fields_set=set(), degree=degree)
 
     def fitted(self, peers: int) -> Topology:
         if self.degree < peers or "degree" in self.model_fields_set:
             return self
-        if peers == 1:  # who hears nobody
-            return Full(drop=self.drop, offline=self.offline)
+        if peers == 1:  # nobody to hear
+            return Full(offline_prob=self.offline_prob, offline=self.offline)
         return self.model_copy(update={"degree": peers - 1})
 
     def check(self, peers: int) -> None:
@@ -132,7 +131,7 @@ class RandomRegular(Topology):
             )
 
     def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
-        """Everyone that is online: any two may be neighbours in some round."""
+        """Return all online peers: any two may be neighbours in some round."""
         return [name for name in heard if name != peer]
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
@@ -143,10 +142,7 @@ class RandomRegular(Topology):
         return {k: sorted(circle[(i + offset) % n] for offset in offsets) for i, k in enumerate(circle)}
 
 
-TOPOLOGIES: dict[str, type[Topology]] = {
-    "ring": Ring,
-    "full": Full,
-    "random": RandomRegular,
-    "grid": Grid,
-    "exponential": Exponential,
-}
+def peer_names(count: int) -> list[str]:
+    """Return the names of simulated peers: `000`, `001`, ..., whose alphabetical order is the roster's."""
+    width = max(3, len(str(count - 1)))
+    return [f"{k:0{width}d}" for k in range(count)]

@@ -9,8 +9,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from dispfl.cli.costs import costs
-from dispfl.costs import against_paper
 from dispfl.errors import ConfigError
+from dispfl.paper import costs as paper_costs
 
 app = typer.Typer()
 app.command()(costs)
@@ -18,33 +18,33 @@ app.command()(costs)
 SMALL = ("model=cnn", "data=fashion-mnist")
 
 
-def invoke(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words), env={"COLUMNS": "80"})
+def invoke(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments), env={"COLUMNS": "80"})
 
 
-def printed(*words: str) -> str:
-    result = invoke(*words)
+def printed(*arguments: str) -> str:
+    result = invoke(*arguments)
     assert result.exit_code == 0, result.exception
     return result.stdout
 
 
-def found(*words: str) -> dict[str, Any]:
-    parsed: dict[str, Any] = json.loads(printed(*words, "--json"))
+def found(*arguments: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(printed(*arguments, "--json"))
     return parsed
 
 
-def refusal(*words: str) -> str:
-    problem = invoke(*words).exception
+def refusal(*arguments: str) -> str:
+    problem = invoke(*arguments).exception
     assert isinstance(problem, ConfigError)
     return str(problem)
 
 
-def test_what_is_not_set_is_the_papers() -> None:
-    """105,962 parameters at density 0.5, 10 neighbours, 60,000 pictures over 100 peers."""
+def test_the_defaults_are_the_papers() -> None:
+    """105,962 parameters at density 0.5, 10 neighbours, 60,000 images over 100 peers."""
     costs = found(*SMALL)
-    setting = costs["setting"]
-    assert (setting["peers"], setting["samples"], setting["epochs"], setting["batch"]) == (100, 600, 5, 128)
-    assert (setting["method"]["density"], setting["topology"]["degree"]) == (0.5, 10)
+    context = costs["setting"]
+    assert (context["peers"], context["samples"], context["epochs"], context["batch"]) == (100, 600, 5, 128)
+    assert (context["method"]["density"], context["topology"]["degree"]) == (0.5, 10)
     assert costs["parameters"] == 105_962
     assert costs["kept"] == sum(layer["kept"] for layer in costs["layers"])
     assert costs["paper"]["busiest_mb"] == costs["paper"]["mean_mb"] == pytest.approx(costs["kept"] * 4 * 10 / 1e6)
@@ -52,25 +52,25 @@ def test_what_is_not_set_is_the_papers() -> None:
     assert set(costs["wire"]) == {"busiest_up_mb", "busiest_down_mb", "mean_mb", "peers_drawn"}
 
 
-def test_words_win_and_a_ring_has_two_neighbours() -> None:
-    costs = found(*SMALL, "peers=8", "topology=ring", "method=dpsgd", "partition.samples=40")
+def test_overrides_apply_and_a_ring_has_two_neighbours() -> None:
+    costs = found(*SMALL, "peers=8", "topology=ring", "method=dpsgd", "partition.samples_per_peer=40")
     assert costs["setting"]["samples"] == 40
     assert costs["paper"]["busiest_mb"] == pytest.approx(2 * 105_962 * 4 / 1e6)
     assert costs["paper"]["flops_per_peer_round"] == 3 * 5 * 40 * sum(x["forward_flops"] for x in costs["layers"])
 
 
-def test_the_table_has_a_line_a_layer_then_both_currencies() -> None:
+def test_the_table_has_a_line_per_layer_then_both_totals() -> None:
     text = printed(*SMALL, "method=dpsgd", "peers=20")
     lines = [line.split() for line in text.splitlines()]
     assert text.startswith("cnn on fashion-mnist (1x28x28, 10 classes), dpsgd, random; 20 peers with 3000 samples")
     assert ["conv1.weight", "16x1x3x3", "1.000", "144", "0.06"] in lines
     assert ["norm1.bias", "16", "1.000", "16", "–"] in lines
-    assert ["paper's", "currency", "–", "4.24", "4.24"] in [line[:5] for line in lines]
+    assert ["as", "the", "paper", "counts", "–", "4.24", "4.24"] in [line[:7] for line in lines]
     assert ["on", "the", "wire", "4.24", "4.24", "4.24"] in lines
     assert "all peers' masks drawn" in text
 
 
-def test_groups_of_densities_get_a_table_of_their_own() -> None:
+def test_groups_of_densities_have_a_separate_table() -> None:
     text = printed(*SMALL, "peers=4", "topology=full", "method.density=[0.5,1.0]")
     lines = [line.split() for line in text.splitlines()]
     assert ["1", "2", "105,962"] in [line[:3] for line in lines]
@@ -81,22 +81,22 @@ def test_groups_of_densities_get_a_table_of_their_own() -> None:
     ("method", "sentence"),
     [
         ("fedavg", "The busiest node is the server."),
-        ("dpsgd-ft", "Fine-tuning before a model is judged is not charged"),
+        ("dpsgd-ft", "Fine-tuning before a model is evaluated is not charged"),
         ("subfedavg", "prunes as it trains"),
     ],
 )
-def test_what_the_numbers_leave_out_is_said(method: str, sentence: str) -> None:
+def test_the_output_names_what_is_not_counted(method: str, sentence: str) -> None:
     assert sentence in printed(*SMALL, "peers=12", f"method={method}")
     assert sentence not in printed(*SMALL, "peers=12")
 
 
-def test_a_config_file_means_what_it_means_to_dispfl_run(tmp_path: Path) -> None:
+def test_a_config_file_is_read_as_by_dispfl_run(tmp_path: Path) -> None:
     """Its defaults are the demo's: 16 peers, 96 samples, 4 neighbours, batch 32."""
     config = tmp_path / "mine.toml"
     config.write_text("peers = 8\n[method]\ndensity = 0.2\n")
-    setting = found("-c", str(config), "method.density=0.3")["setting"]
-    assert (setting["peers"], setting["samples"], setting["batch"]) == (8, 96, 32)
-    assert (setting["data"], setting["method"]["density"]) == ("fashion-sample", 0.3)
+    context = found("-c", str(config), "method.density=0.3")["setting"]
+    assert (context["peers"], context["samples"], context["batch"]) == (8, 96, 32)
+    assert (context["data"], context["method"]["density"]) == ("fashion-sample", 0.3)
 
 
 def test_a_config_made_in_python_is_refused(tmp_path: Path) -> None:
@@ -105,11 +105,11 @@ def test_a_config_made_in_python_is_refused(tmp_path: Path) -> None:
     assert refusal("-c", str(config)).endswith("a run made in Python; costs need a model and a data set by name.")
 
 
-def test_more_samples_than_there_are_is_a_sentence() -> None:
-    sentence = refusal(*SMALL, "partition.samples=601")
+def test_more_samples_than_available_are_refused_with_a_sentence() -> None:
+    sentence = refusal(*SMALL, "partition.samples_per_peer=601")
     assert sentence == (
-        "partition.samples is 601 but 60000 training samples give each of 100 peers at most 600; "
-        "lower partition.samples or peers."
+        "partition.samples_per_peer is 601 but 60000 training samples give each of 100 peers at most 600; "
+        "lower partition.samples_per_peer or peers."
     )
 
 
@@ -117,9 +117,9 @@ def test_a_typo_is_refused_with_the_nearest_key() -> None:
     assert refusal("method.densty=0.5") == "Unknown key method.densty. Did you mean method.density?"
 
 
-def test_the_papers_figures_all_agree_and_the_misprints_are_named() -> None:
+def test_all_of_the_papers_numbers_agree_and_misprints_are_named() -> None:
     text = printed("--paper")
-    assert "116 of 116 figures agree" in text
+    assert "116 of 116 costs agree" in text
     assert "Table 9: Local is printed as 6.7." in text
     assert "Table 8: Dis-PFL on a ring has no FLOPs printed." in text
     assert max(len(line) for line in text.splitlines() if "%" in line and "agree" not in line) <= 80
@@ -128,15 +128,15 @@ def test_the_papers_figures_all_agree_and_the_misprints_are_named() -> None:
     assert ["subfedavg", "?", "–", "278.8", "–", "trained", "4.7", "–", "trained"] in lines
 
 
-def test_a_figure_that_is_off_ends_with_1_and_a_mark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(against_paper, "ALLOWED", 0.0)  # 45.8 against 45.92 is more than one last digit
+def test_a_number_that_disagrees_is_marked_and_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_costs, "TOLERANCE", 0.0)  # 45.8 against 45.92 is more than one last digit
     result = invoke("--paper")
     assert result.exit_code == 1
     assert "do not, marked with !" in result.stdout
     assert "+0.27% !" in result.stdout
 
 
-def test_the_papers_figures_as_json() -> None:
+def test_the_papers_numbers_as_json() -> None:
     parsed = found("--paper")
     assert parsed["verdicts"] == {"agrees": 116, "off": 0, "misprint": 2, "depends on training": 6}
     assert len(parsed["figures"]) == 124
@@ -147,4 +147,4 @@ def test_the_papers_figures_as_json() -> None:
 
 
 def test_the_paper_and_settings_together_are_refused() -> None:
-    assert refusal("--paper", "peers=10").startswith("--paper has its own settings")
+    assert refusal("--paper", "peers=10").startswith("--paper uses the settings of the paper")

@@ -1,4 +1,4 @@
-"""`dispfl demo`: both methods side by side, a table and pictures; here with fewer peers and rounds."""
+"""`dispfl demo`: both methods side by side, a table and figures; here with fewer peers and rounds."""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -9,46 +9,52 @@ import pytest
 from typer.testing import CliRunner
 
 import dispfl.config
-import dispfl.launch  # before `compose` is replaced, so that it keeps the real one
+import dispfl.runs.execute  # before `compose` is replaced, so that it keeps the real one
 from dispfl.cli import app
-from dispfl.cli.demo import METHODS
+from dispfl.cli.run import DEMO_METHODS
 from dispfl.config import Experiment, compose
 from dispfl.errors import ConfigError, RunError
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 
-SMALLER = ["peers=3", "rounds=2", "topology.degree=2", "partition.samples=20", "partition.test_samples=10"]
+SMALLER = [
+    "peers=3",
+    "rounds=2",
+    "topology.degree=2",
+    "partition.samples_per_peer=20",
+    "partition.test_samples_per_peer=10",
+]
 
 
 @pytest.fixture(autouse=True)
 def _smaller(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def smaller(config: Mapping[str, Any], words: Iterable[str] = ()) -> Experiment:
-        return compose(config, [*SMALLER, *words])
+    def smaller(config: Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
+        return compose(config, [*SMALLER, *overrides])
 
-    assert vars(dispfl.launch)["compose"] is compose
+    assert vars(dispfl.runs.execute)["compose"] is compose
     monkeypatch.setattr(dispfl.config, "compose", smaller)
     monkeypatch.chdir(tmp_path)
 
 
 def png_size(path: Path) -> tuple[int, int]:
-    """Width and height in pixels, from the picture's header."""
+    """Width and height in pixels, from the image's header."""
     content = path.read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     width, height = struct.unpack(">2I", content[16:24])
     return width, height
 
 
-def test_all_four_methods_run_and_stand_in_one_table_with_their_curves(tmp_path: Path) -> None:
+def test_all_four_methods_run_and_are_in_one_table_with_their_curves(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 0, result.exception
     lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
     rounds = [line[:3] for line in lines if "round" in line]
-    assert rounds == [[method, "round", f"{t}/2"] for method in METHODS for t in (1, 2)]
-    table = [line for line in lines if line[0] in METHODS and "round" not in line]
+    assert rounds == [[method, "round", f"{t}/2"] for method in DEMO_METHODS for t in (1, 2)]
+    table = [line for line in lines if line[0] in DEMO_METHODS and "round" not in line]
     assert [row[:2] for row in table] == [[method, "2"] for method in ("dispfl", "local", "fedavg", "dpsgd")]
     assert " ".join(lines[-1]) == (
         "Learning curves: runs/demo/learning-curves.png. Everything on one page: runs/demo/report.html"
     )
-    for method in METHODS:
+    for method in DEMO_METHODS:
         run = tmp_path / "runs/demo" / method
         summary = read_summary(run)
         assert summary is not None
@@ -67,7 +73,7 @@ def test_both_methods_have_the_same_peers_data_and_seed_and_local_sends_nothing(
     assert traffic == [[True, True], [False, False]]
 
 
-def test_a_second_demo_takes_the_next_free_folder_and_a_named_one_is_not_written_over(tmp_path: Path) -> None:
+def test_a_second_demo_uses_the_next_free_folder_and_a_given_one_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "runs/demo").mkdir(parents=True)
     result = CliRunner().invoke(app, ["demo"])
     assert result.stdout.splitlines()[-1] == (
@@ -78,7 +84,7 @@ def test_a_second_demo_takes_the_next_free_folder_and_a_named_one_is_not_written
     assert str(again.exception).startswith("The run directory runs/demo-2/dispfl exists already.")
 
 
-def test_a_seed_below_zero_is_refused_before_anything_is_made(tmp_path: Path) -> None:
+def test_a_negative_seed_is_refused_before_anything_is_created(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["demo", "--seed", "-1"])
     assert isinstance(result.exception, ConfigError)
     assert str(result.exception) == "seed must be at least 0, got -1."

@@ -1,4 +1,4 @@
-"""`dispfl masks`, on run directories whose masks and labels are written by hand."""
+"""`dispfl masks` on run directories with masks and labels chosen by hand."""
 
 import json
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from dispfl.cli.masks import masks
+from dispfl.cli.paper import masks
 from dispfl.core.masks import hamming
 from dispfl.core.train import Report
 from dispfl.data.partition import Split
@@ -22,15 +22,14 @@ from dispfl.federation import Federation
 from dispfl.methods.base import fresh_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.fedavg import FedAvg
-from dispfl.roster import roster_names
-from dispfl.runs.directory import RunDirectory
-from dispfl.runs.split import write_split
-from dispfl.work import Step
+from dispfl.round.context import StepResult
+from dispfl.runs.directory import RunDirectory, write_split
+from dispfl.topology import peer_names
 
 APP = typer.Typer()
 APP.command()(masks)
 SIZE = 105_962
-"""Weights of the small network on 28x28 grey pictures, of which the first 144 are conv1.weight."""
+"""Weights of the small network on 28x28 grey images, of which the first 144 are conv1.weight."""
 SHIFTS = [0, 100, 200, 300, 20_000, 20_100, 20_200, 20_300]
 BUILT_IN = {
     "rounds": 1,
@@ -43,7 +42,7 @@ PYTHON = {"made_in_python": True, "rounds": 1, "method": {"name": "dispfl"}}
 
 
 def a_mask(shift: int, kept: int = SIZE // 2) -> torch.Tensor:
-    """A run of kept weights that begins at `shift`; two of them are 2 x the difference of their shifts apart."""
+    """Keep consecutive weights from `shift` on; two such masks differ in twice the difference of their shifts."""
     mask = torch.zeros(SIZE, dtype=torch.bool)
     mask[shift : shift + kept] = True
     return mask
@@ -56,11 +55,11 @@ def a_run(
     config: dict[str, Any] | None = None,
     overlap: float | None = None,
 ) -> Path:
-    """A run of one round with these masks, and the labels its peers have."""
+    """Create a run of one round with these masks and label counts."""
     directory = RunDirectory.create(path, config or BUILT_IN)
-    for name, mask in zip(roster_names(len(peer_masks)), peer_masks, strict=True):
+    for name, mask in zip(peer_names(len(peer_masks)), peer_masks, strict=True):
         state = fresh_state(torch.ones(len(mask)), mask)
-        directory.checkpoints.add(0, name, Step(state, Report()))
+        directory.checkpoints.add(0, name, StepResult(Report(), state=state))
     directory.append({"round": 0} | ({"overlap": {"mean": overlap, "std": 0.1}} if overlap else {}))
     directory.checkpoints.complete(0)
     directory.close()
@@ -75,14 +74,14 @@ def grouped(path: Path, **more: Any) -> Path:
     return a_run(path, [a_mask(shift) for shift in SHIFTS], [[3, 4]] * 4 + [[6, 0]] * 4, **more)
 
 
-def call(*words: str | Path) -> str:
-    result = CliRunner().invoke(APP, [str(word) for word in words])
+def call(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(APP, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.exception
     return result.stdout
 
 
-def refusal(*words: str | Path) -> Exception:
-    problem = CliRunner().invoke(APP, [str(word) for word in words]).exception
+def refusal(*arguments: str | Path) -> Exception:
+    problem = CliRunner().invoke(APP, [str(argument) for argument in arguments]).exception
     assert isinstance(problem, Exception)
     return problem
 
@@ -112,7 +111,7 @@ def test_json_has_the_matrices_by_hand(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "masks.png").exists()
 
 
-def test_closer_data_and_closer_masks_are_said_so(tmp_path: Path) -> None:
+def test_closer_data_and_closer_masks_are_reported(tmp_path: Path) -> None:
     """Of 28 pairs 12 are within a group: closer in both. Ties bring the correlation to -sqrt(1344 / 1794) = -0.87.
 
     One order of the peers in 35 has the same groups, so p is near 0.03.
@@ -124,63 +123,63 @@ def test_closer_data_and_closer_masks_are_said_so(tmp_path: Path) -> None:
     assert row(text, "between groups") == ["0.372", "0.377", "0.383"]
     assert row(text, "distance of masks") == ["0.002", "0.217", "0.383"]  # (12 x 333.3 + 16 x 40,000) / 28 / 105,962
     assert row(text, "similarity of labels") == ["0.600", "0.771", "1.000"]
-    assert "A neighbour that is heard holds 0.750 of what a peer keeps in round 1, 0.750 in round 1." in text
+    assert "A neighbour keeps 0.750 of a peer's kept weights in round 1, 0.750 in round 1." in text
     assert text.splitlines()[-1] == f"Written: {tmp_path / 'run' / 'masks.png'}"
 
 
-def test_the_correlation_between_groups_alone_is_told_apart(tmp_path: Path) -> None:
+def test_the_correlation_between_groups_is_reported_separately(tmp_path: Path) -> None:
     """Between groups 0 1, 0 2 and 1 2 the cosines are 0.6, 0 and 0.8, the shifts 1000, 9000 and 8000.
 
-    Each is that of four pairs, so their ranks are 6.5, 2.5, 10.5 and 2.5, 10.5, 6.5. Around their mean, 6.5, these
+    Each holds for four pairs, so their ranks are 6.5, 2.5, 10.5 and 2.5, 10.5, 6.5. Around their mean, 6.5, these
     are 0, -4, 4 and -4, 4, 0: a correlation of -16 / 32.
     """
     shifts = [0, 0, 1000, 1000, 9000, 9000]
     labels = [[1, 0]] * 2 + [[3, 4]] * 2 + [[0, 1]] * 2
     config = BUILT_IN | {"partition": {"name": "grouped", "groups": 3}}
     path = a_run(tmp_path / "run", [a_mask(shift) for shift in shifts], labels, config)
-    assert "Between groups alone the rank correlation is -0.50 over 12 pairs." in call(path)
+    assert "Between groups only, the rank correlation is -0.50 over 12 pairs." in call(path)
     assert json.loads(call(path, "--json"))["between_groups"] == pytest.approx(-0.5)
 
 
-def test_few_peers_are_no_clear_relation_however_strong_it_looks(tmp_path: Path) -> None:
+def test_few_peers_show_no_clear_relation_despite_a_strong_correlation(tmp_path: Path) -> None:
     """Three pairs in perfect order, as one in three shuffles of three peers would have them."""
     path = a_run(tmp_path / "run", [a_mask(shift) for shift in (0, 100, 1000)], [[1, 0], [4, 3], [0, 1]])
     sentence = json.loads(call(path, "--json"))["sentence"]
     assert sentence.startswith("No clear relation between data and masks: rank correlation -1.00 over 3 pairs (p = 0.3")
 
 
-def test_equal_data_are_nothing_to_correlate(tmp_path: Path) -> None:
+def test_equal_data_have_nothing_to_correlate(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", [a_mask(shift) for shift in (0, 100, 1000)], [[1, 1]] * 3)
     found = json.loads(call(path, "--json"))
     assert found["correlation"] is None
     assert found["sentence"].startswith("There is nothing to correlate")
 
 
-def test_a_federation_made_in_python_has_distances_alone(tmp_path: Path) -> None:
+def test_a_run_made_in_python_has_distances_only(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", [torch.tensor([True, True, False]), torch.tensor([True, False, True])], None, PYTHON)
     text = call(path)
     assert "The run saved no split" in text
     assert row(text, "distance of masks") == ["0.667"] * 3
-    assert "drawn independently" not in text
+    assert "if independent" not in text
     assert "density over peers" not in text
-    assert "is left out: the run did not record it" in text
+    assert "The run did not record the overlap with neighbours" in text
     assert json.loads(call(path, "--json"))["similarities"] is None
 
 
-def test_different_densities_are_pointed_out(tmp_path: Path) -> None:
+def test_different_densities_are_noted(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", [a_mask(0), a_mask(0), a_mask(0, SIZE // 5)], [[1, 0], [1, 1], [0, 1]])
-    assert "The peers' densities differ, which sets masks apart whatever the data." in call(path)
+    assert "The peers' densities differ, which increases the distance of masks regardless of the data." in call(path)
 
 
-def test_an_unfinished_run_says_how_far_it_got(tmp_path: Path) -> None:
+def test_the_title_of_an_unfinished_run_has_its_finished_rounds(tmp_path: Path) -> None:
     text = call(grouped(tmp_path / "run", config=BUILT_IN | {"rounds": 30}))
     assert text.splitlines()[0].endswith("after 1 of 30 rounds")
 
 
-def test_the_picture_is_bright_where_peers_are_close(tmp_path: Path) -> None:
+def test_the_figure_is_bright_where_peers_are_close(tmp_path: Path) -> None:
     """Left: data; right: masks. In both, the first group's rows are yellow on the left, the second's on the right."""
-    call(grouped(tmp_path / "run"), "--out", tmp_path / "picture.png")
-    with Image.open(tmp_path / "picture.png") as image:
+    call(grouped(tmp_path / "run"), "--out", tmp_path / "figure.png")
+    with Image.open(tmp_path / "figure.png") as image:
         pixels = np.asarray(image.convert("RGB")).astype(int)
     yellow = (pixels[..., 0] > 230) & (pixels[..., 1] > 200) & (pixels[..., 2] < 60)
     for half in np.array_split(yellow, 2, axis=1):
@@ -192,12 +191,12 @@ def test_the_picture_is_bright_where_peers_are_close(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("ending", "begins"), [("pdf", b"%PDF"), ("svg", b"<?xml")])
-def test_pictures_for_papers(tmp_path: Path, ending: str, begins: bytes) -> None:
-    call(grouped(tmp_path / "run", overlap=0.5), "--json", "--out", tmp_path / f"picture.{ending}")
-    assert (tmp_path / f"picture.{ending}").read_bytes().startswith(begins)
+def test_vector_figures(tmp_path: Path, ending: str, begins: bytes) -> None:
+    call(grouped(tmp_path / "run", overlap=0.5), "--json", "--out", tmp_path / f"figure.{ending}")
+    assert (tmp_path / f"figure.{ending}").read_bytes().startswith(begins)
 
 
-def test_another_kind_of_picture_is_refused_before_any_work(tmp_path: Path) -> None:
+def test_an_unknown_figure_format_is_refused_first(tmp_path: Path) -> None:
     problem = refusal(tmp_path / "none", "--out", "masks.jpg")
     assert isinstance(problem, ConfigError)
     assert str(problem) == "--out must end in .png, .pdf or .svg, got masks.jpg."
@@ -206,9 +205,9 @@ def test_another_kind_of_picture_is_refused_before_any_work(tmp_path: Path) -> N
 def test_a_real_run_of_three_peers(
     tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]
 ) -> None:
-    """67 weights each; the run itself says which of them are kept."""
+    """67 weights each; the final states tell which of them are kept."""
     peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-    run = Federation(net, peers, DisPFL(density=0.5), threads=1).run(2, out=tmp_path / "run")
+    run = Federation(net, peers, DisPFL(density=0.5), workers=1).run(2, out=tmp_path / "run")
     found = json.loads(call(tmp_path / "run", "--json"))
     kept = [state.model.mask.unpack() for state in run.states.values()]
     assert found["distances"] == [[hamming(one, other) / 67 for other in kept] for one in kept]
@@ -220,17 +219,19 @@ def test_peers_that_share_a_model_have_no_masks_to_compare(
     tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]
 ) -> None:
     peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-    Federation(net, peers, FedAvg(cohort=2), threads=1).run(1, out=tmp_path / "run")
+    Federation(net, peers, FedAvg(cohort=2), workers=1).run(1, out=tmp_path / "run")
     problem = refusal(tmp_path / "run")
     assert isinstance(problem, RunError)
-    assert "has no masks to compare: fedavg kept every peer's model dense" in str(problem)
+    assert "has no masks to compare: all models of fedavg are dense" in str(problem)
 
 
-def test_runs_that_cannot_be_compared_are_sentences(tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_refused_with_a_sentence(tmp_path: Path) -> None:
     refused = {
-        refusal(a_run(tmp_path / "a", [a_mask(0)])): "has one peer; its mask has no other to be compared with.",
+        refusal(a_run(tmp_path / "a", [a_mask(0)])): "has one peer only; comparing masks needs two or more.",
         refusal(a_run(tmp_path / "b", [a_mask(0)] * 2, [[1, 1]] * 3)): "the labels of 3 peers but the masks of 2",
-        refusal(a_run(tmp_path / "c", [a_mask(0)[:99_999]] * 2)): "a model of 105962 weights, but the checkpoint's",
+        refusal(
+            a_run(tmp_path / "c", [a_mask(0)[:99_999]] * 2)
+        ): "a model of 105962 weights, but those in the checkpoint",
         refusal(tmp_path): "is not a run directory: it has no config.toml.",
     }
     for problem, sentence in refused.items():

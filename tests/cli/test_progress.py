@@ -1,4 +1,4 @@
-"""How far a run is: a bar on a terminal, a line a round elsewhere."""
+"""Progress of runs and grids: a bar on a terminal, one line per round elsewhere."""
 
 import io
 import logging
@@ -15,9 +15,16 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dispfl.cli.progress import watching
+from dispfl.cli.progress import GridDisplay, GridProgress, show_grid_progress, show_progress
+from dispfl.runs.grid import GridRun, methods_grid
 
-TINY = ["peers=3", "rounds=3", "topology.degree=2", "partition.samples=20", "partition.test_samples=10"]
+TINY = [
+    "peers=3",
+    "rounds=3",
+    "topology.degree=2",
+    "partition.samples_per_peer=20",
+    "partition.test_samples_per_peer=10",
+]
 
 
 def record(t: int, mean: float | None = 0.5, failures: int = 0) -> dict[str, Any]:
@@ -30,7 +37,7 @@ def record(t: int, mean: float | None = 0.5, failures: int = 0) -> dict[str, Any
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """A clock that stands until a test moves it."""
+    """A clock that only the test advances."""
     now = [1000.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     return now
@@ -43,7 +50,7 @@ def piped() -> tuple[Console, io.StringIO]:
 
 def test_ten_seconds_a_round_leave_twenty_seconds_for_two_rounds(clock: list[float]) -> None:
     console, text = piped()
-    with watching("dispfl", 3, console) as progress:
+    with show_progress("dispfl", 3, console) as progress:
         progress.begin(0, 12)
         for t in range(3):
             clock[0] += 10
@@ -55,19 +62,19 @@ def test_ten_seconds_a_round_leave_twenty_seconds_for_two_rounds(clock: list[flo
     ]
 
 
-def test_after_a_resume_only_this_processs_rounds_count_for_the_pace(clock: list[float]) -> None:
+def test_after_a_resume_only_rounds_of_this_process_count_for_the_speed(clock: list[float]) -> None:
     """Ninety of a hundred rounds were done before: one round in 10 s leaves nine, 90 s."""
     console, text = piped()
-    with watching("local", 100, console) as progress:
+    with show_progress("local", 100, console) as progress:
         progress.begin(90 * 4, 100 * 4)
         clock[0] += 10
         progress.round(record(90))
     assert text.getvalue() == "local round 91/100 · accuracy 0.500 · left 0:01:30\n"
 
 
-def test_a_round_whose_peers_had_all_finished_before_the_stop_is_told_at_once(clock: list[float]) -> None:
+def test_a_round_whose_peers_had_all_finished_before_the_stop_is_printed_at_once(clock: list[float]) -> None:
     console, text = piped()
-    with watching("dispfl", 3, console) as progress:
+    with show_progress("dispfl", 3, console) as progress:
         progress.begin(8, 12)  # both rounds' steps are done, but the second was not written down
         progress.round(record(1))
         clock[0] += 10
@@ -75,31 +82,31 @@ def test_a_round_whose_peers_had_all_finished_before_the_stop_is_told_at_once(cl
     assert [line.split(" · ")[0] for line in text.getvalue().splitlines()] == ["dispfl round 2/3", "dispfl round 3/3"]
 
 
-def test_a_round_that_was_not_scored_has_a_dash_and_failed_peers_are_counted(clock: list[float]) -> None:
+def test_a_round_without_evaluation_has_a_dash_and_failed_peers_are_counted(clock: list[float]) -> None:
     console, text = piped()
-    with watching("dispfl", 1, console) as progress:
+    with show_progress("dispfl", 1, console) as progress:
         progress.begin(0, 4)
         progress.round(record(0, mean=None, failures=3))
     assert text.getvalue() == "dispfl round 1/1 · accuracy – · 3 peers failed · left 0:00:00\n"
 
 
-def test_what_the_run_logs_is_printed_while_it_is_watched_and_not_after() -> None:
+def test_log_messages_are_printed_during_the_run_and_not_after() -> None:
     console, text = piped()
     log = logging.getLogger("dispfl")
-    with watching("dispfl", 1, console):
+    with show_progress("dispfl", 1, console):
         log.warning("Peer 003 failed [/b].")
     handlers = len(log.handlers)
     assert "Peer 003 failed [/b]." in text.getvalue()
-    with pytest.raises(KeyboardInterrupt), watching("dispfl", 1, console):
+    with pytest.raises(KeyboardInterrupt), show_progress("dispfl", 1, console):
         raise KeyboardInterrupt
     assert len(log.handlers) == handlers
 
 
-def on_a_terminal(*words: str | Path) -> tuple[int, str]:
+def on_a_terminal(*arguments: str | Path) -> tuple[int, str]:
     """Run the program on a pseudo-terminal of 100 columns: its exit code and all that was drawn."""
     ours, theirs = pty.openpty()
     program = "import sys; from dispfl.cli import main; sys.argv[0] = 'dispfl'; main()"
-    command = [sys.executable, "-c", program, *map(str, words)]
+    command = [sys.executable, "-c", program, *map(str, arguments)]
     unset = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env={**unset, "COLUMNS": "100", "TERM": "xterm"}
@@ -126,17 +133,17 @@ def test_on_a_terminal_there_is_a_bar_with_steps_rounds_and_the_time_left(tmp_pa
     text = without_colours(drawn)
     assert "━" in text
     assert re.search(r"dispfl round 3/3 ━+ 9/9 steps · accuracy 0\.\d{3} · 0:00:\d\d · left 0:00:00", text), text
-    assert "dispfl round 3/3 · accuracy" not in text  # no lines beside the bar
+    assert "dispfl round 3/3 · accuracy" not in text  # no lines in addition to the bar
     assert f"Run directory: {tmp_path / 'run'}" in text
 
 
-def test_on_a_terminal_a_resumed_bar_begins_where_the_run_stopped() -> None:
+def test_on_a_terminal_a_resumed_bar_starts_where_the_run_stopped() -> None:
     """Of two peers and five rounds, three rounds and one step of the fourth were done before."""
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
-    with watching("dispfl", 5, console) as progress:
+    with show_progress("dispfl", 5, console) as progress:
         progress.begin(7, 10)
     assert re.search(r"dispfl round 4/5 [━╺╸]+ +7/10 steps · accuracy –", plain(console))
-    with watching("dispfl", 5, console) as progress:
+    with show_progress("dispfl", 5, console) as progress:
         progress.begin(7, 10)
         progress.step()
         progress.round(record(3, 0.25))
@@ -150,3 +157,81 @@ def plain(console: Console) -> str:
 
 def without_colours(drawn: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", drawn)
+
+
+def two_runs(out: Path) -> list[GridRun]:
+    """Two runs of 4 rounds with 5 peers: 20 steps each."""
+    return methods_grid(["dispfl", "local", "peers=5", "rounds=4"], {}, 1, out)
+
+
+def test_ten_steps_in_five_seconds_leave_fifteen_seconds_for_thirty_steps(tmp_path: Path) -> None:
+    now = [0.0]
+    first, second = two_runs(tmp_path)
+    progress = GridProgress([first, second], clock=lambda: now[0])
+    assert progress.left == "–"
+    progress.begin(first, 0, 20)
+    for _ in range(10):
+        now[0] += 0.5
+        progress.step()
+    assert (progress.done, progress.total, progress.left) == (10, 40, "0:00:15")
+    progress.end(first)
+    assert progress.done == 20
+    progress.begin(second, 0, 30)
+    assert (progress.done, progress.total, progress.left) == (20, 50, "0:00:15")
+
+
+def test_steps_of_an_earlier_process_do_not_count_for_the_speed(tmp_path: Path) -> None:
+    """16 of 20 steps were done before; two more in 8 s leave 2 + 20 steps at 4 s: 88 s."""
+    now = [0.0]
+    first, second = two_runs(tmp_path)
+    progress = GridProgress([first, second], clock=lambda: now[0])
+    progress.begin(first, 16, 20)
+    assert progress.left == "–"
+    for _ in range(2):
+        now[0] += 4
+        progress.step()
+    assert (progress.done, progress.left) == (18, "0:01:28")
+
+
+def test_a_round_of_a_small_cohort_counts_as_a_round(tmp_path: Path) -> None:
+    """Two of five peers took a step in 10 s, but a quarter of the run is over: 35 of 40 steps are left, at 2 s each."""
+    now = [0.0]
+    first, second = two_runs(tmp_path)
+    progress = GridProgress([first, second], clock=lambda: now[0])
+    progress.begin(first, 0, 20)
+    now[0] = 10
+    progress.step()
+    progress.step()
+    progress.reach(5)
+    assert (progress.done, progress.left) == (5, "0:01:10")
+    progress.reach(4)
+    assert progress.done == 5
+
+
+def test_a_terminal_has_one_bar_over_the_whole_grid(tmp_path: Path) -> None:
+    cells = two_runs(tmp_path)
+    text = io.StringIO()
+    console = Console(file=text, width=90, force_terminal=True, color_system=None)
+    with show_grid_progress(cells, console) as display:
+        for cell in cells:
+            observer = display(cell)
+            observer.begin(0, 20)
+            for _ in range(5):
+                observer.step()
+            observer.round(record(0))
+            assert bar_line(display) == f"run {cells.index(cell) + 1}/2 · {cell.title} · round 2/4"
+    assert "run 2/2 · local seed 0 · round 2/4" in text.getvalue()
+    assert "100%" in text.getvalue()
+    assert "accuracy 0.500" not in text.getvalue()  # that is for lines
+
+
+def bar_line(display: GridDisplay) -> str:
+    assert display.bar is not None
+    return display.bar.tasks[0].description
+
+
+def test_decoding_is_shown_on_the_same_bar(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=90, force_terminal=True)
+    with show_grid_progress(two_runs(tmp_path), console) as display:
+        display.decoding(3, 10)
+        assert bar_line(display) == "decoding images 3/10"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from dispfl import DisPFL, Federation, Ring, Train
-from dispfl.cli.report import report
+from dispfl.cli.run import report
 from dispfl.errors import RunError
 from dispfl.methods.base import Method
 from dispfl.methods.fedavg import FedAvg
@@ -30,14 +30,14 @@ def run(tmp_path: Path, points: Points, net: Callable[[], nn.Module]) -> Callabl
     def make(method: Method, seed: int) -> Path:
         path = tmp_path / "out" / method.name / f"seed-{seed}"
         data = [(points(20, k), points(10, 1000 + k)) for k in range(4)]
-        federation = Federation(net, data, method, Ring(), train=Train(epochs=1, batch=8), seed=seed, threads=1)
+        federation = Federation(net, data, method, Ring(), train=Train(epochs=1, batch_size=8), seed=seed, workers=1)
         federation.run(2, out=path)
         return path
 
     return make
 
 
-def test_a_comparisons_folder_becomes_one_page_with_the_numbers_of_the_summaries(
+def test_a_folder_of_runs_becomes_one_page_with_the_numbers_of_the_summaries(
     run: Callable[[Method, int], Path], tmp_path: Path
 ) -> None:
     paths = [run(method, 0) for method in (DisPFL(), Local(), FedAvg(cohort=2))]
@@ -69,7 +69,9 @@ def test_the_default_name_is_report_html(
     assert (tmp_path / "report.html").exists()
 
 
-def test_a_run_under_way_is_reported_with_what_it_has(run: Callable[[Method, int], Path], tmp_path: Path) -> None:
+def test_an_unfinished_run_is_reported_with_its_rounds_so_far(
+    run: Callable[[Method, int], Path], tmp_path: Path
+) -> None:
     path = run(DisPFL(), 0)
     (path / "summary.json").unlink()
     with closing(RunDirectory.open(path)) as directory:
@@ -80,16 +82,16 @@ def test_a_run_under_way_is_reported_with_what_it_has(run: Callable[[Method, int
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("", "is not a run directory, and none is in it"), ("nowhere", "does not exist; name a run directory")],
+    [("", "neither is nor contains a run directory"), ("nowhere", "does not exist; name a run directory")],
 )
-def test_what_is_no_run_is_a_sentence_and_leaves_no_page(tmp_path: Path, name: str, sentence: str) -> None:
+def test_a_path_without_runs_is_rejected_and_writes_no_page(tmp_path: Path, name: str, sentence: str) -> None:
     result = CliRunner().invoke(app, [str(tmp_path / name), "-o", str(tmp_path / "page.html")])
     assert isinstance(result.exception, RunError)
     assert sentence in str(result.exception)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_a_sentence(run: Callable[[Method, int], Path], tmp_path: Path) -> None:
+def test_a_page_that_cannot_be_written_is_an_error(run: Callable[[Method, int], Path], tmp_path: Path) -> None:
     result = CliRunner().invoke(app, [str(run(Local(), 0)), "-o", str(tmp_path / "no" / "page.html")])
     assert isinstance(result.exception, RunError)
     assert "page.html could not be written" in str(result.exception)

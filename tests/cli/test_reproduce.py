@@ -1,4 +1,4 @@
-"""`dispfl reproduce`, as a user types it, on experiments cut down to a second."""
+"""`dispfl reproduce` on the command line, with experiments that take a second."""
 
 import json
 from dataclasses import dataclass
@@ -14,16 +14,16 @@ from dispfl.errors import ConfigError, DataError
 
 APP = typer.Typer()
 APP.command()(reproduce)
-TINY = ["peers=4", "rounds=2", "topology.degree=2", "partition.test_samples=4", "train.epochs=1", "threads=1"]
-OWN = """
+TINY = ["peers=4", "rounds=2", "topology.degree=2", "partition.test_samples_per_peer=4", "train.epochs=1", "workers=1"]
+CUSTOM = """
 peers = 3
 rounds = 2
-threads = 1
+workers = 1
 
 [partition]
 name = "dirichlet"
-samples = 8
-test_samples = 4
+samples_per_peer = 8
+test_samples_per_peer = 4
 
 [topology]
 name = "random"
@@ -39,49 +39,49 @@ label = "centralized-main-table"
 beside = { data = "cifar10", model = "resnet18" }
 parts = [
     { partition = { name = "dirichlet", alpha = 0.3 } },
-    { partition = { name = "pathological", classes = 2, samples = 8, test_samples = 4 } },
+    { partition = { name = "pathological", classes = 2, samples_per_peer = 8, test_samples_per_peer = 4 } },
 ]
 rows = [{ method = "local" }, { method = { name = "dispfl", density = 0.5 } }]
 """
 
 
 @dataclass(frozen=True)
-class Said:
+class CommandResult:
     code: int
     output: str
-    """Both streams, as a terminal shows them."""
+    """Both streams, as on a terminal."""
     stdout: str
     exception: BaseException | None
 
 
-def dispfl_reproduce(*words: str | Path) -> Said:
-    result = CliRunner().invoke(APP, [*map(str, words)], env={"COLUMNS": "80"})
-    return Said(result.exit_code, result.output, result.stdout, result.exception)
+def dispfl_reproduce(*arguments: str | Path) -> CommandResult:
+    result = CliRunner().invoke(APP, [*map(str, arguments)], env={"COLUMNS": "80"})
+    return CommandResult(result.exit_code, result.output, result.stdout, result.exception)
 
 
-def refusal(kind: type[Exception], *words: str | Path) -> str:
-    """The sentence of a refusal of this kind."""
-    result = dispfl_reproduce(*words)
+def refusal(kind: type[Exception], *arguments: str | Path) -> str:
+    """Return the message of an expected error."""
+    result = dispfl_reproduce(*arguments)
     assert isinstance(result.exception, kind)
     return str(result.exception)
 
 
-def rounds_run(result: Said) -> int:
+def rounds_run(result: CommandResult) -> int:
     return sum(line.startswith("run ") for line in result.output.splitlines())
 
 
-def test_an_experiment_runs_prints_both_numbers_and_the_same_command_goes_on(tmp_path: Path) -> None:
-    (tmp_path / "main.toml").write_text(OWN)
-    words: list[str | Path] = [tmp_path / "main.toml", "--out", tmp_path / "out"]
-    first = dispfl_reproduce(*words, "--only", "local")
+def test_an_experiment_prints_both_numbers_and_the_same_command_resumes_it(tmp_path: Path) -> None:
+    (tmp_path / "main.toml").write_text(CUSTOM)
+    arguments: list[str | Path] = [tmp_path / "main.toml", "--out", tmp_path / "out"]
+    first = dispfl_reproduce(*arguments, "--only", "local")
     assert first.code == 0, first.output
     assert first.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
     assert rounds_run(first) == 4
     assert [line.split()[:2] for line in first.output.splitlines() if line.startswith("local")] == [["local", "61.55"]]
 
-    again = dispfl_reproduce(*words)
+    again = dispfl_reproduce(*arguments)
     assert again.output.splitlines()[0] == "Table 1: Two methods. 4 runs, 2 done."
-    assert rounds_run(again) == 4  # those of Dis-PFL alone
+    assert rounds_run(again) == 4  # those of Dis-PFL only
     assert "Not the paper's experiment: fashion-sample instead of cifar10" in again.output
     assert "Table 1, the paper's resnet18 on cifar10" in again.output
     [dispfl] = [line.split() for line in again.output.splitlines() if line.startswith("dispfl")]
@@ -93,49 +93,49 @@ def test_an_experiment_runs_prints_both_numbers_and_the_same_command_goes_on(tmp
     assert all((tmp_path / "out/main" / file).exists() for file in found["files"])
     assert (tmp_path / "out/main/beside-paper.md").read_text().startswith("## Table 1: Two methods.\n\nNot the paper's")
 
-    done = dispfl_reproduce(*words, "--json")
+    done = dispfl_reproduce(*arguments, "--json")
     assert json.loads(done.stdout) == {"name": "main", "scale": "laptop", **found}
     assert rounds_run(done) == 0
 
 
 def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(OWN)
-    result = dispfl_reproduce(tmp_path / "own.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path)
+    (tmp_path / "custom.toml").write_text(CUSTOM)
+    result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path)
     assert result.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
-    assert "Not the paper's experiment but one of your own." in result.output
-    [row] = json.loads((tmp_path / "own/results.json").read_text())["rows"]
+    assert "A custom experiment, not the paper's." in result.output
+    [row] = json.loads((tmp_path / "custom/results.json").read_text())["rows"]
     assert [Path(run).name for run in row["ours"]["runs"]] == ["seed-0", "seed-1"]
 
 
-def test_runs_with_other_settings_lie_beside_each_other(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text(OWN)
-    words: list[str | Path] = [tmp_path / "own.toml", "--only", "local,dirichlet", "--out", tmp_path]
-    dispfl_reproduce(*words, "rounds=1")
-    assert dispfl_reproduce(*words).output.splitlines()[0] == "Table 1: Two methods. 1 run, 0 done."
+def test_runs_with_other_settings_have_other_directories(tmp_path: Path) -> None:
+    (tmp_path / "custom.toml").write_text(CUSTOM)
+    arguments: list[str | Path] = [tmp_path / "custom.toml", "--only", "local,dirichlet", "--out", tmp_path]
+    dispfl_reproduce(*arguments, "rounds=1")
+    assert dispfl_reproduce(*arguments).output.splitlines()[0] == "Table 1: Two methods. 1 run, 0 done."
     assert len(list(tmp_path.glob("runs/fashion-sample-dirichlet/local-random-*/seed-0"))) == 2
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "picture"),
+    ("name", "more", "figure"),
     [
-        ("masks", ["partition.groups=2", "partition.samples=8", "rounds=1"], "masks-seed-0.png"),
-        ("drop", ["partition.samples=8", "rounds=1", "--only", "dispfl,0,0.8"], "drop.png"),
-        ("sparsity", ["partition.samples=8", "rounds=1", "--only", "0.2,0.8"], "sparsity.png"),
+        ("masks", ["partition.groups=2", "partition.samples_per_peer=8", "rounds=1"], "masks-seed-0.png"),
+        ("drop", ["partition.samples_per_peer=8", "rounds=1", "--only", "dispfl,0,0.8"], "drop.png"),
+        ("sparsity", ["partition.samples_per_peer=8", "rounds=1", "--only", "0.2,0.8"], "sparsity.png"),
     ],
 )
-def test_a_figure_is_drawn_where_the_paper_has_one(tmp_path: Path, name: str, more: list[str], picture: str) -> None:
+def test_a_figure_is_drawn_where_the_paper_has_one(tmp_path: Path, name: str, more: list[str], figure: str) -> None:
     result = dispfl_reproduce(name, *TINY, *more, "--out", tmp_path)
     assert result.code == 0, result.output
-    with Image.open(tmp_path / name / picture) as image:
+    with Image.open(tmp_path / name / figure) as image:
         assert image.format == "PNG"
-    assert f"Written to {tmp_path / name}: {picture}" in result.output
+    assert f"Written to {tmp_path / name}: {figure}" in result.output
 
 
-def test_groups_and_curves_are_drawn_from_their_own_runs(tmp_path: Path) -> None:
-    grouped = OWN.replace("density = 0.5", "density = [0.2, 0.4, 0.6]").replace('{ method = "local" },', "")
-    own = grouped.replace('label = "centralized-main-table"', 'figure = "groups"')
-    (tmp_path / "groups.toml").write_text(own)
-    (tmp_path / "curves.toml").write_text(own.replace('"groups"', '"curves"'))
+def test_groups_and_curves_are_drawn_from_the_same_runs(tmp_path: Path) -> None:
+    grouped = CUSTOM.replace("density = 0.5", "density = [0.2, 0.4, 0.6]").replace('{ method = "local" },', "")
+    config = grouped.replace('label = "centralized-main-table"', 'figure = "groups"')
+    (tmp_path / "groups.toml").write_text(config)
+    (tmp_path / "curves.toml").write_text(config.replace('"groups"', '"curves"'))
     result = dispfl_reproduce(tmp_path / "groups.toml", "--out", tmp_path)
     assert [line.split()[0] for line in result.output.splitlines() if line.startswith("0.")] == ["0.2", "0.4", "0.6"]
     again = dispfl_reproduce(tmp_path / "curves.toml", "--out", tmp_path)
@@ -144,7 +144,7 @@ def test_groups_and_curves_are_drawn_from_their_own_runs(tmp_path: Path) -> None
     assert (tmp_path / "curves/curves.png").exists()
 
 
-def test_without_a_name_there_is_a_list(tmp_path: Path) -> None:
+def test_without_a_name_the_experiments_are_listed(tmp_path: Path) -> None:
     result = dispfl_reproduce()
     lines = result.output.splitlines()
     assert lines[0].split()[:3] == ["main", "Table", "1"]
@@ -158,54 +158,54 @@ def test_without_a_name_there_is_a_list(tmp_path: Path) -> None:
     assert listed[3]["paper"] == {"runs": 10, "minutes": None, "flops": 4.5e18}
 
 
-SMALL_BUT_THE_PAPERS = [
+SMALL_AT_PAPER_SCALE = [
     "sparsity",
     "--scale",
     "paper",
     "model=cnn",
-    "train.batch=4",
+    "train.batch_size=4",
     "peers=12",
     "rounds=3",
-    "threads=1",
+    "workers=1",
 ]
 
 
-def test_the_papers_scale_says_how_long_it_takes_and_waits_for_a_yes(tmp_path: Path) -> None:
-    words: list[str | Path] = [*SMALL_BUT_THE_PAPERS, "--data-dir", tmp_path, "--out", tmp_path / "out"]
-    sentence = "Nothing was started. To start it all the same, give the same command with --yes."
-    assert refusal(ConfigError, *words) == sentence
-    said = dispfl_reproduce(*words).output
-    [line] = [line.split() for line in said.splitlines() if line.startswith("dispfl")]
+def test_the_papers_scale_prints_the_hours_and_requires_yes(tmp_path: Path) -> None:
+    arguments: list[str | Path] = [*SMALL_AT_PAPER_SCALE, "--data-dir", tmp_path, "--out", tmp_path / "out"]
+    sentence = "Nothing was started. To start anyway, repeat the command with --yes."
+    assert refusal(ConfigError, *arguments) == sentence
+    output = dispfl_reproduce(*arguments).output
+    [line] = [line.split() for line in output.splitlines() if line.startswith("dispfl")]
     assert line[1] == "10"  # five densities, two seeds
-    assert "hours, or" in said
-    assert "Run `dispfl data get cifar10`" in said  # so that it is known before it is missed
-    found = json.loads(dispfl_reproduce(*words, "--json").stdout)
+    assert "hours, or" in output
+    assert "Run `dispfl data get cifar10`" in output  # known before anything runs
+    found = json.loads(dispfl_reproduce(*arguments, "--json").stdout)
     assert [(method["method"], method["runs"]) for method in found["methods"]] == [("dispfl", 10)]
     assert found["hours"] > 0
     assert not (tmp_path / "out").exists()
 
 
-def test_missing_data_is_said_before_anything_runs(tmp_path: Path) -> None:
-    words: list[str | Path] = [*SMALL_BUT_THE_PAPERS, "--data-dir", tmp_path, "--out", tmp_path / "out", "--yes"]
-    assert refusal(DataError, *words).startswith("The files of cifar10 were not found: looked for data_batch_1.bin")
+def test_missing_data_is_reported_before_anything_runs(tmp_path: Path) -> None:
+    arguments: list[str | Path] = [*SMALL_AT_PAPER_SCALE, "--data-dir", tmp_path, "--out", tmp_path / "out", "--yes"]
+    assert refusal(DataError, *arguments).startswith("The files of cifar10 were not found: looked for data_batch_1.bin")
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
+    ("arguments", "sentence"),
     [
         (["sparsty"], "There is no experiment 'sparsty'. Did you mean sparsity?"),
         (["rounds=3"], "Name the table or figure before rounds=3; dispfl reproduce --list has the names."),
         (["sparsity", "roundz=3"], "Unknown key roundz. Did you mean rounds?"),
-        (["sparsity", "--only", "ring"], "--only 'ring' is nothing that these runs differ in."),
+        (["sparsity", "--only", "ring"], "--only 'ring' matches no label of these runs."),
         (["none.toml"], "The config file none.toml does not exist."),
     ],
 )
-def test_a_refusal_is_one_sentence_and_nothing_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], sentence: str
+def test_an_error_is_one_sentence_and_creates_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert refusal(ConfigError, *words).startswith(sentence)
+    assert refusal(ConfigError, *arguments).startswith(sentence)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,4 +1,4 @@
-"""`dispfl show`, on runs that are finished, under way or no runs at all."""
+"""`dispfl show`, on finished and unfinished runs and on other folders."""
 
 import json
 from pathlib import Path
@@ -14,10 +14,10 @@ from dispfl.runs.directory import RunDirectory
 SPREAD = {"mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6]}
 
 
-def a_record(t: int, scored: bool = True) -> dict[str, Any]:
+def a_record(t: int, evaluated: bool = True) -> dict[str, Any]:
     return {
         "round": t,
-        "accuracy": SPREAD if scored else None,
+        "accuracy": SPREAD if evaluated else None,
         "busiest": {"paper_mb": 1.0 + t, "wire_mb": 2.0 + t, "peer": "000"},
         "flops_per_peer": 3e9,
         "seconds": 1.5,
@@ -37,18 +37,18 @@ def a_summary(method: str) -> dict[str, Any]:
 
 
 def make(path: Path, method: str = "dispfl", rounds: int = 0, finished: bool = False) -> Path:
-    """A run directory with so many of four rounds."""
+    """A run directory with this many of four rounds."""
     directory = RunDirectory.create(path, {"rounds": 4, "method": {"name": method}})
     for t in range(rounds):
-        directory.append(a_record(t, scored=t % 2 == 0))
+        directory.append(a_record(t, evaluated=t % 2 == 0))
     if finished:
         directory.write_summary(a_summary(method))
     directory.close()
     return path
 
 
-def show(*words: str | Path) -> str:
-    result = CliRunner().invoke(app, ["show", *map(str, words)])
+def show(*arguments: str | Path) -> str:
+    result = CliRunner().invoke(app, ["show", *map(str, arguments)])
     assert result.exit_code == 0, result.exception
     return result.stdout
 
@@ -64,12 +64,12 @@ def test_a_finished_run_is_a_row_and_its_directory(tmp_path: Path) -> None:
     assert text.splitlines()[-1] == f"Run directory: {tmp_path / 'run'}"
 
 
-def test_an_unfinished_run_shows_its_rounds_so_far_and_how_to_go_on(tmp_path: Path) -> None:
-    """Three of four rounds: traffic 1, 2, 3 MB, mean 2; the last scored round is the third."""
+def test_an_unfinished_run_shows_its_rounds_so_far_and_how_to_resume(tmp_path: Path) -> None:
+    """Three of four rounds: traffic 1, 2, 3 MB, mean 2; the last evaluated round is the third."""
     path = make(tmp_path / "run", rounds=3)
     text = show(path)
     assert rows(text)[0] == ["dispfl", "3", "0.500", "±", "0.100", "0.40,", "0.60", "2.00", "3.00", "3.00", "4.5"]
-    assert text.splitlines()[-1] == f"dispfl: 3 of 4 rounds; go on with: dispfl run --resume {path}"
+    assert text.splitlines()[-1] == f"dispfl: 3 of 4 rounds; resume with: dispfl run --resume {path}"
 
 
 def test_a_run_that_was_stopped_before_its_first_round_has_dashes(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_several_runs_are_rows_of_one_table_in_the_order_given(tmp_path: Path) -
     assert text.count("MB/round  MB/round") == 1
     assert text.splitlines()[-2:] == [
         f"Run directory: {paths[0]}",
-        f"dispfl: 1 of 4 rounds; go on with: dispfl run --resume {paths[1]}",
+        f"dispfl: 1 of 4 rounds; resume with: dispfl run --resume {paths[1]}",
     ]
 
 
@@ -95,13 +95,13 @@ def test_json_of_one_run_is_its_summary(tmp_path: Path) -> None:
 
 
 def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: Path) -> None:
-    done, under_way = make(tmp_path / "a", finished=True), make(tmp_path / "b", "local", 2)
-    one, two = json.loads(show(done, under_way, "--json"))
+    done, unfinished = make(tmp_path / "a", finished=True), make(tmp_path / "b", "local", 2)
+    one, two = json.loads(show(done, unfinished, "--json"))
     assert one == a_summary("dispfl")
     assert two == {
         "method": "local",
         "rounds": 2,
-        "unfinished": f"2 of 4 rounds; go on with: dispfl run --resume {under_way}",
+        "unfinished": f"2 of 4 rounds; resume with: dispfl run --resume {unfinished}",
         "accuracy": SPREAD,
         "busiest": {"paper_mb_per_round": 1.5, "wire_mb_per_round": 2.5},
         "flops_per_peer_round": 3e9,
@@ -109,14 +109,14 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
     }
 
 
-def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert isinstance(result.exception, RunError)
     assert str(result.exception) == f"{tmp_path} is not a run directory: it has no config.toml."
 
 
 @pytest.mark.parametrize("content", ["", "{", "\x00"])
-def test_a_damaged_summary_is_a_sentence(tmp_path: Path, content: str) -> None:
+def test_a_damaged_summary_is_rejected(tmp_path: Path, content: str) -> None:
     path = make(tmp_path / "run", rounds=4, finished=True)
     (path / "summary.json").write_text(content)
     result = CliRunner().invoke(app, ["show", str(path)])

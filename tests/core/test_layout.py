@@ -6,7 +6,7 @@ from torch import nn
 from dispfl.core.layout import Layout
 
 
-def test_a_linear_layer_of_2_by_3_stands_at_0_to_6_and_its_bias_at_6_to_8() -> None:
+def test_a_linear_layer_of_2_by_3_is_at_0_to_6_and_its_bias_at_6_to_8() -> None:
     layout = Layout.of(nn.Linear(3, 2))
     assert layout.names == ("weight", "bias")
     assert layout.shapes == ((2, 3), (2,))
@@ -24,7 +24,7 @@ def test_views_share_memory_with_the_flat_vector_and_read_it_row_by_row() -> Non
     assert flat[3] == 30
 
 
-def test_a_scalar_parameter_takes_one_place() -> None:
+def test_a_scalar_parameter_takes_one_element() -> None:
     layout = Layout.from_shapes({"scale": (), "bias": (2,)})
     assert layout.slices == (slice(0, 1), slice(1, 3))
     assert layout.views(torch.arange(3.0))[0].shape == ()

@@ -43,7 +43,7 @@ def test_load_copies_in_and_read_copies_out() -> None:
     assert given.tolist() == taken.tolist() == [1.0, 2.0, 3.0]
 
 
-def test_tied_parameters_stand_once_and_stay_tied() -> None:
+def test_tied_parameters_appear_once_and_stay_tied() -> None:
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     second.weight = first.weight
     live = LiveModel(filled(nn.Sequential(first, second), 1.0))
@@ -55,7 +55,7 @@ def test_tied_parameters_stand_once_and_stay_tied() -> None:
     assert live.grad.tolist() == [8.0] * 4
 
 
-def test_frozen_parameters_are_left_out_and_as_they_were() -> None:
+def test_frozen_parameters_are_left_out_and_unchanged() -> None:
     frozen = filled(nn.Linear(2, 2), 5.0).requires_grad_(False)
     live = LiveModel(nn.Sequential(frozen, nn.Linear(2, 1)))
     assert live.layout.names == ("1.weight", "1.bias")
@@ -94,7 +94,7 @@ def test_buffers_are_loaded_and_read_as_copies() -> None:
     assert live.read_buffers()["num_batches_tracked"] == 8
 
 
-def test_a_buffer_that_lies_transposed_is_read_row_by_row() -> None:
+def test_a_transposed_buffer_is_read_row_by_row() -> None:
     module = nn.Linear(2, 2)
     module.register_buffer("table", torch.arange(6.0).view(2, 3).t())
     table = LiveModel(module).read_buffers()["table"]
@@ -116,5 +116,5 @@ class Viewing(nn.Module):
         return outputs
 
 
-def test_a_network_that_flattens_with_view_works_on_row_major_pictures() -> None:
+def test_a_network_that_flattens_with_view_works_on_row_major_images() -> None:
     assert LiveModel(Viewing())(torch.ones(2, 3, 4, 4)).shape == (2, 1)

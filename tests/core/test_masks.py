@@ -26,7 +26,7 @@ def test_kept_counts(size: int, density: float, kept: int) -> None:
     assert kept_count(size, density) == kept  # 0.29 * 100 is 28.999... in floating point, and still 29
 
 
-def test_the_same_stream_gives_the_same_mask_and_another_peers_stream_another() -> None:
+def test_the_same_stream_gives_the_same_mask_and_another_peers_stream_a_different_one() -> None:
     first = random_mask(LAYOUT, DENSITIES, rng=stream(0, "mask", "000"))
     assert random_mask(LAYOUT, DENSITIES, rng=stream(0, "mask", "000")).equal(first)
     assert not random_mask(LAYOUT, DENSITIES, rng=stream(0, "mask", "001")).equal(first)

@@ -1,11 +1,11 @@
-"""Noise on every gradient: masked, scaled, after clipping, from a stream of its own."""
+"""Noise on every gradient: masked, scaled, after clipping, from a separate stream."""
 
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from rounds import Played
+from rounds import FinishedRound
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
@@ -14,16 +14,16 @@ from dispfl.core.train import Task, Train, Trainer, sgd_step
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState
-from dispfl.methods.registry import METHODS
+from dispfl.registry import METHODS
+from dispfl.round.context import RunContext
 from dispfl.topology import Full
-from dispfl.work import Setting
 
 SIZE = 10_000
 
 
 def trainer(noise: float, slope: float = 0.0, samples: int = 1, **changes: Any) -> Trainer:
     """A model of 10,000 weights, the loss `slope * sum(w)`, batches of one sample and a learning rate of 0.1."""
-    settings = {"epochs": 1, "batch": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, "noise": noise}
+    settings = {"epochs": 1, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, "noise_std": noise}
     who: dict[str, Any] = {"seed": 5, "peer": "001", "t": 0, "T": 10}
     data = ResidentSamples(torch.ones(samples, SIZE), torch.arange(float(samples)))
     return Trainer(
@@ -71,14 +71,14 @@ def test_a_step_with_noise_by_hand() -> None:
     assert weights.tolist() == pytest.approx([1 - 0.1 * (0.6 + 7 + 0.5), 2 - 0.1 * (0.8 - 7 + 1.0), 0.0])
 
 
-def test_every_step_of_a_round_has_noise_of_its_own() -> None:
+def test_every_step_of_a_round_has_different_noise() -> None:
     first, second = trainer(noise=1.0), trainer(noise=1.0, samples=2)
     one_step, two_steps = first.learn(ZERO, ALL), second.learn(ZERO, ALL)
     assert float(two_steps.std()) == pytest.approx(0.1 * 2**0.5, rel=0.03)  # independent: variances add
     assert first.learn(one_step, ALL).equal(two_steps)  # a second stretch of learning draws on
 
 
-def test_noise_is_the_same_again_and_another_for_each_peer_round_and_seed() -> None:
+def test_noise_is_reproducible_and_differs_between_peers_rounds_and_seeds() -> None:
     same, again, peer, t, seed = (
         trainer(noise=1.0, **who).learn(ZERO, ALL) for who in ({}, {}, {"peer": "002"}, {"t": 1}, {"seed": 6})
     )
@@ -87,7 +87,7 @@ def test_noise_is_the_same_again_and_another_for_each_peer_round_and_seed() -> N
         assert float(torch.corrcoef(torch.stack([same, other]))[0, 1]) == pytest.approx(0, abs=0.05)
 
 
-def test_noise_leaves_the_order_of_batches_and_torchs_own_generator_alone() -> None:
+def test_noise_does_not_change_the_order_of_batches_or_torchs_global_generator() -> None:
     def seen(noise: float) -> list[float]:
         order: list[float] = []
 
@@ -95,9 +95,9 @@ def test_noise_leaves_the_order_of_batches_and_torchs_own_generator_alone() -> N
             order.append(float(labels))
             return outputs.sum() * 0
 
-        hands = trainer(noise, samples=20, loss=loss)
+        one_trainer = trainer(noise, samples=20, loss=loss)
         before = torch.get_rng_state()
-        hands.learn(ZERO, ALL)
+        one_trainer.learn(ZERO, ALL)
         assert torch.get_rng_state().equal(before)
         return order
 
@@ -105,25 +105,25 @@ def test_noise_leaves_the_order_of_batches_and_torchs_own_generator_alone() -> N
 
 
 @pytest.mark.parametrize("wrong", [-0.1, float("nan"), float("inf")])
-def test_noise_that_cannot_be_is_refused_by_name(wrong: float) -> None:
-    with pytest.raises(ConfigError, match=r"train\.noise must be .*, got"):
-        Train(noise=wrong)
+def test_invalid_noise_is_refused_by_name(wrong: float) -> None:
+    with pytest.raises(ConfigError, match=r"train\.noise_std must be .*, got"):
+        Train(noise_std=wrong)
 
 
-Play = Callable[..., list[Played]]
+RunAll = Callable[..., list[FinishedRound]]
 Bits = Callable[[PeerState], dict[str, bytes]]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_learns_with_noise_and_reproducibly_so(
-    method: str, make_setting: Callable[..., Setting], play: Play, bits: Bits
+def test_every_method_learns_reproducibly_with_noise(
+    method: str, make_context: Callable[..., RunContext], run_all: RunAll, bits: Bits
 ) -> None:
-    def weights(noise: float, threads: int = 1) -> list[bytes]:
-        train = Train(epochs=1, batch=8, noise=noise)
-        setting = make_setting(peers=3, method=METHODS[method](name=method), topology=Full(), train=train, rounds=2)
-        last = play(setting, threads)[-1]
-        return [bits(state)["values"] for state in (last.judged or last.states).values()]
+    def weights(noise: float, workers: int = 1) -> list[bytes]:
+        train = Train(epochs=1, batch_size=8, noise_std=noise)
+        context = make_context(peers=3, method=METHODS[method](name=method), topology=Full(), train=train, rounds=2)
+        last = run_all(context, workers)[-1]
+        return [bits(state)["values"] for state in (last.evaluated or last.states).values()]
 
     noisy, silent = weights(0.1), weights(0.0)
-    assert weights(0.1, threads=2) == noisy
+    assert weights(0.1, workers=2) == noisy
     assert all(a != b for a, b in zip(noisy, silent, strict=True))

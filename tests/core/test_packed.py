@@ -49,7 +49,7 @@ def test_a_packed_model_takes_4_bytes_a_kept_value_and_1_bit_a_parameter() -> No
     assert model.mask.bits.untyped_storage().nbytes() == 1000 // 8
 
 
-def test_unpacking_gives_a_vector_of_the_callers_own() -> None:
+def test_unpacking_returns_a_new_vector() -> None:
     model = PackedModel.pack(torch.tensor([1.0, 2.0]), torch.tensor([True, True]))
     model.unpack()[0].zero_()
     assert model.unpack()[0].tolist() == [1.0, 2.0]

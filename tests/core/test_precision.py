@@ -12,7 +12,7 @@ from dispfl.core.live import LiveModel, Precision
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
-from dispfl.models.registry import Model
+from dispfl.models.settings import Model
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 
@@ -21,18 +21,18 @@ def trainer(points: Points, module: nn.Module, precision: Precision = "bf16", ta
     """60 training and 200 test points, four epochs."""
     live = LiveModel(module, precision=precision)
     train, test = ResidentSamples(*points(60, 0)), ResidentSamples(*points(200, 1))
-    return Trainer(live, train, test, Train(epochs=4, batch=8), task or Task(), 5, "001", 3, 10)
+    return Trainer(live, train, test, Train(epochs=4, batch_size=8), task or Task(), 5, "001", 3, 10)
 
 
 def every(live: LiveModel) -> Tensor:
     return torch.ones(live.layout.size, dtype=torch.bool)
 
 
-def learned(hands: Trainer) -> Tensor:
-    return hands.learn(hands.live.read(), every(hands.live))
+def learned(peer: Trainer) -> Tensor:
+    return peer.learn(peer.live.read(), every(peer.live))
 
 
-def test_a_product_is_rounded_to_8_bits_and_given_out_as_float32() -> None:
+def test_a_product_is_rounded_to_8_bits_and_returned_as_float32() -> None:
     live = LiveModel(nn.Linear(1, 1, bias=False), precision="bf16")
     live.weights.fill_(1 + 2**-9)  # 8 bits cannot hold it
     output = live(torch.ones(1, 1))
@@ -51,18 +51,18 @@ def test_the_loss_and_the_metric_get_float32(points: Points, net: Callable[[], n
     def metric(outputs: Tensor, labels: Tensor) -> float:
         return float(loss(outputs, labels))
 
-    hands = trainer(points, net(), task=Task(loss, metric))
-    hands.score(learned(hands))
+    peer = trainer(points, net(), task=Task(loss, metric))
+    peer.score(learned(peer))
     assert set(seen) == {(torch.float32, False)}
 
 
 def test_weights_gradients_and_buffers_stay_float32(points: Points) -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
-    hands = trainer(points, module)
-    hands.buffers = hands.live.read_buffers()
-    tensors = learned(hands), hands.gradient(hands.live.read()), hands.live.weights, hands.live.grad
+    peer = trainer(points, module)
+    peer.buffers = peer.live.read_buffers()
+    tensors = learned(peer), peer.gradient(peer.live.read()), peer.live.weights, peer.live.grad
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
-    assert hands.buffers["1.running_mean"].dtype == torch.float32
+    assert peer.buffers["1.running_mean"].dtype == torch.float32
 
 
 def test_a_step_too_small_for_8_bits_is_not_lost() -> None:
@@ -93,12 +93,12 @@ def tied() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [tied, lambda: Model(name="mlp").network((4,), 3)])
-def test_every_run_gives_the_same_bits_side_by_side_too(points: Points, build: Callable[[], nn.Module]) -> None:
+def test_every_run_gives_the_same_bits_with_several_threads_too(points: Points, build: Callable[[], nn.Module]) -> None:
     module = build()
     alone = learned(trainer(points, deepcopy(module)))
     with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as threads:
-        hands = [trainer(points, deepcopy(module)) for _ in range(8)]
-        assert all(one.equal(alone) for one in threads.map(learned, hands))
+        trainers = [trainer(points, deepcopy(module)) for _ in range(8)]
+        assert all(one.equal(alone) for one in threads.map(learned, trainers))
 
 
 def test_float32_is_the_bare_module_to_the_bit(points: Points, net: Callable[[], nn.Module]) -> None:
@@ -108,11 +108,11 @@ def test_float32_is_the_bare_module_to_the_bit(points: Points, net: Callable[[],
 
 
 def test_a_convolution_learns_in_bf16() -> None:
-    pictures, labels = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    images, labels = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
     live = LiveModel(Model(name="cnn").network((1, 8, 8), 3), precision="bf16")
-    data = ResidentSamples(pictures, labels)
-    hands = Trainer(live, data, data, Train(epochs=15, batch=8), Task(), 5, "001", 0, 10)
-    assert hands.score(learned(hands)) == 1.0
+    data = ResidentSamples(images, labels)
+    peer = Trainer(live, data, data, Train(epochs=15, batch_size=8), Task(), 5, "001", 0, 10)
+    assert peer.score(learned(peer)) == 1.0
 
 
 def test_a_precision_that_does_not_exist_is_refused() -> None:

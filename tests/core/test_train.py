@@ -29,7 +29,7 @@ def make_trainer(points: Points) -> Callable[..., Trainer]:
         defaults: dict[str, Any] = {
             "train": ResidentSamples(*points(20, 0)),
             "test": ResidentSamples(*points(10, 1)),
-            "settings": Train(epochs=2, batch=8),
+            "settings": Train(epochs=2, batch_size=8),
             "task": Task(),
             "seed": 5,
             "peer": "001",
@@ -54,7 +54,7 @@ def optimizer_loop(module: nn.Module, mask: Tensor, data: ResidentSamples, setti
     optimizer = torch.optim.SGD(parameters, lr=settings.lr * 0.998**t, weight_decay=settings.weight_decay)
     order = stream(5, "batches", "001", t)
     for _ in range(settings.epochs):
-        for x, y in data.batches(settings.batch, rng=order):
+        for x, y in data.batches(settings.batch_size, rng=order):
             optimizer.zero_grad()
             functional.cross_entropy(module(x), y).backward()  # type: ignore[no-untyped-call]
             for p, m in zip(parameters, masks, strict=True):
@@ -78,7 +78,7 @@ def test_learning_equals_torchs_sgd_on_the_clipped_masked_gradient(
     mask = half_mask(67)
     weights = LiveModel(deepcopy(module)).read() * mask
     nn.utils.vector_to_parameters(weights.clone(), module.parameters())
-    settings = Train(epochs=2, batch=8, clip_norm=clip_norm, weight_decay=weight_decay)
+    settings = Train(epochs=2, batch_size=8, clip_norm=clip_norm, weight_decay=weight_decay)
     trainer = make_trainer(deepcopy(module), settings=settings)
     learned = trainer.learn(weights, mask)
     assert isinstance(trainer.train, ResidentSamples)
@@ -200,17 +200,19 @@ def test_frozen_parameters_are_unchanged_by_training(make_trainer: Callable[...,
     assert all(before[name].equal(tensor) for name, tensor in frozen.state_dict().items())
 
 
-def test_a_score_is_of_all_test_samples_at_once_however_many_batches(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_score_is_computed_over_all_test_samples_for_any_number_of_batches(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     test = ResidentSamples(torch.zeros(1203, 4), torch.zeros(1203))
     trainer = make_trainer(nn.Linear(4, 3), test=test, task=Task(metric=lambda outputs, labels: float(len(labels))))
     assert trainer.score(trainer.live.read()) == 1203
 
 
-def test_the_mixed_model_is_scored_only_in_rounds_that_are_scored(make_trainer: Callable[..., Trainer]) -> None:
-    for scoring in (True, False):
-        trainer = make_trainer(nn.Linear(4, 3), scoring=scoring)
+def test_the_mixed_model_is_evaluated_only_in_rounds_with_evaluation(make_trainer: Callable[..., Trainer]) -> None:
+    for evaluate in (True, False):
+        trainer = make_trainer(nn.Linear(4, 3), evaluate=evaluate)
         trainer.observe_mixed(trainer.live.read())
-        assert (trainer.report.mixed is not None) == scoring
+        assert (trainer.report.mixed is not None) == evaluate
 
 
 def test_accuracy_is_the_share_of_largest_outputs_that_are_the_label() -> None:
@@ -218,15 +220,15 @@ def test_accuracy_is_the_share_of_largest_outputs_that_are_the_label() -> None:
     assert accuracy(outputs, torch.tensor([1, 0, 1, 1])) == 0.75
 
 
-def test_what_the_pulse_raises_ends_learning_before_the_next_batch(make_trainer: Callable[..., Trainer]) -> None:
+def test_an_exception_before_a_batch_stops_learning(make_trainer: Callable[..., Trainer]) -> None:
     beats = []
 
-    def pulse() -> None:
+    def before_batch() -> None:
         beats.append(1)
         if len(beats) == 2:
             raise InterruptedError
 
-    trainer = make_trainer(nn.Linear(4, 3), pulse=pulse)
+    trainer = make_trainer(nn.Linear(4, 3), before_batch=before_batch)
     with pytest.raises(InterruptedError):
         trainer.learn(trainer.live.read(), torch.ones(15, dtype=torch.bool))
     assert len(beats) == 2
@@ -240,27 +242,29 @@ def sloped(make: Callable[..., Trainer], samples: int = 1, **settings: Any) -> T
     return make(
         nn.Linear(1, 1, bias=False),
         train=ResidentSamples(torch.ones(samples, 1), torch.zeros(samples)),
-        settings=Train(**{"epochs": 1, "batch": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, **settings}),
+        settings=Train(**{"epochs": 1, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, **settings}),
         task=Task(loss=lambda outputs, labels: outputs.sum()),
         t=0,
     )
 
 
-def test_a_pull_of_a_half_adds_half_the_distance_to_the_gradient(make_trainer: Callable[..., Trainer]) -> None:
-    learned = sloped(make_trainer).learn(torch.tensor([5.0]), ONE, pull=(0.5, torch.tensor([1.0])))
+def test_a_proximal_term_of_a_half_adds_half_the_distance_to_the_gradient(make_trainer: Callable[..., Trainer]) -> None:
+    learned = sloped(make_trainer).learn(torch.tensor([5.0]), ONE, prox=(0.5, torch.tensor([1.0])))
     assert learned.tolist() == pytest.approx([5 - 0.1 * (1 + 0.5 * 4)])
 
 
-def test_the_pull_comes_after_clipping_and_beside_weight_decay(make_trainer: Callable[..., Trainer]) -> None:
+def test_the_proximal_term_comes_after_clipping_and_beside_weight_decay(make_trainer: Callable[..., Trainer]) -> None:
     trainer = sloped(make_trainer, clip_norm=0.25, weight_decay=0.2)
-    learned = trainer.learn(torch.tensor([5.0]), ONE, pull=(0.5, torch.tensor([1.0])))
+    learned = trainer.learn(torch.tensor([5.0]), ONE, prox=(0.5, torch.tensor([1.0])))
     assert learned.tolist() == pytest.approx([5 - 0.1 * (0.25 + 0.2 * 5 + 0.5 * 4)])
 
 
-def test_a_pull_of_0_is_none_bit_for_bit_and_the_anchor_stays(make_trainer: Callable[..., Trainer], net: Net) -> None:
+def test_a_proximal_term_of_0_equals_none_bit_for_bit_and_keeps_the_anchor(
+    make_trainer: Callable[..., Trainer], net: Net
+) -> None:
     weights, mask, anchor = torch.ones(67), torch.ones(67, dtype=torch.bool), torch.full((67,), 3.0)
     module = net()
-    plain, pulled = (make_trainer(deepcopy(module)).learn(weights, mask, pull=pull) for pull in (None, (0.0, anchor)))
+    plain, pulled = (make_trainer(deepcopy(module)).learn(weights, mask, prox=prox) for prox in (None, (0.0, anchor)))
     assert pulled.equal(plain)
     assert anchor.equal(torch.full((67,), 3.0))
 
@@ -273,12 +277,12 @@ def test_an_sgd_step_by_hand() -> None:
     assert weights.tolist() == pytest.approx([1 - 0.1 * (0.6 + 0.5), 2 - 0.1 * (0.8 - 1.0), 0.0])
 
 
-def test_a_learning_rate_of_its_own_replaces_the_rounds(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_given_learning_rate_replaces_the_rounds_own(make_trainer: Callable[..., Trainer]) -> None:
     assert sloped(make_trainer).learn(torch.ones(1), ONE, lr=0.5).tolist() == pytest.approx([0.5])
     assert sloped(make_trainer).learn(torch.ones(1), ONE).tolist() == pytest.approx([0.9])
 
 
-def test_epochs_and_samples_of_its_own_replace_the_settings(make_trainer: Callable[..., Trainer]) -> None:
+def test_given_epochs_and_samples_replace_the_settings(make_trainer: Callable[..., Trainer]) -> None:
     trainer = sloped(make_trainer, samples=4)
     assert trainer.learn(torch.ones(1), ONE).tolist() == pytest.approx([1 - 4 * 0.1])
     assert trainer.learn(torch.ones(1), ONE, 3).tolist() == pytest.approx([1 - 12 * 0.1])
@@ -295,7 +299,7 @@ def test_two_trainings_of_a_round_see_their_batches_in_different_orders(make_tra
         return outputs.sum() * 0
 
     train = ResidentSamples(torch.ones(20, 1), torch.arange(20.0))
-    settings = Train(epochs=1, batch=1)
+    settings = Train(epochs=1, batch_size=1)
     trainer = make_trainer(nn.Linear(1, 1, bias=False), train=train, settings=settings, task=Task(loss=loss))
     for _ in range(2):
         trainer.learn(torch.ones(1), ONE)
@@ -310,11 +314,11 @@ def test_the_mask_search_passes_one_batch_through_a_dense_model(make_trainer: Ca
     assert trainer.report.passes == [(2 * 20, [16, 4, 12, 2]), (8, [32, 8, 24, 3])]
 
 
-def test_a_report_whose_passes_were_written_as_json_is_equal_to_the_one_that_was() -> None:
+def test_a_report_restored_from_json_is_equal() -> None:
     assert Report(passes=[[20, [1, 2]]]) == Report(passes=[(20, [1, 2])])  # type: ignore[list-item]
 
 
-def test_a_score_or_a_loss_on_other_samples_is_of_those_and_learns_nothing(
+def test_a_score_or_a_loss_on_other_samples_changes_nothing(
     make_trainer: Callable[..., Trainer],
 ) -> None:
     task = Task(
@@ -330,11 +334,11 @@ def test_a_score_or_a_loss_on_other_samples_is_of_those_and_learns_nothing(
     assert trainer.report == Report()
 
 
-def test_a_lasting_stream_is_the_same_in_every_round_and_another_for_each_peer(
+def test_a_lasting_stream_is_the_same_in_every_round_and_differs_between_peers(
     make_trainer: Callable[..., Trainer],
 ) -> None:
     def drawn(purpose: str, **who: Any) -> list[int]:
-        rng = make_trainer(nn.Linear(4, 3), **who).lasting_stream(purpose)
+        rng = make_trainer(nn.Linear(4, 3), **who).peer_stream(purpose)
         return torch.randperm(20, generator=rng).tolist()
 
     first = drawn("validation", t=0)
@@ -343,8 +347,8 @@ def test_a_lasting_stream_is_the_same_in_every_round_and_another_for_each_peer(
     assert drawn("something else", t=0) != first
 
 
-@pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"batch": 0}, {"decay": 1.1}, {"clip_norm": -1}])
-def test_settings_that_cannot_be_are_refused_by_name(wrong: dict[str, Any]) -> None:
+@pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"batch_size": 0}, {"lr_decay": 1.1}, {"clip_norm": -1}])
+def test_invalid_settings_are_refused_by_name(wrong: dict[str, Any]) -> None:
     [(name, value)] = wrong.items()
     with pytest.raises(ConfigError, match=rf"train\.{name} must be .*, got {value}"):
         Train(**wrong)

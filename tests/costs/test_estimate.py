@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from rounds import Played
+from rounds import FinishedRound
 from torch import Tensor
 
 from dispfl.config import Experiment, compose
@@ -13,10 +13,10 @@ from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.train import Train
 from dispfl.costs import estimate as module
-from dispfl.costs.estimate import Plan, estimate, kept_weights, links, network, wire_costs
+from dispfl.costs.estimate import CostInputs, estimate, links, network, wire_costs
 from dispfl.costs.flops import forward_cost
 from dispfl.data.catalogue import describe
-from dispfl.data.datasets import load
+from dispfl.data.datasets import load_dataset
 from dispfl.methods.base import Method, PeerState, fresh_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
@@ -24,15 +24,17 @@ from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.local import Local
-from dispfl.methods.registry import METHODS
-from dispfl.models.registry import Model
-from dispfl.runs.records import round_record
+from dispfl.models.settings import Model
+from dispfl.registry import METHODS
+from dispfl.round.context import RunContext
+from dispfl.round.round import initial_states
+from dispfl.runs.metrics import round_metrics
 from dispfl.topology import RandomRegular, Ring
 from dispfl.wire.codec import Wire
 
 
-def plan(method: Method, **changes: Any) -> Plan:
-    """ResNet-18 on CIFAR-10 as in the paper, unless told otherwise."""
+def plan(method: Method, **changes: Any) -> CostInputs:
+    """ResNet-18 on CIFAR-10 as in the paper by default."""
     defaults: dict[str, Any] = {
         "model": Model(name="resnet18"),
         "data": describe("cifar10"),
@@ -43,11 +45,11 @@ def plan(method: Method, **changes: Any) -> Plan:
         "train": Train(),
         "wire": Wire(),
     }
-    return Plan(**defaults | changes)
+    return CostInputs(**defaults | changes)
 
 
-def small(method: Method, **changes: Any) -> Plan:
-    """The small CNN on 28x28 grey pictures: 105,962 parameters."""
+def small(method: Method, **changes: Any) -> CostInputs:
+    """The small CNN on 28x28 grey images: 105,962 parameters."""
     return plan(method, **{"model": Model(), "data": describe("fashion-mnist"), "peers": 12} | changes)
 
 
@@ -74,7 +76,7 @@ def test_the_layers_add_up_and_only_large_ones_are_thinned() -> None:
     assert by_name["stages.3.1.conv2.weight"].kept < 0.4 * by_name["stages.3.1.conv2.weight"].size
 
 
-def test_a_server_hears_its_cohort_and_a_peer_outside_it_hears_nothing() -> None:
+def test_the_server_hears_its_cohort_and_other_peers_hear_nothing() -> None:
     """5 of 12 peers: the server downloads 5 models of 105,962 x 4 bytes, a peer 5/12 of one on average."""
     costs = estimate(small(FedAvg(cohort=5)))
     assert costs.busiest_mb == pytest.approx(5 * 105_962 * 4 / 1e6)
@@ -82,7 +84,7 @@ def test_a_server_hears_its_cohort_and_a_peer_outside_it_hears_nothing() -> None
 
 
 def test_local_sends_nothing() -> None:
-    assert list(links(small(Local()))) == []
+    assert list(links(small(Local()).context)) == []
     costs, wire = estimate(small(Local())), wire_costs(small(Local()))
     assert (costs.busiest_mb, costs.mean_mb, wire.busiest_up_mb, wire.busiest_down_mb, wire.mean_mb) == (0, 0, 0, 0, 0)
 
@@ -121,34 +123,59 @@ def test_ditto_has_its_own_epochs() -> None:
 
 @pytest.mark.parametrize("density", [0.07, 0.5, 1.0])
 @pytest.mark.parametrize("method", [DisPFL(), DisPFL(layers="uniform"), DPSGD(), Local(), FedFOMO()])
-def test_counted_masks_keep_as_much_as_drawn_ones(method: Method, density: float) -> None:
+def test_kept_counts_are_those_of_drawn_masks(method: Method, density: float) -> None:
     layout, _ = network(Model(), (1, 28, 28), 10)
     drawn = method.start(torch.zeros(layout.size), layout, density, seed=0, peer="000").next_mask.unpack()
-    assert kept_weights(method, layout, density) == tuple(kept_per_layer(drawn, layout))
+    assert method.kept_counts(layout, density) == tuple(kept_per_layer(drawn, layout))
 
 
 class EveryOther(Local):
-    """Somebody's own method: each peer keeps every other weight."""
+    """A custom method: each peer keeps every other weight, and requests these from its neighbours."""
+
+    communicates = True
+    pulls_masked = True
 
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         return fresh_state(weights, torch.arange(layout.size) % 2 == 0)
 
 
-def test_a_method_of_ones_own_is_asked_for_its_first_mask() -> None:
+def test_a_custom_methods_first_mask_is_counted() -> None:
     assert estimate(small(EveryOther())).kept == 105_962 / 2
+
+
+@pytest.mark.parametrize("exchange", ["pull", "push"])
+def test_a_sparse_start_without_densities_is_charged_with_the_bytes_of_its_encoded_messages(
+    make_context: Callable[..., RunContext], run_all: Callable[..., list[FinishedRound]], exchange: str
+) -> None:
+    """34 of 67 weights are kept, some in every layer: masks are sent, as 67 bits or as the 34 requested ones."""
+    context = make_context(peers=3, method=EveryOther(), rounds=1, wire=Wire(exchange=exchange))  # type: ignore[arg-type]
+    state, rng = initial_states(context)["000"], torch.Generator()
+    codec = context.codec(Layout.of(context.module()))
+    if exchange == "pull":
+        request = len(codec.encode_request(state.next_mask))
+        model = len(codec.encode_answer(state.model, state.next_mask, rng=rng))
+        assert (request, model) == (28 + 9, 28 + 5 + 34 * 4)
+    else:
+        request, model = 0, len(codec.encode_model(state.model, rng=rng))
+        assert model == 28 + 9 + 34 * 4
+    (round_,) = run_all(context)
+    roster = context.roster
+    pairs = [(sender, receiver) for sender in roster for receiver in roster if sender != receiver]
+    assert round_.ledger.wire == dict.fromkeys(pairs, request + model)
+    assert round_.ledger.paper == dict.fromkeys(pairs, 34 * 4)
 
 
 SMALL_RUN: dict[str, Any] = {
     "peers": 6,
     "rounds": 1,
     "topology": {"name": "random", "degree": 2},
-    "partition": {"samples": 24},
-    "train": {"epochs": 2, "batch": 16},
+    "partition": {"samples_per_peer": 24},
+    "train": {"epochs": 2, "batch_size": 16},
 }
 
 
 @pytest.mark.parametrize(
-    "words",
+    "overrides",
     [
         *([f"method={name}"] for name in METHODS if name not in ("subfedavg", "dispfl")),
         ["method=subfedavg", "method.min_accuracy=1"],  # prunes nothing in its first round
@@ -157,17 +184,17 @@ SMALL_RUN: dict[str, Any] = {
         ["method.density=0.3", "wire.exchange=push"],
         ["method.density=0.3", "wire.coding=zstd"],
         ["method=dpsgd", "method.density=0.5", "wire.values=int8"],
-        ["method.density=0.3", "method.regrow=random", "topology=ring", "topology.drop=0.3", "seed=3"],
+        ["method.density=0.3", "method.regrow=random", "topology=ring", "topology.offline_prob=0.3", "seed=3"],
     ],
     ids=" ".join,
 )
-def test_what_was_estimated_is_what_a_real_first_round_costs(
-    words: list[str], play: Callable[..., list[Played]]
+def test_the_estimate_is_what_a_real_first_round_costs(
+    overrides: list[str], run_all: Callable[..., list[FinishedRound]]
 ) -> None:
-    """Every mask is drawn here, so both currencies agree to the byte."""
-    experiment = compose(SMALL_RUN, words)
-    record = _first_round(experiment, play)
-    asked = small(
+    """Every mask is drawn here, so both counts agree to the byte."""
+    experiment = compose(SMALL_RUN, overrides)
+    record = _first_round(experiment, run_all)
+    inputs = small(
         experiment.method,
         data=describe("fashion-sample"),
         topology=experiment.topology,
@@ -177,7 +204,7 @@ def test_what_was_estimated_is_what_a_real_first_round_costs(
         wire=experiment.wire,
         seed=experiment.seed,
     )
-    costs, wire = estimate(asked), wire_costs(asked)
+    costs, wire = estimate(inputs), wire_costs(inputs)
     assert costs.busiest_mb == record["busiest"]["paper_mb"]
     assert costs.flops_per_peer == pytest.approx(record["flops_per_peer"], rel=1e-12)
     assert wire.busiest_up_mb == record["busiest"]["wire_up_mb"]
@@ -185,18 +212,18 @@ def test_what_was_estimated_is_what_a_real_first_round_costs(
     assert wire.peers_drawn == 6
 
 
-def _first_round(experiment: Experiment, play: Callable[..., list[Played]]) -> dict[str, Any]:
-    pictures = load(experiment.data)
-    setting = experiment.setting(pictures, experiment.split(pictures))
-    model = setting.module()
-    sample = next(setting.peers["000"].train.batches(1))[0]
-    return round_record(0, play(setting)[0], forward_cost(model, Layout.of(model), sample), 0.0)
+def _first_round(experiment: Experiment, run_all: Callable[..., list[FinishedRound]]) -> dict[str, Any]:
+    images = load_dataset(experiment.data)
+    context = experiment.split_context(images, experiment.split(images))
+    model = context.module()
+    sample = next(context.peers["000"].train.batches(1))[0]
+    return round_metrics(0, run_all(context)[0], forward_cost(model, Layout.of(model), sample), 0.0)
 
 
 @pytest.mark.parametrize("method", [DisPFL(density=0.3), DisPFL(density=(0.2, 0.6, 1.0)), DPSGD(density=0.4), FedAvg()])
-def test_two_masks_a_density_stand_for_all_the_others(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_masks_per_density_represent_all_the_others(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = wire_costs(small(method))
-    monkeypatch.setattr(module, "DRAW_EVERYONE", 0)
+    monkeypatch.setattr(module, "MAX_DRAWN_WEIGHTS", 0)
     sampled = wire_costs(small(method))
     assert exact.peers_drawn == 12
     assert sampled.peers_drawn == 2 * len(set(method.densities(12)))
@@ -211,7 +238,7 @@ def test_pulling_costs_less_than_pushing_and_pushing_more_than_the_papers_values
     assert pulled.mean_mb < paper.mean_mb < pushed.mean_mb
 
 
-def test_a_server_sends_and_hears_dense_models_with_short_headers() -> None:
+def test_a_server_sends_and_receives_dense_models_with_short_headers() -> None:
     """10 models each way; a message is at most 100 bytes longer than its values."""
     wire = wire_costs(small(FedAvg()))
     models = 10 * 105_962 * 4 / 1e6

@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.erk import erk_densities
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_count
+from dispfl.core.sparsity import erk_densities
 from dispfl.costs.flops import ForwardCost, forward_cost
-from dispfl.models.resnet18 import ResNet18
+from dispfl.models.networks import ResNet18
 
 
 def cost_of(module: nn.Module, *shape: int) -> ForwardCost:
@@ -75,7 +75,7 @@ def test_a_layer_called_with_its_input_by_name_counts_too() -> None:
     assert cost_of(ByName(), 3).per_weight == (2, 1)
 
 
-def test_counting_leaves_the_module_in_the_mode_it_was_in_and_its_buffers_alone() -> None:
+def test_counting_changes_neither_the_modules_mode_nor_its_buffers() -> None:
     module = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
     for training in (True, False):
         module.train(training)
@@ -89,10 +89,10 @@ def test_a_sparse_layer_costs_in_proportion_to_what_it_keeps() -> None:
     assert cost_of(nn.Linear(3, 2), 3).sparse([4, 1]) == 2 * 4 + 1
 
 
-def test_a_local_phase_is_three_passes_over_every_sample_and_a_dense_batch_for_the_search() -> None:
+def test_a_local_training_is_three_passes_over_every_sample_and_a_dense_batch_for_the_search() -> None:
     cost = cost_of(nn.Linear(3, 2), 3)  # dense 14, with 4 and 1 kept 9
-    assert cost.local_phase([4, 1], samples=100, epochs=5) == 3 * 5 * 100 * 9
-    assert cost.local_phase([4, 1], samples=100, epochs=5, search_batch=32) == 3 * (5 * 100 * 9 + 32 * 14)
+    assert cost.local_training([4, 1], samples=100, epochs=5) == 3 * 5 * 100 * 9
+    assert cost.local_training([4, 1], samples=100, epochs=5, search_batch=32) == 3 * (5 * 100 * 9 + 32 * 14)
 
 
 def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_density() -> None:
@@ -103,5 +103,5 @@ def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_de
     cost = forward_cost(module, layout, sample)
     densities = erk_densities(dict(zip(layout.names, layout.shapes, strict=True)), 0.5)
     kept = [kept_count(size, densities[name]) for name, size in zip(layout.names, layout.sizes, strict=True)]
-    assert cost.local_phase(layout.sizes, samples=500, epochs=5) == pytest.approx(8.33e12, rel=1e-3)
-    assert cost.local_phase(kept, samples=500, epochs=5, search_batch=128) == pytest.approx(7.06e12, rel=1e-3)
+    assert cost.local_training(layout.sizes, samples=500, epochs=5) == pytest.approx(8.33e12, rel=1e-3)
+    assert cost.local_training(kept, samples=500, epochs=5, search_batch=128) == pytest.approx(7.06e12, rel=1e-3)

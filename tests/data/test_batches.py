@@ -1,4 +1,4 @@
-"""Batches: normalization, crops and mirrors against explicit loops, and what a user may hand over."""
+"""Batches: normalization, crops and flips against explicit loops, and the data that users may pass."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from dispfl.core.rng import stream
 from dispfl.data.batches import (
     DatasetSamples,
-    PictureTransform,
+    ImageTransform,
     ResidentSamples,
     random_crop,
     random_flip,
@@ -22,7 +22,7 @@ from dispfl.errors import DataError
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
 
-def pictures(count: int, height: int = 5, width: int = 6, channels: int = 3) -> Tensor:
+def images(count: int, height: int = 5, width: int = 6, channels: int = 3) -> Tensor:
     """Different bytes everywhere, none of them black, channels last."""
     size = (count, height, width, channels)
     return torch.randint(1, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -38,8 +38,8 @@ def sizes(samples: ResidentSamples | DatasetSamples, size: int) -> list[int]:
 
 
 def test_normalization_is_the_pixel_over_255_minus_the_mean_over_the_deviation() -> None:
-    given = pictures(2)
-    floats = PictureTransform(MEAN, STD)(given)
+    given = images(2)
+    floats = ImageTransform(MEAN, STD)(given)
     assert floats.shape == (2, 3, 5, 6)
     assert floats.dtype == torch.float32
     for channel in range(3):
@@ -49,44 +49,44 @@ def test_normalization_is_the_pixel_over_255_minus_the_mean_over_the_deviation()
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("training", [True, False])
-def test_pictures_come_out_in_channels_last_memory(channels: int, training: bool) -> None:
-    transform = PictureTransform(MEAN[:channels], STD[:channels], crop=True, flip=True)
-    floats = transform(pictures(4, channels=channels), rng=stream(0, "batches") if training else None)
+def test_images_are_in_channels_last_memory(channels: int, training: bool) -> None:
+    transform = ImageTransform(MEAN[:channels], STD[:channels], crop=True, flip=True)
+    floats = transform(images(4, channels=channels), rng=stream(0, "batches") if training else None)
     assert floats.shape == (4, channels, 5, 6)
     assert floats.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_without_a_generator_nothing_is_random() -> None:
-    plain, augmented = PictureTransform(MEAN, STD), PictureTransform(MEAN, STD, crop=True, flip=True)
-    assert augmented(pictures(20)).equal(plain(pictures(20)))
-    assert not augmented(pictures(20), rng=stream(0, "batches")).equal(plain(pictures(20)))
+    plain, augmented = ImageTransform(MEAN, STD), ImageTransform(MEAN, STD, crop=True, flip=True)
+    assert augmented(images(20)).equal(plain(images(20)))
+    assert not augmented(images(20), rng=stream(0, "batches")).equal(plain(images(20)))
 
 
-def test_transforming_leaves_the_pictures_as_they_were() -> None:
-    given = pictures(4)
-    PictureTransform(MEAN, STD, crop=True, flip=True)(given, rng=stream(0, "batches"))
-    assert given.equal(pictures(4))
+def test_transforming_does_not_modify_the_images() -> None:
+    given = images(4)
+    ImageTransform(MEAN, STD, crop=True, flip=True)(given, rng=stream(0, "batches"))
+    assert given.equal(images(4))
 
 
-def window(picture: Tensor, top: int, left: int) -> Tensor:
-    """The window of a picture padded by 4 black pixels, pixel by pixel."""
-    height, width, _ = picture.shape
-    cut = torch.zeros_like(picture)
+def window(image: Tensor, top: int, left: int) -> Tensor:
+    """The window of an image padded by 4 black pixels, pixel by pixel."""
+    height, width, _ = image.shape
+    cut = torch.zeros_like(image)
     for y in range(height):
         for x in range(width):
             from_y, from_x = y + top - 4, x + left - 4
             if 0 <= from_y < height and 0 <= from_x < width:
-                cut[y, x] = picture[from_y, from_x]
+                cut[y, x] = image[from_y, from_x]
     return cut
 
 
-def test_each_crop_is_one_of_the_81_windows_of_the_padded_picture_and_they_vary() -> None:
-    given = pictures(12)
+def test_each_crop_is_one_of_the_81_windows_of_the_padded_image_and_they_vary() -> None:
+    given = images(12)
     cropped = random_crop(given, stream(0, "batches"))
     places = set()
     for before, after in zip(given, cropped, strict=True):
         found = [(top, left) for top in range(9) for left in range(9) if window(before, top, left).equal(after)]
-        assert found, "not a window of the padded picture"
+        assert found, "not a window of the padded image"
         places.add(found[0])
     assert len(places) > 6
 
@@ -98,8 +98,8 @@ def test_crops_reach_every_offset_from_0_to_8_in_both_directions() -> None:
     assert sorted(set(y.tolist())) == sorted(set(x.tolist())) == list(range(9))
 
 
-def test_each_flip_is_the_picture_or_its_mirror_image_about_half_each() -> None:
-    given = pictures(200)
+def test_each_flip_is_the_image_or_its_mirror_image_about_half_of_the_time() -> None:
+    given = images(200)
     flipped = random_flip(given, stream(0, "batches"))
     mirrored = 0
     for before, after in zip(given, flipped, strict=True):
@@ -116,7 +116,7 @@ def test_without_a_generator_rows_come_in_order_and_with_one_each_comes_once() -
     assert sorted(shuffled) == list(range(10))
 
 
-def test_a_generator_that_goes_on_gives_another_order_in_the_next_epoch() -> None:
+def test_the_same_generator_gives_another_order_in_the_next_epoch() -> None:
     rng = stream(0, "batches")
     first, second = ([y.tolist() for _, y in numbered(10).batches(10, rng=rng)] for _ in range(2))
     assert first != second
@@ -131,12 +131,12 @@ def test_inputs_and_labels_stay_together() -> None:
     ("count", "size", "expected"),
     [(9, 4, [4, 5]), (10, 4, [4, 4, 2]), (8, 4, [4, 4]), (1, 4, [1]), (5, 4, [5]), (3, 1, [1, 1, 1])],
 )
-def test_a_last_batch_of_one_joins_the_one_before(count: int, size: int, expected: list[int]) -> None:
+def test_a_last_batch_of_one_is_merged_with_the_previous_one(count: int, size: int, expected: list[int]) -> None:
     assert sizes(numbered(count), size) == expected
     assert sizes(DatasetSamples(Numbered(count)), size) == expected
 
 
-def test_an_index_says_which_rows_are_the_peers() -> None:
+def test_an_index_selects_the_peers_rows() -> None:
     samples = ResidentSamples(torch.arange(10), torch.arange(10), index=torch.tensor([7, 2, 5]))
     assert len(samples) == 3
     assert [y.tolist() for _, y in samples.batches(10)] == [[7, 2, 5]]
@@ -165,29 +165,29 @@ def rows_of(samples: ResidentSamples | DatasetSamples) -> list[list[float]]:
     return [[*inputs.tolist(), *labels.tolist()] for inputs, labels in samples.batches(100)]
 
 
-def test_some_of_the_samples_are_those_rows_in_that_order() -> None:
+def test_take_returns_the_given_rows_in_order() -> None:
     some = numbered(10).take(torch.tensor([7, 2, 5]))
     assert len(some) == 3
     assert rows_of(some) == [[7, 2, 5, 7, 2, 5]]
 
 
-def test_some_of_some_of_a_peers_own_rows_are_counted_among_these() -> None:
+def test_take_counts_rows_within_the_peers_index() -> None:
     own = ResidentSamples(torch.arange(10), torch.arange(10), index=torch.tensor([9, 8, 4, 1]))
     assert rows_of(own.take(torch.tensor([3, 0, 2])).take(torch.tensor([1, 2]))) == [[9, 4, 9, 4]]
     assert len(own) == 4
 
 
 def test_taking_copies_no_inputs_and_keeps_the_transform() -> None:
-    transform = PictureTransform(MEAN, STD)
-    samples = ResidentSamples(pictures(6), torch.arange(6), transform=transform)
+    transform = ImageTransform(MEAN, STD)
+    samples = ResidentSamples(images(6), torch.arange(6), transform=transform)
     some = samples.take(torch.tensor([4, 1]))
     assert some.inputs is samples.inputs
     [(inputs, labels)] = some.batches(8)
     assert labels.tolist() == [4, 1]
-    assert inputs.equal(transform(pictures(6)[[4, 1]]))
+    assert inputs.equal(transform(images(6)[[4, 1]]))
 
 
-def test_some_of_a_users_dataset_are_fetched_from_it() -> None:
+def test_take_from_a_users_dataset_fetches_its_rows() -> None:
     whole = DatasetSamples(Numbered(10))
     some = whole.take(torch.tensor([7, 2, 5])).take(torch.tensor([2, 0]))
     assert len(some) == 2
@@ -196,7 +196,7 @@ def test_some_of_a_users_dataset_are_fetched_from_it() -> None:
     assert labels.equal(whole_labels[[5, 7]])
 
 
-def test_tensors_and_a_tensor_dataset_are_the_same_to_us() -> None:
+def test_tensors_and_a_tensor_dataset_are_equivalent() -> None:
     inputs, labels = torch.randn(4, 2), torch.arange(4)
     for given in ((inputs, labels), [inputs, labels], TensorDataset(inputs, labels)):
         samples = samples_from(given, "It")  # type: ignore[arg-type]
@@ -224,7 +224,7 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
         (None, "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got NoneType."),
     ],
 )
-def test_what_cannot_be_samples_is_refused_with_a_sentence(given: Any, sentence: str) -> None:
+def test_invalid_samples_are_refused_with_one_sentence(given: Any, sentence: str) -> None:
     with pytest.raises(DataError) as refusal:
         samples_from(given, "Peer 3's data")
     assert str(refusal.value) == sentence

@@ -33,13 +33,13 @@ def run(*arguments: str) -> Result:
     return CliRunner().invoke(app, [*arguments])
 
 
-def test_list_says_where_each_data_set_is_or_how_to_get_it(cifar100: Path) -> None:
+def test_list_shows_where_each_data_set_is_or_how_to_download_it(cifar100: Path) -> None:
     result = run("list", "--data-dir", str(cifar100.parent))
     assert result.exit_code == 0
     rows = {line.split()[0]: " ".join(line.split()) for line in result.stdout.splitlines()}
     assert rows["fashion-sample"] == "fashion-sample 4,000 + 2,000 10 1x28x28 bundled"
     assert rows["cifar100"] == f"cifar100 50,000 + 10,000 100 3x32x32 {cifar100}"
-    assert rows["cifar10"].endswith("3x32x32 not here: dispfl data get cifar10 (170 MB)")
+    assert rows["cifar10"].endswith("3x32x32 not found: dispfl data get cifar10 (170 MB)")
     assert len(rows) == 1 + len(datasets.DATASETS)
 
 
@@ -60,13 +60,13 @@ def test_path_prints_the_folder_alone(cifar100: Path) -> None:
     assert json.loads(as_json.stdout) == {"name": "cifar100", "path": str(cifar100)}
 
 
-def test_path_of_what_is_not_here_is_a_data_error_with_the_fix() -> None:
+def test_path_of_a_missing_data_set_is_a_data_error_with_the_fix() -> None:
     error = run("path", "mnist").exception
     assert isinstance(error, DataError)
     assert "dispfl data get mnist" in str(error)
 
 
-def test_get_prints_what_is_there_without_a_download(cifar100: Path) -> None:
+def test_get_prints_an_existing_folder_without_a_download(cifar100: Path) -> None:
     result = run("get", "fashion-sample", "cifar100", "--data-dir", str(cifar100.parent))
     assert result.exit_code == 0
     assert [Path(line).name for line in result.stdout.splitlines()] == ["bundled", "cifar-100-binary"]

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 
 from dispfl.data import datasets
-from dispfl.data.datasets import DATASETS, Data, describe, load, locate
-from dispfl.data.readers.bundled import read_bundled
+from dispfl.data.datasets import DATASETS, Data, describe, load_dataset, locate
+from dispfl.data.readers.idx import read_bundled
 from dispfl.errors import ConfigError, DataError
 
 FOUR = tuple(
@@ -30,7 +30,7 @@ def _nothing_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_idx(folder: Path, value: int = 7) -> Path:
-    """Two training pictures and two test pictures, all pixels `value`, labels 0 and 9."""
+    """Two training images and two test images, all pixels `value`, labels 0 and 9."""
     folder.mkdir(parents=True)
     for name in FOUR:
         shape = (2, 28, 28) if "images" in name else (2,)
@@ -47,26 +47,26 @@ def write_cifar10(folder: Path) -> Path:
     return folder
 
 
-def test_the_bundled_sample_has_400_training_and_200_test_pictures_of_each_class() -> None:
-    pictures = load(Data())
-    assert pictures.name == "fashion-sample"
-    assert pictures.train_inputs.shape == (4000, 1, 28, 28)
-    assert pictures.train_labels.bincount().tolist() == [400] * 10
-    assert pictures.test_labels.bincount().tolist() == [200] * 10
-    assert pictures.train_inputs.dtype == pictures.test_inputs.dtype == torch.uint8
-    assert pictures.train_labels.dtype == torch.int64
-    assert pictures.classes[9] == "Ankle boot"
-    # The whole Fashion-MNIST has mean 0.2860; 4,000 of it lie near.
-    assert (pictures.train_inputs.float() / 255).mean().item() == pytest.approx(0.286, abs=0.01)
+def test_the_bundled_sample_has_400_training_and_200_test_images_of_each_class() -> None:
+    images = load_dataset(Data())
+    assert images.name == "fashion-sample"
+    assert images.train_inputs.shape == (4000, 1, 28, 28)
+    assert images.train_labels.bincount().tolist() == [400] * 10
+    assert images.test_labels.bincount().tolist() == [200] * 10
+    assert images.train_inputs.dtype == images.test_inputs.dtype == torch.uint8
+    assert images.train_labels.dtype == torch.int64
+    assert images.classes[9] == "Ankle boot"
+    # All of Fashion-MNIST has mean 0.2860; that of 4,000 images is close.
+    assert (images.train_inputs.float() / 255).mean().item() == pytest.approx(0.286, abs=0.01)
 
 
-def test_no_picture_of_the_sample_is_in_it_twice() -> None:
-    pictures = load(Data())
-    both = torch.cat([pictures.train_inputs, pictures.test_inputs])
-    assert len({picture.tobytes() for picture in both.numpy()}) == 6000
+def test_no_image_of_the_sample_is_in_it_twice() -> None:
+    images = load_dataset(Data())
+    both = torch.cat([images.train_inputs, images.test_inputs])
+    assert len({image.tobytes() for image in both.numpy()}) == 6000
 
 
-def test_damaged_sample_asks_for_a_new_installation(tmp_path: Path) -> None:
+def test_damaged_bundled_sample_asks_for_a_new_installation(tmp_path: Path) -> None:
     (tmp_path / "sample.npz").write_bytes(b"PK\x03\x04 cut off")
     with pytest.raises(DataError, match=r"sample.npz is missing or damaged.*Install dispfl again"):
         read_bundled(10, tmp_path / "sample.npz")
@@ -90,7 +90,7 @@ def test_describing_and_listing_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_mistyped_name_gets_the_nearest_one() -> None:
+def test_mistyped_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match=r"Unknown data set cifar-10. Did you mean cifar10\?"):
         describe("cifar-10")
     with pytest.raises(ConfigError, match=r"data.name must be a known data set, got 'minst'. Did you mean mnist\?"):
@@ -101,30 +101,32 @@ def test_mistyped_name_gets_the_nearest_one() -> None:
 
 def test_fashion_mnist_loads_with_its_names_and_constants(tmp_path: Path) -> None:
     write_idx(tmp_path / "data" / "fashion-mnist", value=51)
-    pictures = load(Data(name="fashion-mnist", dir=str(tmp_path / "data")))
-    assert set(pictures.train_inputs.flatten().tolist()) == {51}
-    assert pictures.test_labels.tolist() == [0, 9]
-    assert pictures.classes[0] == "T-shirt/top"
-    assert (pictures.mean, pictures.std, pictures.flip) == ((0.286,), (0.353,), False)
+    images = load_dataset(Data(name="fashion-mnist", dir=str(tmp_path / "data")))
+    assert set(images.train_inputs.flatten().tolist()) == {51}
+    assert images.test_labels.tolist() == [0, 9]
+    assert images.classes[0] == "T-shirt/top"
+    assert (images.mean, images.std, images.flip) == ((0.286,), (0.353,), False)
 
 
 def test_cifar10_loads_with_its_names(tmp_path: Path) -> None:
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
-    pictures = load(Data(name="cifar10", dir=str(folder)))
-    assert pictures.train_inputs.shape == (5, 3, 32, 32)
-    assert pictures.classes[3] == "cat"
-    assert pictures.flip
+    images = load_dataset(Data(name="cifar10", dir=str(folder)))
+    assert images.train_inputs.shape == (5, 3, 32, 32)
+    assert images.classes[3] == "cat"
+    assert images.flip
 
 
 def test_tiny_imagenet_loads_from_its_folder_and_reports_progress(tmp_path: Path) -> None:
     root = tmp_path / "tiny-imagenet-200"
-    for images in (root / "train" / "n1" / "images", root / "val" / "images"):
-        images.mkdir(parents=True)
-        Image.new("RGB", (64, 64)).save(images / "a.JPEG", "JPEG")
+    for folder in (root / "train" / "n1" / "images", root / "val" / "images"):
+        folder.mkdir(parents=True)
+        Image.new("RGB", (64, 64)).save(folder / "a.JPEG", "JPEG")
     (root / "val" / "val_annotations.txt").write_text("a.JPEG\tn1\n")
     calls: list[tuple[int, int]] = []
-    pictures = load(Data(name="tiny-imagenet", dir=str(tmp_path)), lambda done, total: calls.append((done, total)))
-    assert pictures.classes == ("n1",)
+    images = load_dataset(
+        Data(name="tiny-imagenet", dir=str(tmp_path)), lambda done, total: calls.append((done, total))
+    )
+    assert images.classes == ("n1",)
     assert calls == [(2, 2)]
 
 
@@ -151,7 +153,7 @@ def test_places_are_searched_in_order_and_a_given_folder_is_the_only_one(
     assert locate("fashion-mnist", tmp_path / "given") == given
 
 
-def test_clothes_are_not_taken_for_digits(tmp_path: Path) -> None:
+def test_fashion_mnist_is_not_taken_for_mnist(tmp_path: Path) -> None:
     folder = write_idx(tmp_path / "fashion-mnist")
     assert locate("fashion-mnist", folder) == folder
     with pytest.raises(DataError, match="files of mnist were not found"):
@@ -182,12 +184,12 @@ def test_one_missing_file_of_six_is_named(tmp_path: Path) -> None:
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     (folder / "data_batch_3.bin").unlink()
     with pytest.raises(DataError, match=r"cifar-10-batches-bin has only some of them: data_batch_3.bin missing"):
-        load(Data(name="cifar10", dir=str(tmp_path)))
+        load_dataset(Data(name="cifar10", dir=str(tmp_path)))
 
 
-def test_file_that_is_a_folder_gets_a_sentence(tmp_path: Path) -> None:
+def test_file_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     (folder / "test_batch.bin").unlink()
     (folder / "test_batch.bin").mkdir()
     with pytest.raises(DataError, match=r"test_batch.bin cannot be read: Is a directory"):
-        load(Data(name="cifar10", dir=str(folder)))
+        load_dataset(Data(name="cifar10", dir=str(folder)))

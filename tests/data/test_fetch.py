@@ -19,8 +19,8 @@ from dispfl.data.fetch import Download, cache_folder, fetch
 from dispfl.errors import DataError
 
 
-class Shelf(ThreadingHTTPServer):
-    """Serves `files`, by path; those of `cut` break off half way; counts what was asked for."""
+class FileServer(ThreadingHTTPServer):
+    """Serves `files` by path, those in `cut` only by half; records the requested paths."""
 
     daemon_threads = True
 
@@ -28,7 +28,7 @@ class Shelf(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.files: dict[str, bytes] = {}
         self.cut: set[str] = set()
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     @property
     def address(self) -> str:
@@ -36,10 +36,10 @@ class Shelf(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    server: Shelf
+    server: FileServer
 
     def do_GET(self) -> None:
-        self.server.asked.append(self.path)
+        self.server.requested.append(self.path)
         content = self.server.files.get(self.path)
         if content is None:
             self.send_error(404)
@@ -54,8 +54,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def shelf() -> Iterator[Shelf]:
-    with Shelf() as server:
+def file_server() -> Iterator[FileServer]:
+    with FileServer() as server:
         thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -63,9 +63,9 @@ def shelf() -> Iterator[Shelf]:
         thread.join()
 
 
-def offer(shelf: Shelf, path: str, content: bytes) -> Download:
-    shelf.files[path] = content
-    return Download(shelf.address + path, hashlib.sha256(content).hexdigest(), len(content))
+def offer(file_server: FileServer, path: str, content: bytes) -> Download:
+    file_server.files[path] = content
+    return Download(file_server.address + path, hashlib.sha256(content).hexdigest(), len(content))
 
 
 Pack = Callable[[dict[str, bytes]], bytes]
@@ -93,88 +93,88 @@ def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_files_land_in_their_folder_and_are_not_fetched_twice(shelf: Shelf, tmp_path: Path) -> None:
-    downloads = [offer(shelf, "/a.gz", b"first"), offer(shelf, "/b.gz", b"second")]
+def test_files_are_downloaded_into_their_folder_once(file_server: FileServer, tmp_path: Path) -> None:
+    downloads = [offer(file_server, "/a.gz", b"first"), offer(file_server, "/b.gz", b"second")]
     folder = fetch(downloads, "numbers", tmp_path / "cache")
     assert folder == tmp_path / "cache" / "numbers"
     assert {name: (folder / name).read_bytes() for name in entries(folder)} == {"a.gz": b"first", "b.gz": b"second"}
     (folder / "b.gz").write_bytes(b"damaged since")
     fetch(downloads, "numbers", tmp_path / "cache")
-    assert shelf.asked == ["/a.gz", "/b.gz", "/b.gz"]
+    assert file_server.requested == ["/a.gz", "/b.gz", "/b.gz"]
     assert (folder / "b.gz").read_bytes() == b"second"
 
 
 @pytest.mark.parametrize(("pack", "name"), [(tar, "/set.tar.gz"), (zipped, "/set.zip")])
-def test_archive_is_unpacked_and_dropped(shelf: Shelf, tmp_path: Path, pack: Pack, name: str) -> None:
-    download = offer(shelf, name, pack({"set/one.bin": b"1", "set/deep/two.bin": b"22", "README": b"beside"}))
+def test_archive_is_unpacked_and_deleted(file_server: FileServer, tmp_path: Path, pack: Pack, name: str) -> None:
+    download = offer(file_server, name, pack({"set/one.bin": b"1", "set/deep/two.bin": b"22", "README": b"beside"}))
     folder = fetch([download], "set", tmp_path)
     assert (folder / "one.bin").read_bytes() == b"1"
     assert (folder / "deep" / "two.bin").read_bytes() == b"22"
     assert entries(tmp_path) == ["set"]
 
 
-def test_progress_ends_at_the_total(shelf: Shelf, tmp_path: Path) -> None:
+def test_progress_ends_at_the_total(file_server: FileServer, tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    fetch([offer(shelf, "/a", bytes(3_000_000))], "x", tmp_path, lambda done, total: calls.append((done, total)))
+    fetch([offer(file_server, "/a", bytes(3_000_000))], "x", tmp_path, lambda done, total: calls.append((done, total)))
     assert calls[0] == (1_048_576, 3_000_000)
     assert calls[-1] == (3_000_000, 3_000_000)
 
 
-def test_wrong_checksum_keeps_nothing(shelf: Shelf, tmp_path: Path) -> None:
-    download = offer(shelf, "/set.zip", zipped({"set/a": b"right"}))
-    shelf.files["/set.zip"] = zipped({"set/a": b"wrong"})
-    with pytest.raises(DataError, match=rf"set.zip does not have the SHA-256 {download.sha256}.*not kept"):
+def test_wrong_checksum_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
+    download = offer(file_server, "/set.zip", zipped({"set/a": b"right"}))
+    file_server.files["/set.zip"] = zipped({"set/a": b"wrong"})
+    with pytest.raises(DataError, match=rf"set.zip does not have the SHA-256 {download.sha256}.*discarded"):
         fetch([download], "set", tmp_path)
     assert entries(tmp_path) == []
 
 
-def test_download_that_breaks_off_keeps_nothing(shelf: Shelf, tmp_path: Path) -> None:
-    download = offer(shelf, "/a.gz", bytes(1000))
-    shelf.cut.add("/a.gz")
-    with pytest.raises(DataError, match=r"127.0.0.1:\d+ broke off while sending http://127.0.0.1:\d+/a.gz"):
+def test_download_that_breaks_off_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
+    download = offer(file_server, "/a.gz", bytes(1000))
+    file_server.cut.add("/a.gz")
+    with pytest.raises(DataError, match=r"127.0.0.1:\d+ closed the connection while sending http://127.0.0.1:\d+/a.gz"):
         fetch([download], "x", tmp_path)
     assert entries(tmp_path / "x") == []
 
 
-def test_interrupted_download_keeps_nothing(shelf: Shelf, tmp_path: Path) -> None:
+def test_interrupted_download_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        fetch([offer(shelf, "/a.gz", bytes(1000))], "x", tmp_path, interrupt)
+        fetch([offer(file_server, "/a.gz", bytes(1000))], "x", tmp_path, interrupt)
     assert entries(tmp_path / "x") == []
 
 
-def test_missing_file_names_the_answer(shelf: Shelf, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"refused: 404 .*/gone.zip. Try again later, or .*DISPFL_MIRROR"):
-        fetch([Download(f"{shelf.address}/gone.zip", "0" * 64, 1)], "x", tmp_path)
+def test_missing_file_names_the_http_error(file_server: FileServer, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"refused the download: 404 .*/gone.zip. Try again later, or .*DISPFL_MIRROR"):
+        fetch([Download(f"{file_server.address}/gone.zip", "0" * 64, 1)], "x", tmp_path)
 
 
 def test_unreachable_host_is_named(tmp_path: Path) -> None:
-    with Shelf() as closed:
+    with FileServer() as closed:
         address = closed.address
     with pytest.raises(
-        DataError, match=rf"Cannot reach {address.removeprefix('http://')} to fetch .*Check the network"
+        DataError, match=rf"Cannot reach {address.removeprefix('http://')} to download .*Check the network"
     ):
         fetch([Download(f"{address}/a.zip", "0" * 64, 1)], "x", tmp_path)
 
 
-def test_full_disk_is_said_while_writing_and_keeps_nothing(shelf: Shelf, tmp_path: Path) -> None:
+def test_full_disk_is_reported_and_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
     def fill_up(done: int, total: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DataError, match=r"The disk of .* is full. Make room, or .*DISPFL_CACHE"):
-        fetch([offer(shelf, "/a.gz", bytes(10))], "x", tmp_path, fill_up)
+    with pytest.raises(DataError, match=r"The disk of .* is full. Free some space, or .*DISPFL_CACHE"):
+        fetch([offer(file_server, "/a.gz", bytes(10))], "x", tmp_path, fill_up)
     assert entries(tmp_path / "x") == []
 
 
-def test_disk_that_will_not_do_is_said_before_anything_is_sent(shelf: Shelf, tmp_path: Path) -> None:
+def test_too_small_disk_is_reported_before_the_download(file_server: FileServer, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"needs about 3,000,000,000,000 MB and only [\d,]+ MB are free"):
-        fetch([Download(f"{shelf.address}/a.zip", "0" * 64, 10**18)], "x", tmp_path)
-    assert shelf.asked == []
+        fetch([Download(f"{file_server.address}/a.zip", "0" * 64, 10**18)], "x", tmp_path)
+    assert file_server.requested == []
 
 
-def test_cache_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
+def test_cache_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("")
     with pytest.raises(DataError, match=r"Cannot write to .*/cache: .*DISPFL_CACHE"):
         fetch([Download("http://127.0.0.1:9/a.gz", "0" * 64, 1)], "x", tmp_path / "cache")
@@ -191,9 +191,9 @@ def test_cache_folder_that_is_a_file_gets_a_sentence(tmp_path: Path) -> None:
     ],
 )
 def test_archive_cannot_write_outside_its_folder(
-    shelf: Shelf, tmp_path: Path, pack: Pack, file: str, name: str
+    file_server: FileServer, tmp_path: Path, pack: Pack, file: str, name: str
 ) -> None:
-    download = offer(shelf, file, pack({"set/a": b"fine", name: b"not fine"}))
+    download = offer(file_server, file, pack({"set/a": b"fine", name: b"not fine"}))
     cache = tmp_path / "cache"
     with pytest.raises(DataError, match="cannot be unpacked safely"):
         fetch([download], "set", cache)
@@ -201,14 +201,14 @@ def test_archive_cannot_write_outside_its_folder(
     assert entries(cache) == [file.removeprefix("/")]
 
 
-def test_tar_with_a_link_that_leads_outside_is_refused(shelf: Shelf, tmp_path: Path) -> None:
+def test_tar_with_a_link_to_the_outside_is_refused(file_server: FileServer, tmp_path: Path) -> None:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as archive:
         link = tarfile.TarInfo("set/link")
         link.type, link.linkname = tarfile.SYMTYPE, "../../outside"
         archive.addfile(link)
     with pytest.raises(DataError, match="cannot be unpacked safely"):
-        fetch([offer(shelf, "/set.tar.gz", packed.getvalue())], "set", tmp_path)
+        fetch([offer(file_server, "/set.tar.gz", packed.getvalue())], "set", tmp_path)
     assert not (tmp_path / "set").exists()
 
 
@@ -217,40 +217,40 @@ def test_tar_with_a_link_that_leads_outside_is_refused(shelf: Shelf, tmp_path: P
     [(tar({"other/a": b""}), "has no folder set"), (tar({"set/a": bytes(999)})[:60], "cannot be unpacked safely")],
     ids=["another folder", "cut"],
 )
-def test_archive_that_is_not_what_it_should_be_is_refused(
-    shelf: Shelf, tmp_path: Path, content: bytes, reason: str
+def test_archive_with_other_content_is_refused(
+    file_server: FileServer, tmp_path: Path, content: bytes, reason: str
 ) -> None:
     with pytest.raises(DataError, match=reason):
-        fetch([offer(shelf, "/set.tar.gz", content)], "set", tmp_path)
+        fetch([offer(file_server, "/set.tar.gz", content)], "set", tmp_path)
     assert entries(tmp_path) == ["set.tar.gz"]  # it has the right checksum, so it is kept; the folder is not there
 
 
-def test_folder_that_is_there_but_not_complete_is_left_alone(shelf: Shelf, tmp_path: Path) -> None:
+def test_incomplete_folder_is_not_changed(file_server: FileServer, tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "mine").write_text("precious")
-    with pytest.raises(DataError, match=r"/set is there already but not complete. Move it away"):
-        fetch([offer(shelf, "/set.zip", zipped({"set/a": b""}))], "set", tmp_path)
+    with pytest.raises(DataError, match=r"/set exists but is not complete. Move or delete it"):
+        fetch([offer(file_server, "/set.zip", zipped({"set/a": b""}))], "set", tmp_path)
     assert (tmp_path / "set" / "mine").read_text() == "precious"
-    assert shelf.asked == []
+    assert file_server.requested == []
 
 
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_mirror_serves_by_file_name_under_the_same_checksum(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slash: str
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slash: str
 ) -> None:
-    offered = offer(shelf, "/mirror/a.gz", b"content")
+    offered = offer(file_server, "/mirror/a.gz", b"content")
     official = Download("http://unreachable.invalid/deep/a.gz", offered.sha256, offered.size)
-    monkeypatch.setenv("DISPFL_MIRROR", f"{shelf.address}/mirror{slash}")
+    monkeypatch.setenv("DISPFL_MIRROR", f"{file_server.address}/mirror{slash}")
     assert (fetch([official], "x", tmp_path) / "a.gz").read_bytes() == b"content"
 
 
-def test_mirror_that_is_no_address_gets_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_mirror_url_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPFL_MIRROR", "nowhere")
-    with pytest.raises(DataError, match=r"Cannot fetch nowhere/a.gz: Invalid URL"):
+    with pytest.raises(DataError, match=r"Cannot download nowhere/a.gz: Invalid URL"):
         fetch([Download("http://127.0.0.1:9/a.gz", "0" * 64, 1)], "x", tmp_path)
 
 
-def test_cache_folder_is_the_chosen_one_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_the_configured_one_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DISPFL_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("DISPFL_CACHE")
@@ -258,26 +258,28 @@ def test_cache_folder_is_the_chosen_one_or_the_users(tmp_path: Path, monkeypatch
 
 
 def test_get_downloads_a_data_set_once_and_load_reads_it(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"]
     content = tar({f"cifar-10-batches-bin/{name}": b"\x03" + bytes(3072) for name in names})
     spec = datasets.describe("cifar10")
-    shelf.files["/cifar-10-binary.tar.gz"] = content
+    file_server.files["/cifar-10-binary.tar.gz"] = content
     small = Download(spec.downloads[0].url, hashlib.sha256(content).hexdigest(), len(content))
     monkeypatch.setitem(datasets.DATASETS, "cifar10", replace(spec, downloads=(small,)))
-    monkeypatch.setenv("DISPFL_MIRROR", shelf.address)
-    folder = datasets.get("cifar10", tmp_path)
+    monkeypatch.setenv("DISPFL_MIRROR", file_server.address)
+    folder = datasets.download("cifar10", tmp_path)
     assert folder == tmp_path / "cifar-10-batches-bin"
-    assert datasets.get("cifar10", tmp_path) == folder
-    assert shelf.asked == ["/cifar-10-binary.tar.gz"]
-    assert datasets.load(datasets.Data(name="cifar10", dir=os.fspath(tmp_path))).train_labels.tolist() == [3] * 5
+    assert datasets.download("cifar10", tmp_path) == folder
+    assert file_server.requested == ["/cifar-10-binary.tar.gz"]
+    assert (
+        datasets.load_dataset(datasets.Data(name="cifar10", dir=os.fspath(tmp_path))).train_labels.tolist() == [3] * 5
+    )
 
 
 def test_get_refuses_a_mirror_that_serves_something_else(
-    shelf: Shelf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file_server: FileServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shelf.files["/train-images-idx3-ubyte.gz"] = b"not the clothes"
-    monkeypatch.setenv("DISPFL_MIRROR", shelf.address)
+    file_server.files["/train-images-idx3-ubyte.gz"] = b"not the clothes"
+    monkeypatch.setenv("DISPFL_MIRROR", file_server.address)
     with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz does not have the SHA-256 3aede38d"):
-        datasets.get("fashion-mnist", tmp_path)
+        datasets.download("fashion-mnist", tmp_path)

@@ -1,4 +1,4 @@
-"""Partitions: every peer gets the same number, no sample twice, and the classes that its partition promises."""
+"""Partitions: every peer gets the same number, no sample twice, and the classes that its partition specifies."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,24 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dispfl.data.apportion import fit_to_supply
-from dispfl.data.partition import (
-    IID,
-    PARTITIONS,
-    Counts,
-    Dirichlet,
-    Grouped,
-    Partition,
-    Pathological,
-    Split,
-)
+from dispfl.data.apportion import Counts, fit_to_supply
+from dispfl.data.partition import IID, Dirichlet, Grouped, Partition, Pathological, Split
 from dispfl.errors import ConfigError, PartitionError
+from dispfl.registry import PARTITIONS
 
 ALPHAS = (0.01, 0.1, 0.3, 1.0, 100.0)
-NOT_LABELS = "The training labels must be one whole number a sample, got torch.float32 of shape (4, 1)."
+NOT_LABELS = "The training labels must be one integer per sample, got torch.float32 of shape (4, 1)."
 NO_CLASS_1 = (
-    "Class 1 is dealt to peers but the test labels have none of it; "
-    "add test samples of class 1 or leave it out of the training data."
+    "Class 1 is assigned to peers but the test labels have none of it; "
+    "add test samples of class 1 or remove it from the training data."
 )
 
 
@@ -91,7 +83,7 @@ def test_dirichlet_uses_all_it_can_and_respects_the_supply_for_any_alpha(
 @settings(max_examples=40, deadline=None)
 @given(partition=partitions, supply=supplies, n=st.integers(3, 6), seed=st.integers(0, 999))
 def test_partition_samples_is_met_exactly(partition: Partition, supply: list[int], n: int, seed: int) -> None:
-    wanted = partition.model_copy(update={"samples": n})
+    wanted = partition.model_copy(update={"samples_per_peer": n})
     assert counts_of(wanted, supply, 4, seed).sum(axis=1).tolist() == [n] * 4
 
 
@@ -117,7 +109,7 @@ def test_indices_are_ascending_and_own_their_memory() -> None:
         assert mine.untyped_storage().nbytes() == mine.nbytes
 
 
-def test_label_counts_agree_with_the_counts_that_were_dealt() -> None:
+def test_label_counts_agree_with_the_assigned_counts() -> None:
     train = labels_of(4, 8)
     split = IID().split(train, labels_of(3, 3), 4, rng=seeded())
     assert split.label_counts(train, classes=3).tolist() == [[1, 2, 0]] * 4
@@ -141,9 +133,9 @@ def test_iid_counts_differ_by_at_most_one_from_the_exact_share() -> None:
 
 
 def test_priors_stay_as_drawn_when_no_class_is_short() -> None:
-    """With 20 samples a peer of 20,000 there is no shortage: doubling the supply changes nothing."""
+    """With 20 samples per peer of 20,000 there is no shortage: doubling the supply changes nothing."""
     scarce, ample = ([size] * 4 for size in (5_000, 10_000))
-    partition = Dirichlet(samples=20)
+    partition = Dirichlet(samples_per_peer=20)
     assert np.array_equal(counts_of(partition, scarce, peers=50), counts_of(partition, ample, peers=50))
 
 
@@ -154,34 +146,34 @@ def test_fitting_to_the_supply_keeps_the_odds_between_peers() -> None:
     assert fitted.tolist() == [[100, 200], [200, 100]]
 
 
-def test_peers_too_set_on_one_class_share_it_and_fall_back_on_their_own_second_choice() -> None:
-    """Priors this far apart cannot be fitted in bounded time: class 0 is halved, the second choice makes up for it."""
+def test_peers_that_compete_for_one_class_share_it_and_take_their_second_choice() -> None:
+    """Priors this far apart cannot be fitted in bounded time: class 0 is halved, the second choice fills the rest."""
     log_priors = np.array([[0.0, -1e6, -2e6], [0.0, -2e6, -1e6]])
     fitted = fit_to_supply(log_priors, np.array([10, 10]), np.array([10, 10, 10]))
     assert fitted.tolist() == [[5, 5, 0], [5, 0, 5]]
 
 
-def test_classes_are_used_up_when_everything_is_dealt() -> None:
+def test_all_samples_are_assigned_when_everything_is_used() -> None:
     counts = counts_of(Dirichlet(alpha=0.3), [300, 100, 500, 100], peers=20)
     assert counts.sum(axis=0).tolist() == [300, 100, 500, 100]
 
 
-def test_with_one_peer_everything_is_theirs() -> None:
+def test_one_peer_gets_everything() -> None:
     assert counts_of(Dirichlet(alpha=0.01), [3, 9, 1], peers=1).tolist() == [[3, 9, 1]]
 
 
 def test_dirichlet_shares_have_the_mean_and_variance_of_the_distribution() -> None:
     """Dirichlet(1/2) over 2 classes: mean 1/2, variance 1/4 / (2 * 1/2 + 1) = 1/8."""
-    counts = counts_of(Dirichlet(alpha=0.5, samples=1000), [10**7, 10**7], peers=4000)
+    counts = counts_of(Dirichlet(alpha=0.5, samples_per_peer=1000), [10**7, 10**7], peers=4000)
     share = counts[:, 0] / 1000
     assert share.mean() == pytest.approx(1 / 2, abs=0.03)
     assert share.var() == pytest.approx(1 / 8, abs=0.01)
 
 
-def test_small_alpha_gives_nearly_one_class_a_peer_and_large_alpha_nearly_all_alike() -> None:
+def test_small_alpha_gives_nearly_one_class_a_peer_and_large_alpha_nearly_equal_peers() -> None:
     supply = [500] * 10
-    one_class = counts_of(Dirichlet(alpha=0.01, samples=50), supply, peers=10)
-    alike = counts_of(Dirichlet(alpha=100, samples=50), supply, peers=10)
+    one_class = counts_of(Dirichlet(alpha=0.01, samples_per_peer=50), supply, peers=10)
+    alike = counts_of(Dirichlet(alpha=100, samples_per_peer=50), supply, peers=10)
     assert (one_class.max(axis=1) / 50).mean() > 0.9
     assert alike.max() <= 15  # 5 of each class, give or take
 
@@ -191,12 +183,12 @@ def test_peers_of_a_group_have_equal_counts_up_to_one() -> None:
     groups = counts.reshape(4, 5, 10)
     assert np.ptp(groups, axis=1).max() <= 1
     means = groups.mean(axis=1)
-    assert all(np.abs(means[i] - means[j]).sum() > 25 for i in range(4) for j in range(i))  # of 250 samples a peer
+    assert all(np.abs(means[i] - means[j]).sum() > 25 for i in range(4) for j in range(i))  # of 250 samples per peer
 
 
 def test_ten_peers_in_four_groups_are_blocks_of_three_three_two_and_two() -> None:
     """Neighbours in the roster are in one group where their counts agree up to one."""
-    counts = counts_of(Grouped(groups=4, alpha=0.3, samples=96), [1000] * 6, peers=10)
+    counts = counts_of(Grouped(groups=4, alpha=0.3, samples_per_peer=96), [1000] * 6, peers=10)
     same_group = [bool(np.abs(a - b).max() <= 1) for a, b in pairwise(counts)]
     assert same_group == [True, True, False, True, True, False, True, False, True]
 
@@ -231,7 +223,7 @@ def test_each_class_goes_to_equally_many_peers_and_is_equally_frequent_there(
     assert (counts.sum(axis=0) <= supply).all()
 
 
-def test_everything_is_dealt_even_when_samples_do_not_divide_by_classes() -> None:
+def test_everything_is_assigned_even_when_samples_do_not_divide_by_classes() -> None:
     """100 peers with 3 of 10 classes: 500 = 167 + 167 + 166, and each class must come out at 5000 exactly."""
     for seed in range(5):
         counts = counts_of(Pathological(classes=3), [5000] * 10, peers=100, seed=seed)
@@ -239,7 +231,7 @@ def test_everything_is_dealt_even_when_samples_do_not_divide_by_classes() -> Non
         assert set(counts[counts > 0].tolist()) == {166, 167}
 
 
-def test_the_scarcest_class_limits_everybody() -> None:
+def test_the_scarcest_class_limits_all_peers() -> None:
     """Four peers with both classes: the 8 of class 0 give 2 each, and class 1 one more than that."""
     assert counts_of(Pathological(classes=2), [8, 1000], peers=4).tolist() == [[2, 3]] * 4
 
@@ -265,17 +257,17 @@ def test_test_samples_have_the_proportions_of_the_training_samples() -> None:
     assert len(set(split.test[0].tolist())) == 100
 
 
-def test_largest_remainders_make_the_test_set_full() -> None:
+def test_largest_remainders_complete_the_test_set() -> None:
     """2 : 2 : 3 of 10 is 2.86, 2.86 and 4.29: rounded to 3, 3 and 4."""
     test = labels_of(20, 20, 20)
-    split = IID(test_samples=10).split(labels_of(2, 2, 3), test, 1, rng=seeded())
+    split = IID(test_samples_per_peer=10).split(labels_of(2, 2, 3), test, 1, rng=seeded())
     assert torch.bincount(test[split.test[0]]).tolist() == [3, 3, 4]
 
 
-def test_too_few_test_pictures_are_repeated_evenly() -> None:
+def test_too_few_test_images_are_repeated_evenly() -> None:
     """Seven of a class that has three: each twice and one of them a third time."""
     test = labels_of(3, 50)
-    split = IID(test_samples=14).split(labels_of(5, 5), test, 1, rng=seeded())
+    split = IID(test_samples_per_peer=14).split(labels_of(5, 5), test, 1, rng=seeded())
     times = torch.bincount(split.test[0], minlength=53)
     assert sorted(times[:3].tolist()) == [2, 2, 3]
     assert int(times[3:].max()) == 1
@@ -287,11 +279,21 @@ def test_too_few_test_pictures_are_repeated_evenly() -> None:
     [
         (IID(), [4, 6], 12, "peers is 12 but there are 10 training samples; use at most 10."),
         (IID(), [4, 6], 0, "peers must be at least 1, got 0."),
-        (IID(samples=6), [4, 6], 2, "partition.samples is 6 but 10 training samples give each of 2 peers at most 5;"),
+        (
+            IID(samples_per_peer=6),
+            [4, 6],
+            2,
+            "partition.samples_per_peer is 6 but 10 training samples give each of 2 peers at most 5;",
+        ),
         (Grouped(groups=8), [40, 40], 4, "partition.groups is 8 but peers is 4; use at most 4 groups."),
         (Pathological(classes=3), [9, 9], 2, "partition.classes is 3 but the training labels have 2 classes;"),
         (Pathological(classes=2), [3, 90], 4, "partition.classes is 2 but for 4 peers some class has fewer training"),
-        (Pathological(samples=6), [8, 99], 4, "partition.samples is 6 but 2 classes for each of 4 peers leave"),
+        (
+            Pathological(samples_per_peer=6),
+            [8, 99],
+            4,
+            "partition.samples_per_peer is 6 but 2 classes for each of 4 peers leave",
+        ),
     ],
 )
 def test_a_request_that_the_supply_cannot_meet_is_refused(
@@ -325,14 +327,20 @@ def test_labels_that_cannot_be_split_are_refused(train: Tensor, test: Tensor, se
         (Dirichlet, {"alpha": 0}, "partition.alpha must be in [0.001, 10000], got 0."),
         (Dirichlet, {"alpha": float("nan")}, "partition.alpha must be a finite number in [0.001, 10000], got nan."),
         (Grouped, {"groups": 0}, "partition.groups must be at least 1, got 0."),
-        (IID, {"samples": 0}, 'partition.samples must be a whole number of at least 1, or "all", got 0.'),
+        (
+            IID,
+            {"samples_per_peer": 0},
+            'partition.samples_per_peer must be a whole number of at least 1, or "all", got 0.',
+        ),
         (IID, {"alpha": 0.3}, "Unknown key partition.alpha."),
-        (Pathological, {"classes": 3, "samples": 2}, "partition.classes is 3 but partition.samples is 2; a peer needs"),
+        (
+            Pathological,
+            {"classes": 3, "samples_per_peer": 2},
+            "partition.classes is 3 but partition.samples_per_peer is 2; a peer needs",
+        ),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_name(
-    kind: type[Partition], values: dict[str, Any], beginning: str
-) -> None:
+def test_an_invalid_setting_is_refused_by_name(kind: type[Partition], values: dict[str, Any], beginning: str) -> None:
     with pytest.raises(ConfigError) as refused:
         kind(**values)
     assert str(refused.value).startswith(beginning)

@@ -1,4 +1,4 @@
-"""What Ray is told before it starts."""
+"""Ray's environment before it is imported."""
 
 import subprocess
 import sys
@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("ray")
 
 
-def test_ray_is_told_to_skip_its_paragraph_on_a_lost_worker_before_it_is_imported() -> None:
-    look = "import dispfl.engines.ray_engine; from ray._private import ray_constants as read"
-    command = [sys.executable, "-c", f"{look}; print(read.RAY_DEDUP_LOGS_SKIP_REGEX)"]
-    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert said.startswith("^A worker died or was killed")
+def test_rays_log_about_lost_workers_is_suppressed_before_its_import() -> None:
+    program = "import dispfl.engines.ray_pool; from ray._private import ray_constants as read"
+    command = [sys.executable, "-c", f"{program}; print(read.RAY_DEDUP_LOGS_SKIP_REGEX)"]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert output.startswith("^A worker died or was killed")

@@ -1,4 +1,4 @@
-"""What the tests of exported models share: a small finished run, and one peer's model of it in every format."""
+"""Fixtures for tests of exported models: a small complete run, and one peer's model in every format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -6,20 +6,27 @@ from pathlib import Path
 import pytest
 
 from dispfl.config import compose
-from dispfl.export.formats import save
-from dispfl.export.personal import Personal, personal_model
-from dispfl.launch import Launch
-from dispfl.runs.loop import Progress
+from dispfl.export.formats import save_model
+from dispfl.export.personal import PersonalModel, personal_model
+from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.loop import RunCallbacks
 
-TINY = ["peers=4", "rounds=2", "topology=full", "partition.samples=20", "partition.test_samples=10", "train.epochs=1"]
+TINY = [
+    "peers=4",
+    "rounds=2",
+    "topology=full",
+    "partition.samples_per_peer=20",
+    "partition.test_samples_per_peer=10",
+    "train.epochs=1",
+]
 
 
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., Path]:
-    """`make_run(path, "method=local")`: a finished run of four peers and two rounds on the bundled pictures."""
+    """`make_run(path, "method=local")`: a finished run of four peers and two rounds on the bundled images."""
 
     def make(path: Path, *words: str) -> Path:
-        Launch.begin(compose({}, [*TINY, *words]), path).run(Progress())
+        ExperimentRun.create(compose({}, [*TINY, *words]), path).run(RunCallbacks())
         return path
 
     return make
@@ -32,13 +39,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory, make_run: Callable[..., P
 
 
 @pytest.fixture(scope="session")
-def personal(finished: Path) -> Personal:
+def personal(finished: Path) -> PersonalModel:
     """The model of its second peer."""
     return personal_model(finished, "1")
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory, personal: Personal) -> Callable[[str], Path]:
+def exported(tmp_path_factory: pytest.TempPathFactory, personal: PersonalModel) -> Callable[[str], Path]:
     """`exported(".onnx")`: that model as a file, written once."""
     folder = tmp_path_factory.mktemp("exported")
 
@@ -47,8 +54,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory, personal: Personal) -> Ca
         if not path.exists():
             if ending == ".onnx":
                 for package in ("onnx", "onnxscript", "onnxruntime"):
-                    pytest.importorskip(package, reason="the extra dispfl[onnx] is not installed")
-            save(personal.network, personal.card, path)
+                    pytest.importorskip(package, reason="the extra dispfl[export] is not installed")
+            save_model(personal.network, personal.card, path)
         return path
 
     return write

@@ -1,4 +1,4 @@
-"""What a model says of itself, and what is refused."""
+"""The card of a model, and which cards are refused."""
 
 import json
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 from dispfl.errors import ConfigError
 from dispfl.export.card import Card
-from dispfl.models.registry import Model
+from dispfl.models.settings import Model
 
 
 def a_card(**changes: Any) -> Card:
@@ -15,7 +15,7 @@ def a_card(**changes: Any) -> Card:
     return Card(**wanted | changes)
 
 
-def test_texts_stand_as_they_are_and_the_rest_as_json() -> None:
+def test_strings_are_stored_as_they_are_and_the_rest_as_json() -> None:
     strings = a_card(method="dispfl", seed=7, model=Model(name="vgg11")).to_strings()
     assert strings == {
         "classes": '["boot", "größe"]',
@@ -28,12 +28,12 @@ def test_texts_stand_as_they_are_and_the_rest_as_json() -> None:
     }
 
 
-def test_a_card_comes_back_from_its_strings_and_foreign_keys_are_left_alone() -> None:
+def test_a_card_is_read_back_from_its_strings_and_unknown_keys_are_ignored() -> None:
     card = a_card(model=Model(), data="mnist", peer="003", accuracy=0.1 + 0.2, rounds=5, dispfl="0.1.0")
     assert Card.from_strings({**card.to_strings(), "quantized_by": "somebody else"}) == card
 
 
-def test_a_peer_called_003_stays_a_text() -> None:
+def test_a_peer_called_003_stays_a_string() -> None:
     assert Card.from_strings(a_card(peer="003").to_strings()).peer == "003"
 
 
@@ -44,7 +44,7 @@ def test_a_peer_called_003_stays_a_text() -> None:
         ({"shape": (3, 28, 28), "mean": (0, 0, 0)}, "std must have a number for each of 3 channels, got 1."),
         (
             {"shape": (1, 20, 30), "model": Model()},
-            "The built-in networks want square pictures, got shape [1, 20, 30].",
+            "The built-in networks need square images, got shape [1, 20, 30].",
         ),
         ({"classes": ("boot\x1b[2J",)}, r"classes must be printable, got 'boot\x1b[2J'."),
         ({"std": (0.0,)}, "std: Input should be greater than 0, got 0.0."),
@@ -52,31 +52,31 @@ def test_a_peer_called_003_stays_a_text() -> None:
         ({"columns": ("age", "bmi")}, "shape must be [2], the number of different columns, got [1, 28, 28]."),
         ({"columns": ("age", "age"), "shape": (2,)}, "shape must be [1], the number of different columns, got [2]."),
         ({"columns": ("age", "bmi"), "shape": (2,)}, "mean must have a number for each of 2 columns, got 1."),
-        ({"shape": (1, 9999, 1)}, "shape must be at most 4096 each way, got [1, 9999, 1]."),
+        ({"shape": (1, 9999, 1)}, "shape must be at most 4096 in each dimension, got [1, 9999, 1]."),
     ],
 )
-def test_what_cannot_be_is_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_card_is_refused_with_one_sentence(changes: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
         a_card(**changes)
     assert str(refused.value) == sentence
 
 
-def test_a_network_of_ones_own_may_have_pictures_that_are_not_square() -> None:
+def test_a_custom_network_may_have_images_that_are_not_square() -> None:
     assert a_card(shape=(1, 20, 30)).shape == (1, 20, 30)
 
 
 @pytest.mark.parametrize("text", ["[0.5", "[" * 100_000, ""])
-def test_broken_json_is_a_sentence(text: str) -> None:
+def test_broken_json_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"std must be JSON, got '"):
         Card.from_strings({**a_card().to_strings(), "std": text})
 
 
-def test_metadata_without_classes_is_no_card() -> None:
+def test_metadata_without_classes_is_not_a_card() -> None:
     with pytest.raises(ConfigError, match=r"It has no card, so `dispfl export` did not write it."):
         Card.from_strings({"format": "pt"})
 
 
-def test_a_network_without_memory_has_the_names_and_shapes_of_the_real_one() -> None:
+def test_a_network_on_the_meta_device_has_the_names_and_shapes_of_the_real_one() -> None:
     network = a_card(model=Model()).network()
     real = Model().build(1, 2, 28).state_dict()
     assert {name: tensor.shape for name, tensor in network.state_dict().items()} == {

@@ -12,18 +12,15 @@ import torch
 from torch import nn
 
 from dispfl.core.layout import Layout
-from dispfl.data.datasets import Data
-from dispfl.data.datasets import load as load_data
+from dispfl.data.datasets import Data, load_dataset
 from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export import formats
 from dispfl.export.card import Card
-from dispfl.export.deployed import Deployed
-from dispfl.export.formats import load, save
-from dispfl.export.personal import Personal
-from dispfl.models.registry import Model
-from dispfl.runs.directory import read_metrics
-from dispfl.runs.reading import final_states
-from dispfl.runs.split import read_split
+from dispfl.export.classifier import DeployedModel
+from dispfl.export.formats import load_model, save_model
+from dispfl.export.personal import PersonalModel
+from dispfl.models.settings import Model
+from dispfl.runs.directory import final_states, read_metrics, read_split
 
 ENDINGS = [".safetensors", ".onnx", ".pt2"]
 Exported = Callable[[str], Path]
@@ -32,36 +29,34 @@ Exported = Callable[[str], Path]
 def test_a_deployed_network_normalizes_and_gives_probabilities() -> None:
     """(0.75 - 0.5) / 0.25 = 1 and (0.5 - 0.5) / 0.25 = 0; softmax of (1, 0) is e / (e + 1) = 0.7311 and 0.2689."""
     card = Card(classes=("a", "b"), shape=(1, 1, 2), mean=(0.5,), std=(0.25,))
-    found = Deployed(nn.Flatten(), card)(torch.tensor([[[[0.75, 0.5]]]]))
+    found = DeployedModel(nn.Flatten(), card)(torch.tensor([[[[0.75, 0.5]]]]))
     assert found.tolist() == [pytest.approx([0.7311, 0.2689], abs=1e-4)]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_file_brings_back_the_card_and_torchs_probabilities_for_any_number_of_pictures(
-    exported: Exported, personal: Personal, ending: str
+def test_a_file_gives_the_card_and_torchs_probabilities_for_any_batch_size(
+    exported: Exported, personal: PersonalModel, ending: str
 ) -> None:
-    model = load(exported(ending), trust=True)
+    model = load_model(exported(ending), trust=True)
     assert model.card == personal.card
     for count in (1, 5):
-        pictures = torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
+        images = torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
-            wanted = Deployed(personal.network, personal.card)(pictures)
-        assert torch.allclose(model.probabilities(pictures), wanted, atol=1e-6)
+            wanted = DeployedModel(personal.network, personal.card)(images)
+        assert torch.allclose(model.probabilities(images), wanted, atol=1e-6)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_peers_test_pictures_get_the_accuracy_that_the_run_measured(
-    exported: Exported, finished: Path, ending: str
-) -> None:
-    data, saved = load_data(Data()), read_split(finished)
+def test_the_accuracy_on_the_peers_test_images_is_the_runs(exported: Exported, finished: Path, ending: str) -> None:
+    data, saved = load_dataset(Data()), read_split(finished)
     assert saved is not None
     rows = saved[0].test[1]
-    guesses = load(exported(ending), trust=True).probabilities(data.test_inputs[rows] / 255).argmax(1)
+    guesses = load_model(exported(ending), trust=True).probabilities(data.test_inputs[rows] / 255).argmax(1)
     right = int((guesses == data.test_labels[rows]).sum())
     assert right / len(rows) == read_metrics(finished)[-1]["accuracy"]["per_peer"][1]
 
 
-def test_safetensors_holds_the_parameters_by_name_dense_with_zeros_where_nothing_is_kept(
+def test_safetensors_contains_the_parameters_by_name_with_zeros_for_pruned_weights(
     exported: Exported, finished: Path
 ) -> None:
     tensors = safetensors.torch.load_file(exported(".safetensors"))
@@ -77,17 +72,17 @@ def test_safetensors_holds_the_parameters_by_name_dense_with_zeros_where_nothing
 
 
 def test_an_onnx_file_names_its_input_output_and_classes(exported: Exported) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra dispfl[onnx] is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra dispfl[export] is not installed")
     session = onnxruntime.InferenceSession(exported(".onnx"), providers=["CPUExecutionProvider"])
     [takes], [gives] = session.get_inputs(), session.get_outputs()
-    assert (takes.name, takes.type, takes.shape) == ("pictures", "tensor(float)", ["batch", 1, 28, 28])
+    assert (takes.name, takes.type, takes.shape) == ("images", "tensor(float)", ["batch", 1, 28, 28])
     assert (gives.name, gives.type, gives.shape) == ("probabilities", "tensor(float)", ["batch", 10])
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["classes"])[:2] == ["T-shirt/top", "Trouser"]
     assert (about["peer"], json.loads(about["mean"]), json.loads(about["std"])) == ("001", [0.286], [0.353])
 
 
-def test_a_pt2_file_holds_no_pickle(exported: Exported) -> None:
+def test_a_pt2_file_contains_no_pickle(exported: Exported) -> None:
     with zipfile.ZipFile(exported(".pt2")) as archive:
         contents = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
     assert contents["data/sample_inputs/model.pt"] == b""
@@ -98,74 +93,74 @@ def test_a_pt2_file_holds_no_pickle(exported: Exported) -> None:
 
 
 @pytest.mark.parametrize("ending", [".onnx", ".pt2"])
-def test_a_graph_does_not_tell_where_it_was_made(exported: Exported, ending: str) -> None:
+def test_a_graph_contains_no_paths_of_this_machine(exported: Exported, ending: str) -> None:
     content = exported(ending).read_bytes()
     for trace in (b".py", b"site-packages", bytes(Path(formats.__file__).parent)):
         assert trace not in content
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_damaged_model_is_a_sentence(tmp_path: Path, exported: Exported, ending: str) -> None:
+def test_a_damaged_model_is_refused_with_one_sentence(tmp_path: Path, exported: Exported, ending: str) -> None:
     whole = exported(ending).read_bytes()
     path = tmp_path / f"cut{ending}"
     for content in (whole[: len(whole) // 2], b"", b"no model at all"):
         path.write_bytes(content)
         with pytest.raises(DataError) as refused:
-            load(path, trust=True)
+            load_model(path, trust=True)
         assert str(refused.value).startswith(f"{path} is not a model, or is damaged (")
         assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pt2"])
-def test_a_missing_model_is_a_sentence(tmp_path: Path, ending: str) -> None:
+def test_a_missing_model_is_refused_with_one_sentence(tmp_path: Path, ending: str) -> None:
     with pytest.raises(DataError, match=r"The model .*none\.\w+ does not exist; `dispfl export` writes one\."):
-        load(tmp_path / f"none{ending}", trust=True)
+        load_model(tmp_path / f"none{ending}", trust=True)
 
 
-def test_a_pt2_is_not_even_read_unless_it_is_trusted(tmp_path: Path) -> None:
+def test_an_untrusted_pt2_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"any\.pt2 was not opened: .* add --trust .*; \.safetensors and \.onnx need no"
+        DataError, match=r"any\.pt2 was not opened: .* add --trust .*; \.safetensors and \.onnx do not need"
     ):
-        load(tmp_path / "any.pt2")
+        load_model(tmp_path / "any.pt2")
 
 
-def test_an_unknown_ending_names_the_three_that_exist(tmp_path: Path, personal: Personal) -> None:
+def test_an_unknown_suffix_is_refused_with_the_three_known_ones(tmp_path: Path, personal: PersonalModel) -> None:
     sentence = rf"{tmp_path / 'model.pth'} must end in \.safetensors, \.onnx or \.pt2\."
     with pytest.raises(ConfigError, match=sentence):
-        save(personal.network, personal.card, tmp_path / "model.pth")
+        save_model(personal.network, personal.card, tmp_path / "model.pth")
     with pytest.raises(ConfigError, match=sentence):
-        load(tmp_path / "model.pth")
+        load_model(tmp_path / "model.pth")
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
 def test_onnx_without_its_extra_is_refused_with_the_command_that_fixes_it(
-    tmp_path: Path, personal: Personal, monkeypatch: pytest.MonkeyPatch, package: str
+    tmp_path: Path, personal: PersonalModel, monkeypatch: pytest.MonkeyPatch, package: str
 ) -> None:
     for other in ("onnx", "onnxscript", "onnxruntime"):
         if other != package:
-            pytest.importorskip(other, reason="the extra dispfl[onnx] is not installed")
-    monkeypatch.setitem(sys.modules, package, None)  # as Python marks what cannot be imported
+            pytest.importorskip(other, reason="the extra dispfl[export] is not installed")
+    monkeypatch.setitem(sys.modules, package, None)  # makes the import fail
     with pytest.raises(ConfigError) as refused:
-        save(personal.network, personal.card, tmp_path / "model.onnx")
-    assert str(refused.value) == f".onnx files need {package}, which is not installed: pip install 'dispfl[onnx]'."
+        save_model(personal.network, personal.card, tmp_path / "model.onnx")
+    assert str(refused.value) == f"A .onnx file needs {package}, which is not installed: pip install 'dispfl[export]'."
     assert not list(tmp_path.iterdir())
 
 
 def test_weights_of_another_network_are_refused_without_building_it(tmp_path: Path, exported: Exported) -> None:
-    """The card claims pictures of 4096 x 4096, whose first linear layer would have two thousand million weights."""
+    """The card declares images of 4096 x 4096, whose first linear layer would have two thousand million weights."""
     tensors = safetensors.torch.load_file(exported(".safetensors"))
-    card = load(exported(".safetensors")).card.model_copy(update={"shape": (1, 4096, 4096)})
+    card = load_model(exported(".safetensors")).card.model_copy(update={"shape": (1, 4096, 4096)})
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file(tensors, path, card.to_strings())
     with pytest.raises(DataError, match="Its tensors are not those of the network that its card names"):
-        load(path)
+        load_model(path)
 
 
 def test_a_file_without_a_card_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "foreign.safetensors"
     safetensors.torch.save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(DataError) as refused:
-        load(path)
+        load_model(path)
     assert str(refused.value) == (
         f"{path} is not a model that dispfl can run. It has no card, so `dispfl export` did not write it."
     )
@@ -178,36 +173,36 @@ def own_network() -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(6), nn.Linear(6, 2))
 
 
-def test_a_network_of_ones_own_with_buffers_can_be_saved_as_a_graph(tmp_path: Path) -> None:
-    saved = save(own_network(), OWN, tmp_path / "own.pt2")
+def test_a_custom_network_with_buffers_can_be_saved_as_a_graph(tmp_path: Path) -> None:
+    saved = save_model(own_network(), OWN, tmp_path / "own.pt2")
     assert saved.size == (tmp_path / "own.pt2").stat().st_size
     assert saved.difference == 0
 
 
-def test_a_network_of_ones_own_cannot_be_saved_as_weights_alone(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"safetensors holds weights alone; export it as \.onnx or \.pt2"):
-        save(own_network(), OWN, tmp_path / "own.safetensors")
+def test_a_custom_network_cannot_be_saved_as_weights_only(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"safetensors contains weights only; export it as \.onnx or \.pt2"):
+        save_model(own_network(), OWN, tmp_path / "own.safetensors")
 
 
 def test_a_model_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     network = own_network()
     nn.init.constant_(network[2].bias, torch.nan)  # type: ignore[index]
     with pytest.raises(DispflError, match="not finite"):
-        save(network, OWN, tmp_path / "own.pt2")
+        save_model(network, OWN, tmp_path / "own.pt2")
     assert not (tmp_path / "own.pt2").exists()
 
 
 def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that answers with the weights of a second, different network."""
+    """An encoder that writes the weights of another network."""
     other = own_network()
     written = formats.FORMATS[".pt2"]
 
-    def wrong(deployed: Deployed, card: Card) -> bytes:
-        return written.encode(Deployed(other, card), card)
+    def wrong(deployed: DeployedModel, card: Card) -> bytes:
+        return written.encode(DeployedModel(other, card), card)
 
     monkeypatch.setitem(formats.FORMATS, ".pt2", written._replace(encode=wrong))
     with pytest.raises(
         DataError, match=r"own\.pt2 was not written: its probabilities would differ from torch's by 0\."
     ):
-        save(own_network(), OWN, tmp_path / "own.pt2")
+        save_model(own_network(), OWN, tmp_path / "own.pt2")
     assert not (tmp_path / "own.pt2").exists()

@@ -15,12 +15,11 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from dispfl.cli import app
-from dispfl.data.datasets import Data
-from dispfl.data.datasets import load as load_data
-from dispfl.export.formats import load
+from dispfl.data.datasets import Data, load_dataset
+from dispfl.export.formats import load_model
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
-    pytest.importorskip(package, reason="the extra dispfl[onnx] is not installed")
+    pytest.importorskip(package, reason="the extra dispfl[export] is not installed")
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 DEPLOY, OWN = re.findall(r"```python\n(.*?)```", PAGE, re.S)
@@ -34,21 +33,21 @@ def words(command: str) -> list[str]:
 
 @pytest.fixture
 def workplace(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the run and the picture that the page speaks of."""
+    """A folder with the run and the image that the page uses."""
     shutil.copytree(finished, tmp_path / "runs/mine")
-    data = load_data(Data())
+    data = load_dataset(Data())
     boot = int((data.test_labels == data.classes.index("Ankle boot")).nonzero()[0])
     Image.fromarray(data.test_inputs[boot, 0].numpy()).save(tmp_path / "boot.png")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def test_the_model_says_the_same_by_our_command_and_by_ten_lines_with_onnxruntime(
+def test_dispfl_predict_and_the_ten_lines_with_onnxruntime_agree(
     workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     export, of_a_site, predict = COMMANDS
-    assert words(of_a_site)[:2] == ["export", "alice"]  # tried in test_of_site.py
-    # In a process of its own, because torch says most of its warnings once a process, while it is imported.
+    assert words(of_a_site)[:2] == ["export", "alice"]  # tried in test_site_model.py
+    # In a separate process, because torch emits most of its warnings once per process, during import.
     program = Path(sys.executable).with_name("dispfl")
     done = subprocess.run([program, *words(export)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")  # none of them reaches the user
@@ -66,12 +65,12 @@ def test_the_model_says_the_same_by_our_command_and_by_ten_lines_with_onnxruntim
     assert len([line for line in DEPLOY.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
 
 
-def test_a_network_of_ones_own_is_exported_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_network_is_exported_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(compile(OWN, "export.md", "exec"), names)  # our own text
-    model = load(Path("site-3.onnx"))
+    model = load_model(Path("site-3.onnx"))
     assert model.card == names["card"]
     with torch.no_grad():
         wanted = names["run"].model(3)(names["inputs"][3]).softmax(1)
-    assert torch.allclose(model.probabilities(names["pictures"][3]), wanted, atol=1e-5)
+    assert torch.allclose(model.probabilities(names["images"][3]), wanted, atol=1e-5)

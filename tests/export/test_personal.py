@@ -1,4 +1,4 @@
-"""Whose model is exported: of every method, of runs that are finished or cut, and what is refused."""
+"""Personal models of every method, of complete and incomplete runs, and what is refused."""
 
 import json
 import shutil
@@ -12,10 +12,9 @@ from torch import nn
 
 from dispfl import Federation, Full
 from dispfl.errors import ConfigError, DataError, RunError
-from dispfl.export.personal import Personal, personal_model
-from dispfl.methods.registry import METHODS
-from dispfl.runs.directory import read_metrics, read_summary
-from dispfl.runs.split import FILE as SPLIT
+from dispfl.export.personal import PersonalModel, personal_model
+from dispfl.registry import METHODS
+from dispfl.runs.directory import SPLIT, read_metrics, read_summary
 
 MakeRun = Callable[..., Path]
 
@@ -30,7 +29,7 @@ def test_the_exported_weights_and_accuracy_are_those_of_the_summary(
     tmp_path: Path, make_run: MakeRun, method: str
 ) -> None:
     """Own models, a server's, a consensus, the server's under a mask, and fine-tuned ones: bit for bit."""
-    path = make_run(tmp_path / "run", f"method={method}", "threads=1")
+    path = make_run(tmp_path / "run", f"method={method}", "workers=1")
     summary = read_summary(path)
     assert summary is not None
     card = personal_model(path, "2").card
@@ -39,7 +38,7 @@ def test_the_exported_weights_and_accuracy_are_those_of_the_summary(
     assert (card.method, card.rounds, card.peer) == (method, 2, "002")
 
 
-def test_the_card_says_where_the_model_comes_from(personal: Personal) -> None:
+def test_the_card_describes_the_models_origin(personal: PersonalModel) -> None:
     card = personal.card
     assert (card.data, card.method, card.seed, card.rounds, card.peer) == ("fashion-sample", "dispfl", 0, 2, "001")
     assert card.classes[9] == "Ankle boot"
@@ -48,19 +47,19 @@ def test_the_card_says_where_the_model_comes_from(personal: Personal) -> None:
     assert card.model.name == "cnn"
 
 
-def test_a_place_and_a_name_are_the_same_peer(finished: Path, personal: Personal) -> None:
+def test_an_index_and_a_name_give_the_same_peer(finished: Path, personal: PersonalModel) -> None:
     assert personal_model(finished, "001").card == personal_model(finished, "1").card == personal.card
     assert personal_model(finished, "0").card.weights_sha256 != personal.card.weights_sha256
 
 
 @pytest.mark.parametrize("peer", ["4", "-1", "server", "", "²"])
-def test_a_peer_that_does_not_exist_is_a_sentence(finished: Path, peer: str) -> None:
+def test_an_unknown_peer_is_refused(finished: Path, peer: str) -> None:
     with pytest.raises(ConfigError) as refused:
         personal_model(finished, peer)
     assert str(refused.value) == f"There is no peer {peer} in {finished}; there are 4, from 000 to 003."
 
 
-def test_a_cut_run_gives_its_newest_complete_checkpoint(copy: Path) -> None:
+def test_an_incomplete_run_gives_its_newest_complete_checkpoint(copy: Path) -> None:
     (copy / "summary.json").unlink()
     shutil.rmtree(copy / "checkpoints/round-000002")
     card = personal_model(copy, "0").card
@@ -68,34 +67,34 @@ def test_a_cut_run_gives_its_newest_complete_checkpoint(copy: Path) -> None:
     assert card.accuracy == read_metrics(copy)[0]["accuracy"]["per_peer"][0]
 
 
-def test_a_round_that_was_not_scored_has_no_accuracy(copy: Path) -> None:
+def test_a_round_without_evaluation_has_no_accuracy(copy: Path) -> None:
     records = [{**record, "accuracy": None} for record in read_metrics(copy)]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     assert personal_model(copy, "0").card.accuracy is None
 
 
-def test_a_run_trained_on_another_device_is_exported_on_this_one(copy: Path, personal: Personal) -> None:
+def test_a_run_trained_on_another_device_is_exported_on_this_one(copy: Path, personal: PersonalModel) -> None:
     config = copy / "config.toml"
     config.write_text(config.read_text().replace('device = "cpu"', 'device = "cuda"'))
     assert personal_model(copy, "1").card == personal.card
 
 
-def test_a_run_without_a_finished_round_is_refused(copy: Path) -> None:
+def test_a_run_without_a_complete_round_is_refused(copy: Path) -> None:
     shutil.rmtree(copy / "checkpoints")
     with pytest.raises(RunError, match="has no complete checkpoint"):
         personal_model(copy, "0")
 
 
-def test_tuning_needs_the_runs_split_and_leaves_the_callers_threads_and_random_numbers_alone(
+def test_fine_tuning_needs_the_runs_split_and_does_not_change_threads_and_random_state(
     tmp_path: Path, make_run: MakeRun
 ) -> None:
-    path = make_run(tmp_path / "run", "method=fedavg-ft", "threads=6")
+    path = make_run(tmp_path / "run", "method=fedavg-ft", "workers=6")
     before, threads = torch.get_rng_state(), torch.get_num_threads()
     personal_model(path, "0")
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.get_num_threads() == threads
     (path / SPLIT).unlink()
-    with pytest.raises(RunError, match=r"run has no split.safetensors, which says whose data are whose"):
+    with pytest.raises(RunError, match=r"run has no split.safetensors with each peer's samples"):
         personal_model(path, "0")
 
 
@@ -111,14 +110,14 @@ def test_a_federation_made_in_python_is_exported_there(tmp_path: Path) -> None:
     data = [((x[k], x[k, :, :2].argmax(1)), (x[k], x[k, :, :2].argmax(1))) for k in range(2)]
     Federation(model=lambda: nn.Linear(4, 2), peers=data, topology=Full()).run(1, out=tmp_path / "own")
     with pytest.raises(
-        RunError, match=r"own was made in Python, .*formats\.save\(run\.model\(1\), Card\(\.\.\.\), PATH\)"
+        RunError, match=r"own was made in Python, .*formats\.save_model\(run\.model\(1\), Card\(\.\.\.\), PATH\)"
     ):
         personal_model(tmp_path / "own", "1")
 
 
 @pytest.fixture
 def hundred_classes(tmp_path: Path) -> Path:
-    """CIFAR-100's binary files with four training pictures and one test picture of each class, and its names."""
+    """CIFAR-100's binary files with four training images and one test image of each class, and its names."""
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
     for name, each in (("train", 4), ("test", 1)):
@@ -129,7 +128,7 @@ def hundred_classes(tmp_path: Path) -> Path:
     return folder
 
 
-def test_class_names_that_only_the_data_know_are_read_from_them_wherever_they_are_now(
+def test_class_names_are_read_from_the_data_where_the_catalogue_has_none(
     tmp_path: Path, make_run: MakeRun, hundred_classes: Path
 ) -> None:
     path = make_run(tmp_path / "run", "data=cifar100", f"data.dir='{hundred_classes}'", "partition=iid")
@@ -140,13 +139,13 @@ def test_class_names_that_only_the_data_know_are_read_from_them_wherever_they_ar
     assert (card.classes[0], card.classes[99], card.shape) == ("kind-0", "kind-99", (3, 32, 32))
 
 
-def test_a_model_is_not_tuned_on_other_data_than_the_runs(
+def test_fine_tuning_on_other_data_than_the_runs_is_refused(
     tmp_path: Path, make_run: MakeRun, hundred_classes: Path
 ) -> None:
     words = ["data=cifar100", f"data.dir='{hundred_classes}'", "partition=iid", "method=fedavg-ft", "rounds=1"]
     path = make_run(tmp_path / "run", *words)
-    pictures = bytearray((hundred_classes / "train.bin").read_bytes())
-    pictures[1 :: 2 + 3 * 32 * 32] = bytes(reversed(pictures[1 :: 2 + 3 * 32 * 32]))  # the fine labels
-    (hundred_classes / "train.bin").write_bytes(pictures)
+    images = bytearray((hundred_classes / "train.bin").read_bytes())
+    images[1 :: 2 + 3 * 32 * 32] = bytes(reversed(images[1 :: 2 + 3 * 32 * 32]))  # the fine labels
+    (hundred_classes / "train.bin").write_bytes(images)
     with pytest.raises(RunError, match=r"cifar100 is not the one that .*run was run with: its labels differ\."):
         personal_model(path, "0")

@@ -1,4 +1,4 @@
-"""Models of tables: what their files want, that they compute what the site computes, and what is refused."""
+"""Models for tables: the inputs of their files, the same results as at the site, and what is refused."""
 
 import json
 import re
@@ -14,21 +14,20 @@ from typer.testing import CliRunner, Result
 from dispfl.cli import app
 from dispfl.config import compose
 from dispfl.errors import ConfigError
-from dispfl.export.formats import load
-from dispfl.export.of_site import site_model
-from dispfl.export.personal import personal_model
-from dispfl.launch import Launch
-from dispfl.peer.plan import Plan
-from dispfl.peer.running import run_site
-from dispfl.peer.share import data_of
-from dispfl.peer.site import Site, Whereabouts
-from dispfl.runs.loop import Progress
-from dispfl.up import free_ports
+from dispfl.export.formats import load_model
+from dispfl.export.personal import personal_model, site_model
+from dispfl.peer.config import SiteConfig
+from dispfl.peer.local import free_ports
+from dispfl.peer.run import run_site
+from dispfl.peer.setup import site_data
+from dispfl.peer.site import Site, SiteInfo
+from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.loop import RunCallbacks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 COMMANDS = [line for line in re.findall(r"```sh\n(.*?)```", PAGE, re.S)[1].splitlines() if line]
 ROWS = [(20 + 7 * k % 60, 1000 + 3 * k % 17, "ill" if 7 * k % 60 > 30 else "well") for k in range(60)]
-"""Two columns of very different size; the first says the class."""
+"""Two columns of very different size; the first determines the class."""
 
 
 def write(path: Path, rows: list[tuple[int, int, str]]) -> Path:
@@ -45,9 +44,10 @@ def clinic(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """A site that has taken its two rounds, alone, on 40 rows; tested on 20 others."""
     folder = tmp_path_factory.mktemp("tables") / "clinic"
     data = {"path": "patients.csv", "test_path": "others.csv", "label": "diagnosis", "standardize": True}
-    plan = Plan(data=data, model="mlp", rounds=2, train={"epochs": 2, "batch": 8})
-    where = Whereabouts(name="clinic", listen=f"127.0.0.1:{free_ports(1)[0]}")
-    site = Site.create(folder, where, plan.to_toml())
+    train = {"epochs": 2, "batch_size": 8}
+    config = SiteConfig.from_values({"data": data, "model": "mlp", "rounds": 2, "train": train})
+    where = SiteInfo(name="clinic", listen=f"127.0.0.1:{free_ports(1)[0]}")
+    site = Site.create(folder, where, config.to_toml())
     write(folder / "patients.csv", ROWS[:40])
     write(folder / "others.csv", ROWS[40:])
     run_site(site)
@@ -74,16 +74,16 @@ def test_the_card_names_the_columns_in_order_and_how_each_is_scaled(clinic: Site
 def test_raw_rows_get_the_probabilities_of_the_sites_own_model(clinic: Site, tmp_path: Path, ending: str) -> None:
     if ending == ".onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
-            pytest.importorskip(package, reason="the extra dispfl[onnx] is not installed")
+            pytest.importorskip(package, reason="the extra dispfl[export] is not installed")
     path = tmp_path / f"clinic{ending}"
-    said = dispfl("export", clinic.folder, "--to", path)
-    assert said.exit_code == 0, said.output
-    assert "Rows (batch, 2) as they stand in a table to probabilities (batch, 2)." in said.stdout
-    scaled, labels = next(data_of(clinic, clinic.plan()).samples()[1].batches(20))
+    result = dispfl("export", clinic.folder, "--to", path)
+    assert result.exit_code == 0, result.output
+    assert "Rows (batch, 2) as in the table to probabilities (batch, 2)." in result.stdout
+    scaled, labels = next(site_data(clinic, clinic.config()).samples()[1].batches(20))
     personal = site_model(clinic.folder)
     with torch.no_grad():
         wanted = personal.network.eval()(scaled).softmax(1)
-    classifier = load(path, trust=True)
+    classifier = load_model(path, trust=True)
     assert classifier.card == personal.card
     raw = torch.tensor([[float(age), float(more)] for age, more, _ in ROWS[40:]])
     assert torch.allclose(classifier.probabilities(raw), wanted, atol=1e-5)
@@ -94,7 +94,7 @@ def test_raw_rows_get_the_probabilities_of_the_sites_own_model(clinic: Site, tmp
 
 
 def test_an_onnx_file_of_a_table_takes_rows(clinic: Site, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra dispfl[onnx] is not installed")
+    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra dispfl[export] is not installed")
     assert dispfl("export", clinic.folder, "--to", tmp_path / "clinic.onnx").exit_code == 0
     session = onnxruntime.InferenceSession(tmp_path / "clinic.onnx", providers=["CPUExecutionProvider"])
     [takes] = session.get_inputs()
@@ -102,13 +102,13 @@ def test_an_onnx_file_of_a_table_takes_rows(clinic: Site, tmp_path: Path) -> Non
     assert json.loads(session.get_modelmeta().custom_metadata_map["columns"]) == ["age", "pressure"]
 
 
-def test_columns_are_found_by_name_and_the_learned_one_is_not_looked_at(model: Path, tmp_path: Path) -> None:
+def test_columns_are_found_by_name_and_the_label_is_ignored(model: Path, tmp_path: Path) -> None:
     """The same row three times: as in training, in another order without the label, and with a label left empty."""
     texts = ["age,pressure,diagnosis\n70,1005,well\n", "pressure;age\n1005;70\n", "diagnosis,age,pressure\n,70,1005\n"]
     paths = [tmp_path / f"{k}.csv" for k in range(3)]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text)
-    one, *others = load(model).predict(paths)
+    one, *others = load_model(model).predict(paths)
     assert one.guesses
     assert [other.guesses for other in others] == [one.guesses, one.guesses]
 
@@ -129,33 +129,38 @@ def test_rows_are_shown_by_file_and_line_and_as_json(model: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("age,diagnosis\n50,ill\n", "FILE has no column 'pressure', which the model wants; add it."),
-        ("age,pressure,sex\n50,1,M\n", "FILE has a column 'sex', which the model does not know; leave it out."),
-        ("age,pressure\n50,\n", "FILE, line 2, column pressure: the value is missing; fill it in or leave the line"),
+        ("age,diagnosis\n50,ill\n", "FILE has no column 'pressure', which the model requires; add it."),
+        ("age,pressure,sex\n50,1,M\n", "FILE has a column 'sex', which the model does not know; remove it."),
+        ("age,pressure\n50,\n", "FILE, line 2, column pressure: the value is missing; fill it in or remove the line"),
         (None, "The table FILE does not exist."),
     ],
 )
-def test_a_table_that_does_not_fit_is_a_sentence_and_exit_code_1(
+def test_a_table_with_other_columns_is_refused_with_exit_code_1(
     model: Path, tmp_path: Path, text: str | None, sentence: str
 ) -> None:
     path, good = tmp_path / "rows.csv", write(tmp_path / "good.csv", ROWS[:2])
     if text is not None:
         path.write_text(text)
-    said = dispfl("predict", model, path, good)
-    assert said.exit_code == 1
-    assert said.stderr.replace(str(path), "FILE").startswith(f"dispfl: {sentence}")
-    assert f"{good}:3" in said.stdout  # it does not keep the other from it
+    result = dispfl("predict", model, path, good)
+    assert result.exit_code == 1
+    assert result.stderr.replace(str(path), "FILE").startswith(f"dispfl: {sentence}")
+    assert f"{good}:3" in result.stdout  # the other table is predicted all the same
     assert json.loads(dispfl("predict", model, path, good, "--json").stdout)[0].keys() == {"table", "problem"}
 
 
-def test_columns_that_were_not_standardized_are_taken_as_they_are_from_a_run_too(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_columns_that_were_not_standardized_are_not_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "patients.csv", ROWS)
-    words = ["peers=2", "rounds=1", "topology=full", "partition.samples=15", "partition.test_samples=5", "model=mlp"]
+    words = [
+        "peers=2",
+        "rounds=1",
+        "topology=full",
+        "partition.samples_per_peer=15",
+        "partition.test_samples_per_peer=5",
+        "model=mlp",
+    ]
     data = {"data": {"path": "patients.csv", "label": "diagnosis"}}
-    Launch.begin(compose(data, words), tmp_path / "run").run(Progress())
+    ExperimentRun.create(compose(data, words), tmp_path / "run").run(RunCallbacks())
     card = personal_model(tmp_path / "run", "1").card
     assert (card.columns, card.mean, card.std) == (("age", "pressure"), (0, 0), (1, 1))
 
@@ -163,22 +168,29 @@ def test_columns_that_were_not_standardized_are_taken_as_they_are_from_a_run_too
 def test_arrays_without_names_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     np.savez("signals.npz", x=np.random.default_rng(0).normal(size=(60, 5)), y=np.arange(60) % 2)
-    words = ["peers=2", "rounds=1", "topology=full", "partition.samples=15", "partition.test_samples=5", "model=mlp"]
-    Launch.begin(compose({"data": {"path": "signals.npz"}}, words), tmp_path / "run").run(Progress())
-    with pytest.raises(ConfigError, match=r"models for pictures and tables, and these inputs are of shape \[5\]"):
+    words = [
+        "peers=2",
+        "rounds=1",
+        "topology=full",
+        "partition.samples_per_peer=15",
+        "partition.test_samples_per_peer=5",
+        "model=mlp",
+    ]
+    ExperimentRun.create(compose({"data": {"path": "signals.npz"}}, words), tmp_path / "run").run()
+    with pytest.raises(ConfigError, match=r"models for images and tables, but these inputs have shape \[5\]"):
         personal_model(tmp_path / "run", "1")
 
 
-def test_the_commands_on_the_page_export_a_tables_model_and_try_it(
+def test_the_commands_on_the_page_export_and_try_a_model_for_tables(
     clinic: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        pytest.importorskip(package, reason="the extra dispfl[onnx] is not installed")
+        pytest.importorskip(package, reason="the extra dispfl[export] is not installed")
     shutil.copytree(clinic.folder, tmp_path / "clinic")
     write(tmp_path / "patients.csv", ROWS[:3])
     monkeypatch.chdir(tmp_path)
     export, predict = (shlex.split(command, comments=True)[1:] for command in COMMANDS)
     assert dispfl(*export).exit_code == 0
-    said = dispfl(*predict)
-    assert said.exit_code == 0
-    assert len(said.stdout.splitlines()) == 1 + 3
+    result = dispfl(*predict)
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == 1 + 3

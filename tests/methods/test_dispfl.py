@@ -4,20 +4,20 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rounds import Played
+from rounds import FinishedRound
 
-from dispfl.core.erk import erk_densities
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import hamming, kept_count, kept_per_layer
 from dispfl.core.packed import PackedModel
+from dispfl.core.sparsity import erk_densities
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.dispfl import DisPFL
-from dispfl.round import start
-from dispfl.work import Setting
+from dispfl.round.context import RunContext
+from dispfl.round.round import initial_states
 
-MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Played]]
+MakeContext = Callable[..., RunContext]
+RunAll = Callable[..., list[FinishedRound]]
 
 
 def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask() -> None:
@@ -27,22 +27,22 @@ def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask
     assert DisPFL().mix({"000": ours, "001": theirs}, torch.tensor([True, True, False])).tolist() == [4.0, 5.0, 0.0]
 
 
-def test_every_layer_keeps_its_count_through_all_rounds(make_setting: MakeSetting, play: Play) -> None:
-    setting = make_setting(method=DisPFL(density=0.4), rounds=4)
-    layout = LiveModel(setting.module()).layout
+def test_every_layer_keeps_its_count_through_all_rounds(make_context: MakeContext, run_all: RunAll) -> None:
+    context = make_context(method=DisPFL(density=0.4), rounds=4)
+    layout = LiveModel(context.module()).layout
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
-    shares = erk_densities(shapes, 0.4)
-    allowed = [kept_count(size, shares[name]) for name, size in zip(layout.names, layout.sizes, strict=True)]
-    for states in (start(setting), *(round_.states for round_ in play(setting))):
+    evaluates_global = erk_densities(shapes, 0.4)
+    allowed = [kept_count(size, evaluates_global[name]) for name, size in zip(layout.names, layout.sizes, strict=True)]
+    for states in (initial_states(context), *(round_.states for round_ in run_all(context))):
         for state in states.values():
             assert kept_per_layer(state.model.mask.unpack(), layout) == allowed
             assert kept_per_layer(state.next_mask.unpack(), layout) == allowed
 
 
-def test_uniform_layers_all_have_the_density(make_setting: MakeSetting) -> None:
-    setting = make_setting(method=DisPFL(density=0.5, layers="uniform"))
-    layout = LiveModel(setting.module()).layout
-    assert kept_per_layer(start(setting)["000"].model.mask.unpack(), layout) == [16, 4, 12, 1]
+def test_uniform_layers_all_have_the_density(make_context: MakeContext) -> None:
+    context = make_context(method=DisPFL(density=0.5, layers="uniform"))
+    layout = LiveModel(context.module()).layout
+    assert kept_per_layer(initial_states(context)["000"].model.mask.unpack(), layout) == [16, 4, 12, 1]
 
 
 def test_a_list_of_densities_makes_groups_in_roster_order() -> None:
@@ -53,9 +53,9 @@ def test_a_list_of_densities_makes_groups_in_roster_order() -> None:
 
 
 def test_the_mask_search_replaces_half_of_a_layer_in_round_0_and_its_smallest_weights(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer]
+    make_context: MakeContext, trainer_for: Callable[..., Trainer]
 ) -> None:
-    trainer = trainer_for(make_setting(rounds=10))
+    trainer = trainer_for(make_context(rounds=10))
     weights, mask = torch.arange(1.0, 68.0), torch.ones(67, dtype=torch.bool)
     mask[:16] = False  # half of the first layer; the others are dense
     evolved = DisPFL(regrow="random").evolve(trainer, weights.where(mask, 0.0), mask)
@@ -64,16 +64,16 @@ def test_the_mask_search_replaces_half_of_a_layer_in_round_0_and_its_smallest_we
     assert 0 < hamming(evolved, mask) <= 16
 
 
-def test_without_a_share_to_replace_the_mask_stays(make_setting: MakeSetting, play: Play) -> None:
-    for round_ in play(make_setting(method=DisPFL(alpha_0=0.0))):
+def test_with_prune_rate_0_the_mask_does_not_change(make_context: MakeContext, run_all: RunAll) -> None:
+    for round_ in run_all(make_context(method=DisPFL(alpha_0=0.0))):
         for step in round_.steps.values():
-            assert step.state.next_mask.unpack().equal(step.state.model.mask.unpack())
+            assert step.next_state.next_mask.unpack().equal(step.next_state.model.mask.unpack())
 
 
-def test_the_search_by_gradient_costs_one_dense_batch_and_by_chance_nothing(
-    make_setting: MakeSetting, play: Play
+def test_regrowth_by_gradient_costs_one_dense_batch_and_at_random_nothing(
+    make_context: MakeContext, run_all: RunAll
 ) -> None:
     by_gradient, by_chance = DisPFL(regrow="gradient", layers="uniform"), DisPFL(regrow="random", layers="uniform")
     for method, search in ((by_gradient, [(8, [32, 8, 24, 3])]), (by_chance, [])):
-        [round_] = play(make_setting(method=method, rounds=1))
+        [round_] = run_all(make_context(method=method, rounds=1))
         assert round_.steps["000"].report.passes == [(20, [16, 4, 12, 1]), *search]

@@ -1,10 +1,10 @@
-"""D-PSGD: the plain mean, the consensus it is judged on, and one fixed mask for all."""
+"""D-PSGD: the plain mean, the consensus that is evaluated, and one fixed mask for all."""
 
 from collections.abc import Callable
 
 import pytest
 import torch
-from rounds import Played
+from rounds import FinishedRound
 
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import kept_per_layer
@@ -13,12 +13,12 @@ from dispfl.core.train import Trainer
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD, mean_model
 from dispfl.methods.fedavg import weighted_mean
-from dispfl.round import start
+from dispfl.round.context import RunContext
+from dispfl.round.round import initial_states
 from dispfl.topology import Ring
-from dispfl.work import Setting
 
-MakeSetting = Callable[..., Setting]
-Play = Callable[..., list[Played]]
+MakeContext = Callable[..., RunContext]
+RunAll = Callable[..., list[FinishedRound]]
 
 
 def dense(*values: float) -> PackedModel:
@@ -36,63 +36,66 @@ def test_with_full_masks_dispfls_average_is_the_same_bit_for_bit() -> None:
     assert DisPFL().mix(models, full).equal(mean_model(models, full))
 
 
-def test_a_run_is_that_of_dispfl_at_density_1_bit_for_bit(make_setting: MakeSetting, play: Play) -> None:
+def test_a_run_is_that_of_dispfl_at_density_1_bit_for_bit(make_context: MakeContext, run_all: RunAll) -> None:
     plain, ours = (
-        play(make_setting(peers=4, method=method, topology=Ring(), rounds=3)) for method in (DPSGD(), DisPFL(density=1))
+        run_all(make_context(peers=4, method=method, topology=Ring(), rounds=3))
+        for method in (DPSGD(), DisPFL(density=1))
     )
     for one, other in zip(plain, ours, strict=True):
         for peer in one.steps:
-            assert one.steps[peer].state.model.values.equal(other.steps[peer].state.model.values)
+            assert one.steps[peer].next_state.model.values.equal(other.steps[peer].next_state.model.values)
             assert one.steps[peer].report.loss == other.steps[peer].report.loss
 
 
-def test_a_peer_averages_first_and_trains_then(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Play
+def test_a_peer_averages_before_it_trains(
+    make_context: MakeContext, trainer_for: Callable[..., Trainer], run_all: RunAll
 ) -> None:
     """In a ring of four, peer 000 hears 001 and 003."""
-    setting = make_setting(peers=4, method=DPSGD(), topology=Ring())
-    first, second = play(setting)
-    w_0, w_1, w_3 = (first.steps[peer].state.model.values for peer in ("000", "001", "003"))
-    learned = trainer_for(setting, "000", 1).learn((w_0 + w_1 + w_3) / 3, torch.ones(67, dtype=torch.bool))
-    assert second.steps["000"].state.model.values.equal(learned)
+    context = make_context(peers=4, method=DPSGD(), topology=Ring())
+    first, second = run_all(context)
+    w_0, w_1, w_3 = (first.steps[peer].next_state.model.values for peer in ("000", "001", "003"))
+    learned = trainer_for(context, "000", 1).learn((w_0 + w_1 + w_3) / 3, torch.ones(67, dtype=torch.bool))
+    assert second.steps["000"].next_state.model.values.equal(learned)
 
 
-def test_everyone_is_judged_on_the_average_of_all_peers_even_of_those_it_never_hears(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Play
+def test_every_peer_is_evaluated_with_the_average_of_all_peers(
+    make_context: MakeContext, trainer_for: Callable[..., Trainer], run_all: RunAll
 ) -> None:
-    setting = make_setting(peers=4, method=DPSGD(), topology=Ring())
-    last = play(setting)[-1]
+    context = make_context(peers=4, method=DPSGD(), topology=Ring())
+    last = run_all(context)[-1]
     consensus, _ = weighted_mean({p: s.state.model for p, s in last.steps.items()}, dict.fromkeys(last.steps, 1))
-    assert last.judged is not None
+    assert last.evaluated is not None
     for peer, step in last.steps.items():
-        torch.testing.assert_close(last.judged[peer].model.values, consensus, rtol=1e-6, atol=1e-7)
-        assert step.report.score == trainer_for(setting, peer).score(last.judged[peer].model.values)
-        assert not step.state.model.values.allclose(consensus)  # and goes on from its own
+        torch.testing.assert_close(last.evaluated[peer].model.values, consensus, rtol=1e-6, atol=1e-7)
+        assert step.report.score == trainer_for(context, peer).score(last.evaluated[peer].model.values)
+        assert not step.next_state.model.values.allclose(consensus)  # and continues from its own
 
 
 @pytest.mark.parametrize("density", [0.2, 0.5])
 def test_with_a_density_all_share_one_uniform_mask_that_never_changes(
-    make_setting: MakeSetting, play: Play, density: float
+    make_context: MakeContext, run_all: RunAll, density: float
 ) -> None:
-    setting = make_setting(peers=4, method=DPSGD(density=density), rounds=3)
-    states = start(setting)
+    context = make_context(peers=4, method=DPSGD(density=density), rounds=3)
+    states = initial_states(context)
     mask = states["000"].model.mask.unpack()
-    layout = LiveModel(setting.module()).layout
+    layout = LiveModel(context.module()).layout
     assert kept_per_layer(mask, layout) == [max(1, int(density * size)) for size in (32, 8, 24, 3)]
-    for seen in (states, *(round_.states for round_ in play(setting))):
+    for seen in (states, *(round_.states for round_ in run_all(context))):
         for state in seen.values():
             assert state.model.mask.unpack().equal(mask)
             assert state.next_mask is state.model.mask
 
 
-def test_the_consensus_of_sparse_models_is_as_sparse(make_setting: MakeSetting, play: Play) -> None:
-    last = play(make_setting(method=DPSGD(density=0.5)))[-1]
-    assert last.judged is not None
+def test_the_consensus_of_sparse_models_is_as_sparse(make_context: MakeContext, run_all: RunAll) -> None:
+    last = run_all(make_context(method=DPSGD(density=0.5)))[-1]
+    assert last.evaluated is not None
     for peer, step in last.steps.items():
-        assert last.judged[peer].model.mask.unpack().equal(step.state.model.mask.unpack())
+        assert last.evaluated[peer].model.mask.unpack().equal(step.next_state.model.mask.unpack())
         assert step.report.mask_change is None
 
 
-def test_another_seed_gives_another_mask(make_setting: MakeSetting) -> None:
-    one, other = (start(make_setting(method=DPSGD(density=0.5), seed=seed))["000"].model.mask for seed in (0, 1))
+def test_another_seed_gives_another_mask(make_context: MakeContext) -> None:
+    one, other = (
+        initial_states(make_context(method=DPSGD(density=0.5), seed=seed))["000"].model.mask for seed in (0, 1)
+    )
     assert not one.unpack().equal(other.unpack())

@@ -4,17 +4,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from rounds import Played
+from rounds import FinishedRound
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER
 from dispfl.methods.fedavg import FedAvg, weighted_mean
-from dispfl.round import start
-from dispfl.work import PeerData, Setting
+from dispfl.round.context import PeerData, RunContext
+from dispfl.round.round import initial_states
 
-MakeSetting = Callable[..., Setting]
+MakeContext = Callable[..., RunContext]
 
 
 def dense(*values: float) -> PackedModel:
@@ -27,43 +27,43 @@ def test_samples_of_1_and_3_weigh_a_quarter_and_three_quarters() -> None:
     assert mask.tolist() == [True, True]
 
 
-def test_only_those_who_sent_something_count_towards_the_total() -> None:
+def test_only_peers_that_sent_a_model_count_towards_the_total() -> None:
     mean, _ = weighted_mean({"001": dense(8.0)}, {"000": 100, "001": 3})
     assert mean.tolist() == [8.0]
 
 
 def test_the_server_takes_the_weighted_mean_of_what_its_cohort_learned(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Played]]
+    make_context: MakeContext, trainer_for: Callable[..., Trainer], run_all: Callable[..., list[FinishedRound]]
 ) -> None:
     """Three peers with 20, 20 and 10 samples: 0.4, 0.4 and 0.2."""
-    setting = make_setting(method=FedAvg(), rounds=1)
-    few = setting.peers["002"].train.take(torch.arange(10))
-    setting = make_setting(
-        method=FedAvg(), rounds=1, peers={**setting.peers, "002": PeerData(few, setting.peers["002"].test)}
+    context = make_context(method=FedAvg(), rounds=1)
+    few = context.peers["002"].train.take(torch.arange(10))
+    context = make_context(
+        method=FedAvg(), rounds=1, peers={**context.peers, "002": PeerData(few, context.peers["002"].test)}
     )
-    weights, mask = start(setting)[SERVER].model.unpack()
-    learned = [trainer_for(setting, peer).learn(weights, mask) for peer in setting.roster]
+    weights, mask = initial_states(context)[SERVER].model.unpack()
+    learned = [trainer_for(context, peer).learn(weights, mask) for peer in context.roster]
     expected = 0.4 * learned[0] + 0.4 * learned[1] + 0.2 * learned[2]
-    [round_] = play(setting)
+    [round_] = run_all(context)
     assert round_.server is not None
     torch.testing.assert_close(round_.server.model.values, expected, rtol=1e-6, atol=1e-7)
 
 
-def test_a_peer_keeps_no_model_and_is_judged_on_the_global_one(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Played]]
+def test_a_peer_keeps_no_model_and_is_evaluated_with_the_global_one(
+    make_context: MakeContext, trainer_for: Callable[..., Trainer], run_all: Callable[..., list[FinishedRound]]
 ) -> None:
-    setting = make_setting(method=FedAvg(cohort=1))
-    last = play(setting)[-1]
+    context = make_context(method=FedAvg(cohort=1))
+    last = run_all(context)[-1]
     assert last.server is not None
-    assert last.judged is not None
+    assert last.evaluated is not None
     for peer, step in last.steps.items():
-        assert step.state.model.mask.kept == 0
-        assert last.judged[peer].model.values.equal(last.server.model.values)
-        assert last.judged[peer].next_mask.kept == 67
-        assert step.report.score == trainer_for(setting, peer).score(last.server.model.values)
+        assert step.next_state.model.mask.kept == 0
+        assert last.evaluated[peer].model.values.equal(last.server.model.values)
+        assert last.evaluated[peer].next_mask.kept == 67
+        assert step.report.score == trainer_for(context, peer).score(last.server.model.values)
 
 
-def test_the_cohort_is_ten_of_the_online_peers_and_another_every_round() -> None:
+def test_the_cohort_is_ten_of_the_online_peers_and_changes_every_round() -> None:
     roster = [f"{k:03d}" for k in range(30)]
     cohorts = [FedAvg().pick(0, t, roster) for t in range(20)]
     assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in cohorts)
@@ -73,13 +73,13 @@ def test_the_cohort_is_ten_of_the_online_peers_and_another_every_round() -> None
     assert FedAvg().pick(0, 0, []) == []
 
 
-def test_who_is_in_the_cohort_hardly_depends_on_who_else_is_online() -> None:
+def test_the_cohort_hardly_depends_on_which_other_peers_are_online() -> None:
     roster = [f"{k:03d}" for k in range(30)]
     whole = FedAvg().pick(0, 0, roster)
     gone = whole[0]
     assert set(whole) - {gone} <= set(FedAvg().pick(0, 0, [peer for peer in roster if peer != gone]))
 
 
-def test_a_cohort_of_nobody_is_refused() -> None:
+def test_an_empty_cohort_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"method\.cohort must be at least 1, got 0"):
         FedAvg(cohort=0)

@@ -6,18 +6,17 @@ from math import inf, nan
 
 import pytest
 import torch
-from rounds import Played
+from rounds import FinishedRound
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
-from dispfl.errors import RunError
-from dispfl.methods.base import Around, PeerState, fresh_state
+from dispfl.methods.base import Neighbourhood, PeerState, fresh_state
 from dispfl.methods.fedfomo import FedFOMO, gain, moved
-from dispfl.work import PeerData, Setting
+from dispfl.round.context import PeerData, RunContext
 
-MakeSetting = Callable[..., Setting]
+MakeContext = Callable[..., RunContext]
 TrainerFor = Callable[..., Trainer]
 EIGHT = [f"{k:03d}" for k in range(8)]
 
@@ -32,7 +31,7 @@ def test_a_candidate_that_does_worse_or_is_the_model_itself_gains_nothing() -> N
 
 
 @pytest.mark.parametrize(("loss", "candidate_loss"), [(1.0, nan), (nan, 1.0), (inf, 1.0), (1.0, inf), (inf, inf)])
-def test_a_loss_that_is_no_number_gains_nothing(loss: float, candidate_loss: float) -> None:
+def test_a_nan_loss_gains_nothing(loss: float, candidate_loss: float) -> None:
     assert gain(torch.zeros(1), torch.ones(1), loss, candidate_loss) == 0.0
 
 
@@ -47,10 +46,10 @@ def one_weight(value: float) -> tuple[Tensor, Tensor]:
     return torch.tensor([value]), torch.ones(1, dtype=torch.bool)
 
 
-def bowl(make_setting: MakeSetting, *targets: float, lr: float = 0.25) -> Setting:
+def bowl(make_context: MakeContext, *targets: float, lr: float = 0.25) -> RunContext:
     """Peers with one weight w and a sample for each target y, with the loss (w - y)^2."""
     samples = ResidentSamples(torch.ones(len(targets), 1), torch.tensor(targets))
-    return make_setting(
+    return make_context(
         peers=dict.fromkeys(("000", "001", "002"), PeerData(samples, samples)),
         model=lambda: nn.Linear(1, 1, bias=False),
         train=Train(epochs=1, lr=lr, weight_decay=0, clip_norm=0),
@@ -74,18 +73,18 @@ def remembered(state: PeerState) -> dict[str, float]:
     return {key.removeprefix("preference/"): float(score) for key, score in state.memory.items()}
 
 
-def test_own_update_and_heard_models_are_weighed_together(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+def test_own_update_and_heard_models_are_weighted_together(make_context: MakeContext, trainer_for: TrainerFor) -> None:
     """All targets 0, theta = 4: loss 16. The own update is 4 - 0.25 * 8 = 2: loss 4, 2 away, gain 6.
 
     A heard 3 has loss 9 and is 1 away: gain 7. A heard 5 has loss 25: no gain.
     """
-    state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0)), 4.0, {"001": 3.0, "002": 5.0})
+    state = mixed(trainer_for(bowl(make_context, 0.0, 0.0)), 4.0, {"001": 3.0, "002": 5.0})
     assert state.model.values.tolist() == pytest.approx([4 + 6 / 13 * -2 + 7 / 13 * -1])
     assert remembered(state) == pytest.approx({"001": 7 / 13})  # of others only
 
 
-def test_preferences_add_up_over_the_rounds(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
-    trainer = trainer_for(bowl(make_setting, 0.0, 0.0))
+def test_preferences_add_up_over_the_rounds(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+    trainer = trainer_for(bowl(make_context, 0.0, 0.0))
     remembering = liking({"001": 1.0, "002": 2.0}, 4.0)
     state = FedFOMO().step(trainer, remembering, {"001": PackedModel.pack(*one_weight(3.0))})
     assert remembered(state) == pytest.approx({"001": 1 + 7 / 13, "002": 2.0})
@@ -93,66 +92,48 @@ def test_preferences_add_up_over_the_rounds(make_setting: MakeSetting, trainer_f
 
 
 def test_a_preference_stays_with_its_peer_when_others_join_or_leave(
-    make_setting: MakeSetting, trainer_for: TrainerFor
+    make_context: MakeContext, trainer_for: TrainerFor
 ) -> None:
     """Somebody called 000a joins between 000 and 002, and 001 is gone."""
     liked = liking({"001": 5.0, "002": 2.0}, 4.0)
-    around = Around(["000", "000a", "002"], ["000a"], ["000a", "002"])
-    assert FedFOMO(explore=0.0, models=1).choose(liked, around, rng=torch.Generator()) == ["002"]
+    neighbourhood = Neighbourhood(["000", "000a", "002"], ["000a"], ["000a", "002"])
+    assert FedFOMO(explore=0.0, models=1).choose(liked, neighbourhood, rng=torch.Generator()) == ["002"]
     state = FedFOMO().step(
-        trainer_for(bowl(make_setting, 0.0, 0.0)), liked, {"000a": PackedModel.pack(*one_weight(3.0))}
+        trainer_for(bowl(make_context, 0.0, 0.0)), liked, {"000a": PackedModel.pack(*one_weight(3.0))}
     )
     assert remembered(state) == pytest.approx({"000a": 7 / 13, "001": 5.0, "002": 2.0})
 
 
-def test_an_older_checkpoint_with_preferences_by_place_is_read(
-    make_setting: MakeSetting, trainer_for: TrainerFor
-) -> None:
-    by_place = {"preference": torch.tensor([0.0, 1.0, 2.0])}
-    older = replace(fresh_state(*one_weight(4.0)), memory=by_place)
-    state = FedFOMO().step(
-        trainer_for(bowl(make_setting, 0.0, 0.0)), older, {"001": PackedModel.pack(*one_weight(3.0))}
-    )
-    assert remembered(state) == pytest.approx({"001": 1 + 7 / 13, "002": 2.0})
-    assert by_place["preference"].tolist() == [0.0, 1.0, 2.0]
+def test_without_neighbours_the_own_update_is_kept(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+    assert mixed(trainer_for(bowl(make_context, 0.0, 0.0)), 4.0, {}).model.values.tolist() == pytest.approx([2.0])
 
 
-def test_an_older_checkpoint_of_another_number_of_peers_is_refused() -> None:
-    older = replace(fresh_state(*one_weight(4.0)), memory={"preference": torch.zeros(3)})
-    with pytest.raises(RunError, match=r"remembers preferences for 3 peers by their places, and there are 8 now"):
-        FedFOMO().choose(older, Around(EIGHT, EIGHT[1:5], EIGHT[1:]), rng=torch.Generator())
-
-
-def test_hearing_nobody_leaves_the_own_update(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
-    assert mixed(trainer_for(bowl(make_setting, 0.0, 0.0)), 4.0, {}).model.values.tolist() == pytest.approx([2.0])
-
-
-def test_where_nothing_helps_the_peer_keeps_its_own_update(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
+def test_if_no_model_helps_the_peer_keeps_its_own_update(make_context: MakeContext, trainer_for: TrainerFor) -> None:
     """At a learning rate of 1.5, the step from 4 leads to 4 - 1.5 * 8 = -8, which is worse; and so is the heard 9."""
-    state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0, lr=1.5)), 4.0, {"001": 9.0})
+    state = mixed(trainer_for(bowl(make_context, 0.0, 0.0, lr=1.5)), 4.0, {"001": 9.0})
     assert state.model.values.tolist() == pytest.approx([-8.0])
     assert remembered(state) == {}
 
 
-def test_a_heard_model_of_nan_is_passed_over(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
-    state = mixed(trainer_for(bowl(make_setting, 0.0, 0.0)), 4.0, {"001": nan, "002": inf})
+def test_a_received_model_of_nan_is_ignored(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+    state = mixed(trainer_for(bowl(make_context, 0.0, 0.0)), 4.0, {"001": nan, "002": inf})
     assert state.model.values.tolist() == pytest.approx([2.0])
 
 
-def test_candidates_are_judged_on_what_is_held_back_and_learned_from_the_rest(
-    make_setting: MakeSetting, trainer_for: TrainerFor
+def test_candidates_are_evaluated_on_validation_data_and_trained_on_the_rest(
+    make_context: MakeContext, trainer_for: TrainerFor
 ) -> None:
     """Targets 0 and 8, one of them held back. From 4, learning goes 2 towards the other; candidates 1 and 7 are 3 away.
 
     So the candidate on the held-back side gains, and the own update, which went the other way, does not.
     """
-    state = mixed(trainer_for(bowl(make_setting, 0.0, 8.0)), 4.0, {"001": 1.0, "002": 7.0})
+    state = mixed(trainer_for(bowl(make_context, 0.0, 8.0)), 4.0, {"001": 1.0, "002": 7.0})
     assert remembered(state) in ({"001": 1.0}, {"002": 1.0})
     assert state.model.values.tolist() in ([1.0], [7.0])
 
 
-def test_a_tenth_is_held_back_the_same_in_every_round(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
-    setting = make_setting(method=FedFOMO())
+def test_a_tenth_is_validation_data_the_same_in_every_round(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+    context = make_context(method=FedFOMO())
     seen: list[list[float]] = []
 
     class Watched(ResidentSamples):
@@ -161,7 +142,7 @@ def test_a_tenth_is_held_back_the_same_in_every_round(make_setting: MakeSetting,
             return super().take(rows)
 
     for t in (0, 1):
-        trainer, (inputs, labels) = trainer_for(setting, t=t), next(setting.peers["000"].train.batches(20))
+        trainer, (inputs, labels) = trainer_for(context, t=t), next(context.peers["000"].train.batches(20))
         trainer.train = Watched(inputs, labels)
         FedFOMO().step(trainer, fresh_state(torch.zeros(67), torch.ones(67, dtype=torch.bool)), {})
     learning, validation, learning_later, validation_later = seen
@@ -172,21 +153,21 @@ def test_a_tenth_is_held_back_the_same_in_every_round(make_setting: MakeSetting,
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_a_peer_with_one_or_two_samples_works(make_setting: MakeSetting, trainer_for: TrainerFor, samples: int) -> None:
-    trainer = trainer_for(bowl(make_setting, *[0.0] * samples))
+def test_a_peer_with_one_or_two_samples_works(make_context: MakeContext, trainer_for: TrainerFor, samples: int) -> None:
+    trainer = trainer_for(bowl(make_context, *[0.0] * samples))
     assert mixed(trainer, 4.0, {}).model.values.tolist() == pytest.approx([2.0])
     assert trainer.report.passes == [(1, [1])]
 
 
-def choose(method: FedFOMO, preference: list[float] | None, around: Around, seed: int = 0) -> list[str]:
-    state = liking(dict(zip(around.roster, preference or [], strict=False)), 0.0)
-    return list(method.choose(state, around, rng=torch.Generator().manual_seed(seed)))
+def choose(method: FedFOMO, preference: list[float] | None, neighbourhood: Neighbourhood, seed: int = 0) -> list[str]:
+    state = liking(dict(zip(neighbourhood.roster, preference or [], strict=False)), 0.0)
+    return list(method.choose(state, neighbourhood, rng=torch.Generator().manual_seed(seed)))
 
 
-def test_half_of_the_picks_are_the_most_liked_and_half_are_random() -> None:
+def test_half_of_the_choices_are_the_most_preferred_and_half_are_random() -> None:
     """Peer 000 may hear four of seven: 005 and 003 helped most, the other two vary."""
-    around = Around(EIGHT, EIGHT[1:5], EIGHT[1:])
-    picks = [choose(FedFOMO(), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], around, seed) for seed in range(30)]
+    neighbourhood = Neighbourhood(EIGHT, EIGHT[1:5], EIGHT[1:])
+    picks = [choose(FedFOMO(), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed) for seed in range(30)]
     for picked in picks:
         assert picked == sorted(set(picked))
         assert len(picked) == 4
@@ -195,41 +176,43 @@ def test_half_of_the_picks_are_the_most_liked_and_half_are_random() -> None:
     assert {name for picked in picks for name in picked} == set(EIGHT[1:])
 
 
-def test_before_anybody_helped_all_picks_are_random() -> None:
-    around = Around(EIGHT, EIGHT[1:5], EIGHT[1:])
-    picks = {tuple(choose(FedFOMO(), None, around, seed)) for seed in range(30)}
+def test_without_preferences_all_choices_are_random() -> None:
+    neighbourhood = Neighbourhood(EIGHT, EIGHT[1:5], EIGHT[1:])
+    picks = {tuple(choose(FedFOMO(), None, neighbourhood, seed)) for seed in range(30)}
     assert len(picks) > 10
     assert all(len(set(picked)) == 4 for picked in picks)
 
 
 @pytest.mark.parametrize(("explore", "liked"), [(0.0, ["003", "005", "007"]), (1.0, None)])
-def test_without_exploring_only_the_liked_and_with_nothing_else_anybody(
+def test_without_exploration_only_preferred_peers_are_chosen_if_there_are_any(
     explore: float, liked: list[str] | None
 ) -> None:
-    around = Around(EIGHT, EIGHT[1:4], EIGHT[1:])
-    picks = [choose(FedFOMO(explore=explore), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], around, seed) for seed in range(30)]
+    neighbourhood = Neighbourhood(EIGHT, EIGHT[1:4], EIGHT[1:])
+    picks = [
+        choose(FedFOMO(explore=explore), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed) for seed in range(30)
+    ]
     assert all(picked == liked for picked in picks) if liked else len({tuple(picked) for picked in picks}) > 10
 
 
 @pytest.mark.parametrize(("models", "neighbours", "count"), [(10, 3, 3), (2, 5, 2), (10, 7, 7), (1, 5, 1)])
-def test_never_more_than_asked_for_and_never_more_than_neighbours(models: int, neighbours: int, count: int) -> None:
-    around = Around(EIGHT, EIGHT[1 : 1 + neighbours], EIGHT[1:])
-    assert len(choose(FedFOMO(models=models), [0, 1, 1, 1, 1, 1, 1, 1], around)) == count
+def test_never_more_than_requested_or_than_there_are_neighbours(models: int, neighbours: int, count: int) -> None:
+    neighbourhood = Neighbourhood(EIGHT, EIGHT[1 : 1 + neighbours], EIGHT[1:])
+    assert len(choose(FedFOMO(models=models), [0, 1, 1, 1, 1, 1, 1, 1], neighbourhood)) == count
 
 
-def test_a_liked_peer_that_is_offline_is_not_picked() -> None:
-    around = Around(EIGHT, ["001", "002"], ["001", "002", "004"])
+def test_a_preferred_peer_that_is_offline_is_not_chosen() -> None:
+    neighbourhood = Neighbourhood(EIGHT, ["001", "002"], ["001", "002", "004"])
     for seed in range(10):
-        assert "005" not in choose(FedFOMO(), [0, 0, 0, 0, 0, 9.0, 0, 0], around, seed)
+        assert "005" not in choose(FedFOMO(), [0, 0, 0, 0, 0, 9.0, 0, 0], neighbourhood, seed)
 
 
-def test_in_a_run_nobody_hears_itself_and_everyone_remembers_the_others_only(
-    make_setting: MakeSetting, play: Callable[..., list[Played]]
+def test_no_peer_hears_itself_and_each_has_preferences_for_the_others_only(
+    make_context: MakeContext, run_all: Callable[..., list[FinishedRound]]
 ) -> None:
-    rounds = play(make_setting(peers=5, method=FedFOMO(models=2), rounds=3))
+    rounds = run_all(make_context(peers=5, method=FedFOMO(models=2), rounds=3))
     for round_ in rounds:
         assert all(sender != receiver for sender, receiver in round_.ledger.paper)
         for k, step in enumerate(round_.steps.values()):
             assert sum(receiver == f"{k:03d}" for _, receiver in round_.ledger.paper) == 2
-            assert f"{k:03d}" not in remembered(step.state)
-    assert any(remembered(step.state) for step in rounds[-1].steps.values())
+            assert f"{k:03d}" not in remembered(step.next_state)
+    assert any(remembered(step.next_state) for step in rounds[-1].steps.values())

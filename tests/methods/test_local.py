@@ -4,42 +4,42 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import torch
-from rounds import Played
+from rounds import FinishedRound
 
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Train, Trainer
 from dispfl.methods.local import Local
-from dispfl.round import peer_step, start
-from dispfl.work import Setting, Work
+from dispfl.round.context import PeerTask, RunContext
+from dispfl.round.round import initial_states, peer_step
 
-MakeSetting = Callable[..., Setting]
+MakeContext = Callable[..., RunContext]
 
 
 def test_a_round_is_the_settings_epochs_of_training_and_nothing_else(
-    make_setting: MakeSetting, trainer_for: Callable[..., Trainer], play: Callable[..., list[Played]]
+    make_context: MakeContext, trainer_for: Callable[..., Trainer], run_all: Callable[..., list[FinishedRound]]
 ) -> None:
-    setting = make_setting(method=Local(), train=Train(epochs=5, batch=8), rounds=1)
-    [round_] = play(setting)
-    for peer in setting.roster:
-        weights, mask = start(setting)[peer].model.unpack()
-        assert round_.steps[peer].state.model.values.equal(trainer_for(setting, peer).learn(weights, mask))
+    context = make_context(method=Local(), train=Train(epochs=5, batch_size=8), rounds=1)
+    [round_] = run_all(context)
+    for peer in context.roster:
+        weights, mask = initial_states(context)[peer].model.unpack()
+        assert round_.steps[peer].next_state.model.values.equal(trainer_for(context, peer).learn(weights, mask))
         assert round_.steps[peer].report.passes == [(5 * 20, [32, 8, 24, 3])]
     assert not round_.ledger.wire
 
 
-def test_a_model_that_somebody_sends_all_the_same_is_not_used(make_setting: MakeSetting) -> None:
-    setting = make_setting(method=Local())
-    live, state = LiveModel(setting.module()), start(setting)["000"]
+def test_a_received_model_is_not_used(make_context: MakeContext) -> None:
+    context = make_context(method=Local())
+    live, state = LiveModel(context.module()), initial_states(context)["000"]
     stranger = PackedModel.pack(torch.full((67,), 9.0), torch.ones(67, dtype=torch.bool))
-    alone = peer_step(setting, live, Work("000", 0, state, {}))
-    told = peer_step(setting, live, Work("000", 0, state, {"001": stranger}))
-    assert told.state.model.values.equal(alone.state.model.values)
+    alone = peer_step(context, live, PeerTask("000", 0), state, {})
+    received = peer_step(context, live, PeerTask("000", 0), state, {"001": stranger})
+    assert received.next_state.model.values.equal(alone.next_state.model.values)
 
 
-def test_other_peers_data_make_no_difference(make_setting: MakeSetting, play: Callable[..., list[Played]]) -> None:
-    setting = make_setting(method=Local())
-    swapped = replace(setting, peers={**setting.peers, "001": setting.peers["002"]})
-    one, other = (play(given)[-1].steps for given in (setting, swapped))
+def test_other_peers_data_do_not_matter(make_context: MakeContext, run_all: Callable[..., list[FinishedRound]]) -> None:
+    context = make_context(method=Local())
+    swapped = replace(context, peers={**context.peers, "001": context.peers["002"]})
+    one, other = (run_all(given)[-1].steps for given in (context, swapped))
     assert one["000"].state.model.values.equal(other["000"].state.model.values)
     assert not one["001"].state.model.values.equal(other["001"].state.model.values)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from rounds import Played
+from rounds import FinishedRound
 from torch import Tensor
 
 from dispfl.core.layout import Layout
@@ -15,10 +15,10 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.methods.base import SERVER, PeerState, fresh_state
 from dispfl.methods.subfedavg import SubFedAvg, pruned
-from dispfl.round import start
-from dispfl.work import Setting
+from dispfl.round.context import RunContext
+from dispfl.round.round import initial_states
 
-MakeSetting = Callable[..., Setting]
+MakeContext = Callable[..., RunContext]
 TrainerFor = Callable[..., Trainer]
 LAYOUT = Layout.from_shapes({"weight": (2, 5), "bias": (4,)})
 WEIGHTS = torch.tensor([5.0, -1.0, 4.0, 3.0, -2.0, 6.0, 7.0, 8.0, 9.0, 10.0, *[0.01] * 4])
@@ -32,7 +32,7 @@ def everything() -> Tensor:
     return torch.ones(14, dtype=torch.bool)
 
 
-def test_the_smallest_weights_go_and_one_dimensional_parameters_stay() -> None:
+def test_the_smallest_weights_are_pruned_and_one_dimensional_parameters_kept() -> None:
     assert dropped(pruned(WEIGHTS, everything(), 0.3, 0.1, LAYOUT)) == [1, 3, 4]  # 30 % of 10; the bias is smaller
 
 
@@ -47,7 +47,7 @@ def test_pruning_stops_at_the_target_density(target: float, gone: list[int]) -> 
     assert dropped(pruned(WEIGHTS, everything(), 0.3, target, LAYOUT)) == gone
 
 
-def test_pruning_again_and_again_ends_at_the_target_exactly() -> None:
+def test_repeated_pruning_ends_exactly_at_the_target() -> None:
     layout = Layout.from_shapes({"one": (10, 10), "two": (10, 10), "bias": (10,)})
     weights, mask = torch.randn(210, generator=torch.Generator().manual_seed(0)), torch.ones(210, dtype=torch.bool)
     for _ in range(40):
@@ -68,23 +68,23 @@ def test_a_layer_never_loses_its_last_weight() -> None:
     assert kept_per_layer(mask, layout) == [1, 1]
 
 
-def kept_after_a_step(setting: Setting, trainer_for: TrainerFor) -> int:
-    method, states = setting.method, start(setting)
+def kept_after_a_step(context: RunContext, trainer_for: TrainerFor) -> int:
+    method, states = context.method, initial_states(context)
     assert isinstance(method, SubFedAvg)
     received = method.broadcast(states[SERVER], states["000"])
-    state = method.step(trainer_for(setting), states["000"], received)
-    assert state.sent is state.model
+    state = method.step(trainer_for(context), states["000"], received)
+    assert state.upload is state.model
     return state.model.mask.kept
 
 
 EAGER: dict[str, Any] = {"prune": 0.3, "density": 0.1, "min_change": 0.0, "min_accuracy": 0.0}
 
 
-def test_a_peer_prunes_when_masks_still_move_and_accuracy_is_good(
-    make_setting: MakeSetting, trainer_for: TrainerFor
+def test_a_peer_prunes_while_masks_change_and_accuracy_is_good(
+    make_context: MakeContext, trainer_for: TrainerFor
 ) -> None:
-    setting = make_setting(method=SubFedAvg(**EAGER), train=Train(epochs=5, batch=4))
-    assert kept_after_a_step(setting, trainer_for) == 67 - 9 - 7  # 30 % of 32 and of 24
+    context = make_context(method=SubFedAvg(**EAGER), train=Train(epochs=5, batch_size=4))
+    assert kept_after_a_step(context, trainer_for) == 67 - 9 - 7  # 30 % of 32 and of 24
 
 
 @pytest.mark.parametrize(
@@ -93,31 +93,31 @@ def test_a_peer_prunes_when_masks_still_move_and_accuracy_is_good(
     ids=["the mask must move by more", "accuracy must be higher", "the target is reached", "less than one weight"],
 )
 def test_each_condition_alone_prevents_pruning(
-    make_setting: MakeSetting, trainer_for: TrainerFor, change: dict[str, float]
+    make_context: MakeContext, trainer_for: TrainerFor, change: dict[str, float]
 ) -> None:
-    setting = make_setting(method=SubFedAvg(**{**EAGER, **change}), train=Train(epochs=5, batch=4))
-    assert kept_after_a_step(setting, trainer_for) == 67
+    context = make_context(method=SubFedAvg(**{**EAGER, **change}), train=Train(epochs=5, batch_size=4))
+    assert kept_after_a_step(context, trainer_for) == 67
 
 
 def test_a_single_epoch_has_nothing_to_compare_so_nothing_is_pruned(
-    make_setting: MakeSetting, trainer_for: TrainerFor
+    make_context: MakeContext, trainer_for: TrainerFor
 ) -> None:
-    assert kept_after_a_step(make_setting(method=SubFedAvg(**EAGER), train=Train(epochs=1)), trainer_for) == 67
+    assert kept_after_a_step(make_context(method=SubFedAvg(**EAGER), train=Train(epochs=1)), trainer_for) == 67
 
 
 @pytest.mark.parametrize(("accuracy", "kept"), [(0.5, 67), (0.51, 51)])
 def test_an_accuracy_of_exactly_one_half_is_not_above_it_and_it_is_that_on_the_training_data(
-    make_setting: MakeSetting, trainer_for: TrainerFor, accuracy: float, kept: int
+    make_context: MakeContext, trainer_for: TrainerFor, accuracy: float, kept: int
 ) -> None:
     task = Task(metric=lambda outputs, labels: accuracy if len(labels) == 20 else 0.0)  # 20 to train on, 10 to test
     method = SubFedAvg(**{**EAGER, "min_accuracy": 0.5})
-    setting = make_setting(method=method, task=task, train=Train(epochs=5, batch=4))
-    assert kept_after_a_step(setting, trainer_for) == kept
+    context = make_context(method=method, task=task, train=Train(epochs=5, batch_size=4))
+    assert kept_after_a_step(context, trainer_for) == kept
 
 
-def test_all_epochs_are_trained_whether_or_not_it_prunes(make_setting: MakeSetting, trainer_for: TrainerFor) -> None:
-    setting = make_setting(method=SubFedAvg(), train=Train(epochs=5, batch=8))
-    trainer, states = trainer_for(setting), start(setting)
+def test_all_epochs_are_trained_whether_or_not_it_prunes(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+    context = make_context(method=SubFedAvg(), train=Train(epochs=5, batch_size=8))
+    trainer, states = trainer_for(context), initial_states(context)
     SubFedAvg(min_change=1.0).step(trainer, states["000"], states[SERVER].model)
     assert trainer.report.passes == [(20, [32, 8, 24, 3]), (4 * 20, [32, 8, 24, 3])]
 
@@ -128,7 +128,7 @@ def model(*values: float | None) -> PackedModel:
     return PackedModel.pack(torch.tensor([value or 0.0 for value in values]), mask)
 
 
-def test_the_server_averages_over_keepers_and_keeps_its_own_value_where_nobody_has_one() -> None:
+def test_the_server_averages_over_holders_and_keeps_its_value_where_there_are_none() -> None:
     server = fresh_state(torch.tensor([1.0, 1.0, 1.0, 1.0]), torch.ones(4, dtype=torch.bool))
     sent = {"000": model(4.0, 2.0, None, 0.0), "001": model(8.0, None, None, 3.0)}
     after: PeerState = SubFedAvg().aggregate(server, sent, {"000": 1, "001": 99})  # samples do not weigh
@@ -137,24 +137,24 @@ def test_the_server_averages_over_keepers_and_keeps_its_own_value_where_nobody_h
     assert server.model.values.tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_a_peer_is_sent_and_judged_on_the_global_model_under_its_own_mask() -> None:
+def test_a_peer_is_sent_and_evaluated_with_the_global_model_under_its_own_mask() -> None:
     server = fresh_state(torch.tensor([1.0, 2.0, 3.0]), torch.ones(3, dtype=torch.bool))
     peer = fresh_state(torch.tensor([9.0, 0.0, 9.0]), torch.tensor([True, False, True]))
-    for given in (SubFedAvg().broadcast(server, peer), SubFedAvg().judged(peer, server.model)):
+    for given in (SubFedAvg().broadcast(server, peer), SubFedAvg().evaluated_model(peer, server.model)):
         assert given.unpack()[0].tolist() == [1.0, 0.0, 3.0]
         assert given.mask.kept == 2
 
 
 def test_over_many_rounds_peers_get_sparser_each_in_its_own_way_down_to_the_target(
-    make_setting: MakeSetting, play: Callable[..., list[Played]]
+    make_context: MakeContext, run_all: Callable[..., list[FinishedRound]]
 ) -> None:
     method = SubFedAvg(prune=0.2, density=0.5, min_accuracy=0.0, min_change=0.0)
-    rounds = play(make_setting(method=method, train=Train(epochs=3, batch=4), rounds=12))
-    kept = [[step.state.model.mask.kept for step in round_.steps.values()] for round_ in rounds]
+    rounds = run_all(make_context(method=method, train=Train(epochs=3, batch_size=4), rounds=12))
+    kept = [[step.next_state.model.mask.kept for step in round_.steps.values()] for round_ in rounds]
     for before, after in pairwise(kept):
         assert all(33 <= now <= then for now, then in zip(after, before, strict=True))  # 0.5 * 67 = 33.5
     assert min(kept[-1]) < 45
-    masks = [step.state.model.mask.unpack() for step in rounds[-1].steps.values()]
+    masks = [step.next_state.model.mask.unpack() for step in rounds[-1].steps.values()]
     assert not masks[0].equal(masks[1])
     assert all(mask[32:40].all() and mask[64:].all() for mask in masks)  # the biases
     assert rounds[-1].states[SERVER].model.mask.kept == 67

@@ -1,4 +1,4 @@
-"""The paper's tables: as many rows as are printed, the digits as printed, and names that are ours."""
+"""The paper's tables: the number of printed rows, the digits as printed, and our names."""
 
 from collections import Counter
 
@@ -6,21 +6,20 @@ import pytest
 
 from dispfl import paper
 from dispfl.data.catalogue import DATASETS
-from dispfl.methods.registry import METHODS
-from dispfl.models.registry import MODELS
-from dispfl.topology import TOPOLOGIES
+from dispfl.models.settings import MODELS
+from dispfl.registry import METHODS, TOPOLOGIES
 
 ROWS = [row for table in paper.tables() for row in table.rows]
 
 
-def row(number: int, **wanted: object) -> paper.Row:
-    """The only row of a table that has these values."""
+def row(number: int, **wanted: object) -> paper.PrintedRow:
+    """Return the only row of a table with these values."""
     [table] = [table for table in paper.tables() if table.number == number]
     [found] = [r for r in table.rows if all(getattr(r, name) == value for name, value in wanted.items())]
     return found
 
 
-def test_nine_tables_have_their_labels_and_all_their_lines_for_both_partitions() -> None:
+def test_nine_tables_have_their_labels_and_all_lines_for_both_partitions() -> None:
     """Table 1 has 27 lines, 2 columns of accuracy each; Table 4 (sparsity) has 5 columns and one partition."""
     assert {table.label: len(table.rows) for table in paper.tables()} == {
         "centralized-main-table": 27 * 2,
@@ -36,7 +35,7 @@ def test_nine_tables_have_their_labels_and_all_their_lines_for_both_partitions()
     assert [table.number for table in paper.tables()] == list(range(1, 10))
 
 
-def test_a_row_has_accuracy_in_our_unit_and_its_costs() -> None:
+def test_a_row_has_its_accuracy_as_a_fraction_and_its_costs() -> None:
     found = row(1, data="cifar10", method="dispfl", partition="dirichlet")
     assert (found.topology, found.model, found.density) == ("random", "resnet18", 0.5)
     assert found.accuracy is not None
@@ -47,7 +46,7 @@ def test_a_row_has_accuracy_in_our_unit_and_its_costs() -> None:
     assert (found.comm.value, found.flops.value) == (223.4, 7.0e12)
 
 
-def test_the_zero_of_89_30_is_a_printed_digit_and_223_4_has_one_digit_less() -> None:
+def test_trailing_zeros_count_as_printed_digits() -> None:
     sparse, half = row(4, density=0.2).comm, row(4, density=0.5).comm
     assert sparse is not None
     assert half is not None
@@ -55,38 +54,38 @@ def test_the_zero_of_89_30_is_a_printed_digit_and_223_4_has_one_digit_less() -> 
     assert (sparse.last_digit, half.last_digit) == pytest.approx((0.01, 0.1))
 
 
-def test_the_flops_of_the_heterogeneous_table_count_1e11() -> None:
+def test_the_flops_of_the_heterogeneous_table_are_in_units_of_1e11() -> None:
     found = row(3, model="vgg11", density=(0.2, 0.4, 0.6, 0.8, 1.0), partition="pathological")
     assert found.flops is not None
     assert (found.flops.value, found.flops.last_digit) == pytest.approx((1.8e12, 1e10))
     assert found.accuracy_std is None
 
 
-def test_rounds_to_a_target_that_was_not_reached_are_none() -> None:
+def test_rounds_to_an_unreached_target_are_none() -> None:
     found = row(5, method="fedfomo", partition="dirichlet")
     assert [(to.target.value, to.rounds) for to in found.rounds_to] == [(0.6, 204), (0.7, None), (0.8, None)]
     assert found.accuracy is None
 
 
-def test_rows_are_told_apart_by_their_keys() -> None:
+def test_row_keys_are_unique() -> None:
     keys = Counter((r.table, r.data, r.partition, r.topology, r.model, r.method, r.density) for r in ROWS)
     assert max(keys.values()) == 1
 
 
-def test_all_names_are_names_of_ours() -> None:
+def test_all_names_exist_in_our_registries() -> None:
     assert {r.method for r in ROWS} == set(METHODS)
     assert {r.data for r in ROWS} <= set(DATASETS)
     assert {r.model for r in ROWS} <= set(MODELS)
     assert {r.topology for r in ROWS} - {None} <= set(TOPOLOGIES)
 
 
-def test_every_sentence_of_the_errata_is_about_a_figure_that_exists() -> None:
+def test_every_erratum_concerns_an_existing_number() -> None:
     assert len(paper.errata()) == 4
     for erratum in paper.errata():
         assert any(erratum.concerns(r, erratum.column) for r in ROWS), erratum.sentence
 
 
-def test_an_erratum_about_one_column_of_one_row_leaves_the_others_alone() -> None:
+def test_an_erratum_concerns_one_column_of_one_row() -> None:
     [erratum] = [e for e in paper.errata() if e.table == "tab:de-cifar100"]
     ring, full = (row(8, topology=t, method="dispfl", partition="dirichlet") for t in ("ring", "full"))
     assert erratum.concerns(ring, "flops")
@@ -94,7 +93,7 @@ def test_an_erratum_about_one_column_of_one_row_leaves_the_others_alone() -> Non
     assert not erratum.concerns(full, "flops")
 
 
-def test_no_method_reaches_a_target_above_its_final_accuracy_except_where_an_erratum_says_so() -> None:
+def test_targets_and_final_accuracies_are_consistent_up_to_known_errata() -> None:
     """A transcription check across tables: rounds to 80 % need a final accuracy of about 80 %, and the reverse."""
     final = {(r.data, r.partition, r.method): r.accuracy.value for r in ROWS if r.table[:3] == "cen" and r.accuracy}
     odd = {

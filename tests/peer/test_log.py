@@ -1,22 +1,47 @@
-"""The log: one line an event, whatever others have put into its facts."""
+"""The log: one line per event, whatever its fields contain."""
 
 import io
 import json
+import logging
+import warnings
 
-from dispfl.peer.log import teller
+from dispfl.peer.log import event_logger, logging_as_events
 
 
-def test_a_value_with_spaces_is_quoted_and_nothing_in_it_ends_the_line() -> None:
+def test_a_value_with_spaces_and_line_breaks_is_quoted() -> None:
     out = io.StringIO()
-    teller("alice", to=out)(
-        "gone", {"peer": "bob", "why": "cannot be reached\n00:00:00  alice  finished", "score": None}
+    event_logger("alice", to=out)(
+        "unreachable", {"peer": "bob", "detail": "cannot be reached\n00:00:00  alice  finished", "score": None}
     )
     [line] = out.getvalue().splitlines()
-    assert line.endswith(r'alice  gone         peer=bob  why="cannot be reached\n00:00:00  alice  finished"')
+    assert line.endswith(r'alice  unreachable  peer=bob  detail="cannot be reached\n00:00:00  alice  finished"')
 
 
-def test_an_object_for_machines_names_the_site() -> None:
+def test_the_json_log_names_the_site() -> None:
     out = io.StringIO()
-    teller("alice", as_json=True, to=out)("back", {"peer": "bob"})
+    event_logger("alice", as_json=True, to=out)("reconnected", {"peer": "bob"})
     found = json.loads(out.getvalue())
-    assert (found["site"], found["event"], found["peer"]) == ("alice", "back", "bob")
+    assert (found["site"], found["event"], found["peer"]) == ("alice", "reconnected", "bob")
+
+
+def test_messages_of_logging_and_warnings_are_events_on_one_line_each() -> None:
+    out = io.StringIO()
+    with warnings.catch_warnings(), logging_as_events(event_logger("alice", as_json=True, to=out)):
+        warnings.simplefilter("always")
+        logging.getLogger("dispfl.data").warning("%d files cannot be read:\nx.png", 3)
+        logging.getLogger("aiohttp").info("not written")
+        try:
+            raise ValueError("broken")
+        except ValueError:
+            logging.getLogger("dispfl.peer").exception("A request failed.")
+        warnings.warn("The model has buffers.", stacklevel=1)
+    logging.getLogger("dispfl.data").warning("afterwards")
+    events = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [(event["event"], event["logger"]) for event in events] == [
+        ("warning", "dispfl.data"),
+        ("error", "dispfl.peer"),
+        ("warning", "py.warnings"),
+    ]
+    assert events[0]["detail"] == "3 files cannot be read:\nx.png"
+    assert events[1]["exception"] == "ValueError: broken"
+    assert "The model has buffers." in events[2]["detail"]

@@ -1,27 +1,29 @@
-"""One peer among others, on a virtual clock: late, gone, back, new, or malicious."""
+"""One peer of a simulated federation: late, unreachable, restarted, new, or malicious."""
 
 import asyncio
 import itertools
 import random
+from collections.abc import Mapping
 
 import pytest
 import torch
-from simulated_world import LAYOUT, LIMIT, ROUNDS, Pretender, World, good_weather, told_of
+from simulated_world import LAYOUT, LIMIT, ROUNDS, FakeTraining, World, events_about, reliable
 
 from dispfl.core.packed import PackedModel
 from dispfl.errors import RunError
-from dispfl.peer.memory import MemoryTransport
-from dispfl.peer.transport import JSON, Ask, Handler, Refused, Reply
-from dispfl.peer.virtual_time import run
-from dispfl.work import Step, Work
+from dispfl.methods.base import PeerState
+from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
+from dispfl.round.context import PeerTask, StepResult
+from dispfl.testing.memory_transport import MemoryTransport
+from dispfl.testing.virtual_time import run
 
 
 async def everyone(world: World, *but: str) -> dict[str, "asyncio.Task[None]"]:
     return {name: asyncio.create_task(world.live(name)) for name in world.names if name not in but}
 
 
-def test_a_peer_that_was_killed_for_a_minute_is_back_within_two_rounds_of_the_others() -> None:
-    world = World(1, good_weather)
+def test_a_peer_restarted_after_a_minute_is_within_two_rounds_of_the_others() -> None:
+    world = World(1, reliable)
 
     async def story() -> None:
         living = await everyone(world)
@@ -34,7 +36,7 @@ def test_a_peer_that_was_killed_for_a_minute_is_back_within_two_rounds_of_the_ot
         living["003"] = asyncio.create_task(world.live("003"))
         while len(world.stores["003"].rounds) == done:
             await asyncio.sleep(0.1)
-        assert world.stores["003"].rounds[-1] > 4 + 2  # it did not do again what the others are through with
+        assert world.stores["003"].rounds[-1] > 4 + 2  # it skipped the rounds that the others had finished
         assert world.federation_round("003") - world.stores["003"].rounds[-1] <= 2
         await asyncio.gather(*living.values())
 
@@ -42,8 +44,8 @@ def test_a_peer_that_was_killed_for_a_minute_is_back_within_two_rounds_of_the_ot
     assert all(store.last is not None and store.last[0] == ROUNDS for store in world.stores.values())
 
 
-def test_a_dead_peer_costs_the_others_one_deadline_and_then_a_glance() -> None:
-    world = World(2, good_weather)
+def test_a_dead_peer_costs_the_others_one_deadline_and_then_probe_timeouts() -> None:
+    world = World(2, reliable)
 
     async def story() -> float:
         living = await everyone(world, "007")  # it never starts
@@ -52,50 +54,50 @@ def test_a_dead_peer_costs_the_others_one_deadline_and_then_a_glance() -> None:
 
     took = run(story(), LIMIT)
     assert set(world.finished) == set(world.names) - {"007"}
-    # The first round waits 120 s. Then rounds are of 0.5 to 3 s of learning, and some a glance of 4 s longer.
+    # The first round waits 120 s. Later rounds train for 0.5 to 3 s, and some wait a probe timeout of 4 s.
     assert took < 120 + ROUNDS * (3 + 1 + 4) + 20 * 3
 
 
-class Unheard(MemoryTransport):
-    """Reaches everyone, but whoever asks it waits in vain."""
+class Unresponsive(MemoryTransport):
+    """Sends requests, but never responds to any."""
 
     async def serve(self, handler: Handler) -> None:
-        async def never(sender: str, ask: Ask) -> Reply:
+        async def never(sender: str, request: Request) -> Response:
             await asyncio.sleep(LIMIT)
             raise AssertionError
 
         await super().serve(never)
 
 
-def test_a_peer_that_asks_but_never_answers_costs_the_others_one_deadline_and_then_a_glance() -> None:
-    world = World(2, good_weather, peers=4)
+def test_a_peer_that_only_sends_requests_costs_the_others_one_deadline_and_then_probe_timeouts() -> None:
+    world = World(2, reliable, peers=4)
 
     async def story() -> None:
         living = await everyone(world, "003")
-        unheard = world.node("003")
-        unheard.asks.transport = Unheard(world.network, "003")
-        asking = asyncio.create_task(unheard.run(0, world.start["003"]))
+        silent = world.node("003")
+        silent.client.transport = Unresponsive(world.network, "003")
+        running = asyncio.create_task(silent.run(0, world.start["003"]))
         await asyncio.gather(*living.values())
-        asking.cancel()
-        await asyncio.wait([asking])
-        await unheard.asks.transport.close()
+        running.cancel()
+        await asyncio.wait([running])
+        await silent.client.transport.close()
 
     run(story(), LIMIT)
     for name in world.names[:3]:
         ends = [at for at, peer, event, _ in world.trace if (peer, event) == (name, "round")]
         assert len(ends) == ROUNDS
-        # The first round waits for it. Then rounds are of 0.5 to 3 s of learning and a glance of 4 s; a deadline is 20.
+        # The first round waits for it. Later rounds train for 0.5 to 3 s and wait 4 s; a deadline is 20 s.
         assert max(after - before for before, after in itertools.pairwise(ends)) < 4 + 3 + 1
         heard = [peers for t, peers in world.stores[name].heard.items() if t > 0]
         assert heard == [[other for other in world.names[:3] if other != name]] * (ROUNDS - 1)
 
 
-def test_while_sites_are_being_started_nobody_runs_ahead_of_those_who_wait_for_them() -> None:
-    world = World(4, good_weather, peers=8)
+def test_no_peer_misses_another_that_starts_within_the_startup_period() -> None:
+    world = World(4, reliable, peers=8)
 
     async def story() -> None:
         living = await everyone(world, "007")
-        await asyncio.sleep(100)  # of the 120 that a first round waits; those who do not hear it could go on
+        await asyncio.sleep(100)  # the startup period is 120 s
         living["007"] = asyncio.create_task(world.live("007"))
         await asyncio.gather(*living.values())
 
@@ -103,26 +105,26 @@ def test_while_sites_are_being_started_nobody_runs_ahead_of_those_who_wait_for_t
     assert not any(missed for store in world.stores.values() for missed in store.missed.values())
 
 
-class Stuck(Pretender):
-    """Learns for ever in round 3."""
+class Stuck(FakeTraining):
+    """Never finishes round 3."""
 
-    async def step(self, work: Work) -> Step:
-        await asyncio.sleep(LIMIT if work.t == 3 else 0)
-        return await super().step(work)
+    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+        await asyncio.sleep(LIMIT if task.t == 3 else 0)
+        return await super().step(task, state, received)
 
 
-def test_one_that_says_wait_and_then_dies_is_not_waited_for_as_one_that_is_being_started() -> None:
-    world = World(2, good_weather, peers=2)
+def test_a_peer_that_dies_after_responding_wait_does_not_get_the_startup_deadline() -> None:
+    world = World(2, reliable, peers=2)
 
     async def story() -> None:
         living = asyncio.create_task(world.live("000"))
         stuck = world.node("001")
-        stuck.learner = Stuck(world, random.Random(0))
+        stuck.training = Stuck(world, random.Random(0))
         dying = asyncio.create_task(stuck.run(0, world.start["001"]))
-        await asyncio.sleep(40.0)  # it has said "wait" meanwhile, and sites may be started for 120 s
+        await asyncio.sleep(40.0)  # it has responded "wait"; the startup period is 120 s
         dying.cancel()
         await asyncio.wait([dying])
-        await stuck.asks.transport.close()
+        await stuck.client.transport.close()
         await living
 
     run(story(), LIMIT)
@@ -131,8 +133,8 @@ def test_one_that_says_wait_and_then_dies_is_not_waited_for_as_one_that_is_being
     assert 40 < waited < 60
 
 
-def test_one_that_never_comes_and_one_that_dies_and_returns_are_told_of_once_each() -> None:
-    world = World(12, good_weather, peers=4)
+def test_an_absent_peer_and_a_restarted_peer_are_logged_once_each() -> None:
+    world = World(12, reliable, peers=4)
 
     async def story() -> None:
         living = await everyone(world, "003")
@@ -146,13 +148,16 @@ def test_one_that_never_comes_and_one_that_dies_and_returns_are_told_of_once_eac
 
     run(story(), LIMIT)
     for name in ("000", "001"):
-        assert told_of(world, name, "003") == ["waiting", "gone"]
-        assert [event for event in told_of(world, name, "002") if event in ("gone", "back")] == ["gone", "back"]
+        assert events_about(world, name, "003") == ["waiting", "unreachable"]
+        assert [event for event in events_about(world, name, "002") if event in ("unreachable", "reconnected")] == [
+            "unreachable",
+            "reconnected",
+        ]
         assert all("003" in missed for missed in world.stores[name].missed.values())
 
 
-def test_two_halves_go_on_alone_and_exchange_again_after_the_partition() -> None:
-    world = World(5, good_weather, peers=8, rounds=20)
+def test_two_halves_continue_alone_and_exchange_models_after_the_partition() -> None:
+    world = World(5, reliable, peers=8, rounds=20)
     left, right = set(world.names[:4]), set(world.names[4:])
 
     async def story() -> tuple[float, float]:
@@ -167,7 +172,7 @@ def test_two_halves_go_on_alone_and_exchange_again_after_the_partition() -> None
         return parted, healed
 
     parted, healed = run(story(), LIMIT)
-    assert healed >= parted + 2  # both sides went on
+    assert healed >= parted + 2  # both sides continued
     across = [
         sender
         for name, store in world.stores.items()
@@ -179,11 +184,11 @@ def test_two_halves_go_on_alone_and_exchange_again_after_the_partition() -> None
     assert across
 
 
-def test_a_new_peer_joins_late_and_starts_from_its_neighbours_average_under_its_own_mask() -> None:
-    world = World(6, good_weather)
-    world.members.joins["015"] = ROUNDS  # nobody knows of it yet
+def test_a_late_peer_starts_from_its_neighbours_average_under_its_own_mask() -> None:
+    world = World(6, reliable)
+    world.members.joins["015"] = ROUNDS  # not announced yet
     world.members.newcomers.append("015")
-    given = {}
+    given: dict[int, tuple[PeerState, Mapping[str, PackedModel]]] = {}
 
     async def story() -> None:
         living = await everyone(world, "015")
@@ -193,13 +198,13 @@ def test_a_new_peer_joins_late_and_starts_from_its_neighbours_average_under_its_
 
         def watched(name: str):  # type: ignore[no-untyped-def]
             node = make(name)
-            step = node.learner.step
+            step = node.training.step
 
-            async def noted(work):  # type: ignore[no-untyped-def]
-                given.setdefault(work.t, work)
-                return await step(work)
+            async def recorded(task, state, received):  # type: ignore[no-untyped-def]
+                given.setdefault(task.t, (state, received))
+                return await step(task, state, received)
 
-            node.learner.step = noted
+            node.training.step = recorded  # type: ignore[method-assign]
             return node
 
         world.node = watched  # type: ignore[method-assign]
@@ -207,18 +212,18 @@ def test_a_new_peer_joins_late_and_starts_from_its_neighbours_average_under_its_
         await asyncio.gather(*living.values())
 
     run(story(), LIMIT)
-    first = given[min(given)]
+    state, received = given[min(given)]
     assert min(given) >= 7
     assert world.members.joins["015"] == min(given)
-    assert first.heard
-    assert first.state.model.mask.kept == 0  # nothing of its own goes into its first average
+    assert received
+    assert state.model.mask.kept == 0  # its own weights are not in its first average
     assert world.stores["015"].last is not None
     heard_by_others = [t for name, store in world.stores.items() for t, heard in store.heard.items() if "015" in heard]
-    assert min(heard_by_others) > min(given)  # it is heard once it has a model
+    assert min(heard_by_others) > min(given)  # it is heard after its first round
 
 
-def test_one_that_comes_in_the_last_round_is_told_that_it_is_too_late() -> None:
-    world = World(6, good_weather, peers=6)
+def test_joining_in_the_last_round_is_refused() -> None:
+    world = World(6, reliable, peers=6)
     world.members.joins["005"] = ROUNDS
     world.members.newcomers.append("005")
 
@@ -227,7 +232,7 @@ def test_one_that_comes_in_the_last_round_is_told_that_it_is_too_late() -> None:
         async with asyncio.timeout(600):
             while min((world.stores[name].last or (0, None))[0] for name in living) < ROUNDS - 1:
                 await asyncio.sleep(0.05)
-        with pytest.raises(RunError, match=r"in its last round \(20 of 20\); 005 comes too late to join it"):
+        with pytest.raises(RunError, match=r"in its last round \(20 of 20\); 005 is too late to join"):
             await world.live("005")
         await asyncio.gather(*living.values())
 
@@ -236,52 +241,52 @@ def test_one_that_comes_in_the_last_round_is_told_that_it_is_too_late() -> None:
     assert sorted(world.finished) == world.names[:5]
 
 
-class Mallory:
-    """A member that answers and asks as it should not."""
+class MaliciousPeer:
+    """A member that violates the protocol."""
 
-    def __init__(self, world: World, name: str, lie: str) -> None:
-        self.world, self.name, self.lie = world, name, lie
+    def __init__(self, world: World, name: str, fault: str) -> None:
+        self.world, self.name, self.fault = world, name, fault
         self.transport = world.network.join(name)
-        self.codec = world.setting.codec(LAYOUT)
+        self.codec = world.context.codec(LAYOUT)
         self.rng = random.Random(0)
         self.refused: list[JSON] = []
 
-    async def answer(self, sender: str, ask: Ask) -> Reply:
-        if ask.what == "hello":
-            return Reply({"terms": {}, "at": 0, "members": None})
-        t, nonce = ask.head["round"], ask.head["nonce"]
-        request = self.codec.decode_request(ask.body)
+    async def answer(self, sender: str, request: Request) -> Response:
+        if request.kind == "sync":
+            return Response({"spec": {}, "current_round": 0, "members": None})
+        t, nonce = request.header["round"], request.header["nonce"]
+        mask = self.codec.decode_request(request.body)
         model = self.world.start[self.name].model
-        if self.lie == "huge":
+        if self.fault == "huge":
             model = PackedModel(model.values * 1e6, model.mask)
-        frame = bytearray(self.codec.encode_answer(model, request, rng=torch.Generator()))
-        if self.lie == "noise":
+        frame = bytearray(self.codec.encode_answer(model, mask, rng=torch.Generator()))
+        if self.fault == "noise":
             frame = bytearray(self.rng.randbytes(len(frame)))
-        elif self.lie == "cut":
+        elif self.fault == "cut":
             frame = frame[:-3]
-        elif self.lie == "another round":
+        elif self.fault == "another round":
             t = int(t) + 1  # type: ignore[arg-type]
-        elif self.lie == "another nonce":
+        elif self.fault == "another nonce":
             nonce = "0" * 32
-        return Reply({"status": "model", "round": t, "nonce": nonce, "at": 10**9}, bytes(frame))
+        return Response({"status": "model", "round": t, "nonce": nonce, "current_round": 10**9}, bytes(frame))
 
 
 @pytest.mark.parametrize(
-    ("lie", "reason"),
+    ("fault", "reason"),
     [
         ("noise", "not-ours"),
         ("cut", "checksum"),
         ("huge", "norm"),
-        ("another round", "mixed-up"),
-        ("another nonce", "mixed-up"),
+        ("another round", "wrong-response"),
+        ("another nonce", "wrong-response"),
     ],
 )
-def test_bad_answers_are_left_out_and_counted_and_honest_peers_go_on(lie: str, reason: str) -> None:
-    world = World(7, good_weather, peers=6, rounds=6)
+def test_bad_responses_are_discarded_and_counted_and_honest_peers_finish(fault: str, reason: str) -> None:
+    world = World(7, reliable, peers=6, rounds=6)
     nodes = {}
 
     async def story() -> None:
-        mallory = Mallory(world, "002", lie)
+        mallory = MaliciousPeer(world, "002", fault)
         await mallory.transport.serve(mallory.answer)
         make = world.node
 
@@ -297,27 +302,27 @@ def test_bad_answers_are_left_out_and_counted_and_honest_peers_go_on(lie: str, r
     run(story(), LIMIT)
     assert set(world.finished) == set(world.names) - {"002"}
     assert not any("002" in heard for store in world.stores.values() for heard in store.heard.values())
-    counted = [node.here.door.refused["002"][reason] for node in nodes.values() if "002" in node.here.door.refused]
+    counted = [node.ctx.guard.refused["002"][reason] for node in nodes.values() if "002" in node.ctx.guard.refused]
     assert sum(counted) > 0
 
 
-class Forgetful(Mallory):
-    """Refuses the first question of each round as one that it has answered before."""
+class RefusesFirst(MaliciousPeer):
+    """Refuses the first request of each round as replayed."""
 
-    async def answer(self, sender: str, ask: Ask) -> Reply:
-        if ask.what == "model" and ask.head["round"] not in self.refused:
-            self.refused.append(ask.head["round"])
-            raise Refused("replayed", "You have gone on with this answer 20 times already.")
-        return await super().answer(sender, ask)
+    async def answer(self, sender: str, request: Request) -> Response:
+        if request.kind == "model" and request.header["round"] not in self.refused:
+            self.refused.append(request.header["round"])
+            raise Refused("replayed", "The response was resumed 20 times already.")
+        return await super().answer(sender, request)
 
 
-def test_who_may_no_longer_go_on_with_an_answer_asks_anew_in_the_same_round() -> None:
-    world = World(7, good_weather, peers=2, rounds=3)
+def test_a_response_that_may_not_be_resumed_again_is_requested_anew_in_the_same_round() -> None:
+    world = World(7, reliable, peers=2, rounds=3)
     for t in range(3):
         world.published["001", t].append(world.start["001"].model.unpack())
 
     async def story() -> None:
-        other = Forgetful(world, "001", "none")
+        other = RefusesFirst(world, "001", "none")
         await other.transport.serve(other.answer)
         await world.live("000")
         await other.transport.close()

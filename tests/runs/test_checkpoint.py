@@ -11,22 +11,23 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState, fresh_state
+from dispfl.round.context import StepResult
 from dispfl.runs import checkpoint
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.work import Step
 
 
-def a_step(which: int, size: int = 11) -> Step:
+def a_step(which: int, size: int = 11) -> StepResult:
     """A sparse model with another next mask, a buffer, and a report that is partly empty."""
     rng = torch.Generator().manual_seed(which)
     mask, next_mask = torch.rand(2, size, generator=rng) < 0.5
     model = PackedModel.pack(torch.randn(size, generator=rng), mask)
     state = PeerState(model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))})
-    return Step(state, Report(score=which / 7, loss=0.1, failure="Peer 001 failed." if which else None))
+    report = Report(score=which / 7, loss=0.1, failure="Peer 001 failed." if which else None)
+    return StepResult(report, state=state)
 
 
-def same(one: Step, other: Step) -> bool:
-    a, b = one.state, other.state
+def same(one: StepResult, other: StepResult) -> bool:
+    a, b = one.next_state, other.next_state
     return (
         one.report == other.report
         and a.model.mask.size == b.model.mask.size
@@ -65,7 +66,7 @@ def damage(checkpoints: Checkpoints) -> str:
     return str(caught.value)
 
 
-def test_two_quick_peers_make_one_part_and_come_back_bit_for_bit(saved: Checkpoints) -> None:
+def test_two_quick_peers_make_one_part_and_are_restored_bit_for_bit(saved: Checkpoints) -> None:
     assert files(saved) == ["round-000001/complete.json", "round-000001/part-000.safetensors"]
     again = Checkpoints(saved.folder).load(1)
     assert list(again) == ["000", "001"]
@@ -75,13 +76,14 @@ def test_two_quick_peers_make_one_part_and_come_back_bit_for_bit(saved: Checkpoi
 
 def test_a_mask_that_is_also_the_next_mask_stays_one_object(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    checkpoints.add(0, "000", Step(fresh_state(torch.randn(9), torch.ones(9, dtype=torch.bool)), Report()))
+    state = fresh_state(torch.randn(9), torch.ones(9, dtype=torch.bool))
+    checkpoints.add(0, "000", StepResult(Report(), state=state))
     checkpoints.complete(0)
-    state = checkpoints.load(1)["000"].state
+    state = checkpoints.load(1)["000"].next_state
     assert state.next_mask is state.model.mask
 
 
-def test_nothing_saved_is_nothing_finished_and_nothing_under_way(tmp_path: Path) -> None:
+def test_without_checkpoints_no_round_is_finished_or_partial(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path / "none")
     assert checkpoints.finished_rounds() == []
     assert checkpoints.load(1) == {}
@@ -97,7 +99,7 @@ def test_steps_that_were_not_flushed_are_not_on_the_disk(tmp_path: Path) -> None
     assert checkpoints.finished_rounds() == []
 
 
-def test_when_time_is_up_each_peer_makes_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_time_limit_each_peer_makes_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_PARTS", 0.0)
     checkpoints = Checkpoints(tmp_path)
     for k in range(3):
@@ -109,7 +111,7 @@ def test_when_time_is_up_each_peer_makes_a_part(tmp_path: Path, monkeypatch: pyt
 def test_a_part_is_written_when_the_waiting_values_reach_its_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    values = [4 * a_step(k, 100).state.model.values.numel() for k in range(4)]
+    values = [4 * a_step(k, 100).next_state.model.values.numel() for k in range(4)]
     monkeypatch.setattr(checkpoint, "BYTES_IN_A_PART", values[0] + values[1])
     checkpoints = Checkpoints(tmp_path)
     for k in range(2):
@@ -134,9 +136,7 @@ def test_only_the_last_two_of_five_rounds_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("survivor", ["part-000.safetensors", "complete.json", None])
-def test_what_a_killed_deletion_left_of_an_old_round_goes_with_the_next_round(
-    tmp_path: Path, survivor: str | None
-) -> None:
+def test_the_next_round_deletes_what_a_killed_deletion_left(tmp_path: Path, survivor: str | None) -> None:
     checkpoints = Checkpoints(tmp_path)
     for t in range(4):
         checkpoints.add(t, "000", a_step(t))
@@ -162,7 +162,7 @@ def test_a_complete_round_that_lost_a_part_is_damaged(saved: Checkpoints) -> Non
     assert damage(saved).startswith(f"The checkpoint {part} is damaged (")
 
 
-def test_a_complete_round_whose_list_of_parts_is_no_list_is_damaged(saved: Checkpoints) -> None:
+def test_a_complete_round_with_an_invalid_list_of_parts_is_damaged(saved: Checkpoints) -> None:
     for content in ("", "[]", "{}", '{"parts": 3}'):
         (saved.folder / "round-000001/complete.json").write_text(content)
         assert damage(saved).startswith(f"The checkpoint {saved.folder / 'round-000001'} is damaged (")
@@ -176,7 +176,7 @@ def test_a_complete_round_whose_list_of_parts_is_no_list_is_damaged(saved: Check
         ("000/mask", torch.zeros(1, dtype=torch.uint8)),
     ],
 )
-def test_values_that_do_not_fit_their_mask_are_damage(saved: Checkpoints, name: str, tensor: torch.Tensor) -> None:
+def test_values_that_do_not_fit_their_mask_are_damaged(saved: Checkpoints, name: str, tensor: torch.Tensor) -> None:
     part = saved.folder / "round-000001/part-000.safetensors"
     tensors, header = contents(part)
     part.write_bytes(safetensors.torch.save(tensors | {name: tensor}, header))

@@ -1,4 +1,4 @@
-"""Run directories: made once, locked while in use, read by anybody."""
+"""Run directories: made once, locked while in use, read by anyone."""
 
 import json
 import math
@@ -29,28 +29,28 @@ def refusal(path: Path) -> str:
     return str(caught.value)
 
 
-def test_a_new_directory_has_its_config_and_nothing_else_that_shows(run: RunDirectory) -> None:
+def test_a_new_directory_has_its_config_and_no_other_visible_file(run: RunDirectory) -> None:
     assert sorted(entry.name for entry in run.path.iterdir()) == [".lock", "config.toml"]
     assert read_config(run.path) == {"rounds": 2, "method": {"name": "dispfl", "density": [0.2, 0.5]}}
     assert read_metrics(run.path) == []
     assert read_summary(run.path) is None
 
 
-def test_missing_folders_above_are_made_and_hidden_files_do_not_count(tmp_path: Path) -> None:
+def test_missing_parents_are_created_and_hidden_files_are_ignored(tmp_path: Path) -> None:
     path = tmp_path / "a" / "b" / "run"
     path.mkdir(parents=True)
-    (path / ".lock").touch()  # what is left when a run is killed before it wrote its config
+    (path / ".lock").touch()  # left by a run that was killed before it wrote its config
     RunDirectory.create(path, CONFIG).close()
     assert read_config(path)["rounds"] == 2
 
 
-def test_a_run_that_exists_is_left_alone_and_the_sentence_says_how_to_continue_it(run: RunDirectory) -> None:
+def test_an_existing_run_is_refused_with_how_to_resume_it(run: RunDirectory) -> None:
     assert refusal(run.path) == (
-        f"The run directory {run.path} exists already. Go on with it (--resume {run.path}), or choose another (--out)."
+        f"The run directory {run.path} exists already. Resume it (--resume {run.path}), or choose another (--out)."
     )
 
 
-def test_a_folder_with_something_else_and_a_file_are_left_alone(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_and_a_file_are_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     expected = "The run directory {} exists already. Choose another (--out)."
     assert refusal(tmp_path) == expected.format(tmp_path)
@@ -58,13 +58,13 @@ def test_a_folder_with_something_else_and_a_file_are_left_alone(tmp_path: Path) 
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_place_below_a_file_cannot_be_a_run_directory(tmp_path: Path) -> None:
+def test_a_path_below_a_file_cannot_be_a_run_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "run"
     assert refusal(path) == f"{path} could not be written: Not a directory."
 
 
-def test_a_folder_without_config_is_no_run_directory(tmp_path: Path) -> None:
+def test_a_folder_without_config_is_not_a_run_directory(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "none"):
         with pytest.raises(RunError) as caught:
             RunDirectory.open(path)
@@ -78,15 +78,15 @@ def test_a_config_that_is_not_toml_is_a_sentence(run: RunDirectory) -> None:
         read_config(run.path)
 
 
-def test_a_second_opening_is_refused_until_the_first_closes(run: RunDirectory) -> None:
+def test_a_directory_is_locked_until_it_is_closed(run: RunDirectory) -> None:
     with pytest.raises(RunError) as caught:
         RunDirectory.open(run.path)
-    assert str(caught.value) == f"Another process is working on {run.path}; wait for it or end it first."
+    assert str(caught.value) == f"Another process is using {run.path}; wait for it or stop it first."
     run.close()
     RunDirectory.open(run.path).close()
 
 
-def test_the_lock_of_a_killed_process_is_gone_with_it(run: RunDirectory) -> None:
+def test_a_killed_process_releases_its_lock(run: RunDirectory) -> None:
     run.close()
     program = (
         "import os, sys, pathlib\n"
@@ -99,20 +99,20 @@ def test_the_lock_of_a_killed_process_is_gone_with_it(run: RunDirectory) -> None
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == b"locked\n"
-        with pytest.raises(RunError, match="Another process is working on"):
+        with pytest.raises(RunError, match="Another process is using"):
             RunDirectory.open(run.path)
         other.kill()
     RunDirectory.open(run.path).close()
 
 
-def test_appended_records_come_back_in_order(run: RunDirectory) -> None:
+def test_appended_records_are_read_in_order(run: RunDirectory) -> None:
     for t in range(3):
         run.append({"round": t, "loss": t / 3})
     assert (run.path / "metrics.jsonl").read_bytes().count(b"\n") == 3
     assert read_metrics(run.path) == [{"round": t, "loss": t / 3} for t in range(3)]
 
 
-def test_a_torn_last_line_is_left_out_wherever_it_was_torn(run: RunDirectory) -> None:
+def test_a_truncated_last_line_is_ignored(run: RunDirectory) -> None:
     run.append({"round": 0})
     whole = json.dumps({"round": 1, "loss": 0.25}).encode()
     file = run.path / "metrics.jsonl"
@@ -124,13 +124,21 @@ def test_a_torn_last_line_is_left_out_wherever_it_was_torn(run: RunDirectory) ->
     assert len(read_metrics(run.path)) == 2
 
 
-@pytest.mark.parametrize("odd", [b'{"round": 5}', b"[]", b"3", b"\xff\xfe", b'{"loss": 1}'])
-def test_reading_stops_at_a_line_that_is_not_the_next_round(run: RunDirectory, odd: bytes) -> None:
+@pytest.mark.parametrize("odd", [b'{"round": 0}', b"[]", b"3", b"\xff\xfe", b'{"loss": 1}', b'{"round": "2"}'])
+def test_lines_that_are_not_a_later_round_are_skipped(run: RunDirectory, odd: bytes) -> None:
     (run.path / "metrics.jsonl").write_bytes(b'{"round": 0}\n' + odd + b'\n{"round": 1}\n')
-    assert read_metrics(run.path) == [{"round": 0}]
+    assert read_metrics(run.path) == [{"round": 0}, {"round": 1}]
 
 
-def test_lines_after_the_checkpoint_are_cut_off(run: RunDirectory) -> None:
+def test_only_a_site_may_have_missed_rounds(run: RunDirectory) -> None:
+    (run.path / "metrics.jsonl").write_bytes(b'{"round": 0}\n{"round": 3}\n{"round": 2}\n')
+    assert read_metrics(run.path) == [{"round": 0}, {"round": 3}]
+    with pytest.raises(RunError, match=r"has 2 lines, but 4 rounds are finished: lines were lost\."):
+        run.truncate_metrics(4)
+    assert run.truncate_metrics(4, gaps=True) == [{"round": 0}, {"round": 3}]
+
+
+def test_lines_after_the_checkpoint_are_removed(run: RunDirectory) -> None:
     for t in range(3):
         run.append({"round": t})
     assert run.truncate_metrics(2) == [{"round": 0}, {"round": 1}]
@@ -140,7 +148,7 @@ def test_lines_after_the_checkpoint_are_cut_off(run: RunDirectory) -> None:
     assert (run.path / "metrics.jsonl").read_bytes() == b""
 
 
-def test_lost_lines_are_a_sentence_and_nothing_is_changed(run: RunDirectory) -> None:
+def test_lost_lines_are_refused_and_nothing_is_changed(run: RunDirectory) -> None:
     run.append({"round": 0})
     before = (run.path / "metrics.jsonl").read_bytes()
     with pytest.raises(RunError) as caught:
@@ -152,13 +160,13 @@ def test_lost_lines_are_a_sentence_and_nothing_is_changed(run: RunDirectory) -> 
     assert (run.path / "metrics.jsonl").read_bytes() == before
 
 
-def test_what_json_cannot_say_is_not_written(run: RunDirectory) -> None:
+def test_a_value_that_json_cannot_represent_is_not_written(run: RunDirectory) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         run.append({"round": 0, "loss": math.nan})
     assert read_metrics(run.path) == []
 
 
-def test_the_summary_is_read_as_it_was_written(run: RunDirectory) -> None:
+def test_the_summary_is_read_as_written(run: RunDirectory) -> None:
     run.write_summary({"accuracy": {"mean": 0.1}})
     assert read_summary(run.path) == {"accuracy": {"mean": 0.1}}
     (run.path / "summary.json").write_text("{")

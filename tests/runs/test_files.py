@@ -1,4 +1,4 @@
-"""Files are old or new, never half: against full disks, size limits and interruptions."""
+"""Files are written entirely or not at all: against full disks, size limits and interruptions."""
 
 import contextlib
 import errno
@@ -35,7 +35,7 @@ def test_a_written_file_has_the_content_and_no_temporary_file_beside_it(tmp_path
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_a_reader_who_opened_the_old_file_still_reads_the_old_content(tmp_path: Path) -> None:
+def test_a_reader_that_opened_the_old_file_still_reads_the_old_content(tmp_path: Path) -> None:
     file = tmp_path / "a.txt"
     write_atomically(file, b"old and long")
     with file.open("rb") as reader:
@@ -43,8 +43,8 @@ def test_a_reader_who_opened_the_old_file_still_reads_the_old_content(tmp_path: 
         assert reader.read() == b"old and long"
 
 
-def test_what_a_killed_write_left_behind_is_written_over(tmp_path: Path) -> None:
-    (tmp_path / ".a.txt.partial").write_bytes(b"half of something much longer")
+def test_the_temporary_file_of_a_killed_write_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / ".a.txt.partial").write_bytes(b"part of something much longer")
     write_atomically(tmp_path / "a.txt", b"whole")
     assert (tmp_path / "a.txt").read_bytes() == b"whole"
     assert names(tmp_path) == ["a.txt"]
@@ -56,8 +56,8 @@ def test_no_space_for_the_new_content_keeps_the_old_and_leaves_no_temporary_file
     with files_of_at_most(1000), pytest.raises(RunError) as caught:
         write_atomically(file, b"x" * 1001)
     assert str(caught.value) == (
-        f"The disk is full: {file} could not be written. What was saved before is intact; free some space "
-        "and start it again; a run goes on with --resume."
+        f"The disk is full: {file} could not be written. Everything saved before is intact; free some space "
+        "and start again; a run is resumed with --resume."
     )
     assert file.read_bytes() == b"old"
     assert names(tmp_path) == ["a.txt"]
@@ -85,7 +85,7 @@ def test_appending_adds_to_the_end(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_bytes() == b"one\ntwo\n"
 
 
-def test_a_line_that_was_torn_does_not_swallow_the_next_one(tmp_path: Path) -> None:
+def test_a_truncated_line_does_not_absorb_the_next_one(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"one\ntw")
     append_durably(tmp_path / "log", b"three\n")
     append_durably(tmp_path / "log", b"four\n")
@@ -96,12 +96,12 @@ def test_a_line_that_was_torn_does_not_swallow_the_next_one(tmp_path: Path) -> N
 def test_appending_to_a_full_disk_is_a_sentence() -> None:
     with pytest.raises(
         RunError,
-        match=r"^The disk is full: /dev/full could not be written\. .* start it again; a run goes on with --resume\.$",
+        match=r"^The disk is full: /dev/full could not be written\. .* start again; a run is resumed with --resume\.$",
     ):
         append_durably(Path("/dev/full"), b"a line\n")
 
 
-def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
+def test_a_missing_folder_is_a_sentence(tmp_path: Path) -> None:
     file = tmp_path / "none" / "a.txt"
     for write in (write_atomically, append_durably):
         with pytest.raises(RunError) as caught:
@@ -110,12 +110,12 @@ def test_a_folder_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_every_way_of_being_full_reads_the_same(number: int) -> None:
+def test_every_kind_of_full_disk_has_the_same_sentence(number: int) -> None:
     with pytest.raises(RunError, match=r"^The disk is full: somewhere"), plain_disk_errors(Path("somewhere")):
         raise OSError(number, os.strerror(number))
 
 
-def test_an_error_without_a_number_keeps_its_words() -> None:
+def test_an_error_without_a_number_keeps_its_text() -> None:
     with (
         pytest.raises(RunError, match=r"^somewhere could not be written: odd\.$"),
         plain_disk_errors(Path("somewhere")),

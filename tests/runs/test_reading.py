@@ -1,4 +1,4 @@
-"""What is read of a run is what the run ended with, and everything else is a sentence."""
+"""Reading a run returns its final states; everything else is refused with a sentence."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,25 +10,32 @@ from torch import nn
 
 from dispfl.data.partition import Split
 from dispfl.errors import RunError
-from dispfl.federation import Federation, Run
+from dispfl.federation import Federation
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.fedavg import FedAvg
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import RunDirectory
-from dispfl.runs.reading import final_states, label_counts, layout_of, personal_states, saved_rounds
-from dispfl.runs.split import write_split
+from dispfl.runs.directory import (
+    RunDirectory,
+    final_states,
+    label_counts,
+    layout_of,
+    personal_states,
+    saved_rounds,
+    write_split,
+)
+from dispfl.runs.execute import RunResult
 
 CNN = {"data": {"name": "fashion-sample"}, "model": {"name": "cnn"}}
 
 
 @pytest.fixture
-def run(tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]) -> Callable[..., Run]:
+def run(tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]) -> Callable[..., RunResult]:
     """`run(method)`: two rounds of three tiny peers, in a run directory."""
 
-    def make(method: Any) -> Run:
+    def make(method: Any) -> RunResult:
         peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-        return Federation(net, peers, method, threads=1).run(2, out=tmp_path / "run")
+        return Federation(net, peers, method, workers=1).run(2, out=tmp_path / "run")
 
     return make
 
@@ -39,8 +46,8 @@ def bare(path: Path, config: dict[str, Any] | None = None) -> Path:
     return path
 
 
-def test_final_states_are_those_the_run_ended_with(
-    run: Callable[..., Run], bits: Callable[[PeerState], dict[str, bytes]]
+def test_final_states_are_those_at_the_end_of_the_run(
+    run: Callable[..., RunResult], bits: Callable[[PeerState], dict[str, bytes]]
 ) -> None:
     done = run(DisPFL(density=0.5))
     assert done.out
@@ -50,14 +57,14 @@ def test_final_states_are_those_the_run_ended_with(
     assert saved_rounds(done.out) == 2
 
 
-def test_a_server_is_the_last_state_and_no_personal_one(run: Callable[..., Run]) -> None:
+def test_the_server_is_the_last_state_and_not_a_personal_one(run: Callable[..., RunResult]) -> None:
     done = run(FedAvg(cohort=2))
     assert done.out
     assert list(final_states(done.out)) == ["000", "001", "002", "server"]
     assert list(personal_states(done.out)) == ["000", "001", "002"]
 
 
-def test_a_round_under_way_does_not_count(run: Callable[..., Run]) -> None:
+def test_a_partial_round_does_not_count(run: Callable[..., RunResult]) -> None:
     """What a kill in round 3 leaves: a part, and no `complete.json`."""
     done = run(DisPFL())
     assert done.out
@@ -68,34 +75,34 @@ def test_a_round_under_way_does_not_count(run: Callable[..., Run]) -> None:
     assert len(final_states(done.out)) == 3
 
 
-def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_run_is_a_sentence(tmp_path: Path) -> None:
     for read in (final_states, label_counts, layout_of, saved_rounds):
         with pytest.raises(RunError, match=r"none is not a run directory: it has no config\.toml\.$"):
             read(tmp_path / "none")
 
 
-def test_a_run_without_a_finished_round_says_how_to_go_on(tmp_path: Path) -> None:
+def test_a_run_without_a_finished_round_says_how_to_resume_it(tmp_path: Path) -> None:
     path = bare(tmp_path / "run")
     with pytest.raises(RunError) as refusal:
         final_states(path)
     assert str(refusal.value) == (
-        f"{path} has no complete checkpoint: no round was finished yet. Go on with the run: dispfl run --resume {path}."
+        f"{path} has no complete checkpoint: no round was finished yet. Resume the run: dispfl run --resume {path}."
     )
 
 
-@pytest.mark.parametrize("damage", ["cut", "lost", "nameless"])
-def test_a_damaged_checkpoint_says_how_to_make_it_good(run: Callable[..., Run], damage: str) -> None:
+@pytest.mark.parametrize("damage", ["truncated", "lost", "unlisted"])
+def test_a_damaged_checkpoint_says_how_to_repair_it(run: Callable[..., RunResult], damage: str) -> None:
     done = run(DisPFL())
     assert done.out
     folder = done.out / "checkpoints" / "round-000002"
     part = folder / "part-000.safetensors"
-    if damage == "cut":
+    if damage == "truncated":
         part.write_bytes(part.read_bytes()[:100])
     elif damage == "lost":
         part.unlink()
     else:
         (folder / "complete.json").write_text('{"rounds": 2, "parts": []}')
-    with pytest.raises(RunError, match=r"round.* Go on with the run: Federation\.run\(\.\.\., resume=True\)\.$"):
+    with pytest.raises(RunError, match=r"round.* Resume the run: Federation\.run\(\.\.\., resume=True\)\.$"):
         final_states(done.out)
 
 
@@ -118,7 +125,7 @@ def test_a_damaged_split_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_layout_is_that_of_the_configured_model_on_its_data(tmp_path: Path) -> None:
-    """The small network on 28x28 grey pictures of ten classes: 105,962 parameters, the last ten a bias."""
+    """The small network on 28x28 grey images of ten classes: 105,962 parameters, the last ten a bias."""
     layout = layout_of(bare(tmp_path / "run", CNN))
     assert layout.size == 105_962
     assert (layout.names[0], layout.shapes[0]) == ("conv1.weight", (16, 1, 3, 3))
@@ -126,7 +133,7 @@ def test_the_layout_is_that_of_the_configured_model_on_its_data(tmp_path: Path) 
 
 
 def test_the_layout_of_a_model_made_in_python_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"was made in Python: its model is the caller's own"):
+    with pytest.raises(RunError, match=r"was made in Python: only its caller has the model and its layout\.$"):
         layout_of(bare(tmp_path / "run", {"made_in_python": True}))
 
 
@@ -139,14 +146,14 @@ def test_the_layout_of_a_model_made_in_python_is_refused(tmp_path: Path) -> None
         (CNN | {"data": {"name": "fashion-simple"}}, "Did you mean fashion-sample"),
     ],
 )
-def test_a_config_that_names_no_known_model_is_a_sentence(tmp_path: Path, config: dict[str, Any], why: str) -> None:
+def test_a_config_without_a_known_model_is_a_sentence(tmp_path: Path, config: dict[str, Any], why: str) -> None:
     with pytest.raises(RunError, match="does not name a built-in model and a known data set: ") as refusal:
         layout_of(bare(tmp_path / "run", config))
     assert why in str(refusal.value)
     assert not str(refusal.value).endswith("..")
 
 
-def test_checkpoints_are_only_read(run: Callable[..., Run]) -> None:
+def test_checkpoints_are_only_read(run: Callable[..., RunResult]) -> None:
     done = run(DisPFL())
     assert done.out
     before = sorted(path.name for path in done.out.rglob("*"))

@@ -1,4 +1,4 @@
-"""Runs shown in TensorBoard: what is written is what the metrics say."""
+"""Runs in TensorBoard: the written scalars are those of the metrics."""
 
 import importlib.util
 from pathlib import Path
@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dispfl.errors import ConfigError
-from dispfl.runs.loop import Progress
+from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.metrics import Metrics
 from dispfl.runs.tracking import check_tracker, scalars, tracking
 
 RECORD = {
@@ -25,7 +26,7 @@ RECORD = {
 with_tensorboard = pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reason="TensorBoard is an extra")
 
 
-def test_a_rounds_numbers_have_names_and_what_was_not_measured_has_none() -> None:
+def test_scalars_have_names_and_unmeasured_values_are_omitted() -> None:
     assert scalars(RECORD) == {
         "peers/accuracy": 0.5,
         "peers/loss": 1.5,
@@ -43,22 +44,22 @@ def test_another_tracker_is_refused() -> None:
         check_tracker("wandb")
 
 
-def test_without_tracking_the_progress_is_left_as_it_is(tmp_path: Path) -> None:
-    progress = Progress()
-    with tracking(None, tmp_path, progress) as told:
-        assert told is progress
+def test_without_tracking_the_callbacks_are_unchanged(tmp_path: Path) -> None:
+    callbacks = RunCallbacks()
+    with tracking(None, tmp_path, callbacks) as tracked:
+        assert tracked is callbacks
     assert not list(tmp_path.iterdir())
 
 
 @with_tensorboard
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_reads_back_what_each_round_said(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_metrics_of_each_round(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    told = []
-    with tracking("tensorboard", tmp_path, Progress(round=told.append)) as progress:
+    records: list[Metrics] = []
+    with tracking("tensorboard", tmp_path, RunCallbacks(round=records.append)) as callbacks:
         for t in range(3):
-            progress.round(RECORD | {"round": t})
-    assert len(told) == 3
+            callbacks.round(RECORD | {"round": t})
+    assert len(records) == 3
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("busiest/wire_mb")] == [(1, 1.5), (2, 1.5), (3, 1.5)]

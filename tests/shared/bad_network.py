@@ -1,4 +1,4 @@
-"""A proxy in front of a peer: it delays what passes, resets connections, and can be narrow."""
+"""A proxy in front of a peer that delays data, resets connections and limits the bandwidth."""
 
 import asyncio
 import contextlib
@@ -11,117 +11,117 @@ from dataclasses import dataclass
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
-PIECE = 16 * 1024
-LONGEST = 80_000
-"""Bytes of an answer after which a doomed connection is reset at the latest."""
-
-MOMENT = 0.05
-"""Seconds between the last piece that passes and the reset, which would overtake it."""
+CHUNK = 16 * 1024
+MAX_BYTES_BEFORE_RESET = 80_000
+"""Bytes of a response after which a connection chosen for a reset is reset at the latest."""
+RESET_DELAY = 0.05
+"""Seconds between the last forwarded chunk and the reset, which would otherwise arrive first."""
 
 
 @dataclass
 class Proxy:
-    """Carries connections to the peer that listens on one port; others know it by the proxy's."""
+    """Forwards connections to the peer on port `target`; other peers connect to the proxy's port."""
 
     target: int
     seed: int
     delay: tuple[float, float]
-    """Seconds that each piece is under way: from, to."""
-    doomed: float
-    """The probability that an exchange, an ask and its answer, ends in a reset."""
-    bytes_a_second: float = float("inf")
+    """Minimum and maximum delay of each chunk in seconds."""
+    reset_prob: float
+    """Probability that a request and its response end with a reset."""
+    bytes_per_second: float = float("inf")
     port: int = 0
     connections: int = 0
     resets: int = 0
-    _narrow_until: float = 0.0
+    _busy_until: float = 0.0
 
     async def open(self) -> asyncio.Server:
-        """Begin; the system chooses the port."""
-        server = await asyncio.start_server(self._carry, LOOPBACK, 0, limit=PIECE)
+        """Start listening on a port chosen by the system."""
+        server = await asyncio.start_server(self._forward, LOOPBACK, 0, limit=CHUNK)
         self.port = server.sockets[0].getsockname()[1]
         return server
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rng = random.Random(f"{self.seed} {self.connections}")
         self.connections += 1
-        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as ending:  # it may be stopped
-            ending.callback(_reset, writer)
+        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:  # the proxy may be stopped
+            stack.callback(_reset, writer)
             try:
-                from_peer, to_peer = await asyncio.open_connection(LOOPBACK, self.target, limit=PIECE)
+                from_peer, to_peer = await asyncio.open_connection(LOOPBACK, self.target, limit=CHUNK)
             except OSError:
                 return
-            ending.callback(_reset, to_peer)
-            fate = _Fate(rng, self.doomed)
+            stack.callback(_reset, to_peer)
+            schedule = _ResetSchedule(rng, self.reset_prob)
             await _first_of(
-                self._pump(reader, to_peer, rng, fate.asks_pass), self._pump(from_peer, writer, rng, fate.answers_pass)
+                self._pump(reader, to_peer, rng, schedule.forward_request),
+                self._pump(from_peer, writer, rng, schedule.forward_response),
             )
-            self.resets += fate.is_sealed
+            self.resets += schedule.is_reset
 
     async def _pump(
         self,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         rng: random.Random,
-        passes: Callable[[int], bool],
+        may_forward: Callable[[int], bool],
     ) -> None:
-        """Carry pieces one way, in order, each for as long as it takes; until the end, or a reset."""
-        under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
+        """Forward chunks in one direction, in order and delayed, until the end or a reset."""
+        in_transit: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(64)
 
-        async def set_out() -> None:
-            while piece := await reader.read(PIECE):
-                await under_way.put((self._due(len(piece), rng), piece))
-            await under_way.put((self._due(0, rng), b""))
+        async def receive() -> None:
+            while chunk := await reader.read(CHUNK):
+                await in_transit.put((self._due(len(chunk), rng), chunk))
+            await in_transit.put((self._due(0, rng), b""))
             await asyncio.Event().wait()
 
-        async def arrive() -> None:
+        async def deliver() -> None:
             while True:
-                due, piece = await under_way.get()
+                due, chunk = await in_transit.get()
                 await asyncio.sleep(due - asyncio.get_running_loop().time())
-                if not piece or not passes(len(piece)):
-                    await asyncio.sleep(MOMENT)
+                if not chunk or not may_forward(len(chunk)):
+                    await asyncio.sleep(RESET_DELAY)
                     return
-                writer.write(piece)
+                writer.write(chunk)
                 await writer.drain()
 
-        await _first_of(set_out(), arrive())
+        await _first_of(receive(), deliver())
 
     def _due(self, size: int, rng: random.Random) -> float:
         now = asyncio.get_running_loop().time()
-        self._narrow_until = max(now, self._narrow_until) + size / self.bytes_a_second
-        return self._narrow_until + rng.uniform(*self.delay)
+        self._busy_until = max(now, self._busy_until) + size / self.bytes_per_second
+        return self._busy_until + rng.uniform(*self.delay)
 
 
-class _Fate:
-    """Whether and when a connection is reset: somewhere within a doomed answer, or before the next ask."""
+class _ResetSchedule:
+    """Decides when a connection is reset: within a response chosen for a reset, or before the next request."""
 
-    def __init__(self, rng: random.Random, doomed: float) -> None:
-        self._rng, self._doomed = rng, doomed
-        self._is_asking = False
-        self._left: int | None = None
-        self.is_sealed = False
+    def __init__(self, rng: random.Random, reset_prob: float) -> None:
+        self._rng, self._reset_prob = rng, reset_prob
+        self._in_request = False
+        self._remaining: int | None = None
+        self.is_reset = False
 
-    def asks_pass(self, size: int) -> bool:
-        """Whether a piece of an ask still passes."""
-        if not self._is_asking:
-            self._is_asking = True
-            if self._left is not None:
-                self.is_sealed = True
-            elif self._rng.random() < self._doomed:
-                self._left = self._rng.randrange(LONGEST)
-        return not self.is_sealed
+    def forward_request(self, size: int) -> bool:
+        """Whether to forward a chunk of a request."""
+        if not self._in_request:
+            self._in_request = True
+            if self._remaining is not None:
+                self.is_reset = True
+            elif self._rng.random() < self._reset_prob:
+                self._remaining = self._rng.randrange(MAX_BYTES_BEFORE_RESET)
+        return not self.is_reset
 
-    def answers_pass(self, size: int) -> bool:
-        """Whether a piece of an answer still passes."""
-        self._is_asking = False
-        if self._left is not None:
-            self._left -= size
-            self.is_sealed = self._left < 0
-        return not self.is_sealed
+    def forward_response(self, size: int) -> bool:
+        """Whether to forward a chunk of a response."""
+        self._in_request = False
+        if self._remaining is not None:
+            self._remaining -= size
+            self.is_reset = self._remaining < 0
+        return not self.is_reset
 
 
-async def _first_of(*ways: Coroutine[Any, Any, None]) -> None:
-    """Until one of them ends, or breaks; the others end with it."""
-    tasks = [asyncio.create_task(way) for way in ways]
+async def _first_of(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run coroutines until one of them ends or fails, then cancel the others."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in coroutines]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -131,15 +131,15 @@ async def _first_of(*ways: Coroutine[Any, Any, None]) -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """End a connection with an RST, not a farewell."""
-    under = writer.get_extra_info("socket")
-    if under is not None and under.fileno() >= 0:
-        under.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    """Close a connection with an RST instead of a FIN."""
+    sock = writer.get_extra_info("socket")
+    if sock is not None and sock.fileno() >= 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()
 
 
-class Carrying(threading.Thread):
-    """Runs proxies on a thread of their own, until it is told to stop."""
+class ProxyThread(threading.Thread):
+    """Runs proxies in a thread until `stop` is called."""
 
     def __init__(self, proxies: Iterable[Proxy]) -> None:
         super().__init__(daemon=True)
@@ -149,15 +149,15 @@ class Carrying(threading.Thread):
         self._is_open = threading.Event()
 
     def open(self) -> None:
-        """Begin; returns once the proxies' ports are known."""
+        """Start; return once the proxies' ports are known."""
         self.start()
         self._is_open.wait()
 
     def run(self) -> None:
         with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._carry())
+            runner.run(self._serve())
 
-    async def _carry(self) -> None:
+    async def _serve(self) -> None:
         servers = [await proxy.open() for proxy in self._proxies]
         self._is_open.set()
         await self._stopping.wait()
@@ -165,6 +165,6 @@ class Carrying(threading.Thread):
             server.close()
 
     def stop(self) -> None:
-        """End all connections."""
+        """Close all connections and end the thread."""
         self._loop.call_soon_threadsafe(self._stopping.set)
         self.join()

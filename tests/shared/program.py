@@ -12,30 +12,30 @@ from dispfl.cli import main
 
 
 @dataclass(frozen=True)
-class Said:
-    """How it ended and what it printed."""
+class CommandResult:
+    """The exit code and both outputs of a command."""
 
     code: int
     out: str
     err: str
 
 
-Dispfl = Callable[..., Said]
+Dispfl = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def dispfl(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Dispfl:
-    """The whole program in this process: words in, exit code and both outputs out."""
+    """The whole program in this process: arguments in, exit code and both outputs out."""
 
-    def call(*words: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["dispfl", *map(str, words)])
-        polite_kill = signal.getsignal(signal.SIGTERM)
+    def call(*arguments: str | Path) -> CommandResult:
+        monkeypatch.setattr(sys, "argv", ["dispfl", *map(str, arguments)])
+        sigterm_handler = signal.getsignal(signal.SIGTERM)
         capsys.readouterr()
         try:
             with pytest.raises(SystemExit) as ended:
                 main()
         finally:
-            signal.signal(signal.SIGTERM, polite_kill)
-        return Said(int(ended.value.code or 0), *capsys.readouterr())
+            signal.signal(signal.SIGTERM, sigterm_handler)
+        return CommandResult(int(ended.value.code or 0), *capsys.readouterr())
 
     return call

@@ -1,7 +1,6 @@
-"""Real processes with real certificates, to be killed, frozen and cut off.
+"""Real peers in processes that tests can kill, suspend and disconnect.
 
-They are forked from a server that has imported everything already: eight interpreters that import torch would take
-longer than most stories here.
+The processes are forked from a server that has already imported torch, which is much faster.
 """
 
 import asyncio
@@ -18,32 +17,37 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.config import Experiment
-from dispfl.data.datasets import load
+from dispfl.data.datasets import load_dataset
 from dispfl.methods.base import PeerState
-from dispfl.peer.log import teller
-from dispfl.peer.pace import Pace
-from dispfl.peer.running import take_part
-from dispfl.peer.site import Site, Whereabouts
-from dispfl.peer.store import ROUNDS, PeerStore, rounds_of
-from dispfl.runs.directory import RunDirectory, read_config
-from dispfl.runs.split import write_split
-from dispfl.up import LOG, SITES, share_in
+from dispfl.peer.config import Deadlines
+from dispfl.peer.local import LOG, SITES, setup_of_peer
+from dispfl.peer.log import event_logger
+from dispfl.peer.run import run_node
+from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.runs.directory import RunDirectory, read_config, write_split
 
 PATIENCE = 240.0
-"""Seconds after which something that does not happen has failed; a busy machine takes its time."""
+"""Seconds after which a wait fails; generous for a loaded machine."""
 CLONE_NEWNET = 0x40000000
-TINY = ["model=mlp", "partition.samples=40", "partition.test_samples=20", "train.epochs=1", "threads=1"]
+TINY = [
+    "model=mlp",
+    "partition.samples_per_peer=40",
+    "partition.test_samples_per_peer=20",
+    "train.epochs=1",
+    "workers=1",
+]
 
 
-def settle(experiment: Experiment, out: Path, whereabouts: Mapping[str, tuple[str, str]]) -> None:
-    """A site for each peer, where it listens and where it is reached; all accept each other."""
-    data = load(experiment.data)
+def create_sites(experiment: Experiment, out: Path, addresses: Mapping[str, tuple[str, str]]) -> None:
+    """Create a site for each peer with its `listen` and `advertise` addresses; all accept each other."""
+    data = load_dataset(experiment.data)
     split = experiment.split(data)
     with contextlib.closing(RunDirectory.create(out, experiment.to_toml())):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
     sites = [
-        Site.create(out / SITES / name, Whereabouts(name=name, listen=listen, advertise=advertise, federation="up"), {})
-        for name, (listen, advertise) in whereabouts.items()
+        Site.create(out / SITES / name, SiteInfo(name=name, listen=listen, advertise=advertise, federation="up"), {})
+        for name, (listen, advertise) in addresses.items()
     ]
     for site in sites:
         for other in sites:
@@ -51,8 +55,8 @@ def settle(experiment: Experiment, out: Path, whereabouts: Mapping[str, tuple[st
                 site.members.accept(other.invite())
 
 
-def live(out: Path, name: str, pace: Pace, namespace: str | None) -> None:
-    """One peer's process."""
+def run_peer(out: Path, name: str, deadlines: Deadlines, namespace: str | None) -> None:
+    """Run one peer in this process."""
     log = os.open(out / SITES / name / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -61,70 +65,70 @@ def live(out: Path, name: str, pace: Pace, namespace: str | None) -> None:
             if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
     site = Site.open(out / SITES / name)
-    asyncio.run(take_part(site, share_in(out, name), pace, teller(name)))
+    asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, event_logger(name)))
 
 
 class Peers:
-    """The peers of one federation."""
+    """The processes of one federation."""
 
     def __init__(
-        self, out: Path, names: Sequence[str], pace: Pace, namespaces: Mapping[str, str] | None = None
+        self, out: Path, names: Sequence[str], deadlines: Deadlines, namespaces: Mapping[str, str] | None = None
     ) -> None:
         self.out, self.names = out, names
-        self._pace, self._namespaces = pace, namespaces or {}
+        self._pace, self._namespaces = deadlines, namespaces or {}
         self._processes: dict[str, ForkServerProcess] = {}
         self._server = multiprocessing.get_context("forkserver")
-        self._server.set_forkserver_preload(["pytest", "dispfl.up", "dispfl.models.registry"])
+        self._server.set_forkserver_preload(["pytest", "dispfl.peer.local", "dispfl.models.registry"])
 
     def start(self, *names: str) -> None:
-        """Start peers, or start them again."""
+        """Start or restart peers."""
         for name in names:
             arguments = (self.out, name, self._pace, self._namespaces.get(name))
-            self._processes[name] = self._server.Process(target=live, args=arguments, daemon=True)
+            self._processes[name] = self._server.Process(target=run_peer, args=arguments, daemon=True)
             self._processes[name].start()
 
     def kill(self, name: str) -> None:
-        """With no chance to say good-bye."""
+        """Kill a peer with SIGKILL."""
         self._processes[name].kill()
         self._processes[name].join()
 
     def freeze(self, name: str) -> None:
-        """Stop a process where it stands; returns once it does."""
+        """Suspend a process; return once it is stopped."""
         pid = self._pid(name)
         os.kill(pid, signal.SIGSTOP)
         until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "TZ")
 
     def thaw(self, name: str) -> None:
-        """Let it go on."""
+        """Continue a suspended process."""
         os.kill(self._pid(name), signal.SIGCONT)
 
     def until(self, happened: Callable[[], bool], pause: float = 0.02) -> None:
-        """Wait for something, unless a peer ends in an error meanwhile, or all have ended."""
+        """Wait for a condition; fail if a peer ends with an error, or if all have ended."""
 
-        def all_well() -> bool:
+        def checked() -> bool:
             ended = self.ended()
             for name, code in ended.items():
                 assert code in (0, -signal.SIGKILL), f"{name} ended with {code}: {self.log(name)[-3000:]}"
             is_so = happened()
-            assert is_so or len(ended) < len(self._processes), "all have ended, and it did not happen"
+            assert is_so or len(ended) < len(self._processes), "all peers have ended before the condition was met"
             return is_so
 
-        until(all_well, lambda: "\n".join(f"{name}: {self.status(name)}" for name in self.names), pause)
+        until(checked, lambda: "\n".join(f"{name}: {self.status(name)}" for name in self.names), pause)
 
     def ended(self) -> dict[str, int]:
-        """The exit codes of those that have ended."""
+        """The exit codes of ended processes."""
         codes = {name: process.exitcode for name, process in self._processes.items()}
         return {name: code for name, code in codes.items() if code is not None}
 
     def stop(self) -> None:
-        """End whoever still runs."""
+        """Kill all processes."""
         for process in self._processes.values():
             process.kill()
         for process in self._processes.values():
             process.join()
 
     def status(self, name: str) -> dict[str, Any]:
-        """What a peer last said of itself."""
+        """The status file of a peer."""
         try:
             found: dict[str, Any] = json.loads((self._run(name) / "status.json").read_bytes())
         except FileNotFoundError:
@@ -132,32 +136,32 @@ class Peers:
         return found
 
     def rounds(self, name: str) -> dict[int, dict[str, Any]]:
-        """What it wrote down of its rounds."""
+        """The saved rounds of a peer."""
         return rounds_of(self._run(name))
 
     def newest(self, name: str) -> int:
-        """The last round that it wrote down; -1 before the first."""
+        """The last saved round; -1 before the first."""
         try:
-            lines = (self._run(name) / ROUNDS).read_bytes().split(b"\n")
+            lines = (self._run(name) / "metrics.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
             return -1
-        return int(json.loads(lines[-2])["round"]) if len(lines) > 1 else -1  # the last one is not written yet
+        return int(json.loads(lines[-2])["round"]) if len(lines) > 1 else -1  # the last line may be incomplete
 
     def checkpoint(self, name: str) -> int:
-        """The last round that counts, because its checkpoint is complete; -1 before the first."""
+        """The last round with a complete checkpoint; -1 before the first."""
         folders = (self._run(name) / "checkpoints").glob("round-*/complete.json")
         return max((int(complete.parent.name[-6:]) for complete in folders), default=0) - 1
 
     def state(self, name: str) -> PeerState:
-        """Its state after its last round."""
-        store = PeerStore(self._run(name), name, read_config(self._run(name))["terms"])
+        """The state after its last round."""
+        store = PeerStore(self._run(name), name, read_config(self._run(name))["spec"])
         with contextlib.closing(store):
             last = store.last()
         assert last is not None
         return last[1]
 
     def log(self, name: str) -> str:
-        """What it told."""
+        """The log of a peer."""
         return (self.out / SITES / name / LOG).read_text()
 
     def _run(self, name: str) -> Path:
@@ -170,8 +174,8 @@ class Peers:
 
 
 def until(happened: Callable[[], bool], else_say: Callable[[], str] = lambda: "", pause: float = 0.001) -> None:
-    """Wait for something that must happen."""
+    """Wait for a condition."""
     deadline = time.monotonic() + PATIENCE
     while not happened():
-        assert time.monotonic() < deadline, f"it did not happen\n{else_say()}"
+        assert time.monotonic() < deadline, f"the condition was not met\n{else_say()}"
         time.sleep(pause)

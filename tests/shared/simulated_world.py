@@ -1,7 +1,6 @@
-"""A federation on a virtual clock: peers crash and come back, the network loses, doubles, delays and parts.
+"""A federation on a virtual clock: peers crash and restart, the network loses, duplicates and delays messages.
 
-The nodes, their messages and their average are the real ones; only learning is a stand-in, because here it matters who
-hears whom, and when. The same seed gives the same trace.
+Nodes, messages and averages are real; only training is replaced by noise. The same seed gives the same trace.
 """
 
 import asyncio
@@ -9,39 +8,38 @@ import functools
 import hashlib
 import random
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 
-from dispfl.core.evolve import prune_and_regrow, prune_rate
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
+from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.core.train import Report, Task, Train
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
-from dispfl.peer.answers import HOLD
-from dispfl.peer.asks import Asks
-from dispfl.peer.context import Context
-from dispfl.peer.memory import MemoryNetwork, Passage
+from dispfl.peer.client import Client
+from dispfl.peer.config import Deadlines
+from dispfl.peer.context import NodeContext
 from dispfl.peer.node import Node
-from dispfl.peer.pace import Pace
-from dispfl.peer.shelf import Shelf
-from dispfl.peer.terms import terms_of
-from dispfl.peer.transport import JSON
-from dispfl.peer.virtual_time import run
-from dispfl.roster import roster_names
-from dispfl.topology import RandomRegular
-from dispfl.work import Setting, Step, Work
+from dispfl.peer.published import PublishedModels
+from dispfl.peer.server import MAX_HOLD
+from dispfl.peer.spec import federation_spec
+from dispfl.peer.transport.base import JSON
+from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.testing.memory_transport import Delivery, MemoryNetwork
+from dispfl.testing.virtual_time import run
+from dispfl.topology import RandomRegular, peer_names
 
 PEERS, ROUNDS, DEGREE = 16, 20, 4
-FLOOR = 20.0
-STALL = HOLD + 2.0
-"""Seconds without an answer after which an ask is given up; who holds it has answered by then."""
+MIN_DEADLINE = 20.0
+TIMEOUT = MAX_HOLD + 2.0
+"""Seconds without a response after which a request fails; longer than requests are held."""
 LIMIT = 24 * 3600.0
 
 
@@ -54,8 +52,8 @@ METHOD = DisPFL(density=0.5)
 
 
 @dataclass
-class Everyone:
-    """The members, who all know each other."""
+class AllMembers:
+    """A membership in which all peers have accepted each other."""
 
     names: Sequence[str]
     keeps: Sequence[int]
@@ -78,8 +76,8 @@ class Everyone:
     def merge(self, records: JSON) -> None: ...
 
 
-class Remembered(RandomRegular):
-    """All peers derive the same graphs, so here they are derived once."""
+class CachedGraphs(RandomRegular):
+    """Caches the graphs, which are the same for all peers."""
 
     def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         return _graph(self.degree, seed, t, tuple(roster))
@@ -90,8 +88,8 @@ def _graph(degree: int, seed: int, t: int, roster: tuple[str, ...]) -> dict[str,
     return RandomRegular(degree=degree).heard(seed, t, roster)
 
 
-class Recording(Shelf):
-    """Remembers what was published as which round."""
+class RecordedModels(PublishedModels):
+    """Records the published models by round."""
 
     def __init__(self, name: str, world: "World") -> None:
         super().__init__()
@@ -103,88 +101,88 @@ class Recording(Shelf):
 
 
 @dataclass
-class Timed(Node):
-    """Sees to it that no round is longer than twice its deadline, and that who returns does so where the others are."""
+class CheckedNode(Node):
+    """Checks that no round exceeds twice its deadline, and that a restarted peer is within two rounds of the others."""
 
     world: "World"
 
     async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
-        clock, name = asyncio.get_running_loop().time, self.here.name
-        began, deadline, others_are_at = clock(), self.asks.pace.deadline, self.world.federation_round(name)
+        clock, name = asyncio.get_running_loop().time, self.ctx.name
+        began, deadline, median_round = clock(), self.client.deadlines.deadline, self.world.federation_round(name)
         after, state = await super()._round(t, state)
-        deadline = max(deadline, (self.asks.patient_until or 0.0) - began)
+        deadline = max(deadline, (self.client.startup_until or 0.0) - began)
         assert clock() - began <= 2 * deadline, (name, t)
         if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
             self.world.returning.remove(name)
-            assert others_are_at - t <= 2, (name, t)
+            assert median_round - t <= 2, (name, t)
         return after, state
 
 
 class World:
-    """A federation, its network, and what happens to it."""
+    """A federation and its network."""
 
-    def __init__(self, seed: int, fate: Any = None, peers: int = PEERS, rounds: int = ROUNDS) -> None:
+    def __init__(self, seed: int, delivery_model: Any = None, peers: int = PEERS, rounds: int = ROUNDS) -> None:
         self.rng = random.Random(seed)
-        self.names = roster_names(peers)
+        self.names = peer_names(peers)
         torch.manual_seed(0)
         self.weights = torch.cat([p.detach().flatten() for p in net().parameters()])
-        self.setting = Setting(
+        self.context = RunContext(
             model=net,
             peers={},
             method=METHOD,
-            topology=Remembered(degree=min(DEGREE, peers - 1)),
+            topology=CachedGraphs(degree=min(DEGREE, peers - 1)),
             train=Train(),
             task=Task(),
             seed=seed,
             rounds=rounds,
-            elsewhere=self.names,
+            remote_peers=self.names,
         )
         self.start = {name: METHOD.start(self.weights, LAYOUT, 0.5, seed=seed, peer=name) for name in self.names}
-        self.members = Everyone(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), LAYOUT))
-        self.network = MemoryNetwork(fate or bad_weather, seed=seed, stall=STALL)
-        self.stores = {name: Memory(self, name) for name in self.names}
+        self.members = AllMembers(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), LAYOUT))
+        self.network = MemoryNetwork(delivery_model or unreliable, seed=seed, timeout=TIMEOUT)
+        self.stores = {name: MemoryStore(self, name) for name in self.names}
         self.published: dict[tuple[str, int], list[tuple[torch.Tensor, torch.Tensor]]] = {
             (name, t): [] for name in self.names for t in range(rounds)
         }
         self.trace: list[tuple[float, str, str, str]] = []
         self.finished: dict[str, PeerState] = {}
         self.returning: set[str] = set()
-        """Who was started again and has not finished a round since, in a network that was whole meanwhile."""
+        """Restarted peers that have not finished a round since; cleared by a partition."""
 
     def node(self, name: str) -> Node:
-        def tell(event: str, facts: Any) -> None:
+        def log(event: str, facts: Any) -> None:
             self.trace.append((asyncio.get_running_loop().time(), name, event, str(facts)))
 
-        here = Context(
+        ctx = NodeContext(
             name=name,
-            setting=self.setting,
-            codec=self.setting.codec(LAYOUT),
-            terms=terms_of("test", self.setting, LAYOUT, self.weights, 0.5),
-            members=self.members,
-            tell=tell,
-            shelf=Recording(name, self),
+            run=self.context,
+            codec=self.context.codec(LAYOUT),
+            spec=federation_spec("test", self.context, LAYOUT, self.weights, 0.5),
+            membership=self.members,
+            log=log,
+            published=RecordedModels(name, self),
         )
         rng = random.Random(self.rng.getrandbits(64))
-        asks = Asks(here, self.network.join(name), Pace(floor=FLOOR, first=120.0), rng)
-        return Timed(here, asks, Pretender(self, rng), self.stores[name], self)
+        client = Client(ctx, self.network.join(name), Deadlines(min=MIN_DEADLINE, startup=120.0), rng)
+        return CheckedNode(ctx, client, FakeTraining(self, rng), self.stores[name], self)
 
     async def live(self, name: str) -> None:
-        """A peer's process, from its last checkpoint on."""
+        """Run a peer from its last checkpoint."""
         t, state = self.stores[name].last or (0, self.start[name])
         node = self.node(name)
         try:
             self.finished[name] = await node.run(t, state)
         finally:
-            await node.asks.transport.close()
+            await node.client.transport.close()
 
     def federation_round(self, without: str) -> float:
-        """How many rounds most have finished."""
+        """The median number of finished rounds."""
         return statistics.median((store.last or (0, None))[0] for name, store in self.stores.items() if name != without)
 
 
 @dataclass
-class Memory:
-    """A peer's disk, which sees to it that what is written there can be right."""
+class MemoryStore:
+    """A store in memory that checks what is saved."""
 
     world: World
     name: str
@@ -193,44 +191,44 @@ class Memory:
     heard: dict[int, list[str]] = field(default_factory=dict)
     missed: dict[int, list[str]] = field(default_factory=dict)
 
-    def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
-        state = step.state
-        graph = self.world.setting.topology.heard(self.world.setting.seed, t, self.world.members.roster(t))
+    def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+        state = step.next_state
+        graph = self.world.context.topology.heard(self.world.context.seed, t, self.world.members.roster(t))
         assert sorted([*heard, *missed]) == graph[self.name]
         assert torch.isfinite(state.model.values).all()
         keeps = list(self.world.members.keeps)
         assert kept_per_layer(state.model.mask.unpack(), LAYOUT) == keeps
         assert kept_per_layer(state.next_mask.unpack(), LAYOUT) == keeps
-        assert t not in self.heard or self.rounds[-1] < t  # a round is written down once
+        assert t not in self.heard or self.rounds[-1] < t  # a round is saved once
         self.rounds.append(t)
         self.heard[t], self.missed[t] = list(heard), list(missed)
         self.last = (t + 1, state)
 
 
 @dataclass
-class Pretender:
-    """Learns nothing, but takes its time, mixes and evolves as Dis-PFL does, and checks what it was given."""
+class FakeTraining:
+    """Mixes and evolves as Dis-PFL does, with noise instead of training, and checks the received models."""
 
     world: World
     rng: random.Random
 
-    async def step(self, work: Work) -> Step:
-        self._check(work)
+    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+        self._check(task, state, received)
         await asyncio.sleep(self.rng.uniform(0.5, 3.0))
-        m_k = work.state.next_mask.unpack()
-        w = METHOD.mix({**work.heard, work.peer: work.state.model}, m_k)
-        noise = stream(self.world.setting.seed, "pretend", work.peer, work.t)
+        m_k = state.next_mask.unpack()
+        w = METHOD.mix({**received, task.peer: state.model}, m_k)
+        noise = stream(self.world.context.seed, "pretend", task.peer, task.t)
         w = torch.where(m_k, 0.9 * w + 0.01 * torch.randn(w.shape, generator=noise), 0.0)
         growth = torch.rand(w.shape, generator=noise)
-        next_mask = prune_and_regrow(w, m_k, growth, prune_rate(work.t, self.world.setting.rounds, 0.5), LAYOUT)
-        return Step(PeerState(PackedModel.pack(w, m_k), PackedMask.pack(next_mask)), Report())
+        next_mask = prune_and_regrow(w, m_k, growth, prune_rate(task.t, self.world.context.rounds, 0.5), LAYOUT)
+        return StepResult(Report(), state=PeerState(PackedModel.pack(w, m_k), PackedMask.pack(next_mask)))
 
-    def _check(self, work: Work) -> None:
-        """What was heard is what its sender published as this very round, under our mask."""
-        asked = work.state.next_mask.unpack()
-        for sender, model in work.heard.items():
-            candidates = self.world.published[sender, work.t]
-            assert any(same(model, published, asked) for published in candidates), (work.peer, sender, work.t)
+    def _check(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> None:
+        """Check that each model is what its sender published in this round, under our mask."""
+        asked = state.next_mask.unpack()
+        for sender, model in received.items():
+            candidates = self.world.published[sender, task.t]
+            assert any(same(model, published, asked) for published in candidates), (task.peer, sender, task.t)
 
 
 def same(heard: PackedModel, published: tuple[torch.Tensor, torch.Tensor], asked: torch.Tensor) -> bool:
@@ -239,13 +237,13 @@ def same(heard: PackedModel, published: tuple[torch.Tensor, torch.Tensor], asked
     return heard.values.equal(restricted.values) and heard.mask.bits.equal(restricted.mask.bits)
 
 
-def good_weather(passage: Passage, rng: random.Random) -> Sequence[float]:
-    """Delays only."""
+def reliable(delivery: Delivery, rng: random.Random) -> Sequence[float]:
+    """Short delays, no losses."""
     return [rng.uniform(0.01, 0.2)]
 
 
-def bad_weather(passage: Passage, rng: random.Random) -> Sequence[float]:
-    """One message in twenty is lost, one in twenty comes twice, a few are late enough to be overtaken by others."""
+def unreliable(delivery: Delivery, rng: random.Random) -> Sequence[float]:
+    """Lose one message in twenty, duplicate one in twenty, and delay a few enough to reorder them."""
     chance = rng.random()
     if chance < 0.05:
         return []
@@ -253,8 +251,8 @@ def bad_weather(passage: Passage, rng: random.Random) -> Sequence[float]:
     return [delay, rng.uniform(0.01, 4.0)] if chance > 0.95 else [delay]
 
 
-async def trouble(world: World, living: dict[str, "asyncio.Task[None]"]) -> None:
-    """Crashes, restarts and partitions, for the first minutes."""
+async def inject_faults(world: World, running: dict[str, "asyncio.Task[None]"]) -> None:
+    """Crash and restart peers and partition the network, for the first minutes."""
     for _ in range(6):
         await asyncio.sleep(world.rng.uniform(2.0, 15.0))
         if world.rng.random() < 0.3:
@@ -265,33 +263,30 @@ async def trouble(world: World, living: dict[str, "asyncio.Task[None]"]) -> None
             world.network.heal()
             continue
         victim = world.rng.choice(world.names)
-        if living[victim].done():
+        if running[victim].done():
             continue
-        living[victim].cancel()
-        await asyncio.wait([living[victim]])
+        running[victim].cancel()
+        await asyncio.wait([running[victim]])
         await asyncio.sleep(world.rng.uniform(0.0, 60.0))
-        living[victim] = asyncio.create_task(world.live(victim))
+        running[victim] = asyncio.create_task(world.live(victim))
         world.returning.add(victim)
 
 
-async def whole_run(world: World, troubled: bool = True) -> None:
-    living = {name: asyncio.create_task(world.live(name)) for name in world.names}
-    if troubled:
-        await trouble(world, living)
-    await asyncio.gather(*living.values())
+async def whole_run(world: World, faulty: bool = True) -> None:
+    running = {name: asyncio.create_task(world.live(name)) for name in world.names}
+    if faulty:
+        await inject_faults(world, running)
+    await asyncio.gather(*running.values())
 
 
-def simulate(seed: int, troubled: bool = True, **more: Any) -> World:
+def simulate(seed: int, faulty: bool = True, **more: Any) -> World:
     world = World(seed, **more)
-    run(whole_run(world, troubled), LIMIT)
+    run(whole_run(world, faulty), LIMIT)
     return world
 
 
 def check(seed: int) -> str:
-    """A whole run in bad weather, in which everything holds that `Memory`, `Timed` and `Pretender` watch over.
-
-    Returns a digest of its trace.
-    """
+    """Run a federation with faults and all checks; return a digest of its trace."""
     world = simulate(seed)
     assert set(world.finished) == set(world.names), seed
     assert all(store.last is not None and store.last[0] == ROUNDS for store in world.stores.values()), seed
@@ -299,6 +294,6 @@ def check(seed: int) -> str:
     return hashlib.blake2b(repr(world.trace).encode()).hexdigest()
 
 
-def told_of(world: World, teller: str, peer: str) -> list[str]:
-    """What one's log says of another."""
-    return [event for _, name, event, facts in world.trace if name == teller and f"'peer': '{peer}'" in facts]
+def events_about(world: World, logger: str, peer: str) -> list[str]:
+    """The events about a peer in another peer's log."""
+    return [event for _, name, event, facts in world.trace if name == logger and f"'peer': '{peer}'" in facts]

@@ -104,7 +104,7 @@ def changed(at: int, *new: int) -> bytes:
         (changed(VALUES_BEGIN, *np.array([-np.inf], "<f4").tobytes()), Refusal.NOT_FINITE),
     ],
 )
-def test_each_way_to_be_wrong_has_its_name(frame: bytes, reason: Refusal) -> None:
+def test_every_kind_of_damage_has_its_own_refusal(frame: bytes, reason: Refusal) -> None:
     assert refusal(frame) == reason
 
 
@@ -173,7 +173,7 @@ def test_every_prefix_of_a_message_is_refused(kind: int) -> None:
 
 
 @pytest.mark.parametrize(("values", "coding"), FORMATS)
-def test_every_single_flipped_bit_is_noticed(values: str, coding: str) -> None:
+def test_every_single_flipped_bit_is_detected(values: str, coding: str) -> None:
     talk = codec(values, coding)
     for kind, frame in frames(talk).items():
         for bit in range(8 * len(frame)):
@@ -204,7 +204,7 @@ def mutated(draw: st.DrawFn, good: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("values", "coding"), FORMATS)
-def test_mutated_messages_are_refused_or_read_and_nothing_else(values: str, coding: str) -> None:
+def test_mutated_messages_are_either_refused_or_decoded(values: str, coding: str) -> None:
     talk = codec(values, coding)
     good = frames(talk)
 

@@ -2,7 +2,7 @@
 
 import zlib
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -16,11 +16,14 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import ConfigError
 from dispfl.wire.codec import HEADER, Codec, Wire
 
+Values = Literal["float32", "float16", "bfloat16", "int8"]
+Coding = Literal["plain", "zstd"]
+
 LAYOUT = Layout.from_shapes({"first": (4, 3), "bias": (4,), "second": (5, 4)})
 """12, 4 and 20 weights; the bias is dense for everyone, so masks have 32 bits."""
 DENSE = [False, True, False]
-VALUES = ("float32", "float16", "bfloat16", "int8")
-CODINGS = ("plain", "zstd")
+VALUES: tuple[Values, ...] = ("float32", "float16", "bfloat16", "int8")
+CODINGS: tuple[Coding, ...] = ("plain", "zstd")
 
 
 def codec(**changes: Any) -> Codec:
@@ -62,7 +65,7 @@ def test_a_model_is_a_header_a_mask_and_its_values_byte_by_byte() -> None:
     assert frame == start + checksum + lengths + body
 
 
-def test_an_answer_has_mask_bits_only_where_the_receiver_asked() -> None:
+def test_an_answer_has_mask_bits_only_for_requested_weights() -> None:
     asked = torch.zeros(36, dtype=torch.bool)
     asked[[3, 5, 12, 13, 14, 15, 20]] = True
     kept = torch.zeros(36, dtype=torch.bool)
@@ -72,7 +75,7 @@ def test_an_answer_has_mask_bits_only_where_the_receiver_asked() -> None:
 
 
 @pytest.mark.parametrize("coding", CODINGS)
-def test_a_model_in_float32_arrives_as_it_was(coding: str) -> None:
+def test_a_model_in_float32_arrives_unchanged(coding: str) -> None:
     talk, sent = codec(coding=coding), model()
     assert same(talk.decode_model(talk.encode_model(sent, rng=rng())), sent)
 
@@ -93,8 +96,8 @@ def test_an_answer_is_the_model_under_both_masks(coding: str) -> None:
     density=st.floats(0, 1),
     seed=st.integers(0, 2**32),
 )
-def test_any_model_survives_and_plain_lengths_are_known_beforehand(
-    values: str, coding: str, shapes: list[list[int]], density: float, seed: int
+def test_any_model_round_trips_and_plain_lengths_are_known_in_advance(
+    values: Values, coding: Coding, shapes: list[list[int]], density: float, seed: int
 ) -> None:
     layout = Layout.from_shapes({str(k): shape for k, shape in enumerate(shapes)})
     draws = torch.rand(2, layout.size, generator=rng(seed))
@@ -157,7 +160,7 @@ def test_no_weight_arrives_as_minus_zero(values: str) -> None:
 
 
 @pytest.mark.parametrize("values", VALUES)
-def test_a_model_that_keeps_nothing_but_what_all_keep_is_a_message_too(values: str) -> None:
+def test_a_model_that_keeps_only_the_dense_layers_can_be_sent(values: str) -> None:
     for coding in CODINGS:
         talk = codec(values=values, coding=coding)
         sent = PackedModel.pack(torch.zeros(36), mask(0.0, 0))
@@ -174,7 +177,7 @@ def test_trained_looking_weights_shrink_by_a_seventh_without_loss() -> None:
     assert same(coded.decode_model(frame), sent)
 
 
-def test_a_method_that_calls_a_layer_dense_which_is_not_is_told_so() -> None:
+def test_a_method_that_wrongly_declares_a_layer_dense_is_refused() -> None:
     holes = mask(1.0, 0)
     holes[13] = False
     with pytest.raises(ConfigError, match="always_dense"):

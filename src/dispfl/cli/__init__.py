@@ -1,4 +1,4 @@
-"""The command line: one small module a command, which parses, delegates and prints. torch is imported only to work."""
+"""The command line: each command parses, delegates and prints. torch is imported only when it is needed."""
 
 import signal
 import sys
@@ -8,23 +8,18 @@ from typing import Annotated
 import typer
 
 from dispfl.cli import (
-    bound,
-    compare,
     costs,
     data,
-    demo,
     export,
-    masks,
+    grid,
+    paper,
     peer,
-    predict,
-    report,
     reproduce,
     run,
-    show,
-    sweep,
     up,
 )
 from dispfl.errors import DispflError
+from dispfl.extras import require_posix
 
 app = typer.Typer(
     name="dispfl",
@@ -52,26 +47,27 @@ def options(
 
 
 app.command("run")(run.run)
-app.command("show")(show.show)
-app.command("demo")(demo.demo)
-app.command("compare")(compare.compare)
-app.command("sweep")(sweep.sweep)
+app.command("show")(run.show)
+app.command("demo")(run.demo)
+app.command("compare")(grid.compare)
+app.command("sweep")(grid.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("costs")(costs.costs)
-app.command("masks")(masks.masks)
-app.command("bound")(bound.bound)
-app.command("report")(report.report)
+app.command("masks")(paper.masks)
+app.command("bound")(paper.bound)
+app.command("report")(run.report)
 app.command("export")(export.export)
-app.command("predict")(predict.predict)
+app.command("predict")(export.predict)
 app.command("up")(up.up)
 app.add_typer(peer.app, name="peer")
 app.add_typer(data.app, name="data")
 
 
 def main() -> None:
-    """The `dispfl` command. Refusals are one sentence on stderr and exit code 1."""
+    """Run the `dispfl` command. Errors are printed as one sentence on stderr, with exit code 1."""
     signal.signal(signal.SIGTERM, _stop)
     try:
+        require_posix()
         app()
     except DispflError as problem:
         print(f"dispfl: {problem}", file=sys.stderr)
@@ -79,4 +75,4 @@ def main() -> None:
 
 
 def _stop(signum: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt  # a polite kill stops as cleanly as Ctrl-C
+    raise KeyboardInterrupt  # SIGTERM stops as cleanly as Ctrl-C

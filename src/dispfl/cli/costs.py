@@ -1,4 +1,4 @@
-"""`dispfl costs`: what a round costs, without training. The paper's figures beside ours are in `costs_paper.py`."""
+"""`dispfl costs`: what a round costs, without training."""
 
 import json
 from collections.abc import Mapping
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dispfl.config import Experiment
-    from dispfl.costs.estimate import Costs, Plan, WireCosts
+    from dispfl.costs.estimate import CostInputs, RoundCosts, WireCosts
 
-THE_PAPERS: Mapping[str, Any] = {
+PAPER_DEFAULTS: Mapping[str, Any] = {
     "peers": 100,
     "data": "cifar10",
-    "partition": {"samples": "all"},  # 500 a peer on CIFAR, 1,000 on Tiny-ImageNet
+    "partition": {"samples_per_peer": "all"},  # 500 per peer on CIFAR, 1,000 on Tiny-ImageNet
     "model": "resnet18",
     "topology": {"name": "random", "degree": 10},
-    "train": {"epochs": 5, "batch": 128},
+    "train": {"epochs": 5, "batch_size": 128},
 }
-"""The setting of the paper's main experiments; the method is Dis-PFL at density 0.5 by default in any case."""
+"""The settings of the paper's main experiments; the method is Dis-PFL at density 0.5 by default in any case."""
 
 
 def costs(
-    words: Annotated[
+    overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as for dispfl run.")
     ] = None,
     config: Annotated[
@@ -40,10 +40,10 @@ def costs(
 ) -> None:
     """Print what a round costs in bytes and FLOPs, layer by layer, without training and without data files.
 
-    What is not set is as in the paper: Dis-PFL at density 0.5, ResNet-18,
-    CIFAR-10, 100 peers with 500 samples each (all training samples, shared
-    out), 10 random neighbours, 5 epochs, batch 128.
-    With --paper, every cost figure in the paper's tables is found anew. The
+    Defaults are the paper's: Dis-PFL at density 0.5, ResNet-18,
+    CIFAR-10, 100 peers with 500 samples each (all training samples),
+    10 random neighbours, 5 epochs, batch size 128.
+    With --paper, every cost in the paper's tables is computed again. The
     exit code is 1 if one deviates by more than 0.5 % and by more than one of
     its last digit.
 
@@ -52,54 +52,59 @@ def costs(
     from rich.console import Console
 
     if paper:
-        from dispfl.cli.costs_paper import compare_with_the_paper
+        from dispfl.paper.costs import CostVerdict, compare_costs, costs_as_json, count_verdicts, print_costs
 
-        if words or config:
-            raise ConfigError("--paper has its own settings, those of the tables; leave the others away.")
-        compare_with_the_paper(Console(), as_json)
+        if overrides or config:
+            raise ConfigError("--paper uses the settings of the paper's tables; omit all other settings.")
+        compared = compare_costs()
+        if as_json:
+            typer.echo(json.dumps(costs_as_json(compared), indent=2))
+        else:
+            print_costs(compared, Console())
+        if count_verdicts(compared)[CostVerdict.OFF]:
+            raise typer.Exit(1)
         return
 
-    from dispfl.config import compose, read_toml
+    from dispfl.config import MADE_IN_PYTHON, compose, read_toml
     from dispfl.costs.estimate import estimate, wire_costs
-    from dispfl.runs.directory import MADE_IN_PYTHON
 
-    base = read_toml(config) if config else THE_PAPERS
+    base = read_toml(config) if config else PAPER_DEFAULTS
     if MADE_IN_PYTHON in base:
-        raise ConfigError(f"{config} is of a run made in Python; costs need a model and a data set by name.")
-    plan = _plan(compose(base, words or []))
-    found, wire = estimate(plan), wire_costs(plan)
+        raise ConfigError(f"{config} belongs to a run made in Python; costs need a model and a data set by name.")
+    inputs = _cost_inputs(compose(base, overrides or []))
+    found, wire = estimate(inputs), wire_costs(inputs)
     if as_json:
-        typer.echo(json.dumps(_as_json(plan, found, wire), indent=2))
+        typer.echo(json.dumps(_as_json(inputs, found, wire), indent=2))
     else:
-        _print(Console(), plan, found, wire)
+        _print(Console(), inputs, found, wire)
 
 
-def _plan(experiment: "Experiment") -> "Plan":
+def _cost_inputs(experiment: "Experiment") -> "CostInputs":
     from dispfl.data.catalogue import describe
-    from dispfl.reproduce.work import plan_of
+    from dispfl.paper.experiments import cost_inputs
 
-    spec, asked = describe(experiment.data.name), experiment.partition.samples
+    spec, requested = describe(experiment.data.name), experiment.partition.samples_per_peer
     most = spec.train // experiment.peers
-    if most == 0 or (asked != "all" and asked > most):
+    if most == 0 or (requested != "all" and requested > most):
         raise ConfigError(
-            f"partition.samples is {asked} but {spec.train} training samples give each of {experiment.peers} peers "
-            f"at most {most}; lower partition.samples or peers."
+            f"partition.samples_per_peer is {requested} but {spec.train} training samples give each of "
+            f"{experiment.peers} peers at most {most}; lower partition.samples_per_peer or peers."
         )
-    return plan_of(experiment)
+    return cost_inputs(experiment)
 
 
-def _as_json(plan: "Plan", found: "Costs", wire: "WireCosts") -> dict[str, Any]:
+def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> dict[str, Any]:
     return {
         "setting": {
-            "model": plan.model.name,
-            "data": plan.data.name,
-            "method": plan.method.model_dump(mode="json"),
-            "topology": plan.topology.model_dump(mode="json"),
-            "wire": plan.wire.model_dump(mode="json"),
-            "peers": plan.peers,
-            "samples": plan.samples,
-            "epochs": plan.train.epochs,
-            "batch": plan.train.batch,
+            "model": inputs.model.name,
+            "data": inputs.data.name,
+            "method": inputs.method.model_dump(mode="json"),
+            "topology": inputs.topology.model_dump(mode="json"),
+            "wire": inputs.wire.model_dump(mode="json"),
+            "peers": inputs.peers,
+            "samples": inputs.samples,
+            "epochs": inputs.train.epochs,
+            "batch": inputs.train.batch_size,
         },
         "parameters": found.parameters,
         "kept": _whole(found.kept),
@@ -132,11 +137,11 @@ def _as_json(plan: "Plan", found: "Costs", wire: "WireCosts") -> dict[str, Any]:
 
 
 def _whole(mean: float) -> float:
-    """A mean over peers that all have the same number, as that whole number."""
+    """Return a mean as an int where it is a whole number."""
     return int(mean) if mean.is_integer() else mean
 
 
-def _print(console: "Console", plan: "Plan", found: "Costs", wire: "WireCosts") -> None:
+def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> None:
     layers = table_of("layer", "shape", "density", "kept", "MFLOPs")
     for layer in found.layers:
         shape = "x".join(str(side) for side in layer.shape)
@@ -147,20 +152,20 @@ def _print(console: "Console", plan: "Plan", found: "Costs", wire: "WireCosts") 
     share = found.kept / found.parameters
     layers.add_row("all", f"{found.parameters:,}", f"{share:.3f}", f"{found.kept:,.0f}", f"{forward:,.2f}")
     totals = table_of(
-        "\na round", "busiest node\nMB up", "busiest node\nMB down", "mean peer\nMB down", "a peer\nFLOPs"
+        "\nper round", "busiest node\nMB up", "busiest node\nMB down", "mean peer\nMB down", "per peer\nFLOPs"
     )
     paper = [f"{value:,.2f}" for value in (found.busiest_mb, found.mean_mb)]
-    totals.add_row("paper's currency", "–", *paper, _flops(found.flops_per_peer))
+    totals.add_row("as the paper counts", "–", *paper, _flops(found.flops_per_peer))
     sent = [f"{value:,.2f}" for value in (wire.busiest_up_mb, wire.busiest_down_mb, wire.mean_mb)]
     totals.add_row("on the wire", *sent, "")
-    console.print(_headline(plan), soft_wrap=True, highlight=False, markup=False)
+    console.print(_headline(inputs), soft_wrap=True, highlight=False, markup=False)
     console.print("", layers, "", totals, "", sep="\n")
     if len(found.groups) > 1:
-        groups = table_of("density", "peers", "kept", "FLOPs a peer")
+        groups = table_of("density", "peers", "kept", "FLOPs per peer")
         for group in found.groups:
             groups.add_row(f"{group.density:g}", str(group.peers), f"{group.kept:,}", _flops(group.flops))
         console.print(groups, "", sep="\n")
-    for sentence in _legend(plan, wire, len(found.groups) > 1):
+    for sentence in _legend(inputs, wire, len(found.groups) > 1):
         console.print(sentence, style="dim", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -169,36 +174,36 @@ def _flops(count: float) -> str:
     return f"{digits}e{int(power)}"
 
 
-def _headline(plan: "Plan") -> str:
-    shape = "x".join(str(side) for side in plan.data.shape)
+def _headline(inputs: "CostInputs") -> str:
+    shape = "x".join(str(side) for side in inputs.data.shape)
     return (
-        f"{plan.model.name} on {plan.data.name} ({shape}, {plan.data.classes} classes), {plan.method.name}, "
-        f"{plan.topology.name}; {plan.peers} peers with {plan.samples} samples, {plan.train.epochs} epochs, "
-        f"batch {plan.train.batch}"
+        f"{inputs.model.name} on {inputs.data.name} ({shape}, {inputs.data.classes} classes), {inputs.method.name}, "
+        f"{inputs.topology.name}; {inputs.peers} peers with {inputs.samples} samples, {inputs.train.epochs} epochs, "
+        f"batch {inputs.train.batch_size}"
     )
 
 
-def _legend(plan: "Plan", wire: "WireCosts", several: bool) -> list[str]:
+def _legend(inputs: "CostInputs", wire: "WireCosts", several: bool) -> list[str]:
     from dispfl.methods.base import ServerMethod
 
     over = ", mean over peers" if several else ""
-    drawn = f"masks of {wire.peers_drawn} peers drawn" if wire.peers_drawn < plan.peers else "all peers' masks drawn"
-    said = [
-        f"MFLOPs: one sample, forward{over}. FLOPs: a peer's local phase. They are counted, not saved.",
-        "MB: 1e6 bytes. The paper's currency is 4 bytes a kept value; on the wire are masks, headers and requests too.",
-        f"Round 0, its graph from seed {plan.seed}; {drawn}.",
+    drawn = f"masks of {wire.peers_drawn} peers drawn" if wire.peers_drawn < inputs.peers else "all peers' masks drawn"
+    notes = [
+        f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; counted, though the kernels are dense.",
+        "MB: 1e6 bytes. The paper counts 4 bytes per kept value; on the wire, masks, headers and requests are added.",
+        f"Round 0, its graph from seed {inputs.seed}; {drawn}.",
     ]
-    if isinstance(plan.method, ServerMethod):
-        said.append("The busiest node is the server. Peers outside its cohort neither send nor train.")
-    if plan.method.tuning:
-        said.append("Fine-tuning before a model is judged is not charged, as in the paper.")
-    if plan.method.name == "subfedavg":
-        said.append("subfedavg prunes as it trains: later rounds cost less; how much less depends on the training.")
-    return said
+    if isinstance(inputs.method, ServerMethod):
+        notes.append("The busiest node is the server. Peers outside its cohort neither send nor train.")
+    if inputs.method.fine_tuning:
+        notes.append("Fine-tuning before a model is evaluated is not charged, as in the paper.")
+    if inputs.method.name == "subfedavg":
+        notes.append("subfedavg prunes as it trains: later rounds cost less; how much less depends on the training.")
+    return notes
 
 
 def table_of(*headings: str) -> "Table":
-    """An empty table with these headings; all columns but the first are numbers."""
+    """Return an empty table with these headings; all columns but the first are numbers."""
     from rich import box
     from rich.table import Table
 

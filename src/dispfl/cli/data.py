@@ -1,4 +1,4 @@
-"""`dispfl data`: which data sets there are, where their files lie, and how to get them."""
+"""`dispfl data`: list data sets, find their files, download them."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ app = typer.Typer(help="List data sets, find their files, download them.", no_ar
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help="The folder with the files, instead of $DISPFL_DATA, the cache and the system's place.", show_default=False
+        help="The folder with the files; default: $DISPFL_DATA, the cache and the system folder.", show_default=False
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -24,7 +24,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command("list")
 def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
-    """List the data sets and where each was found.
+    """List the data sets and where their files are.
 
     Example: dispfl data list --data-dir ~/data
     """
@@ -37,12 +37,12 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     if as_json:
         typer.echo(json.dumps([_record(spec, found[name]) for name, spec in DATASETS.items()], indent=2))
         return
-    table = Table("name", "pictures", "classes", "size", "where", box=None, pad_edge=False, header_style="bold")
+    table = Table("name", "images", "classes", "size", "where", box=None, pad_edge=False, header_style="bold")
     for name, spec in DATASETS.items():
         where = (
             "bundled"
             if spec.reader == "bundled"
-            else str(found[name] or f"not here: dispfl data get {name} ({spec.download_size / 1e6:.0f} MB)")
+            else str(found[name] or f"not found: dispfl data get {name} ({spec.download_size / 1e6:.0f} MB)")
         )
         size = "x".join(str(side) for side in spec.shape)
         table.add_row(name, f"{spec.train:,} + {spec.test:,}", str(spec.classes), size, where)
@@ -51,7 +51,7 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     table.columns[-1].overflow = "fold"
     console = Console()
     if not console.is_terminal:
-        console.width = 200  # a path in a pipe or a file stays in one piece
+        console.width = 200  # keep paths on one line in a pipe or a file
     console.print(table)
 
 
@@ -69,33 +69,33 @@ def path(name: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def get(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Data sets, as `dispfl data list` calls them.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names from `dispfl data list`.")],
     data_dir: Annotated[
-        Path | None, typer.Option(help="Put the files here instead of the cache folder.", show_default=False)
+        Path | None, typer.Option(help="Download into this folder instead of the cache folder.", show_default=False)
     ] = None,
 ) -> None:
-    """Download data sets that are not found yet, verify them, and print their folders.
+    """Download data sets that are not found, verify them, and print their folders.
 
     Example: dispfl data get cifar10 tiny-imagenet
     """
     from dispfl.data.datasets import describe
 
     for name in names:
-        describe(name)  # a mistyped second name must not cost a first download
+        describe(name)  # check all names before the first download
     for name in names:
-        typer.echo(str(_get_with_bar(name, data_dir)))
+        typer.echo(str(_download_with_bar(name, data_dir)))
 
 
-def _get_with_bar(name: str, data_dir: Path | None) -> Path:
+def _download_with_bar(name: str, data_dir: Path | None) -> Path:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from dispfl.data.datasets import get as get_dataset
+    from dispfl.data.datasets import download
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=None)
-        return get_dataset(name, data_dir, lambda done, total: bar.update(task, completed=done, total=total))
+        return download(name, data_dir, lambda done, total: bar.update(task, completed=done, total=total))
 
 
 def _found(name: str, data_dir: Path | None) -> Path | None:

@@ -1,8 +1,7 @@
-"""`dispfl peer`: a site of a real federation. It is made, introduced to others, run and looked after."""
+"""`dispfl peer`: create, connect, run and inspect one site of a real federation."""
 
 import contextlib
 import sys
-import tomllib
 from pathlib import Path
 from shlex import quote
 from typing import Annotated, Any
@@ -11,28 +10,25 @@ import typer
 
 from dispfl.errors import ConfigError
 
-app = typer.Typer(help="Make, introduce, run and watch one site of a real federation.", no_args_is_help=True)
+app = typer.Typer(help="Create, connect, run and inspect one site of a real federation.", no_args_is_help=True)
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 
-SIMULATED = ("peers", "partition", "engine")
-"""What an experiment has and a site has not."""
-LOCAL = ("limits", "pace")
-"""Tables that a site has and an experiment has not."""
-_ANY_NUMBER = 10_000  # of peers, for the check of settings while nobody knows how many sites there will be
+SIMULATED = ("peers", "partition", "engine", "workers", "vmap_peers")
+"""Settings of an experiment that a site does not have."""
 
 
 @app.command()
 def init(
     directory: Directory,
-    words: Annotated[
+    overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as for dispfl run.")
     ] = None,
     *,
-    name: Annotated[str, typer.Option(help="What the site is called: letters, digits and dashes.")],
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where it listens; 0.0.0.0:PORT for everywhere.")],
+    name: Annotated[str, typer.Option(help="The site's name: letters, digits and dashes.")],
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on; 0.0.0.0:PORT for all.")],
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Where others reach it, if that is somewhere else.")
+        str | None, typer.Option(metavar="HOST:PORT", help="Address where others reach it, if it differs.")
     ] = None,
     federation: Annotated[str, typer.Option(help="The federation's name; the same at every site.")] = "dispfl",
     smallest_density: Annotated[
@@ -40,63 +36,38 @@ def init(
     ] = None,
     config: Annotated[Path | None, typer.Option("--config", "-c", help="A config file with settings.")] = None,
 ) -> None:
-    """Make a site: its folder, its key and certificate, and its settings.
+    """Create a site: its folder, its key and certificate, and its settings.
 
-    All sites need the same settings; data, density and the tables limits and
-    pace (how long this site waits for others) are each site's own.
+    All sites need the same settings, except data, density and the tables
+    limits and deadlines (how long this site waits for others).
 
     Example: dispfl peer init alice --name alice --listen 0.0.0.0:7600 --advertise alice.example.org:7600
     """
-    from dispfl.peer.site import Site, Whereabouts
+    from dispfl.peer.site import Site, SiteInfo
 
-    where = Whereabouts(name=name, listen=listen, advertise=advertise, federation=federation)
-    site = Site.create(directory, where, _plan(config, words or [], smallest_density))
-    typer.echo(f"Made the site {site.name} of the federation {federation} in {directory}.")
-    typer.echo(f"Others reach it at {where.address}. The fingerprint of its certificate:\n")
+    info = SiteInfo(name=name, listen=listen, advertise=advertise, federation=federation)
+    site = Site.create(directory, info, _site_config(config, overrides or [], smallest_density))
+    typer.echo(f"Created the site {site.name} of the federation {federation} in {directory}.")
+    typer.echo(f"Others reach it at {info.address}. The fingerprint of its certificate:\n")
     _echo_fingerprint(site.identity.fingerprint)
-    typer.echo(f"\nNext: give every other site what this prints: dispfl peer invite {quote(str(directory))}")
+    typer.echo(f"\nNext: send every other site the output of: dispfl peer invite {quote(str(directory))}")
 
 
-def _plan(config: Path | None, words: list[str], smallest_density: float | None) -> dict[str, Any]:
-    """The complete settings of a site, from a config file under `key=value` words."""
-    from dispfl.config import compose, read_toml
-    from dispfl.peer.plan import Plan
+def _site_config(config: Path | None, overrides: list[str], smallest_density: float | None) -> dict[str, Any]:
+    """Return the complete settings of a site, from a config file and `key=value` overrides."""
+    from dispfl.config import compose_values, read_toml
+    from dispfl.peer.config import SiteConfig
 
-    said = read_toml(config) if config else {}
-    local, words = _of_this_site_alone(said, words)
-    keys = {*said, *(word.partition("=")[0].partition(".")[0].strip() for word in words)}
-    for key in SIMULATED:
-        if key in keys:
-            raise ConfigError(f"{key} is for simulated runs: a site is one peer with its own data. Leave it away.")
-    least = smallest_density if smallest_density is not None else said.pop("smallest_density", None)
-    composed = compose({"topology": "full", **said, "peers": _ANY_NUMBER}, words).to_toml()
-    tables = {key: value for key, value in composed.items() if key in Plan.model_fields}
-    if "threads" not in keys:  # a simulation takes the whole machine, a site one core
-        tables.pop("threads")
-    for key in {"path", "test_path", "dir"} & tables["data"].keys():  # typed from here, read from anywhere
-        tables["data"][key] = str(Path(tables["data"][key]).expanduser().absolute())
-    return Plan(**tables, **local, smallest_density=least).to_toml()
-
-
-def _of_this_site_alone(said: dict[str, Any], words: list[str]) -> tuple[dict[str, Any], list[str]]:
-    """The tables [limits] and [pace], which no simulation has, taken out of a config and of words; the other words."""
-    tables: dict[str, Any] = {key: said.pop(key) for key in LOCAL if key in said}
-    others = []
-    for word in words:
-        key, _, value = word.partition("=")
-        table, _, field = key.strip().partition(".")
-        if table not in LOCAL:
-            others.append(word)
-            continue
-        if not field:
-            raise ConfigError(
-                f"{table} is a table, got {word!r}. Say which of its settings is meant: {table}.KEY=VALUE."
-            )
-        try:
-            tables[table] = {**tables.get(table, {}), field: tomllib.loads(f"value = {value}")["value"]}
-        except tomllib.TOMLDecodeError:
-            raise ConfigError(f"{key} must be a number, got {value!r}.") from None
-    return tables, others
+    given = read_toml(config) if config else {}
+    for key in (*given, *(override.partition("=")[0].partition(".")[0].strip() for override in overrides)):
+        if key in SIMULATED:
+            raise ConfigError(f"{key} is for simulated runs: a site is one peer with its own data. Omit it.")
+    if smallest_density is not None:
+        given["smallest_density"] = smallest_density
+    values = SiteConfig.from_values(compose_values(SiteConfig, given, overrides)).to_toml()
+    for key in {"path", "test_path", "dir"} & values["data"].keys():  # relative to the current folder
+        values["data"][key] = str(Path(values["data"][key]).expanduser().absolute())
+    return values
 
 
 @app.command()
@@ -118,57 +89,57 @@ def invite(directory: Directory) -> None:
 def accept(
     directory: Directory,
     invite: Annotated[
-        list[str], typer.Argument(metavar="INVITE", help="What the other site printed, or a file with it; - reads it.")
+        list[str], typer.Argument(metavar="INVITE", help="The other site's invite, or a file with it; - for stdin.")
     ],
 ) -> None:
-    """Accept another site. Two sites talk once each has accepted the other.
+    """Accept another site. Two sites communicate once each has accepted the other.
 
-    A node that is running notices it by itself.
+    A running node applies it without a restart.
 
     Example: dispfl peer accept alice dispfl1-AAhob3NwaXRhbHMAA2JvYg...
     """
-    from dispfl.peer.invite import Invite
+    from dispfl.peer.membership.invite import Invite
     from dispfl.peer.site import Site
 
     site = Site.open(directory)
-    member = site.members.accept(Invite.read(_text_of(invite)))
+    member = site.members.accept(Invite.read(_invite_text(invite)))
     typer.echo(f"Accepted {member.name} at {member.address}. The fingerprint of its certificate:\n")
     _echo_fingerprint(member.fingerprint)
-    typer.echo(f"\nCompare it by phone with what {member.name} sees in `dispfl peer status`. If it differs:")
+    typer.echo(f"\nCompare it by phone with what `dispfl peer status` shows at {member.name}. If it differs:")
     typer.echo(f"dispfl peer revoke {quote(str(directory))} {member.name}")
 
 
-def _text_of(words: list[str]) -> str:
-    """An invite as it was given: piped, in a file, or pasted, perhaps in pieces."""
-    if words == ["-"]:
+def _invite_text(arguments: list[str]) -> str:
+    """Return the text of an invite from stdin, from a file, or from the arguments."""
+    if arguments == ["-"]:
         return sys.stdin.read()
-    with contextlib.suppress(OSError):  # no such file, or a name that is too long for one: the invite itself
-        if len(words) == 1:
-            return Path(words[0]).read_text(errors="replace")
-    return " ".join(words)
+    with contextlib.suppress(OSError):  # not a file: the invite itself
+        if len(arguments) == 1:
+            return Path(arguments[0]).read_text(errors="replace")
+    return " ".join(arguments)
 
 
 @app.command()
 def revoke(directory: Directory, name: Annotated[str, typer.Argument(help="The member to refuse.")]) -> None:
     """Refuse a member from now on. Other sites decide for themselves.
 
-    A node that is running refuses it at once, also on connections that are
-    open. To take the member back, accept its invite again.
+    A running node refuses it at once, also on open connections. To undo it,
+    accept the member's invite again.
 
     Example: dispfl peer revoke alice bob
     """
     from dispfl.peer.site import Site
 
     member = Site.open(directory).members.revoke(name)
-    typer.echo(f"Revoked {member.name}: this site neither hears it nor answers it any more.")
+    typer.echo(f"Revoked {member.name}: this site no longer sends requests to it or answers it.")
 
 
 @app.command()
 def rotate(directory: Directory) -> None:
-    """Make a new key and certificate, signed by the present key.
+    """Create a new key and certificate, signed by the current key.
 
-    Members that have accepted the present certificate accept the new one by
-    themselves. If the key may be in wrong hands, make a new site instead, and
+    Members that have accepted the current certificate accept the new one
+    automatically. If the key may be stolen, create a new site instead, and
     have the others revoke this one.
 
     Example: dispfl peer rotate alice
@@ -179,12 +150,12 @@ def rotate(directory: Directory) -> None:
     identity = site.rotate()
     typer.echo(f"{site.name} has a new certificate. Its fingerprint:\n")
     _echo_fingerprint(identity.fingerprint)
-    typer.echo(f"\nA node that is running uses it once it is started again: dispfl peer run {quote(str(directory))}")
+    typer.echo(f"\nA running node uses it after a restart: dispfl peer run {quote(str(directory))}")
 
 
 @app.command()
 def status(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show the members, what they sent, what was refused and why.
+    """Show the members, their traffic, and what was refused and why.
 
     Example: dispfl peer status alice
     """
@@ -192,7 +163,7 @@ def status(directory: Directory, as_json: Annotated[bool, typer.Option("--json",
 
     from rich.console import Console
 
-    from dispfl.cli.peer_status import facts, print_status
+    from dispfl.cli.status import facts, print_status
     from dispfl.peer.site import Site
 
     found = facts(Site.open(directory))
@@ -205,21 +176,21 @@ def status(directory: Directory, as_json: Annotated[bool, typer.Option("--json",
 @app.command()
 def run(
     directory: Directory,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON, an object a line.")] = False,
-    alone: Annotated[bool, typer.Option("--alone", help="Begin although nobody was accepted yet.")] = False,
+    log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON, one object per line.")] = False,
+    alone: Annotated[bool, typer.Option("--alone", help="Start although no other site is accepted yet.")] = False,
 ) -> None:
-    """Take part: train with the sites that were accepted, to the last round. Started again, it goes on.
+    """Train with the accepted sites, to the last round. A stopped node resumes.
 
     Example: dispfl peer run alice
     """
-    from dispfl.peer.running import run_site
+    from dispfl.peer.run import run_site
     from dispfl.peer.site import Site
 
     run_site(Site.open(directory), log_json, alone=alone)
 
 
-def _echo_fingerprint(print_: str, err: bool = False) -> None:
-    from dispfl.peer.certificates import readable
+def _echo_fingerprint(fingerprint: str, err: bool = False) -> None:
+    from dispfl.peer.membership.identity import readable_fingerprint
 
-    for line in readable(print_):
+    for line in readable_fingerprint(fingerprint):
         typer.echo(f"    {line}", err=err)

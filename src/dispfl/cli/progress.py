@@ -1,35 +1,79 @@
-"""How far a run is: a live bar with the time left on a terminal, a line a round elsewhere."""
+"""Progress of a run or of a grid of runs: a live bar with the time left on a terminal, one line per round elsewhere."""
 
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as ProgressBar
 
-from dispfl.runs.loop import Progress as Observer
+from dispfl.runs.grid import GridRun, RunState
+from dispfl.runs.loop import RunCallbacks
 
 Record = dict[str, Any]
 
 
 @contextlib.contextmanager
-def watching(title: str, rounds: int, console: Console) -> Iterator[Observer]:
-    """An observer for one run; what the run logs is printed above the bar."""
-    with logged_to(console):
+def show_progress(title: str, rounds: int, console: Console) -> Iterator[RunCallbacks]:
+    """Yield the callbacks of one run; its log messages are printed above the bar."""
+    with log_to(console):
         if console.is_terminal:
-            with _bar(console) as bar:
-                yield _on_a_bar(bar, title, rounds)
+            with _run_bar(console) as bar:
+                yield _bar_callbacks(bar, title, rounds)
         else:
-            yield _line_by_line(title, rounds, console)
+            yield _line_callbacks(title, rounds, console)
 
 
 @contextlib.contextmanager
-def logged_to(console: Console) -> Iterator[None]:
-    """Print what runs log on a console, above a live bar if there is one."""
+def show_grid_progress(cells: Sequence[GridRun], console: Console) -> Iterator["GridDisplay"]:
+    """Yield the display of a grid's progress; the log messages of its runs are printed above the bar."""
+    with log_to(console):
+        if not console.is_terminal:
+            yield GridDisplay(cells, console, None)
+            return
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("· left {task.fields[left]}"),
+        )
+        with ProgressBar(*columns, console=console, expand=True) as bar:
+            display = GridDisplay(cells, console, bar)
+            yield display
+            display.end()
+
+
+@contextlib.contextmanager
+def show_decoding(console: Console) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback that shows a bar while images are decoded for the first time."""
+    columns = (
+        TextColumn("decoding images"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", visible=False)
+        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+
+
+@contextlib.contextmanager
+def log_to(console: Console) -> Iterator[None]:
+    """Print the log messages of runs on a console, above a live bar if there is one."""
     log, handler = logging.getLogger("dispfl"), RichHandler(console=console, show_time=False, show_path=False)
     log.addHandler(handler)
     try:
@@ -38,27 +82,21 @@ def logged_to(console: Console) -> Iterator[None]:
         log.removeHandler(handler)
 
 
-@contextlib.contextmanager
-def decoding(console: Console) -> Iterator[Callable[[int, int], None]]:
-    """A bar for pictures that are decoded for the first time; nothing is shown where none are."""
-    columns = (
-        TextColumn("decoding pictures"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", visible=False)
-        yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
+def describe_round(record: Record) -> str:
+    """`accuracy 0.512 · 3 peers failed`."""
+    accuracy = record["accuracy"]
+    text = f"accuracy {accuracy['mean']:.3f}" if accuracy else "accuracy –"
+    if record["failures"]:
+        text += f" · {len(record['failures'])} peers failed"
+    return text
 
 
-def _bar(console: Console) -> Progress:
-    return Progress(
+def _run_bar(console: Console) -> ProgressBar:
+    return ProgressBar(
         TextColumn("[bold]{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("steps · {task.fields[news]} ·"),
+        TextColumn("steps · {task.fields[result]} ·"),
         TimeElapsedColumn(),
         TextColumn("· left"),
         TimeRemainingColumn(),
@@ -66,44 +104,143 @@ def _bar(console: Console) -> Progress:
     )
 
 
-def _on_a_bar(bar: Progress, title: str, rounds: int) -> Observer:
-    task = bar.add_task(f"{title} round 1/{rounds}", total=None, news="accuracy –")
+def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
+    task = bar.add_task(f"{title} round 1/{rounds}", total=None, result="accuracy –")
 
     def begin(done: int, total: int) -> None:
-        # `completed` before the clock starts would count work of an earlier process into the speed.
+        # Setting `completed` before the clock starts would include the steps of an earlier process in the speed.
         bar.reset(task, total=total, completed=done)
         bar.update(task, description=f"{title} round {min(done * rounds // total + 1, rounds)}/{rounds}")
 
     def after(record: Record) -> None:
         finished = record["round"] + 1
-        bar.update(task, description=f"{title} round {min(finished + 1, rounds)}/{rounds}", news=news(record))
+        description = f"{title} round {min(finished + 1, rounds)}/{rounds}"
+        bar.update(task, description=description, result=describe_round(record))
 
-    return Observer(begin=begin, step=lambda: bar.advance(task), round=after)
+    return RunCallbacks(begin=begin, step=lambda: bar.advance(task), round=after)
 
 
-def _line_by_line(title: str, rounds: int, console: Console) -> Observer:
-    began: list[float] = []
+def _line_callbacks(title: str, rounds: int, console: Console) -> RunCallbacks:
+    started: list[float] = []
     first: list[int] = []
 
     def begin(done: int, total: int) -> None:
-        began.append(time.monotonic())
+        started.append(time.monotonic())
         first.append(done * rounds // total)
 
     def after(record: Record) -> None:
         finished = record["round"] + 1
-        # A round whose peers had all finished before the last stop is written down at once: no time, no division by 0.
-        pace = (time.monotonic() - began[0]) / max(1, finished - first[0])
-        left = round(pace * (rounds - finished))
-        clock = str(timedelta(seconds=left))
-        console.print(f"{title} round {finished}/{rounds} · {news(record)} · left {clock}", highlight=False)
+        # A round whose peers had all finished before the last stop ends at once: no round counts, so divide by 1.
+        seconds_per_round = (time.monotonic() - started[0]) / max(1, finished - first[0])
+        left = timedelta(seconds=round(seconds_per_round * (rounds - finished)))
+        console.print(f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}", highlight=False)
 
-    return Observer(begin=begin, round=after)
+    return RunCallbacks(begin=begin, round=after)
 
 
-def news(record: Record) -> str:
-    """What a round brought, in a few words."""
-    accuracy = record["accuracy"]
-    text = f"accuracy {accuracy['mean']:.3f}" if accuracy else "accuracy –"
-    if record["failures"]:
-        text += f" · {len(record['failures'])} peers failed"
-    return text
+class GridProgress:
+    """The peer steps of a whole grid, and the time left."""
+
+    def __init__(self, cells: Sequence[GridRun], clock: Callable[[], float] = time.monotonic) -> None:
+        self.steps = {cell.path: cell.steps for cell in cells}
+        """The steps of each run: an estimate until the run begins and reports them."""
+        self._finished = {cell.path for cell in cells if cell.state is RunState.DONE}
+        self._clock, self._started = clock, clock()
+        self._current_steps, self._steps_here = 0, 0
+
+    def begin(self, cell: GridRun, done: int, total: int) -> None:
+        """Start a run, of which an earlier process has done some steps."""
+        self._current_steps, self.steps[cell.path] = done, total
+
+    def step(self) -> None:
+        """Count one step."""
+        self._current_steps += 1
+        self._steps_here += 1
+
+    def reach(self, done: int) -> None:
+        """Raise the number of finished steps of the run: a server's cohort takes fewer steps than there are peers."""
+        self._steps_here += max(0, done - self._current_steps)
+        self._current_steps = max(done, self._current_steps)
+
+    def end(self, cell: GridRun) -> None:
+        """Finish a run."""
+        self._finished.add(cell.path)
+        self._current_steps = 0
+
+    @property
+    def total(self) -> int:
+        """All steps of the grid."""
+        return sum(self.steps.values())
+
+    @property
+    def done(self) -> int:
+        """The finished steps, including those of earlier processes."""
+        return sum(self.steps[path] for path in self._finished) + self._current_steps
+
+    @property
+    def left(self) -> str:
+        """The time left at the speed of this process: `0:01:10`, or `–` before its first step."""
+        if not self._steps_here:
+            return "–" if self.done < self.total else str(timedelta(0))
+        seconds_per_step = (self._clock() - self._started) / self._steps_here
+        return str(timedelta(seconds=round(seconds_per_step * max(0, self.total - self.done))))
+
+
+class GridDisplay:
+    """Creates the callbacks of each run of a grid, and shows the progress of the grid."""
+
+    def __init__(self, cells: Sequence[GridRun], console: Console, bar: ProgressBar | None) -> None:
+        self._cells, self._console = cells, console
+        self.bar = bar
+        """None without a terminal: then one line per round is printed."""
+        self._progress = GridProgress(cells)
+        self._running: GridRun | None = None
+        total, done = self._progress.total, self._progress.done
+        self._task = bar.add_task("", total=total, completed=done, left="–") if bar else None
+
+    def __call__(self, cell: GridRun) -> RunCallbacks:
+        """Return the callbacks of the next run."""
+        self.end()
+        self._running = cell
+        title, rounds = f"run {self._cells.index(cell) + 1}/{len(self._cells)} · {cell.title}", cell.experiment.rounds
+        self._update(title)
+
+        def begin(done: int, total: int) -> None:
+            self._progress.begin(cell, done, total)
+            self._update(f"{title} · round {min(done * rounds // total + 1, rounds)}/{rounds}")
+
+        def step() -> None:
+            self._progress.step()
+            self._update()
+
+        def after(record: Record) -> None:
+            finished = record["round"] + 1
+            self._progress.reach(finished * self._progress.steps[cell.path] // rounds)
+            self._update(f"{title} · round {min(finished + 1, rounds)}/{rounds}")
+            if self.bar is None:
+                result = f"{describe_round(record)} · left {self._progress.left}"
+                line = f"{title} · round {finished}/{rounds} · {result}"
+                self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+
+        return RunCallbacks(begin=begin, step=step, round=after)
+
+    def end(self) -> None:
+        """Finish the current run."""
+        if self._running:
+            self._progress.end(self._running)
+            self._update()
+
+    def decoding(self, done: int, total: int) -> None:
+        """Show that images are decoded for the first time."""
+        self._update(f"decoding images {done}/{total}")
+
+    def _update(self, description: str | None = None) -> None:
+        if self.bar is not None and self._task is not None:
+            progress = self._progress
+            self.bar.update(
+                self._task,
+                description=description,
+                completed=progress.done,
+                total=progress.total,
+                left=progress.left,
+            )

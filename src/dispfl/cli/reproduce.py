@@ -1,4 +1,4 @@
-"""`dispfl reproduce`: the paper's tables and figures, run here, beside the paper's numbers."""
+"""`dispfl reproduce`: run the paper's tables and figures and compare the results with the paper's numbers."""
 
 import json
 from collections.abc import Sequence
@@ -12,63 +12,66 @@ from dispfl.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dispfl.grid import Cell
-    from dispfl.reproduce.experiments import PaperExperiment
-    from dispfl.reproduce.placing import PlacedRun
+    from dispfl.paper.experiments import PaperExperiment, PaperRun
+    from dispfl.runs.grid import GridRun
+
+LEGEND = (
+    "Runs that several experiments share run once. min: approximate, on two cores. FLOPs: all runs, dense kernels;",
+    "1e18 take a day at 1e13 per second (a GPU), and four months at 1e11 (two cores).",
+    "Run one: dispfl reproduce NAME. With --scale paper it first measures how many hours that takes here.",
+)
 
 
 def reproduce(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="[NAME] [KEY=VALUE]...",
-            help="A table or figure, such as main or table-1, and settings for all runs that have them.",
+            help="A table or figure, such as main or table-1, and overrides for all runs that have these keys.",
         ),
     ] = None,
     scale: Annotated[
-        Literal["laptop", "paper"], typer.Option(help="In small, in minutes; or as in the paper, which takes weeks.")
+        Literal["laptop", "paper"], typer.Option(help="Small, in minutes; or as in the paper, which takes weeks.")
     ] = "laptop",
     out: Annotated[
-        Path | None, typer.Option(help="Where runs and results go; by default runs/reproduce/SCALE.")
+        Path | None, typer.Option(help="Folder for runs and results; default: runs/reproduce/SCALE.")
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data sets' files are.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="How many seeds, instead of the experiment's own.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets' files.")] = None,
+    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: that of the experiment.")] = None,
     only: Annotated[
         str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
     ] = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Start, however long it takes.")] = False,
-    list_them: Annotated[bool, typer.Option("--list", help="List what there is.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Start, regardless of the estimated time.")] = False,
+    list_them: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
 ) -> None:
-    """Run one of the paper's tables or figures, and print our numbers beside the paper's.
+    """Run one of the paper's tables or figures, and print our numbers next to the paper's.
 
-    Without a name it lists them. Runs that are finished are skipped and those
-    that were cut are gone on with, so the same command may be given again;
-    what several tables share is run once. At the paper's scale it first says
-    how long it takes on this machine, from a measured batch, and starts only
-    with --yes.
+    Without a name it lists the experiments. Finished runs are skipped and
+    interrupted ones are resumed, so the same command can be repeated; runs
+    that several tables share run once. At the paper's scale it first
+    estimates the hours on this machine, from a measured batch, and starts
+    only with --yes.
 
     Example: dispfl reproduce sparsity
     """
     from rich.console import Console
 
-    from dispfl.cli.reproduce_costs import print_list
-    from dispfl.cli.run import data_dir_words
-    from dispfl.reproduce.experiments import find
-    from dispfl.reproduce.placing import chosen
+    from dispfl.cli.run import data_dir_override
+    from dispfl.paper.experiments import find_experiment, select_runs
 
-    words = list(words or [])
-    if list_them or not words:
-        print_list(as_json)
+    arguments = list(arguments or [])
+    if list_them or not arguments:
+        _print_list(as_json)
         return
-    name, settings = words[0], words[1:]
+    name, overrides = arguments[0], arguments[1:]
     if "=" in name:
         raise ConfigError(f"Name the table or figure before {name}; dispfl reproduce --list has the names.")
-    settings += data_dir_words(data_dir)
-    experiment, out = find(name, scale), out or Path("runs/reproduce") / scale
-    picked = [word.strip() for word in only.split(",") if word.strip()]
-    runs = chosen(experiment.runs(out, seeds, settings), picked)
-    caveat = _caveat(experiment, runs, picked)
+    overrides += data_dir_override(data_dir)
+    experiment, out = find_experiment(name, scale), out or Path("runs/reproduce") / scale
+    selected = [label.strip() for label in only.split(",") if label.strip()]
+    runs = select_runs(experiment.runs(out, seeds, overrides), selected)
+    caveat = _caveat(experiment, runs, selected)
     _run(experiment, [run.cell for run in runs], scale == "paper", yes, Console(stderr=as_json), as_json)
     found = _report(experiment, runs, caveat, out, Console(quiet=as_json))
     if as_json:
@@ -76,33 +79,32 @@ def reproduce(
 
 
 def _run(
-    experiment: "PaperExperiment", cells: "Sequence[Cell]", long: bool, yes: bool, console: "Console", as_json: bool
+    experiment: "PaperExperiment", cells: "Sequence[GridRun]", long: bool, yes: bool, console: "Console", as_json: bool
 ) -> None:
-    """Run what is missing, after a look at the clock where it is long."""
-    from dispfl.cli.compare import run_grid
-    from dispfl.cli.reproduce_costs import print_hours
-    from dispfl.grid import State, check
+    """Run the missing and interrupted runs; at the paper's scale, print the hours and require --yes."""
+    from dispfl.cli.grid import run_grid
+    from dispfl.report.run_table import print_text
+    from dispfl.runs.grid import RunState, check_grid
 
     cells = list({cell.path: cell for cell in cells}.values())
-    check(cells)
-    waiting = [cell for cell in cells if cell.state is not State.DONE]
+    check_grid(cells)
+    waiting = [cell for cell in cells if cell.state is not RunState.DONE]
     count = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
-    said = f"{experiment.title} {count}, {len(cells) - len(waiting)} done."
-    console.print(said, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, f"{experiment.title} {count}, {len(cells) - len(waiting)} done.")
     problem = _missing_data(waiting)
     if problem and (yes or not long):
         raise problem
     if waiting and long:
-        print_hours(waiting, console, as_json and not yes)
+        _print_hours(waiting, console, as_json and not yes)
         if not yes:
             if problem:
-                console.print(str(problem), soft_wrap=True, highlight=False, markup=False)
-            raise ConfigError("Nothing was started. To start it all the same, give the same command with --yes.")
+                print_text(console, str(problem))
+            raise ConfigError("Nothing was started. To start anyway, repeat the command with --yes.")
     run_grid(cells, console)
 
 
-def _missing_data(cells: "Sequence[Cell]") -> DataError | None:
-    """What to do about a data set that is not here, before days are spent on the others."""
+def _missing_data(cells: "Sequence[GridRun]") -> DataError | None:
+    """Return the error of a missing data set, before days are spent on the others."""
     from dispfl.data.datasets import locate
 
     for data in dict.fromkeys((cell.experiment.data.name, cell.experiment.data.dir) for cell in cells):
@@ -113,37 +115,112 @@ def _missing_data(cells: "Sequence[Cell]") -> DataError | None:
     return None
 
 
-def _caveat(experiment: "PaperExperiment", runs: "Sequence[PlacedRun]", picked: Sequence[str]) -> str:
-    """In what the runs are not those of the paper, as its own scale has them."""
-    from dispfl.reproduce.differences import difference
-    from dispfl.reproduce.experiments import find, names
-    from dispfl.reproduce.placing import chosen
+def _caveat(experiment: "PaperExperiment", runs: "Sequence[PaperRun]", selected: Sequence[str]) -> str:
+    """Describe how the runs differ from the same experiment at the paper's scale."""
+    from dispfl.paper.experiments import experiment_names, find_experiment, select_runs
+    from dispfl.paper.reproduce import differences
 
-    if experiment.name not in names("paper"):
-        return "Not the paper's experiment but one of your own."
-    theirs = find(experiment.name, "paper").runs(Path())
-    known = {word for run in theirs for word in run.place.values()}
-    theirs = chosen(theirs, [word for word in picked if word in known])
-    return difference((run.cell.experiment for run in runs), (run.cell.experiment for run in theirs))
+    if experiment.name not in experiment_names("paper"):
+        return "A custom experiment, not the paper's."
+    theirs = find_experiment(experiment.name, "paper").runs(Path())
+    known = {label for run in theirs for label in run.labels.values()}
+    theirs = select_runs(theirs, [label for label in selected if label in known])
+    return differences((run.cell.experiment for run in runs), (run.cell.experiment for run in theirs))
 
 
 def _report(
-    experiment: "PaperExperiment", runs: "Sequence[PlacedRun]", caveat: str, out: Path, console: "Console"
+    experiment: "PaperExperiment", runs: "Sequence[PaperRun]", caveat: str, out: Path, console: "Console"
 ) -> dict[str, Any]:
-    from dispfl.analysis.paper_columns import Place
-    from dispfl.analysis.paper_report import Results, report
     from dispfl.costs.estimate import estimate
-    from dispfl.reproduce.work import plan_of
+    from dispfl.paper.comparison import PaperReference
+    from dispfl.paper.experiments import cost_inputs
+    from dispfl.paper.reproduce import ReproducedRuns, write_report
 
     table = experiment.table
-    places = {}
+    references = {}
     for run in runs:
         key = tuple(run.cell.row.items())
-        if key not in places:  # the other seeds are of the same place
-            mean = estimate(plan_of(run.cell.experiment)).mean_mb if table and table.comm == "mean" else None
-            places[key] = Place(run.place, run.printed, run.targets, mean)
+        if key not in references:  # the other seeds share the reference
+            mean = estimate(cost_inputs(run.cell.experiment)).mean_mb if table and table.comm == "mean" else None
+            references[key] = PaperReference(run.labels, run.printed, run.targets, mean)
     paths = [(run.cell.row, run.cell.path) for run in runs]
-    folder = out / experiment.name
-    return report(
-        Results(experiment.title, caveat, table, experiment.about.figure, paths, list(places.values()), folder), console
-    )
+    figure, folder = experiment.about.figure, out / experiment.name
+    results = ReproducedRuns(experiment.title, caveat, table, figure, paths, list(references.values()), folder)
+    return write_report(results, console)
+
+
+def _print_list(as_json: bool) -> None:
+    """Print the experiments, one sentence each, and their costs at both scales."""
+    from rich.console import Console
+
+    from dispfl.paper.experiments import experiment_names
+
+    listed = sorted((_listed(name) for name in experiment_names("laptop")), key=lambda one: _order(one["shows"]))
+    if as_json:
+        typer.echo(json.dumps(listed, indent=2))
+        return
+    console = Console()
+    for one in listed:
+        costs = f"laptop {_cost(one['laptop'])} · paper {_cost(one['paper'])}"
+        console.print(f"[bold]{one['name']:<26}[/]{one['shows']:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True)
+        console.print(f"    {one['title']}", highlight=False, soft_wrap=True, markup=False)
+    console.print()
+    for sentence in LEGEND:
+        console.print(sentence, style="dim", soft_wrap=True, highlight=False)
+
+
+def _listed(name: str) -> dict[str, Any]:
+    from dispfl.paper.experiments import SCALES, find_experiment
+
+    both = {scale: find_experiment(name, scale) for scale in SCALES}
+    about = both["laptop"].about
+    costs = {scale: _costs(experiment) for scale, experiment in both.items()}
+    return {"name": name, "shows": about.shows, "title": about.title} | costs
+
+
+def _costs(experiment: "PaperExperiment") -> dict[str, Any]:
+    about = experiment.about
+    distinct = {run.cell.path for run in experiment.runs(Path(), seeds=1)}
+    return {"runs": about.seeds * len(distinct), "minutes": about.minutes, "flops": about.flops}
+
+
+def _cost(costs: dict[str, Any]) -> str:
+    """Return `45 runs, 11 min`, or FLOPs at the paper's scale."""
+    runs, minutes, flops = costs["runs"], costs["minutes"], costs["flops"]
+    size = f"{minutes:g} min" if minutes else f"{flops:.0e} FLOPs".replace("e+", "e")
+    return f"{runs} run{'s' if runs > 1 else ''}, {size}"
+
+
+def _order(shows: str) -> tuple[bool, int]:
+    """Sort tables by number, then figures."""
+    kind, _, number = shows.partition(" ")
+    return kind != "Table", int(number)
+
+
+def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) -> None:
+    """Measure a training batch of each kind and print the estimated hours by method."""
+    from dispfl.paper.reproduce import remaining_hours
+    from dispfl.report.run_table import number_table, print_text
+
+    with console.status("Measuring a training batch ..."):
+        found = remaining_hours(cells)
+    total = sum(line.hours for line in found)
+    if as_json:
+        by_method = [{"method": line.method, "runs": line.runs, "hours": line.hours} for line in found]
+        typer.echo(json.dumps({"hours": total, "methods": by_method}, indent=2))
+        return
+    table = number_table("method", "runs", "hours per run", "hours")
+    for line in found:
+        table.add_row(line.method, str(line.runs), *(_number(hours) for hours in (line.hours / line.runs, line.hours)))
+    table.add_section()
+    table.add_row("all", str(len(cells)), "", _number(total))
+    console.print("", table, "", sep="\n")
+    experiment = cells[0].experiment
+    where = f"{experiment.workers} workers" if experiment.device == "cpu" else f"device {experiment.device}"
+    duration = f"{_number(total)} hours, or {_number(total / 24)} days,"
+    print_text(console, f"About {duration} on this machine ({where}), from a measured training batch.")
+
+
+def _number(value: float) -> str:
+    """Round to two digits: an estimate is not more precise."""
+    return f"{float(f'{value:.2g}'):,.0f}" if value >= 10 else f"{value:.2g}"

@@ -1,4 +1,4 @@
-"""`dispfl run`: one run, from a config or from where it stopped."""
+"""`dispfl run`, `demo`, `show` and `report`: a run, four methods on the bundled data, and the results of runs."""
 
 import json
 from collections.abc import Iterable
@@ -14,110 +14,187 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from dispfl.config import Experiment
-    from dispfl.launch import Launch
+    from dispfl.runs.execute import ExperimentRun
+
+DEMO_METHODS = ("dispfl", "local", "fedavg", "dpsgd")
 
 
 def run(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then settings that win over it."),
+        typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run directory; by default a new one under runs/.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are.")] = None,
-    track: Annotated[str | None, typer.Option(help="Show the run in another program too: tensorboard.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="The folder with the data set's files.")] = None,
+    track: Annotated[str | None, typer.Option(help="Also show the run in another program: tensorboard.")] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="With engine=ray: the cluster; without, Ray is started on this machine.")
+        str | None, typer.Option(help="With engine=ray: the cluster. By default Ray is started on this machine.")
     ] = None,
 ) -> None:
-    """Train a federation of simulated peers, and write everything down in a run directory.
+    """Train a federation of simulated peers and save everything in a run directory.
 
-    With no config it runs the demo's default on the bundled data.
+    Without a config it runs the demo's settings on the bundled data.
 
     Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2 --data-dir DATA
     """
     from rich.console import Console
 
-    from dispfl.analysis.report.page import write_report
-    from dispfl.analysis.tables import print_results
-    from dispfl.cli.progress import decoding
+    from dispfl.cli.progress import show_decoding
     from dispfl.config import compose, read_toml
-    from dispfl.launch import Launch, refuse_another_experiment
+    from dispfl.report.page import write_report
+    from dispfl.report.run_table import print_results
     from dispfl.runs.directory import read_config, read_summary
+    from dispfl.runs.execute import ExperimentRun, check_same_experiment, draw_learning_curve
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(track)
-    words = [*(words or []), *(["engine=ray"] if ray_address else [])]
+    overrides = [*(arguments or []), *(["engine=ray"] if ray_address else [])]
     console = Console()
-    words += data_dir_words(data_dir)
+    overrides += data_dir_override(data_dir)
     if resume is None:
-        named = words and ("=" not in words[0] or Path(words[0]).is_file())  # folders may be called lr=0.1
-        config = read_toml(Path(words.pop(0))) if named else {}
-        experiment = compose(config, words)
+        has_config = overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file())  # a folder may be lr=0.1
+        config = read_toml(Path(overrides.pop(0))) if has_config else {}
+        experiment = compose(config, overrides)
         path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
-        with decoding(console) as bar:
-            launch = Launch.begin(experiment, path, bar, ray_address)
-        see_through(launch, console, track, ray_address)
+        with show_decoding(console) as bar:
+            created = ExperimentRun.create(experiment, path, bar, ray_address)
+        run_to_end(created, console, track, ray_address)
     else:
         path = resume
         if out is not None:
-            raise ConfigError("--resume goes on in the run's own directory; leave --out away.")
-        refuse_another_experiment(path, compose(read_config(path), words))
+            raise ConfigError("--resume continues in the run's own directory; omit --out.")
+        check_same_experiment(path, compose(read_config(path), overrides))
         if read_summary(path) is None:
-            with decoding(console) as bar:
-                launch = Launch.go_on(path, words, bar)
-            see_through(launch, console, track, ray_address)
+            with show_decoding(console) as bar:
+                resumed = ExperimentRun.resume(path, overrides, bar)
+            run_to_end(resumed, console, track, ray_address)
         else:
-            console.print(f"{path} is finished already.", soft_wrap=True, highlight=False, markup=False)
-            if not (path / "report.html").exists():  # killed in the very end
+            console.print(f"{path} is already finished.", soft_wrap=True, highlight=False, markup=False)
+            if not (path / "learning-curve.png").exists():  # killed before it was drawn
+                draw_learning_curve(path)
+            if not (path / "report.html").exists():  # killed before it was written
                 write_report([path], path / "report.html")
     print_results([path], console)
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
 
 
-def see_through(launch: "Launch", console: "Console", track: str | None = None, ray_address: str | None = None) -> None:
-    """Run to the end with a progress bar, and write the report; Ctrl-C says how to go on."""
-    from dispfl.analysis.report.page import write_report
-    from dispfl.cli.progress import watching
+def demo(
+    out: Annotated[Path | None, typer.Option(help="The folder of the runs; by default a new one under runs/.")] = None,
+    seed: Annotated[int, typer.Option(help="The seed of the split, the weights and the masks.")] = 0,
+) -> None:
+    """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled images, print a table and draw the learning curves.
+
+    Example: dispfl demo --seed 1
+    """
+    from rich.console import Console
+
+    from dispfl.config import compose
+    from dispfl.extras import can_draw
+    from dispfl.report.page import write_report
+    from dispfl.report.run_table import print_results
+    from dispfl.runs.execute import ExperimentRun
+
+    console = Console()
+    out = out or first_free(Path("runs/demo"))
+    paths = [out / name for name in DEMO_METHODS]
+    for path in paths:
+        run_to_end(ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
+    print_results(paths, console)
+    write_report(paths, out / "report.html")
+    files = f"Everything on one page: {out / 'report.html'}"
+    if can_draw():
+        from dispfl.report.plots import plot_runs
+
+        plot_runs(paths, out / "learning-curves.png")
+        files = f"Learning curves: {out / 'learning-curves.png'}. {files}"
+    console.print(files, soft_wrap=True, highlight=False, markup=False)
+
+
+def run_to_end(
+    prepared: "ExperimentRun", console: "Console", track: str | None = None, ray_address: str | None = None
+) -> None:
+    """Run to the end with a progress bar, and write the report; after Ctrl-C, print how to resume."""
+    from dispfl.cli.progress import show_progress
+    from dispfl.report.page import write_report
     from dispfl.runs.tracking import tracking
 
-    experiment, path = launch.experiment, launch.directory.path
-    warn_of_noise([experiment])
+    experiment, path = prepared.experiment, prepared.directory.path
+    warn_about_noise([experiment])
     try:
         with (
-            watching(experiment.method.name, experiment.rounds, console) as progress,
-            tracking(track, path, progress) as told,
+            show_progress(experiment.method.name, experiment.rounds, console) as callbacks,
+            tracking(track, path, callbacks) as tracked,
         ):
-            launch.run(told, ray_address)
+            prepared.run(tracked, ray_address)
     except KeyboardInterrupt:
-        message = f"\nStopped; nothing that was finished is lost. Go on with: dispfl run --resume {quote(str(path))}"
+        message = f"\nStopped; all finished work is saved. Resume with: dispfl run --resume {quote(str(path))}"
         console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
     write_report([path], path / "report.html")
 
 
-def data_dir_words(data_dir: Path | None) -> list[str]:
-    """`--data-dir` as a setting; absolute, because a run may be resumed from another working directory."""
+def data_dir_override(data_dir: Path | None) -> list[str]:
+    """Return `--data-dir` as an override; absolute, because a run may be resumed from another working directory."""
     if data_dir is None:
         return []
     folder = str(data_dir.expanduser().absolute())
-    return [f"data.dir={json.dumps(folder, ensure_ascii=False)}"]  # quoted as TOML quotes too
+    return [f"data.dir={json.dumps(folder, ensure_ascii=False)}"]  # quoted as in TOML
 
 
-def warn_of_noise(experiments: "Iterable[Experiment]") -> None:
-    """Say once, on stderr, that a run with noise is not therefore private."""
-    if any(experiment.train.noise for experiment in experiments):
+def warn_about_noise(experiments: "Iterable[Experiment]") -> None:
+    """Warn once, on stderr, that a run with noise is not therefore private."""
+    if any(experiment.train.noise_std for experiment in experiments):
         typer.echo(
-            "train.noise alone is no privacy guarantee: gradients are clipped by the batch and not by the sample, and "
-            "nothing counts what the rounds reveal together.",
+            "train.noise_std alone is no privacy guarantee: gradients are clipped per batch and not per sample, and "
+            "the privacy loss of the rounds is not accounted.",
             err=True,
         )
 
 
 def first_free(path: Path) -> Path:
-    """The path itself, or with the first number that is free: `runs/demo`, `runs/demo-2`, ..."""
+    """Return the path, or the first numbered variant that does not exist: `runs/demo`, `runs/demo-2`, ..."""
     number, candidate = 1, path
     while candidate.exists():
         number += 1
         candidate = path.with_name(f"{path.name}-{number}")
     return candidate
+
+
+def show(
+    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="One or more run directories.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
+) -> None:
+    """Print the result table of one or more runs, finished or not.
+
+    Example: dispfl show runs/dispfl-fashion-sample
+    """
+    from rich.console import Console
+
+    from dispfl.report.run_table import overview, print_results
+
+    if as_json:
+        summaries = [overview(path) for path in directories]
+        typer.echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=2))
+    else:
+        print_results(directories, Console())
+
+
+def report(
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, or folders that contain some, such as compare's."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+) -> None:
+    """Write one HTML page about runs: accuracy, costs and results per peer.
+
+    The page is self-contained: it needs no network and no scripts.
+    Runs that differ only in their seed are one row, with a mean and a band.
+
+    Example: dispfl report runs/five -o five.html
+    """
+    from dispfl.report.page import write_report
+
+    write_report(directories, out)
+    typer.echo(f"Written: {out}")

@@ -1,4 +1,4 @@
-"""`dispfl up`: real peers on this machine, to see how it works."""
+"""`dispfl up`: a federation of real processes on this machine."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,113 +15,114 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dispfl.config import Experiment
-    from dispfl.up import Processes
+    from dispfl.peer.local import PeerProcesses
 
 DEFAULT_PEERS = 8
-EVERY = 0.5
-"""Seconds between two looks at the peers."""
+REFRESH_SECONDS = 0.5
+"""Seconds between two updates of the table."""
 HEADINGS = ("peer", "round", "accuracy", "MB\nin", "MB\nout", "TLS\n%", "heard", "missed", "refused", "state")
-"""Of the live table. As wide as what stands below them, for all to fit into 80 columns."""
+"""Headings of the live table, short enough for 80 columns."""
 
 
 def up(
-    words: Annotated[
+    arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then settings that win over it."),
+        typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."),
     ] = None,
-    peers: Annotated[int | None, typer.Option(help="How many processes; 8 without a word.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory; by default a new one under runs/.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with the run in this directory.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="Where the data set's files are.")] = None,
+    peers: Annotated[int | None, typer.Option(help="Number of processes; default: 8.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The run directory; default: a new one under runs/.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
+    data_dir: Annotated[Path | None, typer.Option(help="Folder with the data set's files.")] = None,
 ) -> None:
-    """Run real peers on this machine: a process each, with its own certificate, over mutually authenticated links.
+    """Run real peers on this machine: one process each, with its own certificate, over mutually authenticated TLS.
 
-    Everything is as between machines, except that all sites are here. In the
-    end there is a run directory as from dispfl run, with the same models.
-    Ctrl-C stops all, and --resume goes on.
+    The result is a run directory as from dispfl run, with the same models.
+    Ctrl-C stops all peers; --resume continues.
 
     Example: dispfl up --peers 8 rounds=10
     """
     from rich.console import Console
 
-    from dispfl.cli.run import data_dir_words, first_free
+    from dispfl.cli.run import data_dir_override, first_free
     from dispfl.config import compose, read_toml
-    from dispfl.launch import refuse_another_experiment
-    from dispfl.roster import roster_names
+    from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume
     from dispfl.runs.directory import read_config, read_summary
-    from dispfl.up import Processes, gather_up, go_on, set_up
+    from dispfl.runs.execute import check_same_experiment
+    from dispfl.topology import peer_names
 
-    words, console = list(words or []), Console()
-    said = [*_peers_words(peers, words), *data_dir_words(data_dir)]
+    arguments, console = list(arguments or []), Console()
+    options = [*_peers_override(peers, arguments), *data_dir_override(data_dir)]
     if resume is None:
-        config = read_toml(Path(words.pop(0))) if words and "=" not in words[0] else {}
-        # A run's own file says how many threads trained its peers; that is no wish for here, but a word is.
-        experiment = compose({"peers": DEFAULT_PEERS, **config, "threads": 1}, [*words, *said])
-        _refuse_what_only_a_simulation_heeds(experiment)
+        config = read_toml(Path(arguments.pop(0))) if arguments and "=" not in arguments[0] else {}
+        # The file of a simulated run may set workers, which does not apply here; an override does.
+        experiment = compose({"peers": DEFAULT_PEERS, **config, "workers": 1}, [*arguments, *options])
+        _refuse_simulation_settings(experiment)
         path = out or first_free(Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}")
-        set_up(experiment, path)
+        create_run(experiment, path)
     else:
         path = resume
         if out is not None:
-            raise ConfigError("--resume goes on in the run's own directory; leave --out away.")
-        experiment = compose(read_config(path), [*words, *said])
-        _refuse_what_only_a_simulation_heeds(experiment)
-        refuse_another_experiment(path, experiment)
+            raise ConfigError("--resume continues in the run's own directory; omit --out.")
+        experiment = compose(read_config(path), [*arguments, *options])
+        _refuse_simulation_settings(experiment)
+        check_same_experiment(path, experiment)
         if read_summary(path) is not None:
-            _say(console, f"{path} is finished already.")
+            _print(console, f"{path} is already finished.")
             show(path, console)
             return
-        go_on(path, experiment)
-    watch(Processes(path, roster_names(experiment.peers), together=resume is not None), experiment.rounds, console)
-    gather_up(path)
+        prepare_resume(path, experiment)
+    watch(
+        PeerProcesses(path, peer_names(experiment.peers), simultaneous=resume is not None), experiment.rounds, console
+    )
+    collect_results(path)
     show(path, console)
 
 
-def _peers_words(peers: int | None, words: Sequence[str]) -> list[str]:
-    """`--peers` as a setting, unless a word sets something else."""
+def _peers_override(peers: int | None, arguments: Sequence[str]) -> list[str]:
+    """Return `--peers` as an override; refuse a different `peers=`."""
     if peers is None:
         return []
-    for key, _, value in (word.partition("=") for word in words):
+    for key, _, value in (argument.partition("=") for argument in arguments):
         if key.strip() == "peers" and value.strip() != str(peers):
-            raise ConfigError(f"peers is {value.strip()} and --peers says {peers}: say it once.")
+            raise ConfigError(f"peers={value.strip()} contradicts --peers {peers}; give one of them.")
     return [f"peers={peers}"]
 
 
-def _refuse_what_only_a_simulation_heeds(experiment: "Experiment") -> None:
-    """Here each peer is a process, which trains its own model on one thread, and the system shares out the cores."""
-    for key, heeded in (("engine", "inprocess"), ("together", 1), ("threads", 1)):
-        if (got := getattr(experiment, key)) != heeded:
+def _refuse_simulation_settings(experiment: "Experiment") -> None:
+    """Refuse settings without effect here: each peer is a process that trains on one thread."""
+    for key, required in (("engine", "inprocess"), ("vmap_peers", 1), ("workers", 1)):
+        if (got := getattr(experiment, key)) != required:
             raise ConfigError(
-                f"{key} is {got}, which is for simulated runs: here every peer is a process of one thread. "
-                f"Use {key}={heeded}, or dispfl run."
+                f"{key} is {got}, which is for simulated runs: `dispfl up` trains each peer on one thread. "
+                f"Use {key}={required}, or dispfl run."
             )
 
 
 def show(path: Path, console: "Console") -> None:
-    """Draw and print what came of a run."""
-    from dispfl.analysis.plots import learning_curve
-    from dispfl.analysis.report.page import write_report
-    from dispfl.analysis.tables import print_results
+    """Write the report and print the results of a run."""
+    from dispfl.report.page import write_report
+    from dispfl.report.run_table import print_results
     from dispfl.runs.directory import read_summary
+    from dispfl.runs.execute import draw_learning_curve
 
     if not (path / "report.html").exists():
-        learning_curve([path], path / "learning-curve.png")
+        draw_learning_curve(path)
         write_report([path], path / "report.html")
     print_results([path], console)
     if summary := read_summary(path):
-        _say(console, network_line(summary["network"]))
-    _say(console, f"Report: {path / 'report.html'}")
+        _print(console, network_line(summary["network"]))
+    _print(console, f"Report: {path / 'report.html'}")
 
 
 def network_line(network: Mapping[str, Any]) -> str:
-    """What the sockets carried beside the messages."""
+    """Describe the bytes of the messages and of the sockets."""
     ledger, sockets, overhead = (network[key] for key in ("ledger_mb", "socket_mb", "overhead_percent"))
-    more = "" if overhead is None else f": {overhead:.1f} % more, for TLS, HTTP and greetings"
+    more = "" if overhead is None else f": {overhead:.1f} % more, for TLS, HTTP and membership sync"
     return f"Messages {ledger:.2f} MB, on the sockets {sockets:.2f} MB{more}."
 
 
-def watch(processes: "Processes", rounds: int, console: "Console") -> None:
-    """Start all and show them until all have come to their end."""
+def watch(processes: "PeerProcesses", rounds: int, console: "Console") -> None:
+    """Start all peers and show a live table until they have ended."""
     import time
 
     from rich.live import Live
@@ -131,45 +132,45 @@ def watch(processes: "Processes", rounds: int, console: "Console") -> None:
             processes.start(name)
         with Live(table(processes, rounds), console=console, refresh_per_second=4) as live:
             while len(processes.ended()) < len(processes.names):
-                time.sleep(EVERY)
+                time.sleep(REFRESH_SECONDS)
                 live.update(table(processes, rounds))
             live.update(table(processes, rounds))
     except KeyboardInterrupt:
         processes.stop()
-        _say(console, f"Stopped; no finished round is lost. Go on with: {_resuming(processes)}")
+        _print(console, f"Stopped; finished rounds are saved. Resume with: {_resume_command(processes)}")
         raise typer.Exit(130) from None
     finally:
         processes.stop()
     failed = [name for name, code in processes.ended().items() if code]
     for name in failed:
-        _say(console, f"Peer {name} failed; its log is {processes.out / 'sites' / name / 'log.txt'}.")
+        _print(console, f"Peer {name} failed; its log is {processes.out / 'sites' / name / 'log.txt'}.")
     if failed:
-        _say(console, f"Once the reason is gone, go on with: {_resuming(processes)}")
+        _print(console, f"After fixing the cause, resume with: {_resume_command(processes)}")
         raise typer.Exit(1)
 
 
-def _resuming(processes: "Processes") -> str:
+def _resume_command(processes: "PeerProcesses") -> str:
     return f"dispfl up --resume {quote(str(processes.out))}"
 
 
-def table(processes: "Processes", rounds: int) -> "Table":
-    """All peers as they are now."""
+def table(processes: "PeerProcesses", rounds: int) -> "Table":
+    """Return the current status of all peers."""
     from rich import box
     from rich.table import Table
 
-    from dispfl.analysis.tables import short
+    from dispfl.report.run_table import short
 
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in HEADINGS:
         shown.add_column(heading, justify="left" if heading in ("peer", "state") else "right", no_wrap=True)
     ended = processes.ended()
     status = {name: _status(processes.out / "sites" / name / "run" / "status.json") for name in processes.names}
-    carried = messages(status)
+    traffic = message_bytes(status)
     for name, found in status.items():
         known = list(found.get("peers", {}).values())
         score = found.get("score")
         state = found.get("state", "starting") if name not in ended else ("ended" if ended[name] == 0 else "failed")
-        into, out = carried[name]
+        into, out = traffic[name]
         sockets = sum(found.get("sockets", {}).values())
         shown.add_row(
             name,
@@ -181,15 +182,15 @@ def table(processes: "Processes", rounds: int) -> "Table":
             str(sum(peer["answered"] for peer in known)),
             str(sum(peer["missed"] for peer in known)),
             str(sum(sum(reasons.values()) for reasons in found.get("refused", {}).values())),
-            "serving" if state == "serving others" else state,
+            state,
         )
     return shown
 
 
-def messages(status: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Bytes of requests and answers that came in to each peer and went out, as the ledger counts them.
+def message_bytes(status: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
+    """Return the bytes of requests and responses that each peer received and sent, as the ledger counts them.
 
-    A peer knows what it has sent to whom, so what came in to one is what all others have sent to it.
+    Peers count what they send, so a peer has received what all others have sent to it.
     """
     sent = {
         (name, other): peer["sent_bytes"]
@@ -213,5 +214,5 @@ def _status(file: Path) -> dict[str, Any]:
     return found
 
 
-def _say(console: "Console", text: str) -> None:
+def _print(console: "Console", text: str) -> None:
     console.print(text, soft_wrap=True, highlight=False, markup=False)

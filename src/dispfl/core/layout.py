@@ -1,4 +1,4 @@
-"""Where each parameter stands in the flat vector that is a model.
+"""The layout of a model as a flat vector: where each parameter is in it.
 
 The order is that of `named_parameters()`, each parameter row-major: the order of digests and messages too. Tied
 parameters appear once; frozen ones (`requires_grad=False`) not at all, because they are neither trained nor sent.
@@ -37,7 +37,7 @@ class Layout:
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
-        """Where each parameter stands in the flat vector."""
+        """The slice of each parameter in the flat vector."""
         ends = tuple(accumulate(self.sizes))
         return tuple(slice(end - size, end) for end, size in zip(ends, self.sizes, strict=True))
 
@@ -52,5 +52,5 @@ class Layout:
         return dict(zip(self.names, self.shapes, strict=True))
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The flat vector as one shaped view a parameter: no copy."""
+        """Return the flat vector as one shaped view per parameter, without copying."""
         return [flat[where].view(shape) for where, shape in zip(self.slices, self.shapes, strict=True)]

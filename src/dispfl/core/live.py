@@ -1,4 +1,4 @@
-"""The one module that is alive in a worker: peers' flat vectors are loaded into it, trained, and read back."""
+"""The live module of a worker: peers' flat vectors are loaded into it, trained, and read back."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -11,11 +11,11 @@ from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError
 
 Precision = Literal["float32", "bf16"]
-"""In what a network computes. Weights, gradients, steps, averages, losses and messages are float32 either way."""
+"""The precision of forward and backward passes. Weights, steps, averages, losses and messages are always float32."""
 
 
 def resolve_device(device: str) -> str:
-    """The device itself, where it can be had here; for "auto" the best that can: cuda, then mps, then cpu."""
+    """Return a device that is available here; for "auto" the fastest: cuda, then mps, then cpu."""
     if device == "auto":
         return next(kind for kind, count in _devices().items() if count)
     check_device(device)
@@ -23,7 +23,7 @@ def resolve_device(device: str) -> str:
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that cannot be had here; `cuda:1` is the second of its kind."""
+    """Refuse a device that is not available here; `cuda:1` is the second of its kind."""
     kind, _, number = device.partition(":")
     count = _devices().get(kind, 0)
     if not count or (number and not (number.isdecimal() and int(number) < count)):
@@ -31,20 +31,20 @@ def check_device(device: str) -> None:
 
 
 def _devices() -> dict[str, int]:
-    """How many there are of each kind of device, the fastest kind first."""
+    """Return the number of devices of each kind, the fastest kind first."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
 
 
 _ALIVE: WeakSet[nn.Module] = WeakSet()
-"""Modules whose parameters are views already: a second LiveModel would tear them from the first."""
+"""Modules whose parameters are views already: a second LiveModel would detach them from the first."""
 
 
 class LiveModel:
     """A module whose trainable parameters and gradients are views into two flat vectors.
 
-    So loading a peer is one copy, an SGD step is a few vector operations, and so are masking and averaging. They lie
-    on the device; a peer's own state never does: `load` copies it in, `read` and `read_buffers` copy it out.
+    So loading a peer is one copy, and an SGD step, masking and averaging are a few vector operations. Both vectors are
+    on the device; a peer's state never is: `load` copies it in, `read` and `read_buffers` copy it out.
     """
 
     def __init__(self, module: nn.Module, device: str = "cpu", precision: Precision = "float32") -> None:
@@ -74,35 +74,35 @@ class LiveModel:
             parameter.grad = g
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """The module's outputs. Inputs keep their memory format: a user's `x.view(...)` must go on working."""
-        inputs = self.bring(inputs)
+        """Return the module's outputs. Inputs keep their memory format, so that a user's `x.view(...)` works."""
+        inputs = self.to_device(inputs)
         outputs: Tensor
         if self.precision == "float32":
             outputs = self.module(inputs)
             return outputs
         # Threads share autocast's cache of rounded weights and empty it for each other. Then two uses of a tied weight
-        # would share a rounded copy, and add their gradients in bf16, or not, as it happens.
+        # would share a rounded copy, and add their gradients in bf16, or not, depending on timing.
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
             outputs = self.module(inputs)
         return outputs.float()  # so loss and metric compute in float32
 
-    def bring(self, host: Tensor) -> Tensor:
-        """A tensor on the device. By way of pinned memory to cuda: the host does not wait until the device is idle."""
+    def to_device(self, host: Tensor) -> Tensor:
+        """Move a tensor to the device, to cuda through pinned memory: the host does not wait for the device."""
         if self.device.type == "cuda" and host.device.type == "cpu":
             return host.pin_memory().to(self.device, non_blocking=True)
         return host.to(self.device)
 
     def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
-        """Put a peer into the module: its weights, and its buffers (running means and the like)."""
+        """Load a peer's weights and buffers (running means and the like) into the module."""
         self.weights.copy_(weights)
         for name in self.buffer_names:
             self.module.get_buffer(name).copy_(buffers[name])
 
     def read(self) -> Tensor:
-        """A copy of the module's weights, on the host."""
+        """Return a copy of the module's weights on the host."""
         return self.weights.to("cpu", copy=True)
 
     def read_buffers(self) -> dict[str, Tensor]:
-        """A copy of the module's buffers, on the host, row-major as files want them."""
+        """Return a copy of the module's buffers on the host, row-major as files require."""
         buffers = {name: self.module.get_buffer(name) for name in self.buffer_names}
         return {n: b.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, b in buffers.items()}

@@ -1,6 +1,6 @@
 """Masks: flat bool vectors, True where a weight is kept."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -22,37 +22,33 @@ def random_mask(layout: Layout, densities: Mapping[str, float], *, rng: torch.Ge
 
 
 def kept_count(size: int, density: float) -> int:
-    """How many of a layer's weights are kept: the integer part of density x size, at least 1."""
+    """Return how many of a layer's weights are kept: the integer part of density x size, at least 1."""
     # 0.29 * 100 is 28.999...96 in floating point; the user meant 29.
     return max(1, min(size, int(density * size + 1e-9 * size)))
 
 
 def kept_per_layer(mask: Tensor, layout: Layout) -> list[int]:
-    """The number of kept weights of each layer."""
+    """Return the number of kept weights of each layer."""
     return [int(mask[where].sum()) for where in layout.slices]
 
 
-def kept_whole(layout: Layout, spreads: Iterable[Mapping[str, float]]) -> list[bool]:
-    """Which layers are kept whole under each of these spreads of a density over the layers."""
-    spreads = list(spreads)
-    return [
-        all(kept_count(size, densities[name]) == size for densities in spreads)
-        for name, size in zip(layout.names, layout.sizes, strict=True)
-    ]
+def layer_counts(layout: Layout, densities: Mapping[str, float]) -> tuple[int, ...]:
+    """Return the number of weights that `random_mask` keeps of each layer."""
+    return tuple(kept_count(size, densities[name]) for name, size in zip(layout.names, layout.sizes, strict=True))
 
 
-def places(mask: Tensor) -> Tensor:
-    """Where a mask is True, in order. NumPy finds that several times faster than `torch.nonzero`."""
+def true_indices(mask: Tensor) -> Tensor:
+    """Return the indices where a mask is True. NumPy finds them several times faster than `torch.nonzero`."""
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
 def hamming(mask_a: Tensor, mask_b: Tensor) -> int:
-    """The number of positions in which two masks differ."""
+    """Return the number of positions in which two masks differ."""
     return int(torch.count_nonzero(mask_a ^ mask_b))
 
 
 def mask_bits(mask: Tensor) -> Tensor:
-    """The mask as int32: all ones where a weight is kept, zero elsewhere."""
+    """Return the mask as int32: all bits set where a weight is kept, zero elsewhere."""
     return mask.to(torch.int32).neg_()
 
 

@@ -1,4 +1,4 @@
-"""A model at rest: its kept values and one bit a parameter. Models in messages and peers between rounds look so."""
+"""Packed models: the kept values and one bit per parameter. Messages and peers between rounds have this form."""
 
 import mmap
 from collections.abc import Callable, Iterator
@@ -26,16 +26,16 @@ class PackedMask:
     def pack(cls, mask: Tensor) -> "PackedMask":
         """Pack a flat bool mask."""
         packed = np.packbits(mask.cpu().numpy(), bitorder="little")
-        bits = _room(len(packed), packed.dtype)
+        bits = _allocate(len(packed), packed.dtype)
         bits[:] = packed
         return cls(torch.from_numpy(bits), mask.numel())
 
     def flags(self) -> NDArray[np.bool_]:
-        """The flat bool mask, as an array."""
+        """Return the flat bool mask as an array."""
         return np.unpackbits(self.bits.numpy(), count=self.size, bitorder="little").view(np.bool_)
 
     def unpack(self) -> Tensor:
-        """The flat bool mask."""
+        """Return the flat bool mask."""
         return torch.from_numpy(self.flags())
 
     @cached_property
@@ -44,7 +44,7 @@ class PackedMask:
         return _ones(self.bits.numpy())
 
     def overlap(self, other: "PackedMask") -> int:
-        """The number of weights that both masks keep."""
+        """Return the number of weights that both masks keep."""
         return _ones(self.bits.numpy() & other.bits.numpy())
 
 
@@ -57,22 +57,22 @@ class PackedModel:
 
     @classmethod
     def pack(cls, weights: Tensor, mask: Tensor, packed: PackedMask | None = None) -> "PackedModel":
-        """Pack flat weights under a flat mask, of which the packed form may be there already.
+        """Pack flat weights under a flat mask, whose packed form may be given too.
 
         Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes.
         """
-        kept = select(weights.numpy(), mask.numpy(), room=_room)
+        kept = select(weights.numpy(), mask.numpy(), allocate=_allocate)
         return cls(torch.from_numpy(kept).add_(0.0), packed or PackedMask.pack(mask))
 
     def unpack(self) -> tuple[Tensor, Tensor]:
-        """The flat weights, exactly zero outside the mask, and the mask."""
+        """Return the flat weights, exactly zero outside the mask, and the mask."""
         flags = self.mask.flags()
         return torch.from_numpy(spread(self.values.numpy(), flags)), torch.from_numpy(flags)
 
-    def parts(self) -> Iterator["Part"]:
-        """The model in pieces, one for each of `stretches(size)`, for whoever need not see it whole."""
+    def chunks(self) -> Iterator["Chunk"]:
+        """Yield the model in chunks, one for each of `chunk_slices(size)`."""
         bits, begin = self.mask.bits.numpy(), 0
-        for here in stretches(self.mask.size):
+        for here in chunk_slices(self.mask.size):
             if self.mask.kept == self.mask.size:
                 yield 1, None, self.values[here]
                 continue
@@ -82,52 +82,52 @@ class PackedModel:
             yield torch.from_numpy(flags), torch.from_numpy(where), self.values[begin : (begin := begin + len(where))]
 
 
-Part = tuple[Tensor | int, Tensor | None, Tensor]
-"""Of a stretch: which weights are kept (a 1 says all), at which places they are (None says all), and their values."""
+Chunk = tuple[Tensor | int, Tensor | None, Tensor]
+"""Which weights of a chunk are kept (1: all), at which positions (None: all), and their values."""
 
 LARGE = 1 << 20
-"""Bytes."""
-STRETCH = 1 << 18
-"""How many weights are looked at at once: so few that their positions stay in the processor's cache."""
+"""Arrays of at least this many bytes get their own memory mapping."""
+CHUNK = 1 << 18
+"""Weights per chunk: few enough that their positions stay in the processor's cache."""
 
 
-def stretches(size: int) -> Iterator[slice]:
-    """Where the stretches of a flat vector are."""
-    return (slice(start, min(start + STRETCH, size)) for start in range(0, size, STRETCH))
+def chunk_slices(size: int) -> Iterator[slice]:
+    """Yield the slices of a flat vector's chunks."""
+    return (slice(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK))
 
 
 def select(
-    array: NDArray[_T], flags: NDArray[np.bool_], room: Callable[[int, np.dtype[_T]], NDArray[_T]] = np.empty
+    array: NDArray[_T], flags: NDArray[np.bool_], allocate: Callable[[int, np.dtype[_T]], NDArray[_T]] = np.empty
 ) -> NDArray[_T]:
-    """What stands where the flags are set, in order: `array[flags]`; `room` makes the memory for it.
+    """Return `array[flags]`; `allocate` provides the memory for it.
 
-    Through the positions, stretch by stretch: several times faster than NumPy or torch index by a random mask.
+    Gathers by position, chunk by chunk: several times faster than indexing by a random mask with NumPy or torch.
     """
-    selected = room(int(np.count_nonzero(flags)), array.dtype)
+    selected = allocate(int(np.count_nonzero(flags)), array.dtype)
     begin = 0
-    for start in range(0, len(flags), STRETCH):
-        where = np.flatnonzero(flags[start : start + STRETCH])
+    for start in range(0, len(flags), CHUNK):
+        where = np.flatnonzero(flags[start : start + CHUNK])
         end = begin + len(where)
-        array[start : start + STRETCH].take(where, out=selected[begin:end], mode="clip")
+        array[start : start + CHUNK].take(where, out=selected[begin:end], mode="clip")
         begin = end
     return selected
 
 
 def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
-    """The opposite of `select`: the values where the flags are set, zeros elsewhere."""
+    """Return an array with the values where the flags are set and zeros elsewhere: the inverse of `select`."""
     array = np.zeros(len(flags), values.dtype)
     begin = 0
-    for start in range(0, len(flags), STRETCH):
-        where = np.flatnonzero(flags[start : start + STRETCH])
+    for start in range(0, len(flags), CHUNK):
+        where = np.flatnonzero(flags[start : start + CHUNK])
         end = begin + len(where)
-        array[start : start + STRETCH][where] = values[begin:end]
+        array[start : start + CHUNK][where] = values[begin:end]
         begin = end
     return array
 
 
-def _room(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
-    """Memory for what stays long. Large pieces are mapped by themselves: they go back when they are let go, while the
-    heap would keep them for the sake of some small thing that lies behind them. New pages take longer to fill.
+def _allocate(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
+    """Allocate memory for long-lived data. Large arrays get their own mapping, which is returned to the system
+    when they are freed, while the heap could keep it because of a small block behind it. New pages take longer to fill.
     """
     size = count * dtype.itemsize
     return np.empty(count, dtype) if size < LARGE else np.frombuffer(mmap.mmap(-1, size), dtype)

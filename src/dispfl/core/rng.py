@@ -1,4 +1,4 @@
-"""Every random draw has a name, so nothing depends on who draws first.
+"""Named random streams, so that results do not depend on the order of draws.
 
 A stream is named by what it is for: `(seed, purpose, peer, round)`. The names are hashed with blake2b, which is
 the same on every machine and in every process, unlike Python's salted `hash()`.
@@ -12,7 +12,7 @@ import torch
 
 
 def stream_seed(seed: int, *names: str | int) -> int:
-    """A 63-bit number that these names, in this order, always give."""
+    """Return the 63-bit number that belongs to these names in this order."""
     digest = hashlib.blake2b(digest_size=8)
     for name in (seed, *names):
         text = f"{type(name).__name__}:{name}".encode()
@@ -21,7 +21,7 @@ def stream_seed(seed: int, *names: str | int) -> int:
 
 
 def stream(seed: int, *names: str | int) -> torch.Generator:
-    """A fresh generator for one purpose: `stream(seed, "regrow", peer, t)`."""
+    """Return a fresh generator for one purpose: `stream(seed, "regrow", peer, t)`."""
     generator = torch.Generator()
     generator.manual_seed(stream_seed(seed, *names))
     return generator
@@ -29,16 +29,16 @@ def stream(seed: int, *names: str | int) -> torch.Generator:
 
 @contextlib.contextmanager
 def forked_generators(device: str = "cpu") -> Iterator[None]:
-    """Give the caller's places in torch's global generators back afterwards: the CPU's, and those of GPUs in use.
+    """Restore the states of torch's global generators afterwards: the CPU's, and those of GPUs in use.
 
     In use are the GPUs of the kind that `device` names, and those that this process has used before: seeding torch
-    seeds them too. What this does for cuda and mps is written after torch's documentation and has not been run on one.
+    seeds them too. The code for cuda and mps follows torch's documentation and has not been run on such a device.
     """
     with contextlib.ExitStack() as restored:
         restored.enter_context(torch.random.fork_rng(devices=[]))
         if device.startswith("cuda") or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            cards = range(torch.cuda.device_count())
-            restored.enter_context(torch.random.fork_rng(devices=cards, device_type="cuda"))
+            gpus = range(torch.cuda.device_count())
+            restored.enter_context(torch.random.fork_rng(devices=gpus, device_type="cuda"))
         if torch.backends.mps.is_available():
             restored.enter_context(torch.random.fork_rng(devices=[0], device_type="mps"))
         yield
@@ -46,9 +46,9 @@ def forked_generators(device: str = "cpu") -> Iterator[None]:
 
 @contextlib.contextmanager
 def global_stream(seed: int, *names: str | int) -> Iterator[None]:
-    """Seed torch's global generator from a named stream, and give the caller's back afterwards.
+    """Seed torch's global generator from a named stream, and restore it afterwards.
 
-    For the places that know no other generator: a module's constructor, dropout.
+    For code that takes no generator: a module's constructor, dropout.
     """
     with forked_generators():
         torch.manual_seed(stream_seed(seed, *names))

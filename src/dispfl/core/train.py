@@ -1,4 +1,4 @@
-"""What a peer does with a model and its own data in one round: learn under a mask, look at a gradient, score."""
+"""Local training of one peer in one round: SGD under a mask, the dense gradient, and evaluation."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,22 +22,22 @@ class Train(Settings):
     table: ClassVar[str] = "train"
     epochs: int = Field(default=5, ge=1)
     """Passes over the peer's data in a round."""
-    batch: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=128, ge=1)
     """Samples in a step."""
     lr: float = Field(default=0.1, gt=0)
     """Learning rate of round 0."""
-    decay: float = Field(default=0.998, gt=0, le=1)
+    lr_decay: float = Field(default=0.998, gt=0, le=1)
     """Factor on the learning rate after each round."""
     weight_decay: float = Field(default=5e-4, ge=0)
     """L2 penalty, added to the gradient after clipping."""
     clip_norm: float = Field(default=10.0, ge=0)
-    """The masked gradient's norm is clipped here; 0 switches it off."""
-    noise: float = Field(default=0.0, ge=0)
+    """The masked gradient is clipped to this norm; 0 disables clipping."""
+    noise_std: float = Field(default=0.0, ge=0)
     """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma."""
 
     def rate(self, t: int) -> float:
-        """The learning rate of round t."""
-        return self.lr * self.decay**t
+        """Return the learning rate of round t."""
+        return self.lr * self.lr_decay**t
 
 
 class Samples(Protocol):
@@ -50,18 +50,18 @@ class Samples(Protocol):
         ...
 
     def take(self, rows: Tensor) -> "Samples":
-        """Some of the samples."""
+        """Return some of the samples."""
         ...
 
 
 def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """The share of samples whose largest output is the label's."""
+    """Return the share of samples whose largest output is the label's."""
     return int((outputs.argmax(1) == labels).sum()) / len(labels)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned and how it is judged; classification unless told otherwise."""
+    """The loss to minimize and the metric to report; by default those of classification."""
 
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     metric: Callable[[Tensor, Tensor], float] = accuracy
@@ -69,22 +69,22 @@ class Task:
 
 @dataclass
 class Report:
-    """What was seen of one peer in one round. `None` means not measured."""
+    """Measurements of one peer in one round. `None` means not measured."""
 
     score: float | None = None
     """The metric on the peer's test data after the step."""
     mixed: float | None = None
     """The same after mixing and before training."""
     loss: float | None = None
-    """Mean training loss over the steps of the round's last stretch of learning."""
+    """Mean training loss over the steps of the round's last call of `learn`."""
     mask_change: float | None = None
     """The share of kept weights that the evolved mask replaces."""
     overlap: float | None = None
-    """The share of what the peer keeps that a heard neighbour holds too, on average."""
+    """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
     failure: str | None = None
-    """Why the peer's step was given up, in a sentence."""
+    """Why the peer's step was abandoned, as a sentence."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
-    """The training that was done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
+    """The training done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
 
     def __post_init__(self) -> None:
         self.passes = [(samples, list(kept)) for samples, kept in self.passes]  # JSON gives lists for tuples
@@ -92,7 +92,7 @@ class Report:
 
 @dataclass
 class Trainer:
-    """One peer's hands in one round: a live model, its data, its named random streams, and a report to fill in."""
+    """Training context of one peer in one round: a live model, its data, its random streams, and the report."""
 
     live: LiveModel
     train: Samples
@@ -104,29 +104,29 @@ class Trainer:
     t: int
     T: int
     roster: Sequence[str] = ()
-    """All peers' names, in the order of sums."""
-    scoring: bool = True
+    """All peers' names, in the order of every sum."""
+    evaluate: bool = True
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    """The peer's buffers: what its last step left at first, then what this step's learning made of them."""
-    pulse: Callable[[], None] = lambda: None
-    """Called before every batch; what it raises ends the step."""
+    """The peer's buffers: those of its state at first, then those after the last call of `learn`."""
+    before_batch: Callable[[], None] = lambda: None
+    """Called before every batch; an exception that it raises ends the step."""
     report: Report = field(default_factory=Report)
 
     def __post_init__(self) -> None:
-        self.order = self.stream("batches")
-        self._noise = self.stream("noise") if self.settings.noise else None
+        self.batch_rng = self.stream("batches")
+        self._noise = self.stream("noise") if self.settings.noise_std else None
 
     def stream(self, purpose: str) -> torch.Generator:
-        """The random stream of this peer and round for one purpose."""
+        """Return the random stream of this peer and round for one purpose."""
         return stream(self.seed, purpose, self.peer, self.t)
 
-    def lasting_stream(self, purpose: str) -> torch.Generator:
-        """The random stream of this peer for one purpose, the same in every round."""
+    def peer_stream(self, purpose: str) -> torch.Generator:
+        """Return the random stream of this peer for one purpose, the same in every round."""
         return stream(self.seed, purpose, self.peer)
 
     def draw_noise(self, size: int) -> Tensor | None:
-        """One step's noise, on the host, where its stream is the same whatever the device; None without noise."""
-        return torch.empty(size).normal_(0, self.settings.noise, generator=self._noise) if self._noise else None
+        """Draw one step's noise, on the host so that it is the same on every device; None without noise."""
+        return torch.empty(size).normal_(0, self.settings.noise_std, generator=self._noise) if self._noise else None
 
     def learn(
         self,
@@ -136,55 +136,55 @@ class Trainer:
         *,
         samples: Samples | None = None,
         lr: float | None = None,
-        pull: tuple[float, Tensor] | None = None,
+        prox: tuple[float, Tensor] | None = None,
     ) -> Tensor:
         """Local sparse SGD under a fixed mask.
 
         Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and weight decay added,
-        and Gaussian noise where the settings ask for it (appendix, "Main proof": g(w) + N(0, sigma^2 I)).
-        Unless told otherwise: the settings' epochs, all training samples, this round's learning rate. `pull` adds a
-        proximal term, (lambda, w_0): the gradient of lambda / 2 * |w - w_0|^2.
+        and Gaussian noise if `noise_std` is set (appendix, "Main proof": g(w) + N(0, sigma^2 I)).
+        By default: the settings' epochs, all training samples, this round's learning rate. `prox` = (mu, w_0) adds
+        the proximal term mu / 2 * |w - w_0|^2 to the loss.
         """
         s, live = self.settings, self.live
         epochs, lr = epochs or s.epochs, lr or s.rate(self.t)
         samples = self.train if samples is None else samples
         live.load(weights, self.buffers)
         live.module.train()
-        bits = mask_bits(live.bring(mask))
-        anchor = pull and (pull[0], live.bring(pull[1]))
+        bits = mask_bits(live.to_device(mask))
+        anchor = prox and (prox[0], live.to_device(prox[1]))
         losses = []
         for _ in range(epochs):
-            for x, y in samples.batches(s.batch, rng=self.order):
-                self.pulse()
+            for x, y in samples.batches(s.batch_size, rng=self.batch_rng):
+                self.before_batch()
                 losses.append(self._backward(x, y))
                 noise = self.draw_noise(weights.numel())
-                drawn = None if noise is None else live.bring(noise)
+                drawn = None if noise is None else live.to_device(noise)
                 sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor, drawn)
         self.report.passes.append((epochs * len(samples), kept_per_layer(mask, live.layout)))
         loss = torch.stack(losses).mean()
         learned = live.read()
-        self.demand_finite(loss, "training loss")
-        self.demand_finite(learned, "weights")
+        self.check_finite(loss, "training loss")
+        self.check_finite(learned, "weights")
         self.report.loss, self.buffers = float(loss), live.read_buffers()
         return learned
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """The dense gradient on one batch of the peer's training data (Algorithm 2, line 2)."""
+        """Return the dense gradient on one batch of the peer's training data (Algorithm 2, line 2)."""
         self.live.load(weights, self.buffers)
         self.live.module.train()
-        x, y = next(self.train.batches(self.settings.batch, rng=self.stream("evolve")))
+        x, y = next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve")))
         self._backward(x, y)
         self.report.passes.append((len(y), list(self.live.layout.sizes)))
         gradient = self.live.grad.to("cpu", copy=True)
-        self.demand_finite(gradient, "gradient")
+        self.check_finite(gradient, "gradient")
         return gradient
 
     def score(self, weights: Tensor, samples: Samples | None = None) -> float:
-        """The task's metric on all of the peer's test data, or on other samples."""
+        """Return the task's metric on the peer's test data, or on other samples."""
         return float(self.task.metric(*self._predict(weights, self.test if samples is None else samples)))
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
-        """The task's loss on some samples, without learning from them."""
+        """Return the task's loss on some samples, without training on them."""
         return float(self.task.loss(*self._predict(weights, samples)))
 
     @torch.no_grad()
@@ -194,21 +194,21 @@ class Trainer:
         outputs, labels = [], []
         for x, y in samples.batches(EVALUATION_BATCH):
             outputs.append(self.live(x))
-            labels.append(self.live.bring(y))
+            labels.append(self.live.to_device(y))
         return torch.cat(outputs), torch.cat(labels)
 
     def observe_mixed(self, weights: Tensor) -> None:
-        """Score the model between mixing and training, where this round is scored."""
-        if self.scoring:
+        """Evaluate the model between mixing and training, in rounds with evaluation."""
+        if self.evaluate:
             self.report.mixed = self.score(weights)
 
     def _backward(self, x: Tensor, y: Tensor) -> Tensor:
         self.live.grad.zero_()
-        loss = self.task.loss(self.live(x), self.live.bring(y))
+        loss = self.task.loss(self.live(x), self.live.to_device(y))
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def demand_finite(self, values: Tensor, what: str) -> None:
+    def check_finite(self, values: Tensor, what: str) -> None:
         if not torch.isfinite(values).all():
             raise NonFiniteError(
                 f"Peer {self.peer}, round {self.t}: the {what} became infinite or nan, so the peer keeps its last good "
@@ -226,17 +226,17 @@ def sgd_step(
     lr: float,
     weight_decay: float,
     clip_norm: float,
-    pull: tuple[float, Tensor] | None = None,
+    prox: tuple[float, Tensor] | None = None,
     noise: Tensor | None = None,
 ) -> None:
-    """One step in place on flat vectors: mask the gradient, clip its norm, add noise, decay and pull, descend."""
+    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add noise."""
     keep_(grad, bits)
     scale = clip_scale(grad, clip_norm) if clip_norm else 1.0
-    strength, anchor = pull or (0.0, None)
-    if weight_decay or strength:
-        weights.mul_(1 - lr * (weight_decay + strength))
+    mu, anchor = prox or (0.0, None)
+    if weight_decay or mu:
+        weights.mul_(1 - lr * (weight_decay + mu))
     if anchor is not None:
-        weights.add_(anchor, alpha=lr * strength)
+        weights.add_(anchor, alpha=lr * mu)
     if isinstance(scale, Tensor):
         weights.addcmul_(grad, scale, value=-lr)
     else:
@@ -246,10 +246,10 @@ def sgd_step(
 
 
 def clip_scale(grad: Tensor, clip_norm: float) -> float | Tensor:
-    """The factor, at most 1, that clips a gradient's norm: a number on the CPU, elsewhere a tensor on the device.
+    """Return the factor, at most 1, that clips a gradient's norm: a number on the CPU, a tensor on other devices.
 
-    To read a number from a device is to wait until it has computed everything before it; the host has better to do,
-    such as the next batch. On the CPU there is nothing to wait for, and a number costs one pass less over the weights.
+    Reading a number from a device waits until all computations before it are done, while the host could prepare the
+    next batch. On the CPU there is nothing to wait for, and a number saves one pass over the weights.
     """
     norm = torch.linalg.vector_norm(grad)
     if grad.device.type == "cpu":

@@ -1,1 +1,1 @@
-"""What a round costs, in two currencies: the paper's, and what really goes over the wire."""
+"""What a round costs, as the paper counts it and as sent over the wire."""

@@ -1,7 +1,7 @@
-"""Floating-point operations in the paper's currency. They are counted, not saved: dense kernels do the work.
+"""Floating-point operations as the paper counts them. They are counted, not saved: the kernels are dense.
 
 A convolution or linear layer needs, for one sample, 2 operations for each weight and output position, and 1 for each
-bias and output position; everything else is free. So each parameter has a cost per kept weight, and a sparse model
+bias and output position; everything else counts 0. So each parameter has a cost per kept weight, and a sparse model
 costs in proportion to what it keeps. A training step counts as 3 forward passes.
 """
 
@@ -27,25 +27,25 @@ class ForwardCost:
     sizes: tuple[int, ...]
 
     def dense(self) -> int:
-        """Operations with every weight kept."""
+        """Return the operations with every weight kept."""
         return self.sparse(self.sizes)
 
     def sparse(self, kept: Sequence[int]) -> int:
-        """Operations with this many weights kept in each parameter."""
+        """Return the operations with this many weights kept in each parameter."""
         return sum(cost * count for cost, count in zip(self.per_weight, kept, strict=True))
 
     def training(self, kept: Sequence[int], samples: int) -> int:
-        """Operations of training on so many samples, with this many weights kept in each parameter."""
+        """Return the operations of training on some samples, with this many weights kept in each parameter."""
         return TRAINING * samples * self.sparse(kept)
 
-    def local_phase(self, kept: Sequence[int], samples: int, epochs: int, search_batch: int = 0) -> int:
-        """A peer's round: epochs over its samples, plus one dense batch where masks are searched."""
+    def local_training(self, kept: Sequence[int], samples: int, epochs: int, search_batch: int = 0) -> int:
+        """Return the operations of a peer's round: epochs over its samples, plus one dense batch for a mask search."""
         return self.training(kept, epochs * samples) + self.training(self.sizes, search_batch)
 
 
 @torch.no_grad()
 def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCost:
-    """Run one sample (a batch of one) through the module and see how often each weight is used."""
+    """Run one sample (a batch of one) through the module and count how often each weight is used."""
     names = {parameter: name for name, parameter in module.named_parameters()}
     uses = dict.fromkeys(layout.names, 0)
 
@@ -70,7 +70,7 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
 
 
 def _positions(layer: nn.Module, source: Tensor, output: Tensor) -> int:
-    """How often a layer's weight is used for one sample: at each place of its output (transposed: of its input)."""
+    """Return how often a layer's weight is used for one sample: at each position of its output (transposed: input)."""
     if isinstance(layer, nn.Linear):
         return output.numel() // (output.shape[0] * output.shape[-1])
     where: Any = source if isinstance(layer, _ConvTransposeNd) else output

@@ -1,4 +1,4 @@
-"""Who sent how much to whom in a round."""
+"""The bytes that nodes send to each other in a round."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
-class Carried(NamedTuple):
-    """What one message cost."""
+class MessageCost(NamedTuple):
+    """The bytes of one message."""
 
     sender: str
     receiver: str
     paper: int
-    """Bytes in the paper's currency, which knows no requests."""
+    """Bytes as the paper counts them, which omits requests."""
     wire: int
     """Bytes as sent."""
 
@@ -22,7 +22,7 @@ class Busiest:
     """The busiest node's traffic in a round, in bytes, and its name where there was any traffic."""
 
     paper: int
-    """The largest download in the paper's currency."""
+    """The largest download, as the paper counts it."""
     up: int
     """The largest upload, as sent."""
     down: int
@@ -44,8 +44,8 @@ class Ledger:
     wire: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     @classmethod
-    def of(cls, messages: Iterable[Carried]) -> "Ledger":
-        """The ledger of these messages."""
+    def of(cls, messages: Iterable[MessageCost]) -> "Ledger":
+        """Return the ledger of these messages."""
         ledger = cls()
         for sender, receiver, paper, wire in messages:
             if paper:
@@ -54,7 +54,7 @@ class Ledger:
         return ledger
 
     def busiest(self) -> Busiest:
-        """The node that this round loads most."""
+        """Return the node with the most traffic."""
         up, down = per_node(self.wire)
         loads = {node: max(up[node], down[node]) for node in up | down}
         peer = min(loads, key=lambda node: (-loads[node], node)) if loads else None
@@ -62,13 +62,13 @@ class Ledger:
         return Busiest(_largest(paper_down), _largest(up), _largest(down), peer)
 
     def traffic(self) -> dict[str, tuple[int, int]]:
-        """Bytes up and bytes down of every node that sent or heard anything, as sent."""
+        """Return the bytes up and down of every node with any traffic, as sent."""
         up, down = per_node(self.wire)
         return {node: (up[node], down[node]) for node in sorted(up | down)}
 
 
 def per_node(links: Counter[tuple[str, str]]) -> tuple[Counter[str], Counter[str]]:
-    """Bytes up and bytes down of every node."""
+    """Return the bytes up and down of every node."""
     up: Counter[str] = Counter()
     down: Counter[str] = Counter()
     for (sender, receiver), count in links.items():
@@ -79,3 +79,7 @@ def per_node(links: Counter[tuple[str, str]]) -> tuple[Counter[str], Counter[str
 
 def _largest(loads: Counter[str]) -> int:
     return max(loads.values(), default=0)
+
+
+BYTES_PER_VALUE = 4
+"""As the paper counts, which omits masks."""

@@ -1,1 +1,1 @@
-"""Data: readers for the standard layouts, splits over peers, and resident batches."""
+"""Data sets: the catalogue, readers for their file formats, custom data, partitions over peers, and batches."""

@@ -1,4 +1,4 @@
-"""How many samples of each class a peer gets: whole numbers with given row sums, within the supply of each class."""
+"""How many samples of each class a peer gets: integers with given row sums, within the supply of each class."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,11 +6,11 @@ from numpy.typing import NDArray
 Counts = NDArray[np.int64]
 
 _FITTING_STEPS = 1000
-"""Enough for alpha = 0.01 with every sample in use; what little is over its supply after that, rounding repairs."""
+"""Enough for alpha = 0.01 with every sample in use; rounding corrects the small excess that may remain."""
 
 
 def log_priors(alpha: float, rows: int, classes: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Logarithms of Dirichlet(alpha) draws, each row up to a constant.
+    """Draw logarithms of Dirichlet(alpha) samples, each row up to a constant.
 
     A Dirichlet draw is a row of Gamma(alpha) draws, normalised. Most of them underflow when alpha is small, so they
     are drawn as logarithms: Gamma(alpha) is distributed as Gamma(alpha + 1) * U^(1/alpha).
@@ -24,8 +24,8 @@ def fit_to_supply(log_x: NDArray[np.float64], row_sums: Counts, supply: Counts) 
 
     Sinkhorn's iteration with columns that are capped instead of matched: scale each row to its sum, scale down each
     column that is over its supply, repeat. The limit is the nearest such matrix to the priors (in Kullback-Leibler
-    divergence); priors that never meet a shortage stay as drawn. Rows are kept as logarithms, because a small
-    alpha sets entries apart by a thousand orders of magnitude.
+    divergence); priors that fit the supply stay as drawn. Rows are kept as logarithms, because with a small
+    alpha entries differ by a thousand orders of magnitude.
     """
     for _ in range(_FITTING_STEPS):
         log_x = log_x - log_x.max(axis=1, keepdims=True)
@@ -40,16 +40,16 @@ def fit_to_supply(log_x: NDArray[np.float64], row_sums: Counts, supply: Counts) 
 
 
 def _round(x: NDArray[np.float64], preference: NDArray[np.float64], row_sums: Counts, supply: Counts) -> Counts:
-    """Whole numbers near x with rows that sum to `row_sums` and columns to at most `supply`.
+    """Round x to integers with rows that sum to `row_sums` and columns to at most `supply`.
 
-    No row or column of x may be over its sum. Each cell is rounded down; the largest remainders are rounded up while
-    their row needs it and their column has room. What a row still lacks then, it takes from the columns that have
-    room, in the order of its preference.
+    No row or column of x may exceed its sum. Each cell is rounded down; the largest remainders are rounded up while
+    their row needs more and their column has room. A row that still needs more takes it from the columns with room,
+    in the order of its preference.
     """
     counts = np.floor(x).astype(np.int64)
     need, room = row_sums - counts.sum(axis=1), supply - counts.sum(axis=0)
     remainders = x - counts
-    rounds_up = remainders > 1e-3  # what is smaller is an accident of the arithmetic and says nothing of preference
+    rounds_up = remainders > 1e-3  # smaller ones are rounding errors
     for row, column in np.argwhere(rounds_up)[np.argsort(-remainders[rounds_up], kind="stable")]:
         if need[row] and room[column]:
             counts[row, column] += 1
@@ -63,10 +63,10 @@ def _round(x: NDArray[np.float64], preference: NDArray[np.float64], row_sums: Co
     return counts
 
 
-def share(totals: Counts, members: int) -> Counts:
-    """Share class totals among members, each count equal up to one, each row sum too.
+def split_evenly(totals: Counts, members: int) -> Counts:
+    """Divide class totals among members so that the counts of a class differ by at most one, and the row sums too.
 
-    As one deals cards: the samples lie in a row, sorted by class, and member m takes every members-th from the m-th.
+    Round robin: of the samples sorted by class, member m takes every members-th, starting with the m-th.
     """
     edges = np.cumsum([0, *totals])
     taken_before: Counts = -((np.arange(members)[:, None] - edges) // members)
@@ -81,16 +81,16 @@ def proportional(counts: Counts, total: int) -> Counts:
     return scaled + rounded_up
 
 
-def deal_classes(supply: Counts, peers: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Deal `each` distinct classes to every peer, each class equally often up to one: True where a peer holds a class.
+def assign_classes(supply: Counts, peers: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Assign `each` distinct classes to every peer, as (peers, classes), and each class equally often up to one.
 
-    A peer takes the classes with most free places, ties at random. So free places never differ by more than one
+    A peer takes the classes with the most free places, ties at random. So free places never differ by more than one
     between classes, and never run out early.
     """
     classes = len(supply)
-    places, left_over = divmod(peers * each, classes)
+    places, remaining = divmod(peers * each, classes)
     free = np.full(classes, places)
-    free[np.lexsort((rng.random(classes), -supply))[:left_over]] += 1
+    free[np.lexsort((rng.random(classes), -supply))[:remaining]] += 1
     held = np.zeros((peers, classes), np.bool_)
     for mine in held:
         taken = np.lexsort((rng.random(classes), -free))[:each]
@@ -100,9 +100,9 @@ def deal_classes(supply: Counts, peers: int, each: int, rng: np.random.Generator
 
 
 def fill_evenly(held: NDArray[np.bool_], supply: Counts, n: int) -> Counts:
-    """Give each peer n samples of its classes, equally many of each up to one.
+    """Give each peer n samples of its classes; the counts of its classes differ by at most one.
 
-    Where the supply does not reach, the largest number that it does; 0 if not even one of each class.
+    If the supply is too small, n is lowered to the largest possible number; 0 if some class has too few for one each.
     """
     each, holders = int(held[0].sum()), held.sum(axis=0)
     even, more = divmod(n, each)
@@ -121,18 +121,18 @@ def fill_evenly(held: NDArray[np.bool_], supply: Counts, n: int) -> Counts:
 
 
 def one_more_each(held: NDArray[np.bool_], extra: NDArray[np.bool_], room: Counts) -> NDArray[np.bool_] | None:
-    """Give every peer one more extra sample, of a class it holds and has no extra of; None if there is no way.
+    """Give every peer one more extra sample, of a class it holds and has no extra of; None if that is impossible.
 
-    Where a peer's classes have no room left, others make room: we search chains of "whoever has an extra of this
-    class could have one of that class instead" for one that ends at a class with room. These are the augmenting
-    paths of bipartite matching, so a way is found whenever there is one.
+    Where a peer's classes have no room left, other peers swap: we search chains of "a peer with an extra of this class
+    could have an extra of that class instead" for one that ends at a class with room. These are the augmenting paths
+    of bipartite matching, so an assignment is found whenever there is one.
     """
     extra, room = extra.copy(), room - extra.sum(axis=0)
     for peer in range(len(held)):
         mine = np.flatnonzero(held[peer] & ~extra[peer])
         queue: list[int] = mine[np.argsort(-room[mine], kind="stable")].tolist()
         takers: dict[int, tuple[int, int | None]] = dict.fromkeys(queue, (peer, None))
-        for label in queue:  # grows as we go
+        for label in queue:  # grows during the loop
             if room[label]:
                 break
             others = np.flatnonzero(extra[:, label])

@@ -1,4 +1,4 @@
-"""Batches from data that stays in memory: normalized, cropped and flipped as tensor operations, not one by one."""
+"""Batches of samples that stay in memory; normalization, crops and flips are tensor operations on whole batches."""
 
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass, replace
@@ -12,94 +12,119 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from dispfl.core.train import Samples
 from dispfl.errors import DataError
 
 PADDING = 4
 
 
 @dataclass(frozen=True)
-class PictureTransform:
-    """From uint8 pictures (N, H, W, C) to normalized floats (N, C, H, W) in channels-last memory.
+class ImageTransform:
+    """Transform uint8 images (N, H, W, C) into normalized floats (N, C, H, W) in channels-last memory.
 
-    Pictures lie with their channels last from the start: convolutions here are faster so, and crops, mirrors and
-    normalization then work on whole rows of a picture instead of single pixels.
+    Images are stored with their channels last: convolutions are faster on this layout, and crops, flips and
+    normalization work on whole rows of an image instead of single pixels.
     """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     """Per channel, for pixels scaled to [0, 1]."""
     crop: bool = False
-    """Pad by 4 and crop at random, when training."""
+    """Pad by 4 and crop at random, in training."""
     flip: bool = False
-    """Mirror half of the pictures, when training."""
+    """Flip each image horizontally with probability one half, in training."""
 
-    def __call__(self, pictures: Tensor, *, rng: torch.Generator | None = None) -> Tensor:
+    def __call__(self, images: Tensor, *, rng: torch.Generator | None = None) -> Tensor:
         if rng is not None and self.crop:
-            pictures = random_crop(pictures, rng)
+            images = random_crop(images, rng)
         if rng is not None and self.flip:
-            pictures = random_flip(pictures, rng)
-        n, height, width, _ = pictures.shape
-        floats = pictures.to(torch.float32)
+            images = random_flip(images, rng)
+        n, height, width, _ = images.shape
+        floats = images.to(torch.float32)
         rows = floats.view(n, height, -1)  # mean and std repeated along a row: long vectors instead of C numbers
-        rows.sub_(_along_a_row(self.mean, width)).mul_(1 / _along_a_row(self.std, width))
+        rows.sub_(_repeat_along_row(self.mean, width)).mul_(1 / _repeat_along_row(self.std, width))
         return floats.permute(0, 3, 1, 2)
 
 
 @lru_cache
-def _along_a_row(per_channel: tuple[float, ...], width: int) -> Tensor:
-    """Constants of the channels, for pixels of 0 to 255, once for each pixel of a row."""
+def _repeat_along_row(per_channel: tuple[float, ...], width: int) -> Tensor:
+    """Scale per-channel constants to pixels of 0 to 255 and repeat them for each pixel of a row."""
     return 255 * torch.tensor(per_channel).repeat(width)
 
 
-def random_crop(pictures: Tensor, rng: torch.Generator) -> Tensor:
-    """Pad (N, H, W, C) pictures with black and cut each out again at a random place."""
-    n, height, width, channels = pictures.shape
-    padded = functional.pad(pictures, [0, 0, *[PADDING] * 4])
+def random_crop(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Pad (N, H, W, C) images with black and crop each to its old size at a random position."""
+    n, height, width, channels = images.shape
+    padded = functional.pad(images, [0, 0, *[PADDING] * 4])
     top, left = torch.randint(2 * PADDING + 1, (2, n), generator=rng).numpy()
-    picture, row, pixel, _ = padded.stride()
+    image, row, pixel, _ = padded.stride()
     places = 2 * PADDING + 1
-    windows = as_strided(  # of each picture, at each place: rows in one piece, which NumPy copies faster than torch
-        padded.numpy(), (n, places, places, height, width * channels), (picture, row, pixel, row, 1)
+    windows = as_strided(  # each image at each position; rows are contiguous, and NumPy copies them faster than torch
+        padded.numpy(), (n, places, places, height, width * channels), (image, row, pixel, row, 1)
     )
-    return torch.from_numpy(windows[np.arange(n), top, left]).view(pictures.shape)
+    return torch.from_numpy(windows[np.arange(n), top, left]).view(images.shape)
 
 
-def random_flip(pictures: Tensor, rng: torch.Generator) -> Tensor:
-    """Mirror each of (N, H, W, C) pictures with probability one half."""
-    chosen = (torch.rand(len(pictures), generator=rng) < 0.5).nonzero().squeeze(1)
-    flipped = pictures.numpy().copy()
-    flipped[chosen.numpy()] = pictures.index_select(0, chosen).flip(2).numpy()  # much faster than torch's index_copy
+def random_flip(images: Tensor, rng: torch.Generator) -> Tensor:
+    """Flip each of (N, H, W, C) images horizontally with probability one half."""
+    chosen = (torch.rand(len(images), generator=rng) < 0.5).nonzero().squeeze(1)
+    flipped = images.numpy().copy()
+    flipped[chosen.numpy()] = images.index_select(0, chosen).flip(2).numpy()  # much faster than torch's index_copy
     return torch.from_numpy(flipped)
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """Standardization of table columns: (x - mean) / std. Inference has to apply the same scaling."""
+
+    mean: Tensor
+    std: Tensor
+
+    @classmethod
+    def of(cls, inputs: Tensor) -> "Scaling":
+        """The scaling that gives each column mean 0 and standard deviation 1; a constant column is unchanged."""
+        std, mean = torch.std_mean(inputs.double(), dim=0, correction=0)
+        constant = (inputs == inputs[0]).all(dim=0)
+        mean, std = mean.masked_fill(constant, 0), std.masked_fill(constant, 1)
+        return cls(mean.float(), std.float())
+
+    @classmethod
+    def identity(cls, columns: int) -> "Scaling":
+        """The scaling that leaves every column unchanged."""
+        return cls(torch.zeros(columns), torch.ones(columns))
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        return (inputs - self.mean) / self.std
 
 
 @dataclass(frozen=True)
 class ResidentSamples:
-    """Samples that are tensors in memory; many peers may index the same tensors."""
+    """Samples held as tensors in memory; several peers may index the same tensors."""
 
     inputs: Tensor
     labels: Tensor
     index: Tensor | None = None
-    """Which rows are this peer's; all, if None."""
-    transform: PictureTransform | None = None
+    """The rows that belong to this peer; None for all rows."""
+    transform: ImageTransform | None = None
 
     def __len__(self) -> int:
         return len(self.labels if self.index is None else self.index)
 
     def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (inputs, labels): shuffled and augmented with a generator, plain and in order without."""
+        """Batches of (inputs, labels): shuffled and augmented if a generator is given, otherwise in order."""
         for rows in _chunks(len(self), size, rng):
             where = rows if self.index is None else self.index[rows]
             inputs = self.inputs.index_select(0, where)
             yield (inputs if self.transform is None else self.transform(inputs, rng=rng)), self.labels[where]
 
     def take(self, rows: Tensor) -> "ResidentSamples":
-        """Some of the samples, of the same tensors."""
+        """A subset of the samples, backed by the same tensors."""
         return replace(self, index=rows if self.index is None else self.index[rows])
 
 
 @dataclass(frozen=True)
 class DatasetSamples:
-    """A torch Dataset, fetched item by item each time, so that its own transforms act as they were written."""
+    """Samples of a torch Dataset, fetched item by item every time, so that its own transforms are applied."""
 
     dataset: Dataset[tuple[Tensor, Tensor]]
 
@@ -107,22 +132,22 @@ class DatasetSamples:
         return len(cast(Sized, self.dataset))
 
     def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (inputs, labels): shuffled with a generator, in order without."""
+        """Batches of (inputs, labels): shuffled if a generator is given, otherwise in order."""
         for rows in _chunks(len(self), size, rng):
             inputs, labels = default_collate([self.dataset[row] for row in rows.tolist()])
             yield inputs, labels
 
     def take(self, rows: Tensor) -> "DatasetSamples":
-        """Some of the samples."""
+        """A subset of the samples."""
         return DatasetSamples(Subset(self.dataset, rows.tolist()))
 
 
-Given = Dataset[tuple[Tensor, Tensor]] | tuple[Tensor, Tensor]
-"""What a user may hand over as one peer's training or test data."""
+DatasetLike = Dataset[tuple[Tensor, Tensor]] | tuple[Tensor, Tensor] | Samples
+"""What a user may pass as one peer's training or test data."""
 
 
-def samples_from(given: Given, whose: str) -> ResidentSamples | DatasetSamples:
-    """Wrap what a user handed over; `whose` names it in errors ("peer 3's training data")."""
+def samples_from(given: DatasetLike, whose: str) -> Samples:
+    """Wrap a Dataset or a pair of tensors; `whose` names it in errors ("peer 3's training data")."""
     if isinstance(given, TensorDataset):
         given = cast(tuple[Tensor, Tensor], given.tensors)
     if isinstance(given, (tuple, list)):
@@ -131,9 +156,11 @@ def samples_from(given: Given, whose: str) -> ResidentSamples | DatasetSamples:
         inputs, labels = given
         if len(inputs) != len(labels):
             raise DataError(f"{whose} has {len(inputs)} inputs but {len(labels)} labels; give as many of each.")
-        samples: ResidentSamples | DatasetSamples = ResidentSamples(inputs, labels)
+        samples: Samples = ResidentSamples(inputs, labels)
+    elif isinstance(given, (ResidentSamples, DatasetSamples)):
+        samples = given
     elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
-        samples = DatasetSamples(given)
+        samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], given))
     else:
         raise DataError(
             f"{whose} must be a Dataset with a length or a pair (inputs, labels), got {type(given).__name__}."
@@ -143,8 +170,21 @@ def samples_from(given: Given, whose: str) -> ResidentSamples | DatasetSamples:
     return samples
 
 
+def labels_of(samples: ResidentSamples | DatasetSamples, classes: tuple[str, ...] | None, which: str) -> Tensor:
+    """Return all labels; a label outside the classes is refused. `which` names the samples in errors."""
+    if isinstance(samples, ResidentSamples):
+        labels = samples.labels
+    else:
+        labels = torch.cat([labels for _, labels in samples.batches(500)])
+    if (low := int(labels.min())) < 0:
+        raise DataError(f"The {which} have the label {low}; labels count from 0.")
+    if classes is not None and (high := int(labels.max())) >= len(classes):
+        raise DataError(f"The {which} have the label {high}, but data.classes lists {len(classes)} classes, from 0.")
+    return labels
+
+
 def _chunks(count: int, size: int, rng: torch.Generator | None) -> list[Tensor]:
-    """Row numbers batch by batch. A last batch of one sample joins the one before: batch norm cannot learn from one."""
+    """Row numbers of each batch. A last batch of one sample is merged with the previous one: batch norm needs two."""
     rows = torch.arange(count) if rng is None else torch.randperm(count, generator=rng)
     chunks = list(torch.split(rows, size))
     if size > 1 and len(chunks) > 1 and len(chunks[-1]) == 1:

@@ -1,4 +1,4 @@
-"""The catalogue of data sets: all that is known of them without their files. Imports neither torch nor numpy."""
+"""The catalogue of data sets: everything known without reading their files. Imports neither torch nor numpy."""
 
 import difflib
 from dataclasses import dataclass
@@ -10,20 +10,20 @@ from dispfl.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Files:
-    """One layout in which a data set comes: the usual folders and the files (or folders) that must be in there."""
+class FileLayout:
+    """One of the layouts of a data set's files: the usual folder names, and the files (or folders) in there."""
 
     folders: tuple[str, ...]
     names: tuple[str, ...]
 
     def missing(self, folder: Path) -> list[str]:
-        """The names that are there neither plain nor gzipped."""
+        """The names that exist neither plain nor gzipped."""
         return [name for name in self.names if not ((folder / name).exists() or (folder / f"{name}.gz").exists())]
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """All that is known of a data set without its files."""
+    """Facts about a data set."""
 
     name: str
     title: str
@@ -39,7 +39,7 @@ class DataSpec:
     origin: str
     class_names: tuple[str, ...] = ()
     """Empty where the files name them."""
-    files: tuple[Files, ...] = ()
+    files: tuple[FileLayout, ...] = ()
     downloads: tuple[Download, ...] = ()
 
     @property
@@ -60,11 +60,11 @@ def _idx_downloads(base: str, *files: tuple[int, str]) -> tuple[Download, ...]:
     return tuple(Download(f"{base}/{name}.gz", sha256, size) for name, (size, sha256) in zip(_IDX, files, strict=True))
 
 
-# Checksums. Fashion-MNIST: verified, all four, against the files of Debian's package (the same packed data behind
-# another gzip header; with the original header put back, the SHA-256 agree). The others could not be downloaded when
-# this was written: those of MNIST and CIFAR are on record in TensorFlow Datasets for these very addresses (and the
-# sizes agree with other records of the archives), that of Tiny-ImageNet in several public projects. Two official
-# addresses are plain http; the checksums make up for it.
+# Checksums. Fashion-MNIST: all four are verified against the files of Debian's package (the same compressed data with
+# another gzip header; with the original header restored, the SHA-256 agree). The others are not verified against a
+# download: those of MNIST and CIFAR are recorded in TensorFlow Datasets for the same URLs (and the sizes agree with
+# other records of the archives), that of Tiny-ImageNet in several public projects. Two official URLs are plain http;
+# the checksums protect these downloads.
 _FASHION_DOWNLOADS = _idx_downloads(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
@@ -123,7 +123,7 @@ _ALL = (
         reader="idx",
         origin=_ZALANDO,
         class_names=_CLOTHES,
-        files=(Files(("fashion-mnist", "FashionMNIST/raw"), _IDX),),
+        files=(FileLayout(("fashion-mnist", "FashionMNIST/raw"), _IDX),),
         downloads=_FASHION_DOWNLOADS,
     ),
     DataSpec(
@@ -139,7 +139,7 @@ _ALL = (
         reader="idx",
         origin="LeCun, Cortes and Burges, 1998; CC BY-SA 3.0",
         class_names=tuple("0123456789"),
-        files=(Files(("mnist", "MNIST/raw"), _IDX),),
+        files=(FileLayout(("mnist", "MNIST/raw"), _IDX),),
         downloads=_MNIST_DOWNLOADS,
     ),
     DataSpec(
@@ -156,8 +156,8 @@ _ALL = (
         origin=_KRIZHEVSKY,
         class_names=_CIFAR10,
         files=(
-            Files(("cifar-10-batches-bin",), (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")),
-            Files(("cifar-10-batches-py",), (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")),
+            FileLayout(("cifar-10-batches-bin",), (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")),
+            FileLayout(("cifar-10-batches-py",), (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")),
         ),
         downloads=(_CIFAR10_DOWNLOAD,),
     ),
@@ -174,9 +174,9 @@ _ALL = (
         reader="cifar",
         origin=_KRIZHEVSKY,
         files=(
-            Files(("cifar-100-binary",), ("train.bin", "test.bin")),
+            FileLayout(("cifar-100-binary",), ("train.bin", "test.bin")),
             # `meta` tells this folder from others: "train" and "test" alone are common names.
-            Files(("cifar-100-python",), ("train", "test", "meta")),
+            FileLayout(("cifar-100-python",), ("train", "test", "meta")),
         ),
         downloads=(_CIFAR100_DOWNLOAD,),
     ),
@@ -191,8 +191,8 @@ _ALL = (
         std=(0.2770, 0.2691, 0.2821),
         flip=True,
         reader="tiny-imagenet",
-        origin="Stanford CS231n, 2015; ImageNet's terms: research, not commerce",
-        files=(Files(("tiny-imagenet-200",), ("train", "val/images", "val/val_annotations.txt")),),
+        origin="Stanford CS231n, 2015; ImageNet's terms: non-commercial research",
+        files=(FileLayout(("tiny-imagenet-200",), ("train", "val/images", "val/val_annotations.txt")),),
         downloads=(_TINY_IMAGENET_DOWNLOAD,),
     ),
 )
@@ -200,10 +200,10 @@ DATASETS: dict[str, DataSpec] = {spec.name: spec for spec in _ALL}
 
 
 def describe(name: str) -> DataSpec:
-    """What is known of a data set without its files."""
-    if name == "own":
+    """Return the facts about a data set."""
+    if name == "custom":
         raise ConfigError(
-            "This needs a data set that is known by name, but the data are a site's own (data.path, data.factory)."
+            "This needs a data set from the catalogue, but the data are custom (data.path or data.factory)."
         )
     if name not in DATASETS:
         raise ConfigError(f"Unknown data set {name}. {nearest_name(name)}")
@@ -211,6 +211,6 @@ def describe(name: str) -> DataSpec:
 
 
 def nearest_name(name: str) -> str:
-    """The end of a sentence about a name that no data set has."""
+    """A hint for an unknown name: the most similar one, or all names."""
     near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
     return f"Did you mean {near[0]}?" if near else f"Known data sets: {', '.join(DATASETS)}."

@@ -1,39 +1,151 @@
-"""The data sets: where their files are found, and how they become tensors.
+"""Which data set is used, where its files are, and how they become tensors.
 
-`DATASETS`, `describe` and `locate` work without torch; only `load` imports a reader.
+Everything here works without torch; only `load_dataset` imports a reader.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
-from dispfl.data.catalogue import DATASETS, DataSpec, Files, describe, nearest_name
-from dispfl.data.fetch import Progress, cache_folder, fetch
-from dispfl.errors import DataError
+from dispfl.data.catalogue import DATASETS, DataSpec, FileLayout, describe, nearest_name
+from dispfl.data.factory import checked_name
+from dispfl.data.fetch import ProgressCallback, cache_folder, fetch
+from dispfl.errors import ConfigError, DataError
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from dispfl.data.batches import ResidentSamples
-    from dispfl.data.own.samples import OwnSamples
-    from dispfl.data.readers import Reading
+    from dispfl.data.custom import CustomDataset
+    from dispfl.data.readers import RawDataset
 
-__all__ = ["DATASETS", "Data", "DataSpec", "Pictures", "describe", "get", "load", "locate"]
+__all__ = [
+    "DATASETS",
+    "CustomData",
+    "Data",
+    "DataSpec",
+    "ImageDataset",
+    "describe",
+    "download",
+    "load_dataset",
+    "locate",
+]
 
 SYSTEM_FOLDER = Path("/usr/share/datasets")
 """Where Debian's `dataset-fashion-mnist` puts its folder `fashion-mnist`."""
 
 
+class Data(Settings):
+    """Settings of a data set from the catalogue; `CustomData` describes a user's own data."""
+
+    table: ClassVar[str] = "data"
+    name: str = "fashion-sample"
+    """One of `dispfl data list`."""
+    dir: str | None = None
+    """The folder with the files; default: `DISPFL_DATA`, the cache folder and the system folder, in this order."""
+    augment: bool = True
+    """Random crops, and flips where the data set allows them, in training."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        if name not in DATASETS:
+            raise ValueError(f"must be a known data set, got {name!r}. {nearest_name(name)}")
+        return name
+
+
+class CustomData(Data):
+    """Settings of a user's own data: a file or folder (`path`), or the result of a function (`factory`).
+
+    Optional keys default to what fits the data; a key that does not apply to the data is refused.
+    """
+
+    FILE_KEYS: ClassVar[tuple[str, ...]] = (
+        "label",
+        "size",
+        "colour",
+        "test_share",
+        "test_path",
+        "standardize",
+        "augment",
+    )
+
+    name: Literal["custom"] = "custom"
+    path: str | None = None
+    """A CSV file, an NPZ file, or a folder with one sub-folder of images for each class."""
+    factory: str | None = None
+    """`module:function`, which returns (training data, test data)."""
+    dir: str | None = None
+    """The folder of relative paths and of the module; default: the site's folder, or the working directory."""
+    classes: tuple[str, ...] | None = None
+    """All classes, in the order of the outputs; equal at all sites of a federation. Default: those found, sorted."""
+    label: str | None = None
+    """CSV: the column with the class; default: `label` if there is one, otherwise the last column."""
+    size: int | None = Field(default=None, ge=8, le=4096)
+    """Folder: width and height in pixels to which images are resized; default: 32."""
+    colour: bool | None = None
+    """Folder: three channels, or one if false; default: true."""
+    standardize: bool = False
+    """Shift and scale each column (or channel) by the mean and standard deviation of the site's training data."""
+    test_share: float | None = Field(default=None, gt=0, lt=1)
+    """The share of each class that is held out for testing; default: 0.2."""
+    test_path: str | None = None
+    """The test data, instead of a share of `path`."""
+    augment: bool = False
+    """Random crops in training, for images."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return name
+
+    @field_validator("factory")
+    @classmethod
+    def _names_a_function(cls, factory: str | None) -> str | None:
+        return factory and checked_name(factory)
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _as_names(cls, classes: Any) -> Any:
+        if classes is None:
+            return None
+        if isinstance(classes, str) or not isinstance(classes, Iterable):
+            raise ValueError(f"must be a list of at least two names, got {classes!r}.")
+        names = tuple(str(name) for name in classes)  # classes may be called 0, 1, 2
+        if len(names) < 2:
+            raise ValueError(f"must be a list of at least two names, got {list(names)}.")
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"names {twice!r} twice; give each class once.")
+        return names
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Refuse inconsistent settings."""
+        if not self.path and not self.factory:
+            raise ConfigError("data.path is missing: name a CSV file, an NPZ file or a folder; or give data.factory.")
+        if self.path and self.factory:
+            raise ConfigError("data.path and data.factory exclude each other; omit one of them.")
+        if self.test_path and self.test_share is not None:
+            raise ConfigError("data.test_path and data.test_share exclude each other; omit one of them.")
+        if self.factory:
+            self.refuse(self.FILE_KEYS, f"data.factory={self.factory} returns data as they are used")
+
+    def refuse(self, keys: Iterable[str], why: str) -> None:
+        """Refuse keys that are set although they do not apply."""
+        for key in keys:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ConfigError(f"data.{key} does not apply: {why}. Omit it.")
+
+
 @dataclass(frozen=True, eq=False)
-class Pictures:
-    """A data set in memory. `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
+class ImageDataset:
+    """Labelled images in memory. `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
 
     name: str
     train_inputs: Tensor
@@ -46,18 +158,18 @@ class Pictures:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     flip: bool
-    """Whether a mirrored picture still shows its class: true of photographs, not of digits."""
+    """Whether a flipped image still shows its class: true of photographs, not of digits."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Channels, height and width of a picture."""
+        """Channels, height and width of an image."""
         return tuple(self.train_inputs.shape[1:])
 
     def samples(self, *, augment: bool = False) -> tuple[ResidentSamples, ResidentSamples]:
-        """Training and test data as batches; the training data cropped and mirrored at random, if they may be."""
-        from dispfl.data.batches import PictureTransform, ResidentSamples
+        """Training and test samples; `augment` crops training images at random, and flips them if `flip` allows it."""
+        from dispfl.data.batches import ImageTransform, ResidentSamples
 
-        transform = PictureTransform(self.mean, self.std, crop=augment, flip=augment and self.flip)
+        transform = ImageTransform(self.mean, self.std, crop=augment, flip=augment and self.flip)
         train, test = (inputs.permute(0, 2, 3, 1).contiguous() for inputs in (self.train_inputs, self.test_inputs))
         return (
             ResidentSamples(train, self.train_labels, transform=transform),
@@ -65,57 +177,41 @@ class Pictures:
         )
 
 
-class Data(Settings):
-    """Which data set, and where its files are. A site's own data are described by `dispfl.data.own.settings`."""
+def load_dataset(data: Data | str, progress: ProgressCallback | None = None) -> ImageDataset | CustomDataset:
+    """Find, read and check a data set, given by its settings or by its name (`load_dataset("cifar10")`).
 
-    table: ClassVar[str] = "data"
-    name: str = "fashion-sample"
-    """One of `dispfl data list`."""
-    dir: str | None = None
-    """The folder with the files, instead of `DISPFL_DATA`, the cache and the system's place."""
-    augment: bool = True
-    """Random crops, and flips where the data set allows them, in training."""
+    `progress` is called while images are decoded for the first time.
+    """
+    if isinstance(data, str):
+        data = Data(name=data)
+    if isinstance(data, CustomData):
+        from dispfl.data.custom import load_custom
 
-    @field_validator("name")
-    @classmethod
-    def _known(cls, name: str) -> str:
-        if name not in DATASETS:
-            raise ValueError(f"must be a known data set, got {name!r}. {nearest_name(name)}")
-        return name
-
-
-def load(data: Data, progress: Progress | None = None) -> Pictures | OwnSamples:
-    """Find, read and check a data set. `progress` is called while pictures are decoded for the first time."""
-    from dispfl.data.own.settings import OwnData
-
-    if isinstance(data, OwnData):
-        from dispfl.data.own.loading import load_own
-
-        return load_own(data, progress=progress)
+        return load_custom(data, progress=progress)
     spec = describe(data.name)
     folder = locate(data.name, data.dir)
     try:
-        reading = _read(spec, folder, progress)
+        raw = _read(spec, folder, progress)
     except OSError as problem:
         reason = problem.strerror or problem
         raise DataError(f"{problem.filename or folder} cannot be read: {reason}.") from None
-    return Pictures(
+    return ImageDataset(
         name=spec.name,
-        train_inputs=reading.train.inputs,
-        train_labels=reading.train.labels,
-        test_inputs=reading.test.inputs,
-        test_labels=reading.test.labels,
-        classes=reading.classes or spec.class_names,
+        train_inputs=raw.train.inputs,
+        train_labels=raw.train.labels,
+        test_inputs=raw.test.inputs,
+        test_labels=raw.test.labels,
+        classes=raw.classes or spec.class_names,
         mean=spec.mean,
         std=spec.std,
         flip=spec.flip,
     )
 
 
-def _read(spec: DataSpec, folder: Path, progress: Progress | None) -> Reading:
+def _read(spec: DataSpec, folder: Path, progress: ProgressCallback | None) -> RawDataset:
     match spec.reader:
         case "bundled":
-            from dispfl.data.readers.bundled import read_bundled
+            from dispfl.data.readers.idx import read_bundled
 
             return read_bundled(spec.classes)
         case "idx":
@@ -132,8 +228,8 @@ def _read(spec: DataSpec, folder: Path, progress: Progress | None) -> Reading:
             return read_tiny_imagenet(folder, progress)
 
 
-def get(name: str, data_dir: str | Path | None = None, progress: Progress | None = None) -> Path:
-    """The data set's folder, after downloading it into `data_dir` or the cache if it is not found."""
+def download(name: str, data_dir: str | Path | None = None, progress: ProgressCallback | None = None) -> Path:
+    """Return the data set's folder; if it is not found, download it into `data_dir` or the cache folder first."""
     try:
         return locate(name, data_dir)
     except DataError:
@@ -143,10 +239,10 @@ def get(name: str, data_dir: str | Path | None = None, progress: Progress | None
 
 
 def locate(name: str, data_dir: str | Path | None = None) -> Path:
-    """The folder with a data set's files.
+    """Return the folder with a data set's files.
 
-    A `data_dir` is the only place to look; without it these are `DISPFL_DATA`, the cache folder and the system's
-    place, in this order. Each may be the data set's own folder or hold it under its usual name.
+    A `data_dir` is the only place searched; by default these are `DISPFL_DATA`, the cache folder and the system
+    folder, in this order. Each may be the data set's folder or contain it under its usual name.
     """
     spec = describe(name)
     if spec.reader == "bundled":
@@ -174,11 +270,11 @@ def _places(data_dir: str | Path | None) -> list[Path]:
     return [*([Path(named).expanduser()] if named else []), cache_folder(), SYSTEM_FOLDER]
 
 
-def _candidates(spec: DataSpec, place: Path) -> Iterator[tuple[Path, Files]]:
+def _candidates(spec: DataSpec, place: Path) -> Iterator[tuple[Path, FileLayout]]:
     for files in spec.files:
         for folder in files.folders:
             yield place / folder, files
-    # MNIST and Fashion-MNIST have files of the same names: a folder that is called after the one is not the other.
+    # MNIST and Fashion-MNIST have the same file names, so a folder named after one of them is not taken for the other.
     others = (
         folder for other in DATASETS.values() if other is not spec for files in other.files for folder in files.folders
     )

@@ -1,7 +1,7 @@
-"""Downloads: verified by checksum, unpacked safely, and never half there.
+"""Downloads: verified by checksum, unpacked safely, never left incomplete.
 
-A file reaches its place only after its SHA-256 was checked, and an archive's folder only after all of it was
-unpacked; what was interrupted leaves nothing that looks complete.
+A file is moved into place after its SHA-256 is checked, and an archive's folder after all of it is unpacked; an
+interrupted download leaves nothing that looks complete.
 """
 
 import errno
@@ -19,15 +19,15 @@ from urllib.parse import urlsplit
 
 from dispfl.errors import DataError
 
-Progress = Callable[[int, int], None]
-"""Called with what is done and the total, in bytes or pictures."""
+ProgressCallback = Callable[[int, int], None]
+"""Called with the amount done and the total, in bytes or images."""
 
 _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Download:
-    """One file to fetch; a .tar.gz or .zip is unpacked, anything else is kept as it is."""
+    """One file to download; a .tar.gz or .zip is unpacked."""
 
     url: str
     sha256: str
@@ -43,13 +43,13 @@ class Download:
 
     @property
     def address(self) -> str:
-        """Where to fetch from: the official place, or the file of the same name at `DISPFL_MIRROR`."""
+        """The URL to download from: the official one, or the file of the same name at `DISPFL_MIRROR`."""
         mirror = os.environ.get("DISPFL_MIRROR")
         return f"{mirror.rstrip('/')}/{self.file_name}" if mirror else self.url
 
 
 def cache_folder() -> Path:
-    """Where downloads and decoded pictures are kept: `DISPFL_CACHE`, or the user's cache folder."""
+    """The folder of downloads and decoded images: `DISPFL_CACHE`, or the user's cache folder."""
     if chosen := os.environ.get("DISPFL_CACHE"):
         return Path(chosen).expanduser()
     import pooch
@@ -57,14 +57,14 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("dispfl"))
 
 
-def fetch(downloads: Sequence[Download], folder: str, into: Path, progress: Progress | None = None) -> Path:
-    """Fetch a data set's files and return `into/folder`, which then holds them.
+def fetch(downloads: Sequence[Download], folder: str, into: Path, progress: ProgressCallback | None = None) -> Path:
+    """Download a data set's files into `into/folder` and return that folder.
 
-    Files that are there already with the right checksum are not fetched again. The checksums hold for mirrors too.
+    Files with the right checksum are not downloaded again. The checksums apply to mirrors too.
     """
     target = into / folder
     if target.exists() and any(download.is_archive for download in downloads):
-        raise DataError(f"{target} is there already but not complete. Move it away, then get the data set again.")
+        raise DataError(f"{target} exists but is not complete. Move or delete it, then download the data set again.")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _check_room(downloads, into)
@@ -78,39 +78,39 @@ def fetch(downloads: Sequence[Download], folder: str, into: Path, progress: Prog
     return target
 
 
-def _retrieve(download: Download, into: Path, progress: Progress | None) -> Path:
-    """Fetch one file with pooch, which checks a temporary copy before it moves it into place."""
+def _retrieve(download: Download, into: Path, progress: ProgressCallback | None) -> Path:
+    """Download one file with pooch, which checks a temporary copy before it moves it into place."""
     import pooch
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    # A server must not unpack a .gz on the way: the checksum is that of the packed file.
+    # identity: the checksum is that of the compressed file, so it must not be decompressed in transit.
     get = pooch.HTTPDownloader(
         progressbar=_Meter(progress, download.size) if progress else False,
         chunk_size=_CHUNK,
         headers={"Accept-Encoding": "identity"},
     )
     url, host = download.address, urlsplit(download.address).netloc
-    hint = "Try again later, or name another place with DISPFL_MIRROR."
+    hint = "Try again later, or set DISPFL_MIRROR to another server."
     try:
         return Path(pooch.retrieve(url, f"sha256:{download.sha256}", download.file_name, into, downloader=get))
     except requests.HTTPError as problem:
-        raise DataError(f"{host} refused: {problem}. {hint}") from None
+        raise DataError(f"{host} refused the download: {problem}. {hint}") from None
     except (requests.ConnectionError, requests.Timeout):
-        raise DataError(f"Cannot reach {host} to fetch {url}. Check the network. {hint}") from None
+        raise DataError(f"Cannot reach {host} to download {url}. Check the network. {hint}") from None
     except requests.exceptions.ChunkedEncodingError:
-        raise DataError(f"{host} broke off while sending {url}. {hint}") from None
+        raise DataError(f"{host} closed the connection while sending {url}. {hint}") from None
     except requests.RequestException as problem:
-        raise DataError(f"Cannot fetch {url}: {problem}. {hint}") from None
-    except ValueError:  # pooch's word for a wrong checksum
-        reason = f"does not have the SHA-256 {download.sha256}, so it was damaged or changed, and was not kept"
+        raise DataError(f"Cannot download {url}: {problem}. {hint}") from None
+    except ValueError:  # what pooch raises for a wrong checksum
+        reason = f"does not have the SHA-256 {download.sha256}, so it is damaged or was changed; it was discarded"
         raise DataError(f"{url} {reason}. {hint}") from None
 
 
 class _Meter:
-    """The progress bar that pooch expects, passing on to a `Progress`."""
+    """The progress bar that pooch expects, which calls a `ProgressCallback`."""
 
-    def __init__(self, progress: Progress, size: int) -> None:
+    def __init__(self, progress: ProgressCallback, size: int) -> None:
         self.progress, self.total, self.done = progress, size, 0
 
     def update(self, count: int) -> None:
@@ -125,7 +125,7 @@ class _Meter:
 
 
 def _unpack(archive: Path, into: Path, target: Path) -> None:
-    """Unpack beside the target, then move the finished folder there in one step, and drop the archive."""
+    """Unpack next to the target, move the finished folder into place atomically, and delete the archive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as scratch:
         try:
             if archive.suffix == ".zip":
@@ -134,10 +134,12 @@ def _unpack(archive: Path, into: Path, target: Path) -> None:
                 with tarfile.open(archive) as packed:
                     packed.extractall(scratch, filter="data")
         except (tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error) as problem:
-            raise DataError(f"{archive} cannot be unpacked safely: {problem}. Delete it and get it again.") from None
+            raise DataError(
+                f"{archive} cannot be unpacked safely: {problem}. Delete it and download it again."
+            ) from None
         unpacked = Path(scratch) / target.name
         if not unpacked.is_dir():
-            raise DataError(f"{archive} has no folder {target.name}. Delete it and get it again.")
+            raise DataError(f"{archive} has no folder {target.name}. Delete it and download it again.")
         unpacked.rename(target)
     archive.unlink()
 
@@ -146,21 +148,23 @@ def _unzip(archive: Path, into: Path) -> None:
     with zipfile.ZipFile(archive) as packed:
         for name in packed.namelist():
             if not (into / name).resolve().is_relative_to(into.resolve()):
-                raise zipfile.BadZipFile(f"{name!r} would land outside its folder")
+                raise zipfile.BadZipFile(f"{name!r} would be written outside its folder")
         packed.extractall(into)
 
 
 def _check_room(downloads: Sequence[Download], into: Path) -> None:
-    # An archive and what comes out of it are on the disk together; unpacked pictures take up to twice the space.
+    # An archive and its content are on the disk together; unpacked images take up to twice the space.
     needed = sum(download.size * (3 if download.is_archive else 1) for download in downloads)
     free = shutil.disk_usage(into).free
     if free < needed:
         room = f"needs about {needed / 1e6:,.0f} MB and only {free / 1e6:,.0f} MB are free"
-        raise DataError(f"The download into {into} {room}. Make room, or choose another folder with DISPFL_CACHE.")
+        raise DataError(f"The download into {into} {room}. Free some space, or set DISPFL_CACHE to another folder.")
 
 
 def _refuse(problem: OSError, into: Path) -> NoReturn:
     if problem.errno in (errno.ENOSPC, errno.EDQUOT):
-        raise DataError(f"The disk of {into} is full. Make room, or choose another folder with DISPFL_CACHE.") from None
+        raise DataError(
+            f"The disk of {into} is full. Free some space, or set DISPFL_CACHE to another folder."
+        ) from None
     reason = problem.strerror or str(problem)
-    raise DataError(f"Cannot write to {into}: {reason}. Choose another folder with DISPFL_CACHE.") from None
+    raise DataError(f"Cannot write to {into}: {reason}. Set DISPFL_CACHE to another folder.") from None

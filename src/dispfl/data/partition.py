@@ -1,22 +1,36 @@
-"""Who gets which samples: partitions of labelled data over peers.
+"""Partitions of labelled data over peers.
 
 A partition first decides how many samples of each class a peer gets (`counts`), then which ones (`split`). Every peer
-gets the same number of training samples and no training sample goes to two peers. Counting comes first and is done
-in whole matrices, so no choice of settings can stall: what the labels cannot give is a `PartitionError`.
+gets the same number of training samples and no training sample goes to two peers. The counts are computed as whole
+matrices, so no choice of settings can loop forever: an impossible one is a `PartitionError`.
 """
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 from torch import Tensor
 
-from dispfl.data.apportion import Counts, deal_classes, fill_evenly, fit_to_supply, log_priors, proportional, share
+from dispfl.core.rng import stream
+from dispfl.data.apportion import (
+    Counts,
+    assign_classes,
+    fill_evenly,
+    fit_to_supply,
+    log_priors,
+    proportional,
+    split_evenly,
+)
 from dispfl.errors import PartitionError
-from dispfl.settings import Settings
+from dispfl.settings import Component
+
+if TYPE_CHECKING:
+    from dispfl.core.train import Samples
+    from dispfl.data.custom import CustomDataset
+    from dispfl.data.datasets import ImageDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,21 +41,21 @@ class Split:
     test: tuple[Tensor, ...]
 
     def label_counts(self, labels: Tensor, classes: int) -> Tensor:
-        """How many training samples of each class a peer has, as (peers, classes)."""
+        """The number of training samples of each class that a peer has, as (peers, classes)."""
         return torch.stack([torch.bincount(labels[mine], minlength=classes) for mine in self.train])
 
 
-class Partition(Settings):
-    """The base of all partitions; a subclass says how the classes are dealt."""
+class Partition(Component):
+    """Base class of partitions; a subclass decides the counts of the classes."""
 
     table: ClassVar[str] = "partition"
 
-    samples: int | Literal["all"] = "all"
-    """Training samples a peer; "all" shares out as many as can be had when every peer gets the same number."""
-    test_samples: int = Field(default=100, ge=1)
-    """Test samples a peer, in the label proportions of its training samples."""
+    samples_per_peer: int | Literal["all"] = "all"
+    """Training samples per peer; "all" uses as many as possible while every peer gets the same number."""
+    test_samples_per_peer: int = Field(default=100, ge=1)
+    """Test samples per peer, in the label proportions of its training samples."""
 
-    @field_validator("samples", mode="before")
+    @field_validator("samples_per_peer", mode="before")
     @classmethod
     def _positive(cls, samples: object) -> object:
         if samples != "all" and (not isinstance(samples, int) or samples < 1):
@@ -51,8 +65,8 @@ class Partition(Settings):
     def split(self, train_labels: Tensor, test_labels: Tensor, peers: int, *, rng: torch.Generator) -> Split:
         """Give each of `peers` peers its training and test samples.
 
-        Training samples are disjoint between peers; test samples may be shared. Where a peer needs more test samples
-        of a class than there are, all of them are repeated, as evenly as possible, so that the proportions stay right.
+        Training samples are disjoint between peers; test samples may be shared. If a peer needs more test samples of a
+        class than there are, they are repeated as evenly as possible, which keeps the proportions.
         """
         # NumPy draws gamma variates and permutations much faster; its generator is seeded from ours.
         draws = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng)))
@@ -61,44 +75,62 @@ class Partition(Settings):
         for label in np.flatnonzero(counts.any(axis=0)):
             if label >= len(test_pools) or not len(test_pools[label]):
                 raise PartitionError(
-                    f"Class {label} is dealt to peers but the test labels have none of it; "
-                    f"add test samples of class {label} or leave it out of the training data."
+                    f"Class {label} is assigned to peers but the test labels have none of it; "
+                    f"add test samples of class {label} or remove it from the training data."
                 )
-        train = _deal_samples(train_pools, counts, draws)
-        test = [_draw_samples(test_pools, mine, draws) for mine in proportional(counts, self.test_samples)]
+        train = _assign_samples(train_pools, counts, draws)
+        test = [_draw_samples(test_pools, mine, draws) for mine in proportional(counts, self.test_samples_per_peer)]
         return Split(train, tuple(test))
 
+    def peers(
+        self, data: "ImageDataset | CustomDataset", peers: int, *, seed: int = 0, augment: bool = False
+    ) -> "list[tuple[Samples, Samples]]":
+        """Divide a data set between peers: (training data, test data) of each, as `Federation` takes them.
+
+        The same seed gives the split of an experiment with this seed. `augment` crops and flips training images.
+        """
+        train, test = data.samples(augment=augment)
+        split = self.split(data.train_labels, data.test_labels, peers, rng=stream(seed, "partition"))
+        return [(train.take(a), test.take(b)) for a, b in zip(split.train, split.test, strict=True)]
+
     def counts(self, supply: Counts, peers: int, *, rng: np.random.Generator) -> Counts:
-        """How many training samples of each class a peer gets, as (peers, classes); `supply` has the class sizes."""
+        """Training samples of each class for each peer, as (peers, classes); `supply` has the class sizes."""
         total = int(supply.sum())
         if peers < 1:
             raise PartitionError(f"peers must be at least 1, got {peers}.")
         if peers > total:
             raise PartitionError(f"peers is {peers} but there are {total} training samples; use at most {total}.")
         largest = total // peers
-        if self.samples != "all" and self.samples > largest:
+        if self.samples_per_peer != "all" and self.samples_per_peer > largest:
             raise PartitionError(
-                f"partition.samples is {self.samples} but {total} training samples give each of {peers} peers "
-                f"at most {largest}; lower partition.samples or peers."
+                f"partition.samples_per_peer is {self.samples_per_peer} but {total} training samples give each of "
+                f"{peers} peers at most {largest}; lower partition.samples_per_peer or peers."
             )
         present = np.flatnonzero(supply)
         counts = np.zeros((peers, len(supply)), np.int64)
-        counts[:, present] = self._deal(supply[present], peers, largest if self.samples == "all" else self.samples, rng)
+        n = largest if self.samples_per_peer == "all" else self.samples_per_peer
+        found = np.asarray(self.class_counts(supply[present], peers, n, rng))
+        if found.shape != (peers, len(present)) or (found < 0).any() or (found.sum(axis=0) > supply[present]).any():
+            raise PartitionError(
+                f"class_counts of partition {self.name} must return {peers} x {len(present)} numbers of at least 0 "
+                f"whose column sums are at most {supply[present].tolist()}, got {found.tolist()}."
+            )
+        counts[:, present] = found
         return counts
 
     @abstractmethod
-    def _deal(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
-        """The counts, given that each class has samples and that there are enough for n a peer."""
+    def class_counts(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
+        """The counts, as (peers, classes); each class has samples, and there are enough for n per peer."""
 
 
 class Dirichlet(Partition):
-    """Every peer draws its own label distribution from Dirichlet(alpha); the paper's "Dir" partition."""
+    """Every peer draws a label distribution from Dirichlet(alpha); the paper's "Dir" partition."""
 
     name: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(default=0.3, ge=0.001, le=10_000)
-    """Concentration: 0.01 is nearly one class a peer, 100 nearly the same distribution for all."""
+    """Concentration: with 0.01 a peer has nearly one class, with 100 all have nearly the same distribution."""
 
-    def _deal(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
+    def class_counts(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
         return fit_to_supply(log_priors(self.alpha, peers, len(supply), rng), np.full(peers, n), supply)
 
 
@@ -114,73 +146,70 @@ class Grouped(Partition):
     alpha: float = Field(default=0.3, ge=0.001, le=10_000)
     """Concentration of the groups' label distributions, as in `Dirichlet`."""
 
-    def _deal(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
+    def class_counts(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
         if self.groups > peers:
             raise PartitionError(f"partition.groups is {self.groups} but peers is {peers}; use at most {peers} groups.")
         members = peers // self.groups + (np.arange(self.groups) < peers % self.groups)
         totals = fit_to_supply(log_priors(self.alpha, self.groups, len(supply), rng), members * n, supply)
-        return np.concatenate([share(total, size) for total, size in zip(totals, members, strict=True)])
+        return np.concatenate([split_evenly(total, size) for total, size in zip(totals, members, strict=True)])
 
 
 class Pathological(Partition):
-    """Every peer holds a few classes, equally frequent up to one sample.
+    """Every peer has a few classes, with counts that differ by at most one.
 
-    Each class goes to equally many peers, up to one; where that leaves a choice, the larger classes go to more. The
-    smallest class in proportion to its holders limits the number of samples a peer.
+    The numbers of peers with a class differ by at most one; the larger classes go to more peers. The smallest class in
+    proportion to its number of peers limits the samples per peer.
     """
 
     name: Literal["pathological"] = "pathological"
     classes: int = Field(default=2, ge=1)
-    """Classes a peer."""
+    """Classes per peer."""
 
     @field_validator("classes")
     @classmethod
     def _one_sample_of_each(cls, classes: int, others: ValidationInfo) -> int:
-        samples = others.data.get("samples", "all")
+        samples = others.data.get("samples_per_peer", "all")
         if samples != "all" and samples < classes:
-            raise ValueError(f"is {classes} but partition.samples is {samples}; a peer needs a sample of each class.")
+            raise ValueError(
+                f"is {classes} but partition.samples_per_peer is {samples}; a peer needs a sample of each class."
+            )
         return classes
 
-    def _deal(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
+    def class_counts(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
         if self.classes > len(supply):
             raise PartitionError(
                 f"partition.classes is {self.classes} but the training labels have {len(supply)} classes; "
                 f"use at most {len(supply)}."
             )
-        counts = fill_evenly(deal_classes(supply, peers, self.classes, rng), supply, n)
+        counts = fill_evenly(assign_classes(supply, peers, self.classes, rng), supply, n)
         largest = int(counts[0].sum())
         if largest < self.classes:
             raise PartitionError(
                 f"partition.classes is {self.classes} but for {peers} peers some class has fewer training samples "
-                "than holders; lower partition.classes or peers."
+                "than peers that hold it; lower partition.classes or peers."
             )
-        if self.samples != "all" and largest < self.samples:
+        if self.samples_per_peer != "all" and largest < self.samples_per_peer:
             raise PartitionError(
-                f"partition.samples is {self.samples} but {self.classes} classes for each of {peers} peers leave "
-                f"at most {largest} training samples a peer; lower partition.samples or peers."
+                f"partition.samples_per_peer is {self.samples_per_peer} but {self.classes} classes for each of {peers} "
+                f"peers leave at most {largest} training samples per peer; lower partition.samples_per_peer or peers."
             )
         return counts
 
 
 class IID(Partition):
-    """Every peer has the label distribution of the whole, up to one sample a class."""
+    """Every peer has the label distribution of the whole data set, up to one sample per class."""
 
     name: Literal["iid"] = "iid"
 
-    def _deal(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
-        return share(proportional(supply[None], peers * n)[0], peers)
-
-
-PARTITIONS: dict[str, type[Partition]] = {
-    str(kind.model_fields["name"].default): kind for kind in (Dirichlet, Grouped, Pathological, IID)
-}
+    def class_counts(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
+        return split_evenly(proportional(supply[None], peers * n)[0], peers)
 
 
 def _by_class(labels: Tensor, which: str) -> list[Counts]:
-    """The indices of each class's samples."""
+    """The indices of the samples of each class."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise PartitionError(
-            f"The {which} labels must be one whole number a sample, got {labels.dtype} of shape {tuple(labels.shape)}."
+            f"The {which} labels must be one integer per sample, got {labels.dtype} of shape {tuple(labels.shape)}."
         )
     if not len(labels):
         raise PartitionError(f"The {which} labels are empty; give at least one sample.")
@@ -190,8 +219,8 @@ def _by_class(labels: Tensor, which: str) -> list[Counts]:
     return np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values))[:-1])
 
 
-def _deal_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> tuple[Tensor, ...]:
-    """Shuffle each class and hand it out in the given counts; rows of counts must have equal sums."""
+def _assign_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> tuple[Tensor, ...]:
+    """Shuffle each class and assign its samples by the counts; rows of counts must have equal sums."""
     peers, classes = counts.shape
     samples = np.concatenate([rng.permutation(p)[:used] for p, used in zip(pools, counts.sum(axis=0), strict=True)])
     owners = np.repeat(np.tile(np.arange(peers), classes), counts.T.ravel())
@@ -200,6 +229,6 @@ def _deal_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator)
 
 
 def _draw_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> Tensor:
-    """Draw one peer's test samples: shuffle each class and take from the front, over and over if it is too short."""
+    """Draw one peer's test samples: shuffle each class and take the first ones, repeatedly if there are too few."""
     drawn = [np.resize(rng.permutation(pools[label]), counts[label]) for label in np.flatnonzero(counts)]
     return torch.from_numpy(np.sort(np.concatenate(drawn)))

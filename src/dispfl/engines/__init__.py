@@ -1,1 +1,1 @@
-"""Engines map the peers' work, nothing else."""
+"""Engines keep the peers' states and run their tasks: on threads of this process, or in Ray's processes."""

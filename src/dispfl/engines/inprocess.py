@@ -1,5 +1,6 @@
-"""The in-process engine: several peers at once, each on one thread of this process."""
+"""The in-process engine: trains several peers at once, each on one thread of this process."""
 
+import heapq
 import os
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -9,147 +10,184 @@ from queue import SimpleQueue
 
 import torch
 
-from dispfl.core.batched import can_be_stacked
-from dispfl.core.heap import keep_heap, trim_heap
 from dispfl.core.live import LiveModel
+from dispfl.core.memory import keep_heap, trim_heap
 from dispfl.core.rng import forked_generators
+from dispfl.core.stacked import can_be_stacked
 from dispfl.core.train import Trainer
-from dispfl.engines.listening import Listening
-from dispfl.engines.states import States
-from dispfl.engines.together import MakeTrainer, Stacks, steps_together
+from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
+from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked
 from dispfl.methods.base import PeerState
-from dispfl.round import state_for
+from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.round.exchange import task_senders
+from dispfl.round.round import task_state
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.simulated import heard_here, simulated_step, upload
-from dispfl.work import Outcome, Part, Setting, Step
 
 LARGE_MODEL = 1_000_000
-"""Weights from which on a step takes so long, and so much memory, that it pays to give back what is free after it."""
+"""From this many weights on, a step takes so much time and memory that returning free memory after it pays off."""
 
 
 class InProcess:
-    """Trains peers side by side, one thread each, so a peer's arithmetic does not depend on the number of threads.
+    """Trains peers in parallel, one thread each, so that results do not depend on the number of threads.
 
-    Side by side beats lending all threads to one peer: small operations do not split well. Only where there are more
-    threads than peers does a peer get several. A model that draws from torch's one global generator (dropout) cannot
-    share it between threads without losing reproducibility: then the peers take turns.
+    This is faster than giving all threads to one peer, because small operations do not parallelize well. A peer gets
+    several threads only if there are more threads than peers. A model that draws from torch's global generator
+    (dropout) cannot share it between threads reproducibly: its peers train one after another.
 
-    With `together` > 1, up to so many peers with as many samples of one shape learn as one stack of models on one
-    thread, which gives the same up to rounding. The stacks follow from the round and the roster, not from the number of
-    threads, so the same `together` gives the same bits; but a round that is taken up in its middle has other stacks for
-    the rest, and so other last bits. A model that cannot be stacked is trained peer by peer: with buffers, in bf16, not
-    on the CPU, drawing globally, or deciding by the values of its inputs what to compute.
+    With `vmap_peers` > 1, up to that many peers with equally many samples of one shape train as one stack of models
+    on one thread; the results are equal up to rounding. The stacks follow from the round and the roster, not from the
+    number of threads, so the same `vmap_peers` gives the same bits; but a round resumed in its middle stacks the
+    remaining peers differently, and its last bits differ. Models that cannot be stacked train peer by peer: those with
+    buffers, in bf16, on a GPU, drawing from the global generator, or with control flow that depends on their inputs.
 
-    A state that nobody will hear any more in a round is forgotten at once: there are never two of each in memory.
+    A state that no remaining task reads is released at once, so memory never holds two states of every peer.
     """
 
-    def __init__(self, setting: Setting, threads: int | None = None, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(self, context: RunContext, workers: int | None = None, checkpoints: Checkpoints | None = None) -> None:
         keep_heap()
-        self.setting = setting
-        self._states = States(setting, checkpoints)
-        threads = threads or os.cpu_count() or 1
-        first = LiveModel(setting.module(), setting.device, setting.precision)
-        self._codec = setting.codec(first.layout)
+        self.context = context
+        self._states = PeerStates(context, checkpoints)
+        threads = workers or os.cpu_count() or 1
+        first = LiveModel(context.module(), context.device, context.precision)
+        self._codec = context.codec(first.layout)
         self._large = first.layout.size >= LARGE_MODEL
-        alone = setting.device != "cpu" or draws_globally(setting, first)
-        workers = 1 if alone else min(threads, len(setting.peers))
-        self.threads_each = max(1, threads // len(setting.peers))
-        self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(self.threads_each,))
-        self._workers = workers
-        some = setting.peers[setting.roster[0]].train
-        stacks = setting.together > 1 and not alone and can_be_stacked(first, setting.task, some)
-        self._stacks = Stacks(setting, setting.together if stacks else 1)
+        one_by_one = context.device != "cpu" or uses_global_rng(context, first)
+        self._workers = 1 if one_by_one else min(threads, len(context.peers))
+        self.threads_each = max(1, threads // len(context.peers))
+        self._pool = ThreadPoolExecutor(self._workers, initializer=torch.set_num_threads, initargs=(self.threads_each,))
+        samples = context.peers[context.roster[0]].train
+        stacks = context.vmap_peers > 1 and not one_by_one and can_be_stacked(first, context.task, samples)
+        self._groups = PeerGroups(context, context.vmap_peers if stacks else 1)
         self._stop = threading.Event()
         self._idle: SimpleQueue[LiveModel] = SimpleQueue()
         self._idle.put(first)
-        for _ in range(workers - 1):
-            self._idle.put(LiveModel(setting.module(), setting.device, setting.precision))
+        for _ in range(self._workers - 1):
+            self._idle.put(LiveModel(context.module(), context.device, context.precision))
 
     @property
     def states(self) -> Mapping[str, PeerState]:
-        """Everyone's state, as of the last turn."""
-        return self._states.now
+        """Every peer's state after the last finished round."""
+        return self._states.current
 
     @property
-    def judged(self) -> Mapping[str, PeerState]:
-        """What each peer was judged on last, where that was a model that all share."""
-        return dict(sorted(self._states.judged.items()))
+    def evaluated(self) -> Mapping[str, PeerState]:
+        """The state that each peer was last evaluated with, where that was a global model."""
+        return dict(sorted(self._states.evaluated.items()))
 
-    def recall(self, rounds: int) -> None:
-        """Take up everyone's state after so many rounds."""
-        self._states.recall(rounds, self.setting.roster)
+    def restore(self, rounds: int) -> None:
+        """Restore every peer's state after this many rounds."""
+        self._states.restore(rounds, self.context.roster)
         trim_heap()
 
-    def under_way(self, t: int) -> dict[str, Outcome]:
-        """Take up the steps of round t that were finished before a stop."""
-        return self._states.under_way(t, self.setting.roster)
+    def partial_round(self, t: int) -> dict[str, StepResult]:
+        """Restore the steps of round t that were finished before an interruption."""
+        return self._states.partial_round(t, self.context.roster)
 
-    def turn(self) -> None:
-        """The round is over."""
-        self._states.turn()
+    def end_round(self) -> None:
+        """End the round."""
+        self._states.end_round()
 
     def flush(self, t: int) -> None:
-        """Write down the finished steps of round t that are not on the disk yet."""
+        """Write the finished steps of round t that are not on the disk yet."""
         self._states.flush(t)
 
-    def steps(self, parts: Iterable[Part]) -> Iterator[tuple[str, Outcome]]:
-        """Each part's outcome, as it is done; only as many under way as there are workers."""
-        listening = Listening(self.setting, list(parts), self._states.now)
-        running: dict[Future[list[Step]], Sequence[Part]] = {}
+    def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
+        """Yield each task's result when it is done; at most one task per worker runs at a time."""
+        tracker = ReadTracker(self.context, list(tasks), self._states.current)
+        running: dict[Future[list[StepResult]], Sequence[PeerTask]] = {}
         try:
-            for group in self._stacks.of(listening.in_order()):
-                running[self._pool.submit(self._do, group)] = group
+            for group in self._groups.of(tracker.ordered()):
+                running[self._pool.submit(self._run_group, group)] = group
                 if len(running) == self._workers:
-                    yield from self._collect(running, listening)
+                    yield from self._collect(running, tracker)
             while running:
-                yield from self._collect(running, listening)
-        finally:  # interrupted: end what is running, so that nothing trains behind the caller's back
+                yield from self._collect(running, tracker)
+        finally:  # interrupted: stop the running tasks, so that nothing trains after this call
             self._stop.set()
             wait(running)
             self._stop.clear()
 
     def _collect(
-        self, running: dict[Future[list[Step]], Sequence[Part]], listening: Listening
-    ) -> Iterator[tuple[str, Outcome]]:
+        self, running: dict[Future[list[StepResult]], Sequence[PeerTask]], tracker: "ReadTracker"
+    ) -> Iterator[tuple[str, StepResult]]:
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
-            group, outcomes = running.pop(future), {}
-            for part, step in zip(group, future.result(), strict=True):
-                outcomes[part.peer] = self._states.finish(part, step)
-                for name in listening.unheard_after(part):
-                    self._states.now.pop(name, None)
+            group, results = running.pop(future), {}
+            for task, result in zip(group, future.result(), strict=True):
+                results[task.peer] = self._states.finish(task, result)
+                for name in tracker.released_by(task):
+                    self._states.current.pop(name, None)
             if self._large:
                 trim_heap()
-            yield from outcomes.items()
+            yield from results.items()
 
-    def _do(self, group: Sequence[Part]) -> list[Step]:
+    def _run_group(self, group: Sequence[PeerTask]) -> list[StepResult]:
         live = self._idle.get()
         try:
             if len(group) == 1:
                 return [self._step(live, group[0])]
-            return steps_together(partial(self._step, live, part) for part in group)
+            return run_stacked(partial(self._step, live, task) for task in group)
         finally:
             self._idle.put(live)
 
-    def _step(self, live: LiveModel, part: Part, make_trainer: MakeTrainer = Trainer) -> Step:
-        setting, codec, now = self.setting, self._codec, self._states.now
-        hear, state = heard_here(setting, codec, part, now), state_for(setting, part, now)
-        step = simulated_step(setting, codec, live, part, state, hear, self._pulse, make_trainer)
-        return upload(setting, codec, part, step)[0]
+    def _step(self, live: LiveModel, task: PeerTask, make_trainer: MakeTrainer = Trainer) -> StepResult:
+        context, codec, states = self.context, self._codec, self._states.current
+        fetch, state = fetch_here(context, codec, task, states), task_state(context, task, states)
+        result = simulated_step(context, codec, live, task, state, fetch, self._check_stop, make_trainer)
+        return deliver_upload(context, codec, task, result)[0]
 
-    def _pulse(self) -> None:
+    def _check_stop(self) -> None:
         if self._stop.is_set():
             raise InterruptedError("stopped between two batches")
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._pool.shutdown()
 
 
-def draws_globally(setting: Setting, live: LiveModel) -> bool:
-    """Whether training draws from torch's global generator, found out on one batch of the first peer."""
-    samples = setting.peers[setting.roster[0]].train
-    with forked_generators(setting.device), torch.no_grad():
+class ReadTracker:
+    """Tracks which tasks of a round still read which peers' states: each reads its own and those of its senders."""
+
+    def __init__(self, context: RunContext, tasks: Sequence[PeerTask], states: Mapping[str, PeerState]) -> None:
+        self._tasks = {task.peer: task for task in tasks}
+        self._reads = {task.peer: {task.peer, *task_senders(context, task, states[task.peer])} for task in tasks}
+        self._readers: dict[str, set[str]] = {}
+        for peer, reads in self._reads.items():
+            for name in reads:
+                self._readers.setdefault(name, set()).add(peer)
+
+    def ordered(self) -> list[PeerTask]:
+        """Return the tasks in an order that releases states early: always the readers of the least-read state next."""
+        left = {name: len(readers) for name, readers in self._readers.items()}
+        queue = sorted((count, name) for name, count in left.items())
+        order: dict[str, PeerTask] = {}
+        while queue:
+            count, name = heapq.heappop(queue)
+            if count != left[name]:  # there is a newer entry
+                continue
+            for peer in sorted(self._readers[name] - order.keys()):
+                order[peer] = self._tasks[peer]
+                for other in self._reads[peer]:
+                    left[other] -= 1
+                    heapq.heappush(queue, (left[other], other))
+        return list(order.values())
+
+    def released_by(self, task: PeerTask) -> list[str]:
+        """Return the peers whose states no task reads any more now that this one is done; none while evaluating."""
+        if task.global_model is not None:
+            return []
+        released = []
+        for name in self._reads[task.peer]:
+            self._readers[name].discard(task.peer)
+            if not self._readers[name]:
+                released.append(name)
+        return released
+
+
+def uses_global_rng(context: RunContext, live: LiveModel) -> bool:
+    """Whether training draws from torch's global generator, tested on one batch of the first peer."""
+    samples = context.peers[context.roster[0]].train
+    with forked_generators(context.device), torch.no_grad():
         before = torch.get_rng_state()
         x, _ = next(samples.batches(2, rng=torch.Generator()))
         buffers = live.read_buffers()

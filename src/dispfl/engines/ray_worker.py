@@ -1,7 +1,7 @@
-"""Some of a federation's peers in one of Ray's processes: their data, their states and their steps.
+"""A Ray worker: some of a federation's peers in one process, with their data, their states and their steps.
 
-driver    says who takes a step, and hears what is told of it
-worker    asks other workers for the models that its peers hear, as messages of the codec, while it trains
+driver    selects the peer that takes its step, and receives the result
+worker    requests the models that its peers hear from other workers, as encoded messages, while it trains
 """
 
 import platform
@@ -16,167 +16,173 @@ import ray
 import torch
 from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError
 
-from dispfl.core.heap import keep_heap
 from dispfl.core.live import LiveModel
+from dispfl.core.memory import keep_heap
 from dispfl.core.packed import PackedMask
-from dispfl.engines.states import States
+from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.errors import ConfigError
-from dispfl.methods.base import SERVER, GossipMethod, PeerState
-from dispfl.round import senders_of, state_for
+from dispfl.methods.base import SERVER, PeerState
+from dispfl.round.context import PeerData, PeerTask, RunContext, StepResult
+from dispfl.round.exchange import (
+    DeliveredModel,
+    decode_model,
+    deliver,
+    encode_model,
+    published_model,
+    requested_mask,
+    task_senders,
+)
+from dispfl.round.round import task_state
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.simulated import Arrived, carry, decode, encode, heard_here, simulated_step, upload
-from dispfl.work import Outcome, Part, PeerData, Setting
 
-STEPS_AT_ONCE = 2
-"""One peer trains while the next one's messages are fetched."""
-LOST = RayActorError, NodeDiedError, OutOfMemoryError, ObjectLostError
-"""How Ray says that a worker is gone, or what it had answered."""
+CONCURRENT_STEPS = 2
+"""One peer trains while the messages of the next one are fetched."""
+WORKER_LOST = RayActorError, NodeDiedError, OutOfMemoryError, ObjectLostError
+"""Ray's exceptions for a worker that is gone, or for its lost results."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """What a worker tells of a finished step."""
+class RemoteResult:
+    """A finished step as the worker reports it to the driver."""
 
-    outcome: Outcome
-    message: bytes | None
-    """What the peer sends to the server; it is not in the outcome, because only messages travel."""
+    result: StepResult
+    upload: bytes | None
+    """The message to the server; not part of the result, because only messages travel between processes."""
     seconds: float
 
 
-@ray.remote(concurrency_groups={"step": STEPS_AT_ONCE, "answer": 1})  # type: ignore[call-overload]
+@ray.remote(concurrency_groups={"step": CONCURRENT_STEPS, "respond": 1})  # type: ignore[call-overload]
 class Worker:
-    """Trains its peers one after another, on one thread, and answers other workers meanwhile."""
+    """Trains its peers one after another on one thread, and serves their models to other workers meanwhile."""
 
-    def __init__(self, name: str, setting: Setting, folder: Path) -> None:
+    def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         keep_heap()
         self._folder = folder
-        self._setting = setting
-        self._live = LiveModel(setting.module(), setting.device, setting.precision)
-        self._codec = setting.codec(self._live.layout)
-        self._states = States(setting, Checkpoints(folder, name))
+        self._context = context
+        self._live = LiveModel(context.module(), context.device, context.precision)
+        self._codec = context.codec(self._live.layout)
+        self._states = PeerStates(context, Checkpoints(folder, name))
         self._rounds = 0
-        self._parts: Mapping[str, Part] = {}
-        self._others: Mapping[int, Any] = {}
-        self._places: Mapping[str, int] = {}
+        self._tasks: Mapping[str, PeerTask] = {}
+        self._workers: Mapping[int, Any] = {}
+        self._assignment: Mapping[str, int] = {}
         self._training, self._writing, self._stop = threading.Lock(), threading.Lock(), threading.Event()
 
-    def adopt(self, data: Mapping[str, PeerData], rounds: int) -> None:
-        """Take over these peers, as they are after so many rounds."""
+    def add_peers(self, data: Mapping[str, PeerData], rounds: int) -> None:
+        """Add these peers, with their states after this many rounds."""
         if not self._folder.is_dir():
-            raise ConfigError(  # no `DamagedError`: nothing is wrong with the checkpoint
+            raise ConfigError(  # not a `DamagedError`: the checkpoint itself is fine
                 f"The machine {platform.node()} does not see {self._folder}. On a cluster the run directory (--out) "
                 "must be on a file system that all machines share."
             )
-        self._setting = replace(self._setting, peers={**self._setting.peers, **data})
-        self._states.recall(rounds, data)
+        self._context = replace(self._context, peers={**self._context.peers, **data})
+        self._states.restore(rounds, data)
         self._rounds = rounds
 
-    def give_away(self, peers: Collection[str]) -> None:
-        """These peers are another worker's from now on."""
-        left = {peer: data for peer, data in self._setting.peers.items() if peer not in peers}
-        self._setting = replace(self._setting, peers=left)
-        self._states.forget(peers)
+    def remove_peers(self, peers: Collection[str]) -> None:
+        """Remove these peers, which another worker has from now on."""
+        left = {peer: data for peer, data in self._context.peers.items() if peer not in peers}
+        self._context = replace(self._context, peers=left)
+        self._states.drop(peers)
 
-    def under_way(self, t: int) -> dict[str, Outcome]:
-        """Take up the steps of round t that were finished before a stop."""
-        return self._states.under_way(t, self._setting.peers)
+    def partial_round(self, t: int) -> dict[str, StepResult]:
+        """Restore the steps of round t that were finished before an interruption."""
+        return self._states.partial_round(t, self._context.peers)
 
-    def meet(self, others: Mapping[int, Any], places: Mapping[str, int]) -> None:
-        """Who the other workers are, and where everyone is."""
-        self._others, self._places = others, places
+    def set_workers(self, workers: Mapping[int, Any], assignment: Mapping[str, int]) -> None:
+        """Set the other workers, and which of them has which peer."""
+        self._workers, self._assignment = workers, assignment
 
-    def prepare(self, parts: Sequence[Part]) -> list[str]:
-        """These are the parts of the round, in one message, because they have much in common; whose are on the disk."""
-        self._parts = {part.peer: part for part in parts}
+    def set_tasks(self, tasks: Sequence[PeerTask]) -> list[str]:
+        """Set the round's tasks, in one call because they share much data; return the peers that are on the disk."""
+        self._tasks = {task.peer: task for task in tasks}
         self._stop.clear()
-        return list(self.under_way(self._rounds))
+        return list(self.partial_round(self._rounds))
 
-    def turn(self, rounds: int) -> None:
-        """So many rounds are over, which a worker that was put in a lost one's place may know already."""
+    def end_round(self, rounds: int) -> None:
+        """End a round, so that this many are finished; a worker that replaced a lost one may know it already."""
         if self._rounds < rounds:
-            self._states.turn()
+            self._states.end_round()
             self._rounds = rounds
 
     def flush(self, t: int) -> None:
-        """Write down the finished steps of round t that are not on the disk yet."""
+        """Write the finished steps of round t that are not on the disk yet."""
         with self._writing:
             self._states.flush(t)
 
-    def fetch(self, peer: str, judged: bool) -> PeerState:
-        """A peer's state, or what it was judged on."""
-        return (self._states.judged if judged else self._states.now)[peer]
+    def get_state(self, peer: str, evaluated: bool) -> PeerState:
+        """Return a peer's state, or the one that it was evaluated with."""
+        return (self._states.evaluated if evaluated else self._states.current)[peer]
 
-    def has_judged(self) -> list[str]:
-        """Whom of its peers it has judged on a shared model."""
-        return list(self._states.judged)
+    def evaluated_peers(self) -> list[str]:
+        """Return the peers that were evaluated with a global model."""
+        return list(self._states.evaluated)
 
     @ray.method(concurrency_group="step")
-    def step(self, peer: str) -> Told | None:
-        """A peer's part of the round; None if a worker that it had to ask is gone."""
-        setting, part, now = self._setting, self._parts[peer], self._states.now
-        state = state_for(setting, part, now)
-        asked = state.next_mask if setting.pulls else None
-        here = heard_here(setting, self._codec, part, now)
+    def step(self, peer: str) -> RemoteResult | None:
+        """Run a peer's task; None if a worker that it had to request models from is lost."""
+        context, task, states = self._context, self._tasks[peer], self._states.current
+        state = task_state(context, task, states)
+        here = fetch_here(context, self._codec, task, states)
         try:
-            from_elsewhere = self._ask_others(part, state, asked)
-        except LOST:
+            remote = self._request_remote(task, state, requested_mask(context, state))
+        except WORKER_LOST:
             return None
 
-        def hear(sender: str, asked: PackedMask | None) -> Arrived:
-            return from_elsewhere[sender] if sender in from_elsewhere else here(sender, asked)
+        def fetch(sender: str, mask: PackedMask | None) -> DeliveredModel:
+            return remote[sender] if sender in remote else here(sender, mask)
 
         with self._training:
             torch.set_num_threads(1)
             began = time.perf_counter()
-            step = simulated_step(setting, self._codec, self._live, part, state, hear, self._pulse)
+            result = simulated_step(context, self._codec, self._live, task, state, fetch, self._check_stop)
             seconds = time.perf_counter() - began
-        step, arrived = upload(setting, self._codec, part, step)
+        result, delivery = deliver_upload(context, self._codec, task, result)
         with self._writing:
-            outcome = self._states.finish(part, step)
-        if arrived is None:
-            return Told(outcome, None, seconds)
-        message = arrived.message or encode(setting, self._codec, arrived.model, None, peer, SERVER, part.t)
-        return Told(replace(outcome, sent=None), message, seconds)
+            result = self._states.finish(task, result)
+        if delivery is None:
+            return RemoteResult(result, None, seconds)
+        message = delivery.message or encode_model(context, self._codec, delivery.model, None, peer, SERVER, task.t)
+        return RemoteResult(replace(result, upload=None), message, seconds)
 
-    @ray.method(concurrency_group="answer")
-    def answer(self, t: int, receiver: str, senders: Sequence[str], request: bytes | None) -> list[tuple[bytes, int]]:
-        """The messages of this worker's peers to another's, each with its price in the paper's currency."""
+    @ray.method(concurrency_group="respond")
+    def respond(self, t: int, receiver: str, senders: Sequence[str], request: bytes | None) -> list[tuple[bytes, int]]:
+        """Return the messages of this worker's peers to another's peer, each with its size as the paper counts it."""
         torch.set_num_threads(1)
-        setting, codec = self._setting, self._codec
-        assert isinstance(setting.method, GossipMethod)
-        asked = None if request is None else codec.decode_request(request)
-        answers = []
+        context, codec = self._context, self._codec
+        mask = None if request is None else codec.decode_request(request)
+        responses = []
         for sender in senders:
-            model = setting.method.publish(self._states.now[sender])
-            sent = carry(setting, codec, model, asked, sender, receiver, t)
-            message = sent.message or encode(setting, codec, model, asked, sender, receiver, t)
-            answers.append((message, sent.paper))
-        return answers
+            model = published_model(context, self._states.current[sender])
+            sent = deliver(context, codec, model, mask, sender, receiver, t)
+            message = sent.message or encode_model(context, codec, model, mask, sender, receiver, t)
+            responses.append((message, sent.paper))
+        return responses
 
-    @ray.method(concurrency_group="answer")
+    @ray.method(concurrency_group="respond")
     def stop(self) -> None:
-        """End what is being trained, between two batches."""
+        """Stop training between two batches."""
         self._stop.set()
 
-    def _ask_others(self, part: Part, state: PeerState, asked: PackedMask | None) -> dict[str, Arrived]:
-        """The messages of those senders that are elsewhere."""
+    def _request_remote(self, task: PeerTask, state: PeerState, mask: PackedMask | None) -> dict[str, DeliveredModel]:
+        """Return the models of the senders that other workers have."""
         by_worker: dict[int, list[str]] = {}
-        for sender in senders_of(self._setting, part, state):
-            if sender != SERVER and sender not in self._states.now:
-                by_worker.setdefault(self._places[sender], []).append(sender)
+        for sender in task_senders(self._context, task, state):
+            if sender != SERVER and sender not in self._states.current:
+                by_worker.setdefault(self._assignment[sender], []).append(sender)
         if not by_worker:
             return {}
-        request = None if asked is None else self._codec.encode_request(asked)
+        request = None if mask is None else self._codec.encode_request(mask)
         pending = [
-            self._others[worker].answer.remote(part.t, part.peer, senders, request)
+            self._workers[worker].respond.remote(task.t, task.peer, senders, request)
             for worker, senders in by_worker.items()
         ]
-        arrived = {}
-        for senders, answers in zip(by_worker.values(), ray.get(pending), strict=True):
-            for sender, (message, paper) in zip(senders, answers, strict=True):
-                arrived[sender] = Arrived(decode(self._codec, message, asked), paper, len(message))
-        return arrived
+        deliveries = {}
+        for senders, responses in zip(by_worker.values(), ray.get(pending), strict=True):
+            for sender, (message, paper) in zip(senders, responses, strict=True):
+                deliveries[sender] = DeliveredModel(decode_model(self._codec, message, mask), paper, len(message))
+        return deliveries
 
-    def _pulse(self) -> None:
+    def _check_stop(self) -> None:
         if self._stop.is_set():
             raise InterruptedError("stopped between two batches")

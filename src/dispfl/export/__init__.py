@@ -1,1 +1,1 @@
-"""A personal model as one file to deploy: safetensors, ONNX or torch's .pt2, with all that a user of it must know."""
+"""A peer's personal model as one file: safetensors, ONNX or torch's .pt2, with the metadata needed to use it."""

@@ -1,67 +1,95 @@
-"""A model that was read from a file, whatever its format, and what it makes of pictures and of tables."""
+"""The deployed model: the network with its preprocessing and softmax, and predictions for images and tables."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import torch
-from torch import Tensor
+from PIL import Image
+from torch import Tensor, nn
 
-from dispfl.data.own.table import read_rows
+from dispfl.data.readers.folder import UnreadableImageError, decode_image, resize_image
+from dispfl.data.readers.table import read_rows
 from dispfl.errors import DataError
 from dispfl.export.card import Card
-from dispfl.export.deployed import Deployed
-from dispfl.export.pictures import read_picture
 
-AT_ONCE = 64
-"""Inputs in a batch: enough for speed, little in memory."""
+BATCH = 64
+"""Inputs in a batch: enough for speed, with little memory."""
+
+MODES = {1: "L", 3: "RGB"}
+"""Pillow's names for grey and colour, by the number of channels."""
+
+
+class DeployedModel(nn.Module):
+    """From float32 images (N, C, H, W) in [0, 1], or raw rows of a table (N, columns), to probabilities (N, classes).
+
+    Normalization and softmax are part of the model, so that no caller has to reimplement them. The logarithm of the
+    probabilities gives the logits up to a constant, which no use of logits depends on.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, card: Card) -> None:
+        super().__init__()
+        self.network = network
+        per_channel = (-1, *(1 for _ in card.shape[1:]))
+        self.register_buffer("mean", torch.tensor(card.mean).view(per_channel))
+        self.register_buffer("std", torch.tensor(card.std).view(per_channel))
+        self.eval()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        logits: Tensor = self.network((inputs - self.mean) / self.std)
+        return logits.softmax(1)
 
 
 @dataclass
 class Prediction:
-    """What came of one picture, or of one row of a table; or why nothing came of a file."""
+    """The classes predicted for one image or one row of a table, or why a file could not be read."""
 
     path: Path
     line: int | None = None
-    """Where the row stands in its table; the header is line 1."""
+    """The row's line in its table; the header is line 1."""
     guesses: list[tuple[str, float]] = field(default_factory=list)
     """All classes with their probabilities, the most probable first."""
     resized_from: tuple[int, int] | None = None
-    """The picture's width and height, if these were not what the model wants."""
+    """The image's width and height, if they differ from the model's input."""
     problem: str | None = None
-    """Why there are no guesses, in a sentence."""
+    """Why there are no guesses, as a sentence."""
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A model and its card. `run` is from float32 inputs, as `Deployed` takes them, to probabilities."""
+    """A model and its card. `run` maps float32 inputs, as for `DeployedModel`, to probabilities."""
 
     card: Card
     run: Callable[[Tensor], Tensor]
 
     @classmethod
-    def of(cls, deployed: Deployed, card: Card) -> "Classifier":
-        """A network that is alive in torch."""
+    def of(cls, deployed: DeployedModel, card: Card) -> "Classifier":
+        """A classifier that runs a torch module."""
         return cls(card, torch.no_grad()(deployed))
 
     def probabilities(self, inputs: Tensor) -> Tensor:
-        """What the model gives, or a sentence if it is not what its card says."""
+        """Run the model; a result that contradicts its card is refused."""
         try:
             found = self.run(inputs)
-        except Exception as problem:  # a graph from elsewhere can fail in any way there is
+        except Exception as problem:  # a graph from an untrusted file can raise anything
             reason = str(problem).strip().partition("\n")[0]
             raise DataError(
-                f"The model does not take {self.card.input} of {list(self.card.shape)}: {reason}"
+                f"The model does not accept {self.card.input} of {list(self.card.shape)}: {reason}"
             ) from problem
         wanted = [len(inputs), len(self.card.classes)]
         if list(found.shape) != wanted:
-            raise DataError(f"The model gives numbers of shape {list(found.shape)}; its card promises {wanted}.")
+            raise DataError(f"The model returns shape {list(found.shape)}; according to its card it is {wanted}.")
         if not found.isfinite().all():
-            raise DataError("The model gives numbers that are not finite.")
+            raise DataError("The model returns numbers that are not finite.")
         return found
 
     def predict(self, paths: Sequence[Path]) -> list[Prediction]:
-        """What the model makes of picture files or tables; one that cannot be read does not keep others from it."""
+        """Classify image files or the rows of tables; a file that cannot be read does not affect the others."""
         predictions: list[Prediction] = []
         readable: list[tuple[Prediction, Tensor]] = []
         for path in paths:
@@ -72,18 +100,54 @@ class Classifier:
                 continue
             predictions += [prediction for prediction, _ in found]
             readable += found
-        for start in range(0, len(readable), AT_ONCE):
-            batch = readable[start : start + AT_ONCE]
-            shares = self.probabilities(torch.stack([inputs for _, inputs in batch]))
-            for (prediction, _), row in zip(batch, shares, strict=True):
+        for start in range(0, len(readable), BATCH):
+            batch = readable[start : start + BATCH]
+            probabilities = self.probabilities(torch.stack([inputs for _, inputs in batch]))
+            for (prediction, _), row in zip(batch, probabilities, strict=True):
                 order = row.argsort(descending=True, stable=True).tolist()
                 prediction.guesses = [(self.card.classes[k], float(row[k])) for k in order]
         return predictions
 
     def _read(self, path: Path) -> list[tuple[Prediction, Tensor]]:
-        """What is to be predicted of one file, and from what."""
+        """The inputs in one file, each with its prediction, still empty."""
         if self.card.columns:
             rows = read_rows(path, self.card.columns, self.card.label)
             return [(Prediction(path, line), row) for line, row in zip(rows.lines, rows.inputs, strict=True)]
-        picture = read_picture(path, self.card.shape)
-        return [(Prediction(path, resized_from=picture.resized_from), picture.pixels)]
+        image = read_image(path, self.card.shape)
+        return [(Prediction(path, resized_from=image.resized_from), image.pixels)]
+
+
+@dataclass(frozen=True)
+class ImageInput:
+    """An image as input of a model."""
+
+    pixels: Tensor
+    """float32 (C, H, W) in [0, 1]"""
+    resized_from: tuple[int, int] | None
+    """The original width and height, if they differ from the model's input."""
+
+
+def read_image(path: Path, shape: Sequence[int]) -> ImageInput:
+    """Read a PNG, JPEG or other image that Pillow supports, converted and resized to (channels, height, width)."""
+    channels, height, width = shape
+    if channels not in MODES:
+        raise DataError(f"The model needs images of {channels} channels; image files have 1 or 3.")
+    image = _open_image(path, MODES[channels])
+    before = image.size
+    image = resize_image(image, width, height)
+    pixels = np.asarray(image, np.float32).reshape(height, width, channels).transpose(2, 0, 1) / 255
+    return ImageInput(torch.from_numpy(np.ascontiguousarray(pixels)), None if before == (width, height) else before)
+
+
+def _open_image(path: Path, mode: str) -> Image.Image:
+    if not path.exists():
+        raise DataError(f"The image {path} does not exist.")
+    if path.is_dir():
+        raise DataError(f"{path} is a folder; give the images in it.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            return decode_image(path, mode)
+    except UnreadableImageError as problem:
+        fix = f"; {problem.fix}" if problem.fix else ""
+        raise DataError(f"The image {path} cannot be read: {problem}{fix}.") from None

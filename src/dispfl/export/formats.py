@@ -1,81 +1,66 @@
-"""The formats by the ending of a file's name: how a model is written, checked and read again."""
+"""The file formats of exported models, by suffix: how a model is written, verified and read back.
 
-from collections.abc import Callable
-from importlib.util import find_spec
+ONNX and .pt2 files contain the graph of a `DeployedModel`, and the card as metadata. `torch.export.load` unpickles
+whatever an archive marks as pickled and evaluates strings in it as sizes, so opening a .pt2 from an untrusted source
+runs its code. The archives written here contain no pickle: weights are raw bytes, and the example inputs, which
+torch would pickle, are removed. A safetensors file contains the weights alone, for a network that dispfl can build.
+"""
+
+import contextlib
+import io
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+import safetensors.torch
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
 
 from dispfl.errors import ConfigError, DataError, DispflError
-from dispfl.export import as_onnx, as_pt2, as_safetensors
 from dispfl.export.card import Card
-from dispfl.export.classifier import Classifier
-from dispfl.export.deployed import Deployed
+from dispfl.export.classifier import Classifier, DeployedModel
+from dispfl.extras import require
 from dispfl.runs.files import write_atomically
 
 TOLERANCE = 1e-4
-"""How far a probability may be from torch's; other kernels sum in another order."""
+"""The largest accepted difference from torch's probabilities; other kernels sum in another order."""
+
+OUTPUT = "probabilities"
+DYNAMIC = ({0: Dim("batch")},)
+"""The batch size is free."""
+PT2_CARD = "card.json"
 
 
-class Format(NamedTuple):
-    """How one kind of file is written and read, and which packages of an extra each takes."""
-
-    encode: Callable[[Deployed, Card], bytes]
-    decode: Callable[[bytes], Classifier]
-    to_write: tuple[str, ...] = ()
-    to_read: tuple[str, ...] = ()
-    extra: str = ""
-    safe: bool = True
-    """Whether a file from anywhere may be read."""
-
-
-FORMATS = {
-    ".safetensors": Format(as_safetensors.encode, as_safetensors.decode),
-    ".onnx": Format(
-        as_onnx.encode,
-        as_onnx.decode,
-        to_write=("onnx", "onnxscript", "onnxruntime"),
-        to_read=("onnxruntime",),
-        extra="onnx",
-    ),
-    ".pt2": Format(as_pt2.encode, as_pt2.decode, safe=False),
-}
-
-
-class Saved(NamedTuple):
+class SavedModel(NamedTuple):
     """A file that was written."""
 
     size: int
-    """Its bytes."""
+    """In bytes."""
     difference: float
     """The largest difference between its probabilities and torch's, on random inputs."""
 
 
-def check_writable(path: Path) -> Format:
-    """The format that a path's ending names; refused if there is none, or if a package for it is missing."""
-    chosen = _format(path)
-    _check_installed(path, chosen.to_write, chosen.extra)
-    return chosen
-
-
-def save(network: nn.Module, card: Card, path: Path) -> Saved:
-    """Write a network, on the CPU, as one file, after reading it back and comparing it with torch."""
+def save_model(network: nn.Module, card: Card, path: Path) -> SavedModel:
+    """Write a network, which is on the CPU, as one file, after reading it back and comparing it with torch."""
     encode, decode, *_ = check_writable(path)
-    deployed = Deployed(network, card)
+    deployed = DeployedModel(network, card)
     content = encode(deployed, card)
-    difference = largest_difference(decode(content), Classifier.of(deployed, card))
+    difference = _largest_difference(decode(content), Classifier.of(deployed, card))
     if not difference <= TOLERANCE:
         raise DataError(f"{path} was not written: its probabilities would differ from torch's by {difference:.2g}.")
     write_atomically(path, content)
-    return Saved(len(content), difference)
+    return SavedModel(len(content), difference)
 
 
-def largest_difference(one: Classifier, other: Classifier) -> float:
-    """Of the probabilities of two models, on one random input and on three at once."""
+def _largest_difference(one: Classifier, other: Classifier) -> float:
+    """The largest difference in the probabilities of two models, on one random input and on a batch of three."""
     card, rng = other.card, torch.Generator().manual_seed(0)
-    if card.columns:  # rows as they may occur: their columns can be of any size
+    if card.columns:  # realistic rows: columns can have any scale
         three = torch.randn(3, *card.shape, generator=rng) * torch.tensor(card.std) + torch.tensor(card.mean)
     else:
         three = torch.rand(3, *card.shape, generator=rng)
@@ -83,14 +68,14 @@ def largest_difference(one: Classifier, other: Classifier) -> float:
     return max(float((one.probabilities(x) - other.probabilities(x)).abs().max()) for x in batches)
 
 
-def load(path: Path, *, trust: bool = False) -> Classifier:
-    """Read a model that `save` wrote. A .pt2 can hide code that runs when it is read: only with `trust`."""
+def load_model(path: Path, *, trust: bool = False) -> Classifier:
+    """Read a model that `save_model` wrote. A .pt2 can contain code that runs when it is read, so it needs `trust`."""
     chosen = _format(path)
-    _check_installed(path, chosen.to_read, chosen.extra)
+    _check_installed(path, chosen.to_read)
     if not chosen.safe and not trust:
         raise DataError(
-            f"{path} was not opened: loading a {path.suffix} runs whatever code is hidden in it. If you trust where it "
-            "comes from, add --trust (in Python, trust=True); .safetensors and .onnx need no trust."
+            f"{path} was not opened: loading a {path.suffix} runs any code hidden in it. If you trust its origin, "
+            "add --trust (in Python, trust=True); .safetensors and .onnx do not need it."
         )
     try:
         return chosen.decode(path.read_bytes())
@@ -98,21 +83,145 @@ def load(path: Path, *, trust: bool = False) -> Classifier:
         raise DataError(f"The model {path} does not exist; `dispfl export` writes one.") from None
     except DispflError as problem:
         raise DataError(f"{path} is not a model that dispfl can run. {problem}") from problem
-    except Exception as problem:  # a damaged file can fail in any way there is
+    except Exception as problem:  # a damaged file can raise anything
         reason = str(problem).strip().partition("\n")[0]
         raise DataError(f"{path} is not a model, or is damaged ({reason}).") from problem
 
 
-def _format(path: Path) -> Format:
+def _encode_onnx(deployed: DeployedModel, card: Card) -> bytes:
+    """Encode as ONNX, weights included; the input is called `images` or `rows`, the output `probabilities`."""
+    with _quiet():
+        program = torch.onnx.export(
+            _graph_of(deployed, card),
+            dynamo=True,
+            verbose=False,
+            input_names=[card.input],
+            output_names=[OUTPUT],
+            dynamic_shapes=DYNAMIC,  # again, so that the free dimension is called "batch"
+        )
+    assert program is not None  # always the case with dynamo=True
+    proto = program.model_proto
+    for key, value in card.to_strings().items():
+        proto.metadata_props.add(key=key, value=value)
+    content: bytes = proto.SerializeToString()
+    return content
+
+
+def _decode_onnx(content: bytes) -> Classifier:
+    """Open an ONNX model with onnxruntime, on the CPU."""
+    onnxruntime = import_module("onnxruntime")  # an optional dependency
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors, which are raised as well
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+    card = Card.from_strings(session.get_modelmeta().custom_metadata_map)
+
+    def run(inputs: Tensor) -> Tensor:
+        return torch.from_numpy(session.run([OUTPUT], {card.input: inputs.numpy()})[0])
+
+    return Classifier(card, run)
+
+
+def _encode_pt2(deployed: DeployedModel, card: Card) -> bytes:
+    """Encode as an archive that `torch.export.load` opens, with the card as the extra file `card.json`."""
+    program = _graph_of(deployed, card)
+    program.example_inputs = None
+    archive = io.BytesIO()
+    with _quiet():
+        torch.export.save(program, archive, extra_files={PT2_CARD: json.dumps(card.to_strings(), ensure_ascii=False)})
+    return archive.getvalue()
+
+
+def _decode_pt2(content: bytes) -> Classifier:
+    """Open an archive with torch. Only for trusted archives, see above."""
+    extra = {PT2_CARD: ""}
+    with _quiet():
+        program = torch.export.load(io.BytesIO(content), extra_files=extra)
+    card = Card.from_strings(json.loads(extra[PT2_CARD]))
+    return Classifier(card, torch.no_grad()(program.module()))
+
+
+def _encode_safetensors(deployed: DeployedModel, card: Card) -> bytes:
+    """Encode parameters and buffers by name, dense: pruned weights are zeros. The card is in the header."""
+    card.network()  # refuses a network that could not be built again
+    state = deployed.network.state_dict()
+    return safetensors.torch.save(
+        {name: tensor.contiguous().clone() for name, tensor in state.items()}, card.to_strings()
+    )
+
+
+def _decode_safetensors(content: bytes) -> Classifier:
+    """Build the network that the card names and load the weights."""
+    tensors = safetensors.torch.load(content)
+    length = int.from_bytes(content[:8], "little")  # of the header, which safetensors has just checked
+    card = Card.from_strings(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
+    network = card.network()
+    try:
+        network.load_state_dict(tensors, assign=True)
+    except RuntimeError:
+        raise DataError("Its tensors are not those of the network that its card names.") from None
+    return Classifier.of(DeployedModel(network.float(), card), card)
+
+
+def _graph_of(deployed: DeployedModel, card: Card) -> ExportedProgram:
+    """Trace the model for any batch size, without paths of this machine."""
+    with _quiet():
+        two = torch.zeros(2, *card.shape)  # torch would treat a batch size of 1 as a constant
+        program = torch.export.export(deployed, (two,), dynamic_shapes=DYNAMIC, strict=False)
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # contains paths of our source files
+    return program
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide torch's warnings about its internals."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(before)
+
+
+class ModelFormat(NamedTuple):
+    """How one kind of file is written and read, and which optional packages that needs."""
+
+    encode: Callable[[DeployedModel, Card], bytes]
+    decode: Callable[[bytes], Classifier]
+    to_write: tuple[str, ...] = ()
+    to_read: tuple[str, ...] = ()
+    safe: bool = True
+    """Whether a file from an untrusted source may be read."""
+
+
+FORMATS = {
+    ".safetensors": ModelFormat(_encode_safetensors, _decode_safetensors),
+    ".onnx": ModelFormat(
+        _encode_onnx,
+        _decode_onnx,
+        to_write=("onnx", "onnxscript", "onnxruntime"),
+        to_read=("onnxruntime",),
+    ),
+    ".pt2": ModelFormat(_encode_pt2, _decode_pt2, safe=False),
+}
+
+
+def check_writable(path: Path) -> ModelFormat:
+    """Return the format of a path's suffix; an unknown suffix or a missing package is refused."""
+    chosen = _format(path)
+    _check_installed(path, chosen.to_write)
+    return chosen
+
+
+def _format(path: Path) -> ModelFormat:
     if path.suffix.lower() not in FORMATS:
         *others, last = FORMATS
         raise ConfigError(f"{path} must end in {', '.join(others)} or {last}.")
     return FORMATS[path.suffix.lower()]
 
 
-def _check_installed(path: Path, packages: tuple[str, ...], extra: str) -> None:
-    for package in packages:
-        if find_spec(package) is None:
-            raise ConfigError(
-                f"{path.suffix} files need {package}, which is not installed: pip install 'dispfl[{extra}]'."
-            )
+def _check_installed(path: Path, packages: tuple[str, ...]) -> None:
+    if packages:
+        require("export", f"A {path.suffix} file", *packages)

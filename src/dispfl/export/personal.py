@@ -1,68 +1,117 @@
-"""Which model is a peer's own: what it would use from now on, out of a run directory, finished or cut."""
+"""A peer's personal model after the newest complete round: of a run directory, or of a real site's folder."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from dispfl.config import Experiment, compose
+from dispfl.config import MADE_IN_PYTHON, Experiment, RunSettings, compose
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.rng import forked_generators
+from dispfl.data.batches import Scaling
 from dispfl.data.catalogue import describe
-from dispfl.data.datasets import Data, Pictures
-from dispfl.data.datasets import load as load_data
-from dispfl.data.own.samples import OwnSamples, Scaling
-from dispfl.data.own.settings import OwnData
+from dispfl.data.custom import CustomDataset
+from dispfl.data.datasets import CustomData, Data, ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
-from dispfl.models.own import OwnModel
-from dispfl.models.registry import Model
-from dispfl.roster import roster_names
-from dispfl.round import peer_step
-from dispfl.runs.directory import MADE_IN_PYTHON, read_config, read_metrics
-from dispfl.runs.reading import final_states, saved_rounds
-from dispfl.runs.records import weights_sha256
-from dispfl.runs.split import read_split
-from dispfl.work import Setting, Work
+from dispfl.models.settings import CustomModel
+from dispfl.round.context import PeerTask, RunContext
+from dispfl.round.round import peer_step
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.runs.directory import final_states, read_config, read_metrics, read_split, saved_rounds
+from dispfl.runs.metrics import weights_sha256
+from dispfl.topology import peer_names
+
+if TYPE_CHECKING:
+    from dispfl.peer.site import Site  # needs the extra `peer`
+
+SITE = "site.toml"
+"""The file that makes a folder a site's."""
 
 
 @dataclass(frozen=True)
-class Personal:
-    """A peer's network with its weights, and what is to be said of it."""
+class PersonalModel:
+    """A peer's network with its weights, and its card."""
 
     network: nn.Module
     card: Card
 
 
-def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Personal:
-    """The model of one peer, by place in the roster or by name.
+def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> PersonalModel:
+    """Return the model of one peer of a run, given by its index or its name.
 
-    Its own; or its share of a model that all share, fine-tuned on its own data as in the run where the method says so.
-    The data set's files are needed to fine-tune, and where only they say what the classes and the inputs are.
+    This is the model that the run evaluates: the peer's own, or the shared one, fine-tuned as in the run if the method
+    does so. The data set's files are read only to fine-tune, or where they define the classes and the inputs.
     """
     experiment = _experiment(path, peer, data_dir)
-    name = _name(path, peer, roster_names(experiment.peers))
+    name = _name(path, peer, peer_names(experiment.peers))
     rounds, states = saved_rounds(path), final_states(path)
-    data = load_data(experiment.data) if needs_data(experiment.data) or experiment.method.tuning else None
-    about = about_inputs(experiment.data, data)
-    state = _shared_or_own(experiment, states, name)
+    needed = _needs_data(experiment.data) or experiment.method.fine_tuning
+    data = load_dataset(experiment.data) if needed else None
+    inputs = _describe_inputs(experiment.data, data)
+    state = _evaluated_state(experiment, states, name)
     accuracy = _accuracy(path, rounds, name)
-    if experiment.method.tuning:
+    if experiment.method.fine_tuning:
         assert data is not None
-        state, accuracy = tuned(_setting(path, experiment, data), name, state, rounds - 1, experiment.threads)
+        context = _context(path, experiment, data)
+        state, accuracy = _fine_tune(context, name, state, rounds - 1, experiment.workers)
+    return _personal(experiment, inputs, name, rounds, state, accuracy)
+
+
+def is_site(path: Path) -> bool:
+    """Whether a folder is a site's, and not a run directory."""
+    return (path / SITE).is_file()
+
+
+def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
+    """Return a site's model after its newest complete round, fine-tuned if the method does so; its node may be running.
+
+    A consensus model (D-PSGD's) needs the models of all sites: the site's own is returned instead.
+    """
+    from dispfl.peer.setup import site_context, site_data
+    from dispfl.peer.site import Site
+    from dispfl.peer.store import rounds_of
+
+    site = Site.open(path)
+    if site.info.federation == "up" and (path.parent.parent / "config.toml").exists():
+        return personal_model(path.parent.parent, site.name, data_dir)  # its settings are the run's
+    config = site.config(device="cpu")  # whatever device it was trained on
+    if data_dir is not None:
+        config = config.model_copy(update={"data": config.data.model_copy(update={"dir": str(data_dir)})})
+    rounds, state = _newest(site)
+    data = site_data(site, config) if _needs_data(config.data) or config.method.fine_tuning else None
+    inputs = _describe_inputs(config.data, data)
+    accuracy = rounds_of(site.run_folder).get(rounds - 1, {}).get("report", {}).get("score")
+    if config.method.fine_tuning:
+        assert data is not None
+        state, accuracy = _fine_tune(site_context(site, config, data), site.name, state, rounds - 1, threads=1)
+    return _personal(config, inputs, site.name, rounds, state, accuracy, site.folder)
+
+
+def _personal(
+    settings: RunSettings,
+    inputs: Mapping[str, Any],
+    name: str,
+    rounds: int,
+    state: PeerState,
+    accuracy: float | None,
+    folder: Path | None = None,
+) -> PersonalModel:
+    """Build the network with the peer's weights, and its card. A custom network is imported from the folder."""
+    model = settings.model
     card = Card(
-        **about,
-        model=None if isinstance(experiment.model, OwnModel) else experiment.model,
-        data=experiment.data.name,
-        method=experiment.method.name,
-        seed=experiment.seed,
+        **inputs,
+        model=None if isinstance(model, CustomModel) else model,
+        data=settings.data.name,
+        method=settings.method.name,
+        seed=settings.seed,
         rounds=rounds,
         peer=name,
         accuracy=accuracy,
@@ -70,19 +119,25 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
         weights_sha256=weights_sha256(state.model),
         dispfl=version("dispfl"),
     )
-    return Personal(network_with(experiment.model, card, state), card)
+    network = card.network() if card.model else model.network(card.shape, len(card.classes), folder)
+    layout = Layout.of(network)
+    if layout.size != state.model.mask.size:
+        raise RunError(f"The checkpoint has {state.model.mask.size:,} weights; the run's network has {layout.size:,}.")
+    weights = dict(zip(layout.names, layout.views(state.model.unpack()[0]), strict=True))
+    network.load_state_dict({**weights, **state.buffers}, assign=True)
+    return PersonalModel(network, card)
 
 
-def needs_data(settings: Data) -> bool:
-    """Whether only the data themselves say what their classes are."""
-    return isinstance(settings, OwnData) or not describe(settings.name).class_names
+def _needs_data(settings: Data) -> bool:
+    """Whether the classes are known only from the data."""
+    return isinstance(settings, CustomData) or not describe(settings.name).class_names
 
 
-def about_inputs(settings: Data, data: Pictures | OwnSamples | None) -> dict[str, Any]:
-    """What the model wants and what its outputs mean; from the data themselves, where only they say it."""
-    if isinstance(data, OwnSamples):
-        return _about_table(data)
-    if isinstance(settings, OwnData):
+def _describe_inputs(settings: Data, data: ImageDataset | CustomDataset | None) -> dict[str, Any]:
+    """The fields of the card that describe inputs and outputs, from the catalogue or from the data."""
+    if isinstance(data, CustomDataset):
+        return _describe_table(data)
+    if isinstance(settings, CustomData):
         assert data is not None
         return {"classes": data.classes, "shape": data.shape, "mean": data.mean, "std": data.std}
     spec = describe(settings.name)
@@ -90,13 +145,13 @@ def about_inputs(settings: Data, data: Pictures | OwnSamples | None) -> dict[str
     return {"classes": classes, "shape": spec.shape, "mean": spec.mean, "std": spec.std}
 
 
-def _about_table(data: OwnSamples) -> dict[str, Any]:
+def _describe_table(data: CustomDataset) -> dict[str, Any]:
     if not data.columns:
         raise ConfigError(
-            f"`dispfl export` writes models for pictures and tables, and these inputs are of shape {list(data.shape)}; "
+            f"`dispfl export` writes models for images and tables, but these inputs have shape {list(data.shape)}; "
             "save the weights of the checkpoint with your own code."
         )
-    scaling = data.scaling or Scaling.none(len(data.columns))
+    scaling = data.scaling or Scaling.identity(len(data.columns))
     return {
         "classes": data.classes,
         "shape": data.shape,
@@ -111,13 +166,13 @@ def _experiment(path: Path, peer: str, data_dir: Path | None) -> Experiment:
     config = read_config(path)
     if MADE_IN_PYTHON in config:
         raise RunError(
-            f"{path} was made in Python, and only its maker can build its network: export it there, "
-            f"with dispfl.export.formats.save(run.model({peer}), Card(...), PATH)."
+            f"{path} was made in Python, and only that program can build its network: export it there, "
+            f"with dispfl.export.formats.save_model(run.model({peer}), Card(...), PATH)."
         )
-    words = ["device=cpu"]  # wherever it was trained
+    overrides = ["device=cpu"]  # whatever device it was trained on
     if data_dir is not None:
-        words.append(f"data.dir={json.dumps(str(data_dir), ensure_ascii=False)}")  # quoted as TOML quotes too
-    return compose(config, words)
+        overrides.append(f"data.dir={json.dumps(str(data_dir), ensure_ascii=False)}")  # JSON quotes as TOML does
+    return compose(config, overrides)
 
 
 def _name(path: Path, peer: str, roster: list[str]) -> str:
@@ -128,50 +183,51 @@ def _name(path: Path, peer: str, roster: list[str]) -> str:
     raise ConfigError(f"There is no peer {peer} in {path}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
 
 
-def _shared_or_own(experiment: Experiment, states: Mapping[str, PeerState], name: str) -> PeerState:
+def _evaluated_state(experiment: Experiment, states: Mapping[str, PeerState], name: str) -> PeerState:
+    """The peer's state, with the shared model if the method evaluates that."""
     method, state = experiment.method, states[name]
-    if not method.shares:
+    if not method.evaluates_global:
         return state
-    model = method.judged(state, method.shared(states))
+    model = method.evaluated_model(state, method.global_model(states))
     return replace(state, model=model, next_mask=model.mask)
 
 
-def tuned(setting: Setting, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
-    """The model after the run's own fine-tuning, and its score: the same bits, from the same streams and threads."""
+def _fine_tune(
+    context: RunContext, name: str, state: PeerState, t: int, threads: int
+) -> tuple[PeerState, float | None]:
+    """Fine-tune and evaluate as the run does, bit for bit: with the same random streams and number of threads."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // len(setting.peers)))
+    torch.set_num_threads(max(1, threads // len(context.peers)))
     try:
-        with forked_generators(setting.device):
-            work = Work(name, t, state, {}, idle=True, tuning=setting.method.tuning)
-            step = peer_step(setting, LiveModel(setting.module()), work)
+        with forked_generators(context.device):
+            task = PeerTask(name, t, idle=True, fine_tuning=context.method.fine_tuning)
+            step = peer_step(context, LiveModel(context.module()), task, state, {})
     finally:
         torch.set_num_threads(before)
-    return step.state, step.report.score
+    return step.next_state, step.report.score
 
 
-def _setting(path: Path, experiment: Experiment, data: Pictures | OwnSamples) -> Setting:
+def _context(path: Path, experiment: Experiment, data: ImageDataset | CustomDataset) -> RunContext:
     saved = read_split(path)
     if saved is None:
-        raise RunError(f"{path} has no split.safetensors, which says whose data are whose: the model cannot be tuned.")
+        raise RunError(f"{path} has no split.safetensors with each peer's samples, so the model cannot be fine-tuned.")
     split, counts = saved
     if not split.label_counts(data.train_labels, len(data.classes)).equal(counts):
         raise RunError(f"The data set {data.name} is not the one that {path} was run with: its labels differ.")
-    return experiment.setting(data, split)
+    return experiment.split_context(data, split)
 
 
 def _accuracy(path: Path, rounds: int, name: str) -> float | None:
-    """The peer's score after so many rounds, if there was one."""
+    """The peer's accuracy after this many rounds, if it was evaluated then."""
     records = read_metrics(path)[rounds - 1 : rounds]
     scores = records[0]["accuracy"] if records else None
     return scores["per_peer"][int(name)] if scores else None
 
 
-def network_with(model: Model, card: Card, state: PeerState, home: Path | None = None) -> nn.Module:
-    """The network with a peer's weights; `home` is where a network of the user's own is looked for."""
-    network = card.network() if card.model else model.network(card.shape, len(card.classes), home)
-    layout = Layout.of(network)
-    if layout.size != state.model.mask.size:
-        raise RunError(f"The checkpoint has {state.model.mask.size:,} weights; the run's network has {layout.size:,}.")
-    weights = dict(zip(layout.names, layout.views(state.model.unpack()[0]), strict=True))
-    network.load_state_dict({**weights, **state.buffers}, assign=True)
-    return network
+def _newest(site: "Site") -> tuple[int, PeerState]:
+    """The number of complete rounds and the state after them."""
+    checkpoints = Checkpoints(site.run_folder / "checkpoints")
+    finished = checkpoints.finished_rounds()
+    if not finished:
+        raise RunError(f"{site.folder} has no complete round yet. Start the node: dispfl peer run {site.folder}")
+    return finished[-1], checkpoints.load(finished[-1])[site.name].next_state

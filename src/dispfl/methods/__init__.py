@@ -1,1 +1,1 @@
-"""The methods, one file each: its settings and its arithmetic. `registry.py` lists them."""
+"""The methods: Dis-PFL and the paper's baselines, one file each, on the interface of `dispfl.methods.base`."""

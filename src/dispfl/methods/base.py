@@ -1,10 +1,9 @@
-"""What a method is: settings that are frozen, and functions from a peer's state to its next state.
+"""The interface of methods: frozen settings, and functions from a peer's state to its next state.
 
-Every method says what a peer starts from (`start`). A gossip method says what a peer lets others hear (`publish`), whom
-it wants to hear (`choose`), and what it makes of what it heard (`step`). A server method says what the server sends
-(`broadcast`), what a peer of the cohort makes of it (`step`), and what the server makes of what comes back
-(`aggregate`).
-Methods keep no state of their own, so the same object serves every peer, round and worker.
+Every method defines a peer's first state (`start`). A gossip method defines what a peer publishes (`publish`), which
+peers it hears (`choose`), and its step with the models it received (`step`). A server method defines what the server
+broadcasts (`broadcast`), the step of a peer of the cohort (`step`), and how the server aggregates the uploads
+(`aggregate`). Methods keep no state of their own, so one object serves every peer, round and worker.
 """
 
 from abc import abstractmethod
@@ -17,11 +16,12 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 
 from dispfl.core.layout import Layout
+from dispfl.core.masks import kept_per_layer
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
-from dispfl.settings import Settings
+from dispfl.settings import Component
 
 
 @dataclass(frozen=True)
@@ -35,76 +35,89 @@ class PeerState:
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """The module's buffers, such as running means; they never leave the peer (deviation 10)."""
     memory: Mapping[str, Tensor] = field(default_factory=dict)
-    """Whatever else a method remembers of the peer."""
-    sent: PackedModel | None = None
-    """What a server method's peer sends back, until the server has it."""
+    """Anything else that a method remembers about the peer."""
+    upload: PackedModel | None = None
+    """Server methods: the model that the peer sends to the server, until the server has it."""
 
 
-class Method(Settings):
-    """What gossip and server methods have in common."""
+class Method(Component):
+    """Base class of gossip and server methods."""
 
     table: ClassVar[str] = "method"
-    name: str
-    shares: ClassVar[bool] = False
-    """Whether peers are judged on a model that they share (`shared`, `judged`) instead of each on its own."""
+    evaluates_global: ClassVar[bool] = False
+    """Whether peers are evaluated with the global model (`global_model`, `evaluated_model`) instead of their own."""
 
     @property
-    def tuning(self) -> "Tuning | None":
-        """How a shared model is fine-tuned on a peer's data before it is judged, if it is."""
+    def fine_tuning(self) -> "FineTuning | None":
+        """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at all."""
         return None
 
     def densities(self, peers: int) -> list[float]:
-        """How dense each peer's model is."""
+        """Return the density of each peer's model."""
         return [1.0] * peers
 
+    def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
+        """Return how many weights of each layer a peer of this density keeps in round 0.
+
+        Override it where the counts are known without drawing the mask.
+        """
+        if type(self).start is Method.start:
+            return layout.sizes
+        state = self.start(torch.zeros(layout.size), layout, density, seed=0, peer="000")
+        return tuple(kept_per_layer(state.next_mask.unpack(), layout))
+
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
-        """Which layers everyone keeps whole in every round, so that no mask of them is sent: all, or none."""
-        return [all(density == 1 for density in densities)] * len(layout.sizes)
+        """Return which layers all peers keep whole in every round, so that no mask is sent for them.
+
+        By default those that all keep whole in round 0. Override it in a method that prunes these later.
+        """
+        counts = [self.kept_counts(layout, density) for density in densities]
+        return [all(kept[i] == size for kept in counts) for i, size in enumerate(layout.sizes)]
 
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
-        """A peer's state before round 0, from the weights that all peers start from; dense unless told otherwise."""
+        """Return a peer's state before round 0, from the weights that all peers start from; by default dense."""
         return fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
 
-    def shared(self, states: Mapping[str, PeerState]) -> PackedModel:
-        """The model that all peers share, where the method has one."""
+    def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
+        """Return the global model, where the method has one."""
         raise NotImplementedError
 
-    def judged(self, state: PeerState, shared: PackedModel) -> PackedModel:
-        """What a peer is judged on, given the shared model: the shared model, unless told otherwise."""
-        return shared
+    def evaluated_model(self, state: PeerState, global_model: PackedModel) -> PackedModel:
+        """Return the model that a peer is evaluated with, given the global model; by default the global model."""
+        return global_model
 
 
 @dataclass(frozen=True)
-class Around:
-    """Who is around a peer in a round."""
+class Neighbourhood:
+    """The peers that a peer may hear in a round."""
 
     roster: Sequence[str]
-    """Everyone in the federation."""
+    """All peers of the federation."""
     neighbours: Sequence[str]
-    """Whom the topology lets the peer hear."""
+    """Those that the topology connects it with in this round."""
     reachable: Sequence[str]
-    """Whom it could hear instead."""
+    """Those that it may choose instead."""
 
 
 class GossipMethod(Method):
-    """A method in which peers hear each other directly."""
+    """A method in which peers exchange models directly."""
 
-    hears: ClassVar[bool] = True
-    """Whether peers exchange anything at all."""
-    restricts: ClassVar[bool] = False
-    """Whether a peer uses only what lies under its own next mask, so that neighbours need not send the rest."""
+    communicates: ClassVar[bool] = True
+    """Whether peers exchange models at all."""
+    pulls_masked: ClassVar[bool] = False
+    """Whether a peer uses only the weights under its own next mask, so that neighbours need not send the others."""
 
     def publish(self, state: PeerState) -> PackedModel:
-        """What neighbours may hear."""
+        """Return the model that neighbours may request."""
         return state.model
 
-    def choose(self, state: PeerState, around: "Around", *, rng: torch.Generator) -> Sequence[str]:
-        """Whom a peer hears: the topology's neighbours, unless the method prefers others that are reachable."""
-        return around.neighbours
+    def choose(self, state: PeerState, neighbourhood: "Neighbourhood", *, rng: torch.Generator) -> Sequence[str]:
+        """Return the peers to hear: by default the topology's neighbours; any reachable peers are allowed."""
+        return neighbourhood.neighbours
 
     @abstractmethod
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
-        """One peer's round: from its state and what it heard, by sender, to its next state."""
+        """One peer's round: from its state and the received models, by sender, to its next state."""
 
 
 SERVER = "server"
@@ -114,34 +127,38 @@ SERVER = "server"
 class ServerMethod(Method):
     """A method in which a server keeps a global model and works with a random cohort of peers each round."""
 
-    shares: ClassVar[bool] = True
+    evaluates_global: ClassVar[bool] = True
     cohort: int = Field(default=10, ge=1)
-    """How many peers the server works with in a round; as many as a decentralized peer has neighbours."""
+    """Peers that the server selects in a round; the default is the default number of neighbours of a gossip method."""
+
+    def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
+        """Return the sizes of all layers: the server's first model is dense."""
+        return layout.sizes
 
     def pick(self, seed: int, t: int, online: Sequence[str]) -> list[str]:
-        """The cohort of round t."""
+        """Return the cohort of round t."""
         return sorted(sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))[: self.cohort])
 
-    def shared(self, states: Mapping[str, PeerState]) -> PackedModel:
-        """The global model."""
+    def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
+        """Return the server's model."""
         return states[SERVER].model
 
     def broadcast(self, server: PeerState, state: PeerState) -> PackedModel:
-        """What the server sends a peer."""
+        """Return the model that the server sends to a peer."""
         return server.model
 
     @abstractmethod
     def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
-        """One peer's round: from its state and the server's model to its next state, with what it sends back."""
+        """One peer's round: from its state and the server's model to its next state, which has the upload."""
 
     @abstractmethod
-    def aggregate(self, server: PeerState, sent: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        """The server's next state, from what the cohort sent and how many samples each has."""
+    def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
+        """Return the server's next state, from the cohort's uploads and the number of samples of each peer."""
 
 
 @dataclass(frozen=True)
-class Tuning:
-    """Fine-tuning before a model is judged: how long, at which learning rate, and in which rounds beside the last."""
+class FineTuning:
+    """Fine-tuning before evaluation: number of epochs, learning rate, and how often besides the last round."""
 
     epochs: int
     rate: Literal["initial", "current"]
@@ -149,13 +166,13 @@ class Tuning:
 
 
 def fresh_state(weights: Tensor, mask: Tensor) -> PeerState:
-    """A state whose mask is also its next mask."""
+    """Return a state whose mask is also its next mask."""
     model = PackedModel.pack(weights, mask)
     return PeerState(model, model.mask)
 
 
 def empty_state(layout: Layout) -> PeerState:
-    """The state of a peer that keeps no model between rounds."""
+    """Return the state of a peer that keeps no model between rounds."""
     return fresh_state(torch.zeros(layout.size), torch.zeros(layout.size, dtype=torch.bool))
 
 
@@ -173,12 +190,12 @@ def _check_density(value: Any) -> Any:
 
 
 Density = Annotated[float | tuple[float, ...], BeforeValidator(_check_density)]
-"""One density for all peers, or a list: as many groups of peers of equal size, in roster order."""
+"""One density for all peers, or a list of densities for groups of peers of equal size, in roster order."""
 
 
 def spread_densities(density: float | tuple[float, ...], peers: int) -> list[float]:
-    """A density for each peer: a list of g densities makes g groups, in roster order, sizes equal up to one."""
+    """Return a density for each peer: g densities make g groups, in roster order, of equal size up to one."""
     groups = density if isinstance(density, tuple) else (density,)
     if len(groups) > peers:
-        raise ConfigError(f"method.density lists {len(groups)} groups for {peers} peers; give at most one a peer.")
+        raise ConfigError(f"method.density lists {len(groups)} groups for {peers} peers; give at most one per peer.")
     return [groups[k * len(groups) // peers] for k in range(peers)]

@@ -1,19 +1,18 @@
-"""Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' on what both hold."""
+"""Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' where both keep a weight."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from dispfl.core.erk import erk_densities, uniform_densities
-from dispfl.core.evolve import prune_and_regrow, prune_rate
-from dispfl.core.gossip import average_of
+from dispfl.core.averaging import average_of
 from dispfl.core.layout import Layout
-from dispfl.core.masks import kept_whole, random_mask
+from dispfl.core.masks import layer_counts, random_mask
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
+from dispfl.core.sparsity import erk_densities, prune_and_regrow, prune_rate, uniform_densities
 from dispfl.core.train import Trainer
 from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, spread_densities
 
@@ -21,16 +20,16 @@ from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, s
 class DisPFL(GossipMethod):
     """The paper's method, Algorithms 1 and 2."""
 
-    restricts: ClassVar[bool] = True
+    pulls_masked: ClassVar[bool] = True
     name: Literal["dispfl"] = "dispfl"
     density: Density = 0.5
     """Share of weights a peer keeps. The paper's sparsity 0.8 is density 0.2. A list makes groups of peers."""
     alpha_0: float = Field(default=0.5, ge=0, le=1)
-    """Share of the kept weights that round 0 replaces; annealed by a cosine to none."""
+    """Share of the kept weights that round 0 replaces; cosine-annealed to 0."""
     regrow: Literal["gradient", "random"] = "gradient"
-    """Where to regrow: where the dense gradient is largest (the paper), or anywhere (the authors' scripts)."""
+    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts)."""
     layers: Literal["erk", "uniform"] = "erk"
-    """How the density is spread over the layers."""
+    """How the density is distributed over the layers."""
 
     def densities(self, peers: int) -> list[float]:
         return spread_densities(self.density, peers)
@@ -40,9 +39,9 @@ class DisPFL(GossipMethod):
         mask = random_mask(layout, self._layer_densities(layout, density), rng=stream(seed, "mask", peer))
         return fresh_state(weights, mask)
 
-    def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
-        """Evolving a mask leaves each layer's kept count as it is, so a layer that starts whole stays whole."""
-        return kept_whole(layout, [self._layer_densities(layout, density) for density in densities])
+    def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
+        """Return the kept weights of each layer, which evolving the mask does not change."""
+        return layer_counts(layout, self._layer_densities(layout, density))
 
     def _layer_densities(self, layout: Layout, density: float) -> dict[str, float]:
         return (erk_densities if self.layers == "erk" else uniform_densities)(layout.by_name, density)

@@ -18,22 +18,22 @@ class Ditto(ServerMethod):
 
         F_k(v) + lambda / 2 * |v - w|^2
 
-    where w is what it received. It is judged on v.
+    where w is what it received. It is evaluated on v.
     """
 
-    shares: ClassVar[bool] = False
+    evaluates_global: ClassVar[bool] = False
     name: Literal["ditto"] = "ditto"
-    pull: float = Field(default=0.5, ge=0)
-    """lambda: how strongly the personal model is pulled towards the global one."""
+    prox_mu: float = Field(default=0.5, ge=0)
+    """lambda, the weight of the proximal term: how strongly the personal model is pulled towards the global one."""
     global_epochs: int = Field(default=2, ge=1)
     personal_epochs: int = Field(default=3, ge=1)
 
     def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
         w, mask = received.unpack()
-        sent = PackedModel.pack(peer.learn(w, mask, self.global_epochs), mask)
-        v = peer.learn(state.model.unpack()[0], mask, self.personal_epochs, pull=(self.pull, w))
+        uploaded = PackedModel.pack(peer.learn(w, mask, self.global_epochs), mask)
+        v = peer.learn(state.model.unpack()[0], mask, self.personal_epochs, prox=(self.prox_mu, w))
         personal = PackedModel.pack(v, mask)
-        return PeerState(personal, personal.mask, peer.buffers, sent=sent)
+        return PeerState(personal, personal.mask, peer.buffers, upload=uploaded)
 
-    def aggregate(self, server: PeerState, sent: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        return fresh_state(*weighted_mean(sent, samples))
+    def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
+        return fresh_state(*weighted_mean(uploads, samples))

@@ -1,17 +1,17 @@
 """D-PSGD: peers average plainly with their neighbours, then train; the aim is one consensus model."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
 from torch import Tensor
 
-from dispfl.core.erk import uniform_densities
-from dispfl.core.gossip import average_of
+from dispfl.core.averaging import average_of
 from dispfl.core.layout import Layout
-from dispfl.core.masks import kept_whole, random_mask
+from dispfl.core.masks import layer_counts, random_mask
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import stream
+from dispfl.core.sparsity import uniform_densities
 from dispfl.core.train import Trainer
 from dispfl.methods.base import GossipMethod, PeerState, fresh_state
 
@@ -19,10 +19,10 @@ from dispfl.methods.base import GossipMethod, PeerState, fresh_state
 class DPSGD(GossipMethod):
     """The paper's baseline "D-PSGD", with several local epochs instead of one step.
 
-    Deviation 8: judged on the average of all peers' models, as in the paper.
+    Deviation 8: evaluated on the average of all peers' models, as in the paper.
     """
 
-    shares: ClassVar[bool] = True
+    evaluates_global: ClassVar[bool] = True
     name: Literal["dpsgd"] = "dpsgd"
     density: float = Field(default=1.0, gt=0, le=1)
     """Below 1, one fixed mask, uniform over the layers and shared by all: the paper's "20 % params" rows."""
@@ -36,8 +36,8 @@ class DPSGD(GossipMethod):
         mask = random_mask(layout, uniform_densities(layout.by_name, density), rng=stream(seed, "mask", "everyone"))
         return fresh_state(weights, mask)
 
-    def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
-        return kept_whole(layout, [uniform_densities(layout.by_name, density) for density in densities])
+    def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
+        return layer_counts(layout, uniform_densities(layout.by_name, density))
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Average, then learn."""
@@ -46,8 +46,8 @@ class DPSGD(GossipMethod):
         trained = PackedModel.pack(peer.learn(mixed, mask), mask)
         return PeerState(trained, trained.mask, peer.buffers)
 
-    def shared(self, states: Mapping[str, PeerState]) -> PackedModel:
-        """The consensus: the average of all peers' models."""
+    def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
+        """Return the consensus: the average of all peers' models."""
         models = {peer: state.model for peer, state in states.items()}
         mask = next(iter(models.values())).mask.unpack()
         return PackedModel.pack(mean_model(models, mask), mask)

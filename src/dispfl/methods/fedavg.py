@@ -1,4 +1,4 @@
-"""FedAvg: a server averages what a random cohort of peers makes of the global model."""
+"""FedAvg: a server averages the models that a random cohort of peers trains from the global one."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +14,7 @@ from dispfl.methods.base import PeerState, ServerMethod, empty_state, fresh_stat
 
 
 class FedAvg(ServerMethod):
-    """The paper's baseline "FedAvg". A peer keeps nothing between rounds; it is judged on the global model."""
+    """The paper's baseline "FedAvg". A peer keeps nothing between rounds; it is evaluated on the global model."""
 
     name: Literal["fedavg"] = "fedavg"
 
@@ -23,22 +23,22 @@ class FedAvg(ServerMethod):
 
     def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
         weights, mask = received.unpack()
-        return replace(state, sent=PackedModel.pack(peer.learn(weights, mask), mask), buffers=peer.buffers)
+        return replace(state, upload=PackedModel.pack(peer.learn(weights, mask), mask), buffers=peer.buffers)
 
-    def aggregate(self, server: PeerState, sent: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        return fresh_state(*weighted_mean(sent, samples))
+    def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
+        return fresh_state(*weighted_mean(uploads, samples))
 
 
-def weighted_mean(sent: Mapping[str, PackedModel], samples: Mapping[str, int]) -> tuple[Tensor, Tensor]:
+def weighted_mean(uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> tuple[Tensor, Tensor]:
     """The mean of dense models, weighted by their peers' samples (McMahan et al.), and the mask that keeps all of it.
 
     w <- sum_k n_k w_k / sum_k n_k, in roster order
     """
-    total = sum(samples[peer] for peer in sent)
+    total = sum(samples[peer] for peer in uploads)
     mean: Tensor | None = None
-    for peer in sorted(sent):
-        weights, mask = sent[peer].unpack()
+    for peer in sorted(uploads):
+        weights, mask = uploads[peer].unpack()
         mean = torch.zeros_like(weights) if mean is None else mean
         mean.add_(weights, alpha=samples[peer] / total)
-    assert mean is not None  # the server aggregates only what somebody sent
+    assert mean is not None  # the server aggregates only if there are uploads
     return mean, mask

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
-from dispfl.errors import RunError
-from dispfl.methods.base import Around, GossipMethod, PeerState
+from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState
 
 PREFERENCE = "preference/"
 """Before a peer's name, the key under which others remember how much its models helped."""
@@ -36,20 +35,20 @@ class FedFOMO(GossipMethod):
     explore: float = Field(default=0.5, ge=0, le=1)
     """Share of them picked at random; the others are those that helped most so far."""
 
-    def choose(self, state: PeerState, around: Around, *, rng: torch.Generator) -> Sequence[str]:
+    def choose(self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator) -> Sequence[str]:
         """Half by learned preference, half at random, out of all that can be reached."""
-        count = min(self.models, len(around.neighbours))
-        scores = {name: float(score) for name, score in preferences(state, around.roster).items()}
-        liked = [name for name in around.reachable if scores.get(name, 0.0) > 0]
-        liked = sorted(liked, key=lambda name: (-scores[name], name))[: count - round(self.explore * count)]
-        others = [name for name in around.reachable if name not in liked]
-        picked = torch.randperm(len(others), generator=rng)[: count - len(liked)].tolist()
-        return sorted([*liked, *(others[k] for k in picked)])
+        count = min(self.models, len(neighbourhood.neighbours))
+        scores = {name: float(score) for name, score in preferences(state).items()}
+        preferred = [name for name in neighbourhood.reachable if scores.get(name, 0.0) > 0]
+        preferred = sorted(preferred, key=lambda name: (-scores[name], name))[: count - round(self.explore * count)]
+        others = [name for name in neighbourhood.reachable if name not in preferred]
+        picked = torch.randperm(len(others), generator=rng)[: count - len(preferred)].tolist()
+        return sorted([*preferred, *(others[k] for k in picked)])
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Learn, weigh the candidates on held-back data, move."""
         theta, mask = state.model.unpack()
-        order = torch.randperm(len(peer.train), generator=peer.lasting_stream("validation"))
+        order = torch.randperm(len(peer.train), generator=peer.peer_stream("validation"))
         held_back = max(1, int(self.validation * len(order))) if len(order) > 1 else 0
         learning = peer.train.take(order[held_back:].sort().values)
         validation = peer.train.take(order[:held_back].sort().values) if held_back else learning
@@ -59,31 +58,20 @@ class FedFOMO(GossipMethod):
         gains = {name: gain(theta, w, before, peer.loss(w, validation)) for name, w in sorted(candidates.items())}
         mixed = moved(theta, candidates, gains) if any(gains.values()) else update
         model = PackedModel.pack(mixed, mask)
-        return PeerState(model, model.mask, peer.buffers, self._remember(state, peer.roster, gains, peer.peer))
+        return PeerState(model, model.mask, peer.buffers, self._remember(state, gains, peer.peer))
 
-    def _remember(
-        self, state: PeerState, roster: Sequence[str], gains: Mapping[str, float], own: str
-    ) -> dict[str, Tensor]:
+    def _remember(self, state: PeerState, gains: Mapping[str, float], own: str) -> dict[str, Tensor]:
         """Add each heard model's weight in this round's mix to what it earned before."""
-        memory, total = preferences(state, roster), sum(gains.values())
+        memory, total = preferences(state), sum(gains.values())
         for name, value in gains.items():
             if name != own and value:
                 memory[name] = memory.get(name, torch.zeros(())) + value / total
         return {PREFERENCE + name: score for name, score in memory.items()}
 
 
-def preferences(state: PeerState, roster: Sequence[str]) -> dict[str, Tensor]:
-    """What the models of others have earned so far, by name, so that it stays theirs when somebody joins or leaves."""
-    named = {key.removeprefix(PREFERENCE): score for key, score in state.memory.items() if key.startswith(PREFERENCE)}
-    by_place = state.memory.get("preference")  # of an older checkpoint: by place in the roster
-    if by_place is None:
-        return named
-    if len(by_place) != len(roster):
-        raise RunError(
-            f"The checkpoint remembers preferences for {len(by_place)} peers by their places, and there are "
-            f"{len(roster)} now; nobody can tell whose they are. Start the run anew."
-        )
-    return {name: score.clone() for name, score in zip(roster, by_place, strict=True) if score} | named
+def preferences(state: PeerState) -> dict[str, Tensor]:
+    """Return the weights that the models of others have earned so far, by name: peers may join or leave."""
+    return {key.removeprefix(PREFERENCE): score for key, score in state.memory.items() if key.startswith(PREFERENCE)}
 
 
 def gain(theta: Tensor, candidate: Tensor, loss: float, candidate_loss: float) -> float:

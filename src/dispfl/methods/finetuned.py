@@ -1,27 +1,27 @@
-"""Fine-tuning as a wrapper: a method whose shared model each peer trains on its own data before it is judged."""
+"""Fine-tuning as a wrapper: a method whose shared model each peer trains on its own data before it is evaluated."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from dispfl.methods.base import Method, Tuning
+from dispfl.methods.base import FineTuning, Method
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 
 
 class FineTuned(Method):
-    """Adds fine-tuning to a method with a shared model. The tuned model is judged, never carried forward."""
+    """Adds fine-tuning to a method with a shared model. The tuned model is evaluated, never carried forward."""
 
     tune_epochs: int = Field(default=5, ge=1)
     """Local epochs of fine-tuning."""
     tune_every: int = Field(default=10, ge=1)
-    """Fine-tune and judge every so many rounds, and after the last."""
+    """Fine-tune and evaluate every this many rounds, and after the last."""
     tune_rate: Literal["initial", "current"] = "initial"
     """The learning rate of round 0 (the authors' choice), or that of the present round."""
 
     @property
-    def tuning(self) -> Tuning:
-        return Tuning(self.tune_epochs, self.tune_rate, self.tune_every)
+    def fine_tuning(self) -> FineTuning:
+        return FineTuning(self.tune_epochs, self.tune_rate, self.tune_every)
 
 
 class FedAvgFT(FineTuned, FedAvg):

@@ -1,4 +1,4 @@
-"""Local: every peer trains a dense model alone. The yardstick that any federation has to beat."""
+"""Local: every peer trains a dense model alone. The baseline that any federation should beat."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -9,9 +9,9 @@ from dispfl.methods.base import GossipMethod, PeerState
 
 
 class Local(GossipMethod):
-    """The paper's baseline "Local": the same epochs a round, nothing heard."""
+    """The paper's baseline "Local": the same epochs per round, without any exchange."""
 
-    hears: ClassVar[bool] = False
+    communicates: ClassVar[bool] = False
     name: Literal["local"] = "local"
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:

@@ -1,4 +1,4 @@
-"""SubFedAvg: each peer prunes its dense model step by step, and the server averages each weight over its keepers."""
+"""SubFedAvg: each peer prunes its dense model step by step, the server averages each weight over peers that keep it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -8,29 +8,29 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dispfl.core.evolve import smallest
-from dispfl.core.gossip import average_of_holders
+from dispfl.core.averaging import average_of_holders
 from dispfl.core.layout import Layout
 from dispfl.core.masks import hamming, kept_count
 from dispfl.core.packed import PackedModel
+from dispfl.core.sparsity import smallest
 from dispfl.core.train import Trainer
 from dispfl.methods.base import PeerState, ServerMethod, fresh_state
 
 
 class SubFedAvg(ServerMethod):
-    """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse. Judged on the global model
+    """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse. Evaluated on the global model
     under the peer's mask.
     """
 
     name: Literal["subfedavg"] = "subfedavg"
     density: float = Field(default=0.5, gt=0, le=1)
-    """Where pruning ends."""
+    """Density at which pruning stops."""
     prune: float = Field(default=0.05, gt=0, lt=1)
     """Share of a layer's kept weights that one pruning removes."""
     min_change: float = Field(default=1e-4, ge=0)
-    """Prune only when the mask that training arrives at still moves by more than this share of all weights."""
+    """Prune only if the masks after the first and the last epoch differ in more than this share of all weights."""
     min_accuracy: float = Field(default=0.5, ge=0, le=1)
-    """Prune only when the pruned model's score on the training data stays above this."""
+    """Prune only if the pruned model's score on the training data stays above this."""
 
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
         return [False] * len(layout.sizes)  # dense at first, but pruned later
@@ -39,8 +39,8 @@ class SubFedAvg(ServerMethod):
         """The global model, where the peer keeps it."""
         return restricted(server.model, state.model.mask.unpack())
 
-    def judged(self, state: PeerState, shared: PackedModel) -> PackedModel:
-        return restricted(shared, state.model.mask.unpack())
+    def evaluated_model(self, state: PeerState, global_model: PackedModel) -> PackedModel:
+        return restricted(global_model, state.model.mask.unpack())
 
     def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
         """Compare the masks that pruning gives after the first and after the last epoch; prune if they still differ."""
@@ -54,12 +54,12 @@ class SubFedAvg(ServerMethod):
             if peer.score(thinner, peer.train) > self.min_accuracy:
                 last, mask = thinner, late
         model = PackedModel.pack(last, mask)
-        return replace(state, model=model, next_mask=model.mask, buffers=peer.buffers, sent=model)
+        return replace(state, model=model, next_mask=model.mask, buffers=peer.buffers, upload=model)
 
-    def aggregate(self, server: PeerState, sent: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        """Average each weight over those whose mask has it; the server's own value stays where nobody has it."""
+    def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
+        """Average each weight over the uploads whose mask has it; where none has it, the server's value stays."""
         weights, mask = server.model.unpack()
-        return fresh_state(average_of_holders((sent[peer] for peer in sorted(sent)), weights), mask)
+        return fresh_state(average_of_holders((uploads[peer] for peer in sorted(uploads)), weights), mask)
 
 
 def pruned(weights: Tensor, mask: Tensor, share: float, target: float, layout: Layout) -> Tensor:

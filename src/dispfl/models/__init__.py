@@ -1,1 +1,1 @@
-"""Built-in networks, with GroupNorm throughout: batch statistics harm federated learning (the paper, appendix)."""
+"""Built-in networks and the settings that choose one, or a user's own."""

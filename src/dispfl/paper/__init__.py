@@ -1,5 +1,9 @@
-"""The numbers that the paper prints, all tables of it: `tables()` and `errata()`."""
+"""The paper: its printed numbers (`tables()`, `errata()`), its experiments, and our results next to its results.
 
-from dispfl.paper.printed import Erratum, Printed, RoundsTo, Row, Table, errata, tables
+Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized Sparse Training",
+ICML 2022. Importing this package loads the printed numbers only.
+"""
 
-__all__ = ["Erratum", "Printed", "RoundsTo", "Row", "Table", "errata", "tables"]
+from dispfl.paper.printed import Erratum, PrintedNumber, PrintedRounds, PrintedRow, PrintedTable, errata, tables
+
+__all__ = ["Erratum", "PrintedNumber", "PrintedRounds", "PrintedRow", "PrintedTable", "errata", "tables"]

@@ -1,4 +1,4 @@
-"""What a peer's asking and its answering have in common."""
+"""What the client and the server of a node share."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -6,155 +6,149 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dispfl.errors import MessageError
-from dispfl.methods.base import Around, GossipMethod
-from dispfl.peer.door import Door, Reason
-from dispfl.peer.greeting import News, body_of
-from dispfl.peer.shelf import Shelf
-from dispfl.peer.standing import Standing
-from dispfl.peer.terms import Terms, digest_of
-from dispfl.peer.transport import JSON, Refused
+from dispfl.methods.base import GossipMethod
+from dispfl.peer.guard import RequestGuard
+from dispfl.peer.membership.sync import SyncMessage, sync_body
+from dispfl.peer.published import PublishedModels
+from dispfl.peer.spec import FederationSpec, spec_digest
+from dispfl.peer.status import NodeStatus
+from dispfl.peer.transport.base import JSON, Refused
+from dispfl.round.context import RunContext
+from dispfl.round.exchange import exchange_graph
 from dispfl.wire.codec import Codec
-from dispfl.work import Setting
+from dispfl.wire.refusals import Refusal
 
 T = TypeVar("T")
 
 
-class Members(Protocol):
-    """Who belongs to the federation, as far as this site knows and agrees."""
+class Membership(Protocol):
+    """The members of the federation that this site has accepted."""
 
     def roster(self, t: int) -> list[str]:
-        """Everyone who takes part in round t, ourselves included, sorted."""
+        """The names of all participants of round t, including our own, sorted."""
         ...
 
     def kept(self, name: str) -> Sequence[int] | None:
-        """How many weights a member's masks keep in each layer, from the density it announced."""
+        """The number of weights that a member's mask keeps in each layer, by its announced density; None if unknown."""
         ...
 
     def join(self, t: int) -> None:
-        """Announce that we take part from round t on."""
+        """Announce that this site takes part from round t on."""
         ...
 
     def records(self) -> list[JSON]:
-        """What members say of themselves, signed, for others to know."""
+        """The signed records of this site and of its members."""
         ...
 
     def merge(self, records: JSON) -> Collection[str] | None:
-        """Take in what others know, on any thread; for which reasons records were refused that no honest peer sends."""
+        """Verify and store records, on any thread. Return the reasons for refused records that no honest peer sends."""
         ...
 
 
-async def at_once(work: Callable[[], Any]) -> Any:
-    """Compute it here and now."""
+async def run_inline(work: Callable[[], Any]) -> Any:
+    """Run the work on the event loop's thread."""
     return work()
 
 
 @dataclass
-class Context:
-    """One peer's settings, its view of the others, and what it has put out for them."""
+class NodeContext:
+    """One node's settings, its view of the other peers, and its published models."""
 
     name: str
-    setting: Setting
+    run: RunContext
     codec: Codec
-    terms: Terms
-    members: Members
-    aside: Callable[[Callable[[], Any]], Awaitable[Any]] = at_once
-    """Computes something away from the event loop."""
-    tell: Callable[[str, Mapping[str, object]], None] = lambda event, facts: None
-    """Told of every event worth a line in a log."""
-    standing: Standing = field(default_factory=Standing)
-    shelf: Shelf = field(default_factory=Shelf)
+    spec: FederationSpec
+    membership: Membership
+    executor: Callable[[Callable[[], Any]], Awaitable[Any]] = run_inline
+    """Runs encoding and verification off the event loop."""
+    log: Callable[[str, Mapping[str, object]], None] = lambda event, fields: None
+    """Writes an event and its fields to the log."""
+    status: NodeStatus = field(default_factory=NodeStatus)
+    published: PublishedModels = field(default_factory=PublishedModels)
+    guard: RequestGuard = field(default_factory=RequestGuard)
+    """Shared with the transport, so that all refusals of a peer are counted together."""
     listening: str = ""
-    """Where, for the log."""
+    """The listening address, for the log."""
     joining: bool = False
-    """Whether the peer is new to a federation under way, and has no weights of its own to offer yet."""
+    """Whether this peer has just joined a running federation and has no model yet."""
 
     def __post_init__(self) -> None:
-        self.digest = digest_of(self.terms)
-        self.door = Door(lambda: asyncio.get_running_loop().time())
-        self.standing.refused = self.door.refused
-        self._told: dict[str, tuple[str, object]] = {}
-        """What the log last said of a peer in trouble."""
+        self.spec_digest = spec_digest(self.spec)
+        self.status.refused = self.guard.refused
+        self._last_problem: dict[str, tuple[str, object]] = {}
+        """By peer: the event and reason of the last logged problem."""
         self._last_graph: tuple[int, list[str], dict[str, list[str]]] | None = None
 
     @property
     def method(self) -> GossipMethod:
-        """The method; a server's has no place here."""
-        assert isinstance(self.setting.method, GossipMethod)
-        return self.setting.method
+        """The method, which is a gossip method."""
+        assert isinstance(self.run.method, GossipMethod)
+        return self.run.method
 
     def others(self, t: int) -> list[str]:
-        """Everyone else in round t."""
-        return [name for name in self.members.roster(t) if name != self.name]
-
-    def around(self, t: int) -> Around:
-        """Whom we may hear in round t. Everyone derives the same graph, so nobody has to be asked."""
-        roster, heard = self.members.roster(t), self._graph(t)
-        if not heard.get(self.name):
-            return Around(roster, [], [])
-        return Around(roster, heard[self.name], self.setting.topology.reachable(heard, self.name))
+        """The other participants of round t."""
+        return [name for name in self.membership.roster(t) if name != self.name]
 
     def listeners(self, t: int) -> list[str]:
-        """Who will ask for our model of round t."""
-        return [name for name, senders in self._graph(t).items() if self.name in senders]
+        """The peers that will request our model of round t."""
+        return [name for name, senders in self.graph(t).items() if self.name in senders]
 
-    def _graph(self, t: int) -> dict[str, list[str]]:
-        """Who hears whom in round t; the last one is remembered, because it is asked for several times a round."""
-        if not self.method.hears:
-            return {}
-        roster = self.members.roster(t)
+    def graph(self, t: int) -> dict[str, list[str]]:
+        """Return who hears whom in round t, which all peers derive from the seed. The last graph is cached."""
+        roster = self.membership.roster(t)
         if self._last_graph is None or self._last_graph[:2] != (t, roster):
-            self._last_graph = (t, roster, self.setting.topology.heard(self.setting.seed, t, roster))
+            self._last_graph = (t, roster, exchange_graph(self.run, t, roster))
         return self._last_graph[2]
 
-    def replied(self, name: str, t: JSON) -> None:
-        """A peer answered us, and may have said where it is."""
-        self.met(name, t)
-        self.standing.replied(name)
-        if told := self._told.pop(name, None):
-            self.tell("here" if told[0] == "waiting" else "back", {"peer": name})
+    def on_reply(self, name: str, t: JSON) -> None:
+        """Note a response of a peer and its current round, if given."""
+        self.on_message(name, t)
+        self.status.record_reply(name)
+        if last := self._last_problem.pop(name, None):
+            self.log("connected" if last[0] == "waiting" else "reconnected", {"peer": name})
 
-    def trouble(self, name: str, event: str, why: str, reason: str | None = None) -> None:
-        """Tell what is wrong with a peer when that changes: what goes on being wrong is no news."""
-        told = self._told.get(name)
-        if (event, reason) == told or (reason == Reason.CUT_OFF and told and told[0] in ("refused", "disagrees")):
+    def log_problem(self, name: str, event: str, detail: str, reason: str | None = None) -> None:
+        """Log a problem with a peer once, until it changes or ends."""
+        last = self._last_problem.get(name)
+        if (event, reason) == last or (reason == Refusal.BANNED and last and last[0] in ("refused", "spec mismatch")):
             return
-        self._told[name] = (event, reason)
-        self.tell(event, {"peer": name, "reason": reason, "why": why})
+        self._last_problem[name] = (event, reason)
+        self.log(event, {"peer": name, "reason": reason, "detail": detail})
 
-    def disagree(self, name: str, sentence: str) -> None:
-        """A peer's terms are not ours, whoever of us found out."""
-        self.standing.disagreed(name, sentence)
-        self.trouble(name, "disagrees", sentence)
+    def report_spec_mismatch(self, name: str, message: str) -> None:
+        """Note that a peer's federation spec differs from ours, whichever side detected it."""
+        self.status.mark_spec_mismatch(name, message)
+        self.log_problem(name, "spec mismatch", message)
 
-    def met(self, name: str, t: JSON) -> None:
-        """Something came from a peer, which may have said where it is."""
-        where = min(t, self.setting.rounds) if isinstance(t, int) and t >= 0 else None  # no peer is beyond the last
-        self.standing.met(name, where, asyncio.get_running_loop().time())
+    def on_message(self, name: str, t: JSON) -> None:
+        """Note a request or response of a peer and its current round, if given."""
+        current = min(t, self.run.rounds) if isinstance(t, int) and t >= 0 else None  # the peer may report any number
+        self.status.mark_seen(name, current, asyncio.get_running_loop().time())
 
-    def hello(self, answering: News | None = None) -> tuple[dict[str, JSON], bytes]:
-        """How we introduce ourselves: the head and the body, with the records that the other side's greeting lacks."""
-        terms: dict[str, JSON] = dict(self.terms)
-        records = self.members.records()
-        return {"terms": terms, "at": self.standing.round}, body_of(
-            records, answering.lacks(records) if answering else []
+    def sync_message(self, in_reply_to: SyncMessage | None = None) -> tuple[dict[str, JSON], bytes]:
+        """The header and body of a sync request or response, with the records that the other side lacks."""
+        spec: dict[str, JSON] = dict(self.spec)
+        records = self.membership.records()
+        return {"spec": spec, "current_round": self.status.round}, sync_body(
+            records, in_reply_to.missing_from(records) if in_reply_to else []
         )
 
-    async def learn(self, sender: str, body: bytes) -> News:
-        """Take in what a greeting says of members; one that cannot be read is refused, and forged records are counted.
+    async def merge_records(self, sender: str, body: bytes) -> SyncMessage:
+        """Parse a sync body and merge its records; refuse a malformed body and count forged records.
 
-        Both take long where members are many, so neither is done on the event loop.
+        With many members both take long, so they run in the executor.
         """
         try:
-            news = await self.compute(lambda: News.read(body))
+            incoming = await self.compute(lambda: SyncMessage.read(body))
         except MessageError as problem:
-            self.door.count(sender, problem.refusal)
+            self.guard.count(sender, problem.refusal)
             raise Refused(problem.refusal, str(problem)) from None
-        if records := news.records[: self.door.ration(sender, len(news.records))]:
-            for reason in await self.compute(lambda: self.members.merge(records)) or ():
-                self.door.count(sender, reason)
-        return news
+        if records := incoming.records[: self.guard.allow_records(sender, len(incoming.records))]:
+            for reason in await self.compute(lambda: self.membership.merge(records)) or ():
+                self.guard.count(sender, reason)
+        return incoming
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """Compute something that takes long without keeping others waiting."""
-        result: T = await self.aside(work)
+        """Run a longer computation without blocking the event loop."""
+        result: T = await self.executor(work)
         return result

@@ -1,30 +1,60 @@
-"""The log of a peer: one readable line an event, or one JSON object for machines."""
+"""The log of a peer: one line per event, as text or as JSON. Messages of Python's `logging` become events too."""
 
+import contextlib
 import json
+import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
 _UNPLAIN = re.compile(r'[\s"=\x00-\x1f]')
-"""What would blur where a value ends, and what others could forge a line with."""
-Tell = Callable[[str, Mapping[str, object]], None]
+"""Characters that would make the end of a value ambiguous, or let another peer forge a line."""
+EventLog = Callable[[str, Mapping[str, object]], None]
 
 
-def teller(name: str, as_json: bool = False, to: TextIO | None = None) -> Tell:
-    """A function that writes an event and its facts to stderr, or where it is told to."""
+def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> EventLog:
+    """Return a function that writes an event and its fields to stderr, or to the given file."""
 
-    def tell(event: str, facts: Mapping[str, object]) -> None:
+    def log(event: str, fields: Mapping[str, object]) -> None:
         out = to or sys.stderr
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if as_json:
-            print(json.dumps({"time": now, "site": name, "event": event, **facts}, default=str), file=out, flush=True)
+            print(json.dumps({"time": now, "site": name, "event": event, **fields}, default=str), file=out, flush=True)
         else:
-            said = "  ".join(f"{key}={_plain(value)}" for key, value in facts.items() if value not in (None, [], ""))
-            print(f"{now[11:19]}  {name}  {event:<12} {said}".rstrip(), file=out, flush=True)
+            text = "  ".join(f"{key}={_plain(value)}" for key, value in fields.items() if value not in (None, [], ""))
+            print(f"{now[11:19]}  {name}  {event:<12} {text}".rstrip(), file=out, flush=True)
 
-    return tell
+    return log
+
+
+class _EventHandler(logging.Handler):
+    """Writes records of `logging` as events, each on one line, with the last line of an exception."""
+
+    def __init__(self, log: EventLog) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        fields: dict[str, object] = {"logger": record.name, "detail": record.getMessage()}
+        if record.exc_info and record.exc_info[1] is not None:
+            fields["exception"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
+        self._log(record.levelname.lower(), fields)
+
+
+@contextlib.contextmanager
+def logging_as_events(log: EventLog) -> Iterator[None]:
+    """Write warnings and errors of `logging` and of `warnings` as events while a node runs."""
+    handler, root = _EventHandler(log), logging.getLogger()
+    root.addHandler(handler)
+    logging.captureWarnings(True)
+    try:
+        yield
+    finally:
+        logging.captureWarnings(False)
+        root.removeHandler(handler)
 
 
 def _plain(value: object) -> str:

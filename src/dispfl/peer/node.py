@@ -1,19 +1,18 @@
-"""A real peer: takes its rounds with whoever answers, and answers whoever asks.
+"""A real peer: runs rounds with the neighbours that respond, and serves its own models.
 
-Nothing here knows of sockets, files, threads or the wall clock: the transport, the store, the learner and the
-randomness are handed in, and time is the event loop's. So the very same code runs between machines and, thousands of
-times faster than life, in a simulation with a virtual clock.
+It uses no sockets, files, threads or wall clock of its own: transport, store, training and randomness are passed in,
+and time is the event loop's. So the same code runs between machines and in a simulation on a virtual clock.
 
 A round of Algorithm 1, seen from one peer:
 
-    publish our model of round t            for those who hear us
-    ask this round's neighbours for theirs  until all have answered or the deadline has passed
-    take the step                           `peer_step`, the same as in the simulator
-    write it down                           so that a crash costs one round at most
+    publish our model of round t          for the peers that hear us
+    fetch the models of our neighbours    until all have responded or the deadline has passed
+    take the step                         `peer_step`, as in the simulator
+    save the result                       so that a crash costs one round at most
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,129 +21,131 @@ import torch
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.answers import Answers
-from dispfl.peer.asks import SHORTEST_PAUSE, Asks, Gathered
-from dispfl.peer.context import Context
-from dispfl.work import Step, Work
+from dispfl.peer.client import MIN_BACKOFF, Client, RoundResponses
+from dispfl.peer.context import NodeContext
+from dispfl.peer.server import Server
+from dispfl.round.context import PeerTask, StepResult
+from dispfl.round.exchange import published_model
 
 
-class Learner(Protocol):
-    """Takes a step without keeping the event loop from answering others."""
+class StepRunner(Protocol):
+    """Takes training steps without blocking the event loop."""
 
-    async def step(self, work: Work) -> Step:
-        """The peer's step."""
+    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+        """Return the result of a step."""
         ...
 
 
 class Store(Protocol):
-    """Where a peer's rounds are written down."""
+    """Stores finished rounds."""
 
-    def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
-        """Round t is done: who was heard, and who should have been."""
+    def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+        """Save round t, with the neighbours that were heard and those that were missed."""
         ...
 
 
 @dataclass
 class Node:
-    """One peer of a federation."""
+    """The main loop of one peer."""
 
-    here: Context
-    asks: Asks
-    learner: Learner
+    ctx: NodeContext
+    client: Client
+    training: StepRunner
     store: Store
 
     async def run(self, t: int, state: PeerState) -> PeerState:
-        """Take part from round t on, to the end; or, for one who is new to a federation under way, from its round."""
-        here, standing = self.here, self.here.standing
-        standing.round, standing.rounds = t, here.setting.rounds
-        if t > 0:  # the others were started long ago
-            self.asks.pace.first = self.asks.pace.floor
-        await self.asks.transport.serve(Answers(here))
-        here.tell("starting", {"round": t, "rounds": standing.rounds, "listening": here.listening})
-        await self.asks.greet(here.others(t))
-        self._stop_if_nobody_agrees(t)
-        if (current := standing.others_are_at()) > t + 1:  # further than anyone keeps models for the slower
+        """Run the rounds from t to the last; a new peer joins a running federation at its current round."""
+        ctx, status = self.ctx, self.ctx.status
+        status.round, status.rounds = t, ctx.run.rounds
+        if t > 0:  # resumed: the startup period is over
+            self.client.deadlines.startup = self.client.deadlines.min
+        await self.client.transport.serve(Server(ctx))
+        ctx.log("starting", {"round": t, "rounds": status.rounds, "listening": ctx.listening})
+        await self.client.sync_members(ctx.others(t))
+        self._stop_if_all_mismatch(t)
+        if (current := status.median_round()) > t + 1:  # further than the others keep their models
             if t == 0:
-                t, state = self._join(current), replace(state, model=nothing_of(state.model))
+                t, state = self._join(current), replace(state, model=empty_model(state.model))
             else:
                 t = self._skip(t, current)
-        while t < here.setting.rounds:
-            standing.round = t
+        while t < ctx.run.rounds:
+            status.round = t
             t, state = await self._round(t, state)
-        standing.round, standing.state = t, "serving others"
-        await self._linger()
-        standing.state = "finished"
+        status.round, status.state = t, "serving"
+        await self._serve_stragglers()
+        status.state = "finished"
         return state
 
-    def _stop_if_nobody_agrees(self, t: int) -> None:
-        """Stop where all have other terms, or all whom we have reached when we have waited long enough for the rest.
+    def _stop_if_all_mismatch(self, t: int) -> None:
+        """Stop if all members have another spec, or all reachable ones at the end of the startup period.
 
-        Who has found one that agrees goes on, whatever others say: no member can stop a peer that way.
+        One matching peer is enough to continue, so that no other member can stop this peer.
         """
-        standing, others = self.here.standing, self.here.others(t)
-        disagree = [sentence for name in others if (sentence := standing.disagreement(name))]
-        if not disagree or any(map(standing.was_met, others)):
+        status, others = self.ctx.status, self.ctx.others(t)
+        mismatches = [message for name in others if (message := status.spec_mismatch(name))]
+        if not mismatches or any(map(status.was_seen, others)):
             return
-        patient_until = self.asks.patient_until
-        if len(disagree) == len(others) or (patient_until and asyncio.get_running_loop().time() >= patient_until):
-            raise RunError(f"Nobody who is there lets us take part. {disagree[0]}")
+        startup_until = self.client.startup_until
+        if len(mismatches) == len(others) or (startup_until and asyncio.get_running_loop().time() >= startup_until):
+            raise RunError(f"No reachable peer accepts our settings. {mismatches[0]}")
 
     def _join(self, current: int) -> int:
-        """The first round of one who is new to a federation under way, announced."""
-        here, t, rounds = self.here, current + 1, self.here.setting.rounds
+        """Announce and return the first round of a peer that joins a running federation."""
+        ctx, t, rounds = self.ctx, current + 1, self.ctx.run.rounds
         if t >= rounds:
             raise RunError(
-                f"The federation is in its last round ({rounds} of {rounds}); {here.name} comes too late to join it."
+                f"The federation is in its last round ({rounds} of {rounds}); {ctx.name} is too late to join."
             )
-        here.joining = True
-        here.members.join(t)
-        here.tell("joining", {"round": t})
+        ctx.joining = True
+        ctx.membership.join(t)
+        ctx.log("joining", {"round": t})
         return t
 
     async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
-        """One round; or the discovery that the federation is further on, and where."""
-        here, clock = self.here, asyncio.get_running_loop().time
-        here.standing.state, here.standing.deadline = "asking", self.asks.pace.deadline
-        if not here.joining:
-            here.shelf.publish(t, here.method.publish(state), here.listeners(t), here.standing.is_silent)
-            here.door.forget_before(here.shelf.oldest or 0)
+        """Run a round, or skip it if the federation is further on. Return the next round and the state."""
+        ctx, clock = self.ctx, asyncio.get_running_loop().time
+        ctx.status.state, ctx.status.deadline = "fetching", self.client.deadlines.deadline
+        if not ctx.joining:
+            ctx.published.publish(t, published_model(ctx.run, state), ctx.listeners(t), ctx.status.is_silent)
+            ctx.guard.forget_before(ctx.published.oldest or 0)
         began = clock()
-        gathered = await self.asks.gather(t, state)
-        self._stop_if_nobody_agrees(t)
-        if (current := self._skip(t, gathered.current(t) or t)) > t:
+        responses = await self.client.fetch_models(t, state)
+        self._stop_if_all_mismatch(t)
+        if (current := self._skip(t, responses.current(t) or t)) > t:
             return current, state
-        here.standing.state, learning = "learning", clock()
-        step = await self.learner.step(Work(here.name, t, state, gathered.heard, scoring=here.setting.scores(t)))
-        self.asks.pace.took((gathered.arrived or began) - began + clock() - learning)
-        self._write_down(t, step, gathered)
-        here.joining = False
-        return t + 1, step.state
+        ctx.status.state, training_began = "training", clock()
+        task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
+        step = await self.training.step(task, state, responses.heard)
+        self.client.deadlines.record_round((responses.arrived or began) - began + clock() - training_began)
+        self._save(t, step, responses)
+        ctx.joining = False
+        return t + 1, step.next_state
 
     def _skip(self, t: int, current: int) -> int:
-        """The round to go on with where the federation is in another; who comes too late takes the last one."""
-        current = max(t, min(current, self.here.setting.rounds - 1))
+        """Return the round to continue with: `current`, at most the last one."""
+        current = max(t, min(current, self.ctx.run.rounds - 1))
         if current > t:
-            self.here.tell("behind", {"round": t, "current": current})
+            self.ctx.log("behind", {"round": t, "current": current})
         return current
 
-    def _write_down(self, t: int, step: Step, gathered: Gathered) -> None:
-        here, score = self.here, step.report.score
-        carried = tuple(here.standing.take_carried(t))
-        self.store.save(t, replace(step, carried=carried), sorted(gathered.heard), gathered.missed)
-        here.standing.score = here.standing.score if score is None else score
-        here.tell("round", {"round": t, "heard": len(gathered.heard), "missed": gathered.missed, "score": score})
+    def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:
+        ctx, score = self.ctx, step.report.score
+        messages = tuple(ctx.status.take_messages(t))
+        self.store.save(t, replace(step, messages=messages), sorted(responses.heard), responses.missed)
+        ctx.status.score = ctx.status.score if score is None else score
+        ctx.log("round", {"round": t, "heard": len(responses.heard), "missed": responses.missed, "score": score})
 
-    async def _linger(self) -> None:
-        """Stay until those who still need our last models have them, or the deadline has passed."""
-        here = self.here
+    async def _serve_stragglers(self) -> None:
+        """Serve our last models until the remaining peers have them or the deadline has passed."""
+        ctx = self.ctx
         try:
-            async with asyncio.timeout(self.asks.pace.deadline):
-                while any(not here.standing.is_silent(name) for name in here.shelf.awaited()):
-                    await asyncio.sleep(SHORTEST_PAUSE)
+            async with asyncio.timeout(self.client.deadlines.deadline):
+                while any(not ctx.status.is_silent(name) for name in ctx.published.pending()):
+                    await asyncio.sleep(MIN_BACKOFF)
         except TimeoutError:
-            here.tell("left", {"without": sorted(here.shelf.awaited())})
+            ctx.log("stopped serving", {"without": sorted(ctx.published.pending())})
 
 
-def nothing_of(model: PackedModel) -> PackedModel:
-    """A model without weights: averaged with its neighbours' it gives theirs."""
+def empty_model(model: PackedModel) -> PackedModel:
+    """A model that keeps no weight: averaged with others it does not change them."""
     return PackedModel(model.values[:0], PackedMask(torch.zeros_like(model.mask.bits), model.mask.size))

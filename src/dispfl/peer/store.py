@@ -1,6 +1,5 @@
-"""A peer's rounds on its disk: checkpoints as those of a simulation, and a line for each round."""
+"""A peer's run directory: the same files as a simulation's, with one peer in it, written by a node."""
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -8,80 +7,98 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.core.train import Report
-from dispfl.costs.ledger import Carried
+from dispfl.costs.flops import ForwardCost
+from dispfl.costs.ledger import MessageCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.terms import difference
-from dispfl.runs.directory import RunDirectory, read_config
-from dispfl.runs.files import append_durably
-from dispfl.work import Step
-
-ROUNDS = "rounds.jsonl"
+from dispfl.peer.spec import spec_difference
+from dispfl.round.context import RunContext, StepResult
+from dispfl.round.round import Round
+from dispfl.runs.directory import RunDirectory, read_config, read_metrics
+from dispfl.runs.metrics import Metrics, round_metrics, summarize
 
 
 class PeerStore:
-    """The run folder of one peer, which this process alone writes to."""
+    """The run directory of one peer, locked by this process."""
 
-    def __init__(self, folder: Path, name: str, terms: Mapping[str, str]) -> None:
-        """Begin a folder, or go on with one, which must be of this peer and of these terms."""
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        spec: Mapping[str, str],
+        settings: Mapping[str, Any] | None = None,
+        cost: ForwardCost | None = None,
+    ) -> None:
+        """Create the directory, or open an existing one, which must have the same federation spec.
+
+        `settings` are saved with a new one; `cost` is needed to save rounds.
+        """
         self.name = name
         self.folder = folder
+        self._last_save = time.time()
+        self._cost = cost
         if not (folder / "config.toml").exists():
-            self._directory = RunDirectory.create(folder, {"peer": name, "terms": dict(terms)})
+            config = {**(settings or {}), "peers": 1, "peer": name, "spec": dict(spec)}
+            self._directory = RunDirectory.create(folder, config)
             return
         written = read_config(folder)
-        if differs := difference(terms, written.get("terms", {}), "now", "then"):
-            raise RunError(f"{folder} was begun with other terms: {differs} Delete the folder to begin anew.")
+        if differs := spec_difference(spec, written.get("spec", {}), "now", "then"):
+            raise RunError(f"{folder} was started with another spec: {differs} Delete the folder to start again.")
         self._directory = RunDirectory.open(folder)
 
     def last(self) -> tuple[int, PeerState] | None:
-        """How many rounds are done and the state after them, from the newest checkpoint that is whole."""
+        """Return the number of finished rounds and the state after them, from the newest complete checkpoint.
+
+        Metrics of later rounds are dropped: these rounds are repeated.
+        """
         checkpoints = self._directory.checkpoints
         for rounds in reversed(checkpoints.finished_rounds()):
             try:
-                return rounds, checkpoints.load(rounds)[self.name].state
+                state = checkpoints.load(rounds)[self.name].next_state
             except (RunError, KeyError):
                 checkpoints.discard(rounds)
+                continue
+            self._directory.truncate_metrics(rounds, gaps=True)
+            return rounds, state
+        self._directory.truncate_metrics(0)
         return None
 
-    def go_back_to(self, rounds: int) -> None:
-        """Forget what was done after so many rounds, if there is a checkpoint of them, or if only round 0 is lost."""
+    def rewind_to(self, rounds: int) -> None:
+        """Discard the checkpoints after this many rounds, if there is one for them, or if only round 0 is lost."""
         finished = self._directory.checkpoints.finished_rounds()
         if rounds in finished or (rounds, finished) == (0, [1]):
             for later in finished:
                 if later > rounds:
                     self._directory.checkpoints.discard(later)
 
-    def save(self, t: int, step: Step, heard: Sequence[str], missed: Sequence[str]) -> None:
-        """Write a round down; the line first, the checkpoint that makes the round count last."""
-        line: dict[str, Any] = {"round": t, "at": time.time(), "heard": list(heard), "missed": list(missed)}
-        line |= {"report": asdict(step.report), "carried": step.carried}
-        append_durably(self.folder / ROUNDS, json.dumps(line, allow_nan=False).encode() + b"\n")
+    def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+        """Save a round: first its line, last the checkpoint, which makes the round count."""
+        assert self._cost is not None
+        now = time.time()
+        line = round_metrics(t, Round({self.name: step.without_state()}), self._cost, max(0.0, now - self._last_save))
+        line |= {"time": now, "heard": list(heard), "missed": list(missed)}
+        line |= {"report": asdict(step.report), "messages": step.messages}
+        self._directory.append(line)
         self._directory.checkpoints.add(t, self.name, step)
         self._directory.checkpoints.complete(t)
+        self._last_save = now
+
+    def finish(self, context: RunContext, state: PeerState) -> None:
+        """Write the summary, which makes the run count as finished."""
+        records = read_metrics(self.folder)
+        if records:
+            self._directory.write_summary(summarize(context, records, {self.name: state.model}))
 
     def close(self) -> None:
-        """Let others have the folder."""
+        """Release the directory's lock."""
         self._directory.close()
 
 
-def rounds_of(folder: Path) -> dict[int, dict[str, Any]]:
-    """What a peer wrote down of each round: the last line of a round counts, for a crash may have come in between."""
-    found: dict[int, dict[str, Any]] = {}
-    try:
-        content = (folder / ROUNDS).read_bytes()
-    except FileNotFoundError:
-        return {}
-    for line in content.split(b"\n"):
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue  # cut short by a crash
-        if isinstance(entry, dict) and "round" in entry:
-            found[entry["round"]] = entry
-    return found
+def rounds_of(folder: Path) -> dict[int, Metrics]:
+    """Return the metrics of a peer's rounds, by round."""
+    return {record["round"]: record for record in read_metrics(folder)}
 
 
-def report_of(entry: Mapping[str, Any]) -> tuple[Report, tuple[Carried, ...]]:
-    """The report and the messages of a round that was written down."""
-    return Report(**entry["report"]), tuple(Carried(*message) for message in entry["carried"])
+def report_of(entry: Mapping[str, Any]) -> tuple[Report, tuple[MessageCost, ...]]:
+    """Return the report and the messages in a line of a peer's metrics."""
+    return Report(**entry["report"]), tuple(MessageCost(*message) for message in entry["messages"])

@@ -1,12 +1,12 @@
-"""Checkpoints: all peers' states after a round, and the steps that are finished of a round under way.
+"""Checkpoints: all peers' states after a round, and the finished steps of a round in progress.
 
     checkpoints/round-000012/part-000.safetensors   some peers' states and, in the header, their reports
                              part-001.safetensors   (part-w1-000... where several processes write)
                              complete.json          written last: which parts make up the 12 finished rounds
 
-A folder without `complete.json` is a round under way. A short round of small models has one part. Where a round is
-long, a part is written each minute with the peers that finished since the last, so that little is ever lost; where
-models are large, each 64 MB, so that little memory is needed.
+A folder without `complete.json` is a round in progress. A short round of small models has one part. Where a round is
+long, a part is written every minute with the peers that finished since the last, so that little is lost; where models
+are large, every 64 MB, so that little memory is needed.
 """
 
 import json
@@ -23,15 +23,15 @@ from torch import Tensor
 
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
-from dispfl.costs.ledger import Carried
+from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError
 from dispfl.methods.base import PeerState
+from dispfl.round.context import StepResult
 from dispfl.runs.files import plain_disk_errors, sync_folder, write_atomically
-from dispfl.work import Step
 
 SECONDS_BETWEEN_PARTS = 60.0
 BYTES_IN_A_PART = 64_000_000
-KEPT = 2
+KEPT_CHECKPOINTS = 2
 
 
 class Checkpoints:
@@ -40,17 +40,17 @@ class Checkpoints:
     def __init__(self, folder: Path, writer: str = "") -> None:
         self.folder = folder
         self._name = f"part-{writer}-" if writer else "part-"
-        self._waiting: dict[str, Step] = {}
+        self._waiting: dict[str, StepResult] = {}
         self._last_write = time.monotonic()
 
     def finished_rounds(self) -> list[int]:
-        """After how many rounds there is a complete checkpoint, ascending."""
+        """Return the numbers of rounds after which there is a complete checkpoint, ascending."""
         return sorted(int(manifest.parent.name[-6:]) for manifest in self.folder.glob("round-*/complete.json"))
 
-    def add(self, t: int, peer: str, step: Step) -> None:
-        """Take in a finished step of round t, and write a part where it is time for one."""
+    def add(self, t: int, peer: str, step: StepResult) -> None:
+        """Add a finished step of round t; write a file if enough steps or time have accumulated."""
         self._waiting[peer] = step
-        size = sum(4 * waiting.state.model.values.numel() for waiting in self._waiting.values())
+        size = sum(4 * waiting.next_state.model.values.numel() for waiting in self._waiting.values())
         if size >= BYTES_IN_A_PART or time.monotonic() - self._last_write >= SECONDS_BETWEEN_PARTS:
             self.flush(t)
 
@@ -68,33 +68,33 @@ class Checkpoints:
         self._last_write = time.monotonic()
 
     def complete(self, t: int) -> None:
-        """Close round t: its checkpoint counts from now on, and older ones but one go."""
+        """Complete the checkpoint of round t, and delete all older ones except one."""
         self.flush(t)
         folder = self._round(t + 1)
         parts = sorted(part.name for part in folder.glob("part-*.safetensors"))
         write_atomically(folder / "complete.json", json.dumps({"rounds": t + 1, "parts": parts}).encode())
-        self.forget_old()
+        self.delete_old()
 
-    def forget_old(self) -> None:
-        """Delete all but the newest complete checkpoints, and what a killed deletion left of older ones."""
-        for oldest in self.finished_rounds()[-KEPT:][:1]:
+    def delete_old(self) -> None:
+        """Delete all but the newest complete checkpoints, and remains of an interrupted deletion."""
+        for oldest in self.finished_rounds()[-KEPT_CHECKPOINTS:][:1]:
             for folder in self.folder.glob("round-*"):
                 if folder.name < self._round(oldest).name:
                     shutil.rmtree(folder)
 
-    def load(self, rounds: int, peers: Collection[str] | None = None) -> dict[str, Step]:
-        """The steps saved of the round that brings the run to so many rounds, finished or under way; or some peers'."""
-        steps: dict[str, Step] = {}
+    def load(self, rounds: int, peers: Collection[str] | None = None) -> dict[str, StepResult]:
+        """Return the saved steps of the round that completes this many rounds, finished or not; all or some peers'."""
+        steps: dict[str, StepResult] = {}
         for part in self._parts(rounds):
             steps |= _decode(part, peers)
         return steps
 
     def discard(self, rounds: int) -> None:
-        """Forget what was saved of the round that brings the run to so many rounds."""
+        """Delete the checkpoint after this many rounds, complete or partial."""
         shutil.rmtree(self._round(rounds))
 
     def _parts(self, rounds: int) -> list[Path]:
-        """A round's parts; those of a complete one are named in `complete.json`, so that a lost one is noticed."""
+        """Return a round's files; `complete.json` names those of a complete round, so that a missing one is noticed."""
         folder = self._round(rounds)
         try:
             return [folder / name for name in json.loads((folder / "complete.json").read_text())["parts"]]
@@ -107,27 +107,29 @@ class Checkpoints:
         return self.folder / f"round-{rounds:06d}"
 
 
-def _encode(steps: Mapping[str, Step]) -> bytes:
+def _encode(steps: Mapping[str, StepResult]) -> bytes:
     tensors: dict[str, Tensor] = {}
     header = {}
     for peer, step in steps.items():
-        state = step.state
+        state = step.next_state
         tensors[f"{peer}/values"] = state.model.values
         tensors[f"{peer}/mask"] = state.model.mask.bits
         if state.next_mask is not state.model.mask:
             tensors[f"{peer}/next_mask"] = state.next_mask.bits
-        if state.sent is not None:  # clones: a file may not hold one tensor twice, and SubFedAvg sends its own model
-            tensors[f"{peer}/sent/values"], tensors[f"{peer}/sent/mask"] = (
-                state.sent.values.clone(),
-                state.sent.mask.bits.clone(),
+        if (
+            state.upload is not None
+        ):  # clones: a file may not hold one tensor twice, and SubFedAvg uploads its own model
+            tensors[f"{peer}/upload/values"], tensors[f"{peer}/upload/mask"] = (
+                state.upload.values.clone(),
+                state.upload.mask.bits.clone(),
             )
         for kind, named in (("buffers", state.buffers), ("memory", state.memory)):
             tensors |= {f"{peer}/{kind}/{name}": tensor for name, tensor in named.items()}
-        header[peer] = {"size": state.model.mask.size, "report": asdict(step.report), "carried": step.carried}
+        header[peer] = {"size": state.model.mask.size, "report": asdict(step.report), "messages": step.messages}
     return safetensors.torch.save(tensors, {"peers": json.dumps(header)})
 
 
-def _decode(part: Path, peers: Collection[str] | None) -> dict[str, Step]:
+def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
     try:
         with safetensors.safe_open(part, "pt") as file:
             header = json.loads(file.metadata()["peers"])
@@ -139,15 +141,15 @@ def _decode(part: Path, peers: Collection[str] | None) -> dict[str, Step]:
         raise DamagedError(f"The checkpoint {part} is damaged ({problem}).") from problem
 
 
-def _step(peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor]) -> Step:
+def _step(peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor]) -> StepResult:
     size = int(str(entry["size"]))
     model = _model(tensors, peer, size)
     next_bits = tensors.get(f"{peer}/next_mask")
     next_mask = model.mask if next_bits is None else PackedMask(next_bits, size)
-    sent = _model(tensors, f"{peer}/sent", size) if f"{peer}/sent/values" in tensors else None
-    state = PeerState(model, next_mask, _named(tensors, f"{peer}/buffers/"), _named(tensors, f"{peer}/memory/"), sent)
-    carried = tuple(Carried(*message) for message in entry.get("carried", ()))  # type: ignore[attr-defined]
-    return Step(state, Report(**entry["report"]), carried)  # type: ignore[arg-type]
+    upload = _model(tensors, f"{peer}/upload", size) if f"{peer}/upload/values" in tensors else None
+    state = PeerState(model, next_mask, _named(tensors, f"{peer}/buffers/"), _named(tensors, f"{peer}/memory/"), upload)
+    messages = tuple(MessageCost(*message) for message in entry.get("messages", ()))  # type: ignore[attr-defined]
+    return StepResult(Report(**entry["report"]), messages, state=state)  # type: ignore[arg-type]
 
 
 def _model(tensors: Mapping[str, Tensor], whose: str, size: int) -> PackedModel:

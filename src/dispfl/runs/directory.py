@@ -1,8 +1,8 @@
 """The run directory: everything about one run, in files that other tools can read.
 
-config.toml         complete; `dispfl run config.toml` does it all again
+config.toml         complete; `dispfl run config.toml` repeats the run
 split.safetensors   which samples each peer has
-metrics.jsonl       a line a round
+metrics.jsonl       one line per round
 checkpoints/        see checkpoint.py
 summary.json        at the end
 learning-curve.png  at the end
@@ -12,23 +12,31 @@ report.html         at the end, from the command line
 import fcntl
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import safetensors
+import safetensors.torch
 import tomli_w
+import torch
+from torch import Tensor
 
-from dispfl.errors import RunError
+from dispfl.config import MADE_IN_PYTHON
+from dispfl.core.layout import Layout
+from dispfl.data.catalogue import describe
+from dispfl.data.partition import Split
+from dispfl.errors import ConfigError, RunError
+from dispfl.methods.base import SERVER, PeerState
+from dispfl.models.settings import Model
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.files import append_durably, plain_disk_errors, write_atomically
-from dispfl.runs.records import Record
-
-MADE_IN_PYTHON = "made_in_python"
-"""The key of a config that describes a federation made in Python, which the command line cannot make again."""
+from dispfl.runs.metrics import Metrics
+from dispfl.topology import peer_names
 
 
 class RunDirectory:
-    """A run directory that this process alone writes to."""
+    """A run directory that only this process writes to."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,9 +45,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
-        """Make a new one. A folder that has something in it, hidden files apart, is left alone."""
+        """Create a new one; refuse a folder with anything but hidden files in it."""
         if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
-            fix = f"Go on with it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
+            fix = f"Resume it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
             raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
@@ -53,37 +61,40 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
-        """Open one that exists, to go on with it."""
+        """Open an existing one, to resume its run."""
         read_config(path)
         return cls(path)
 
     def _take_lock(self) -> IO[bytes]:
-        """The lock goes with the process, however it ends, so a killed run leaves none behind."""
+        """Lock the directory. The lock ends with the process, so a killed run leaves none behind."""
         with plain_disk_errors(self.path):
             lock = (self.path / ".lock").open("ab")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.close()
-            raise RunError(f"Another process is working on {self.path}; wait for it or end it first.") from None
+            raise RunError(f"Another process is using {self.path}; wait for it or stop it first.") from None
         return lock
 
     def close(self) -> None:
-        """Let others have it."""
+        """Release the directory."""
         self._lock.close()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        """Write how it is run."""
+        """Write the config."""
         write_atomically(self.path / "config.toml", tomli_w.dumps(dict(config)).encode())
 
-    def append(self, record: Record) -> None:
-        """Add a line to the metrics."""
+    def append(self, record: Metrics) -> None:
+        """Append a line to the metrics."""
         append_durably(self.path / "metrics.jsonl", json.dumps(record, allow_nan=False).encode() + b"\n")
 
-    def truncate_metrics(self, rounds: int) -> list[Record]:
-        """Keep the lines of the first rounds only: what was written after the checkpoint is done again."""
-        records = read_metrics(self.path)[:rounds]
-        if len(records) < rounds:
+    def truncate_metrics(self, rounds: int, *, gaps: bool = False) -> list[Metrics]:
+        """Keep the lines of the first rounds only: those after the checkpoint are repeated.
+
+        Only a site that joined late or was behind may have `gaps`: rounds that it did not take part in.
+        """
+        records = [record for record in read_metrics(self.path) if record["round"] < rounds]
+        if len(records) < rounds and not gaps:
             raise RunError(
                 f"{self.path / 'metrics.jsonl'} has {len(records)} lines, but {rounds} rounds are finished: lines were "
                 "lost. Restore the file, or start the run again."
@@ -92,13 +103,18 @@ class RunDirectory:
         write_atomically(self.path / "metrics.jsonl", lines)
         return records
 
-    def write_summary(self, summary: Record) -> None:
-        """Write the run in one object."""
+    def write_summary(self, summary: Metrics) -> None:
+        """Write the summary, which makes the run count as finished."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
 
 
+def run_folder(path: Path) -> Path:
+    """Return the run directory of a path: the path itself, or the folder `run` of a real site."""
+    return path / "run" if (path / "site.toml").is_file() and not (path / "config.toml").exists() else path
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """A run directory's config."""
+    """Return a run directory's config."""
     file = path / "config.toml"
     try:
         return tomllib.loads(file.read_text())
@@ -108,30 +124,126 @@ def read_config(path: Path) -> dict[str, Any]:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
 
 
-def read_metrics(path: Path) -> list[Record]:
-    """A run directory's rounds so far; a last line that a crash cut short is left out."""
+def read_metrics(path: Path) -> list[Metrics]:
+    """Return the metrics of a run's rounds so far, without lines that a crash has truncated or a resume repeated."""
     file = path / "metrics.jsonl"
     if not file.exists():
         return []
-    records: list[Record] = []
+    records: list[Metrics] = []
     for line in file.read_bytes().split(b"\n"):
         try:
             record = json.loads(line)
         except ValueError:
-            break
-        if not isinstance(record, dict) or record.get("round") != len(records):
-            break
-        records.append(record)
+            continue
+        if not isinstance(record, dict) or not isinstance(t := record.get("round"), int):
+            continue
+        if t > (records[-1]["round"] if records else -1):
+            records.append(record)
     return records
 
 
-def read_summary(path: Path) -> Record | None:
-    """A run directory's summary, or None while the run is not finished."""
+def read_summary(path: Path) -> Metrics | None:
+    """Return a run's summary, or None while the run is not finished."""
     file = path / "summary.json"
     try:
-        summary: Record = json.loads(file.read_text())
+        summary: Metrics = json.loads(file.read_text())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
     return summary
+
+
+SPLIT = "split.safetensors"
+
+
+def write_split(path: Path, split: Split, label_counts: Tensor) -> None:
+    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes)."""
+    tensors = {"label_counts": label_counts}
+    for name, train, test in zip(peer_names(len(split.train)), split.train, split.test, strict=True):
+        tensors |= {f"train/{name}": train, f"test/{name}": test}
+    write_atomically(path / SPLIT, safetensors.torch.save(tensors))
+
+
+def read_split(path: Path) -> tuple[Split, Tensor] | None:
+    """Return a saved split and its label counts; None if there is none."""
+    try:
+        tensors = safetensors.torch.load_file(path / SPLIT)
+        names = peer_names(len(tensors["label_counts"]))
+        parts = [tuple(tensors[f"{part}/{name}"] for name in names) for part in ("train", "test")]
+        return Split(parts[0], parts[1]), tensors["label_counts"]
+    except FileNotFoundError:
+        return None
+    except (safetensors.SafetensorError, KeyError, OSError) as problem:
+        raise RunError(f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again.") from problem
+
+
+def saved_rounds(path: Path) -> int:
+    """Return after how many rounds the newest complete checkpoint was written."""
+    config = read_config(path)
+    finished = Checkpoints(path / "checkpoints").finished_rounds()
+    if not finished:
+        raise RunError(f"{path} has no complete checkpoint: no round was finished yet. {_how_to_resume(path, config)}")
+    return finished[-1]
+
+
+def final_states(path: Path) -> dict[str, PeerState]:
+    """Return the states in the newest complete checkpoint by name, in roster order; a server's comes last."""
+    rounds = saved_rounds(path)
+    try:
+        steps = Checkpoints(path / "checkpoints").load(rounds)
+        if not steps:
+            raise RunError(f"The checkpoint of round {rounds} in {path} is empty.")
+    except RunError as damage:
+        raise RunError(f"{damage} {_how_to_resume(path, read_config(path))}") from damage
+    return {name: steps[name].next_state for name in sorted(steps)}
+
+
+def personal_states(path: Path) -> dict[str, PeerState]:
+    """Return the peers' states in the newest complete checkpoint, without a server's."""
+    return {name: state for name, state in final_states(path).items() if name != SERVER}
+
+
+class SavedStates(Mapping[str, PeerState]):
+    """The peers' states in the newest complete checkpoint, read on access: they may not fit into memory together."""
+
+    def __init__(self, path: Path, roster: Sequence[str]) -> None:
+        self._checkpoints, self._rounds = Checkpoints(path / "checkpoints"), saved_rounds(path)
+        self._roster = roster
+
+    def __getitem__(self, peer: str) -> PeerState:
+        return self._checkpoints.load(self._rounds, [peer])[peer].next_state
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._roster)
+
+    def __len__(self) -> int:
+        return len(self._roster)
+
+
+def label_counts(path: Path) -> Tensor | None:
+    """Return the training samples of each class per peer, (peers, classes); None where the run saved no split."""
+    read_config(path)
+    saved = read_split(path)
+    return saved[1] if saved else None
+
+
+def layout_of(path: Path) -> Layout:
+    """Return the layout of the run's model, which must be a built-in one."""
+    config = read_config(path)
+    if MADE_IN_PYTHON in config:
+        raise RunError(f"{path} was made in Python: only its caller has the model and its layout.")
+    try:
+        spec = describe(config["data"]["name"])
+        with torch.device("meta"):  # shapes alone, no memory
+            module = Model(**config["model"]).build(spec.shape[0], spec.classes, spec.shape[1])
+    except (KeyError, TypeError, ConfigError) as problem:
+        why = str(problem).rstrip(".")
+        raise RunError(f"{path / 'config.toml'} does not name a built-in model and a known data set: {why}.") from None
+    return Layout.of(module)
+
+
+def _how_to_resume(path: Path, config: dict[str, Any]) -> str:
+    """Return how to resume the run, which then repeats what is missing."""
+    how = "Federation.run(..., resume=True)" if MADE_IN_PYTHON in config else f"dispfl run --resume {path}"
+    return f"Resume the run: {how}."

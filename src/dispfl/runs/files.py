@@ -1,4 +1,4 @@
-"""Writing so that a reader, after a crash at any moment, finds the old file or the new one, never half of one."""
+"""Crash-safe writing: after a crash at any moment, readers find the old file or the new one, never half of one."""
 
 import contextlib
 import errno
@@ -26,9 +26,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def append_durably(path: Path, content: bytes) -> None:
-    """Add lines to the end of a file, and wait until they are on the disk.
+    """Append lines to a file, and wait until they are on the disk.
 
-    A line that a power cut has torn is ended first: it must not swallow the next one.
+    A last line that a power failure has truncated is ended first, so that it does not absorb the next one.
     """
     with plain_disk_errors(path), path.open("a+b") as file:
         if file.tell() > 0:
@@ -41,7 +41,7 @@ def append_durably(path: Path, content: bytes) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Wait until the folder's names are on the disk."""
+    """Wait until the folder's entries are on the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -51,13 +51,13 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def plain_disk_errors(path: Path) -> Iterator[None]:
-    """Say in a sentence that the disk is full, or that a path cannot be written."""
+    """Turn OS errors into a sentence: the disk is full, or a path cannot be written."""
     try:
         yield
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunError(
-                f"The disk is full: {path} could not be written. What was saved before is intact; free some space "
-                "and start it again; a run goes on with --resume."
+                f"The disk is full: {path} could not be written. Everything saved before is intact; free some space "
+                "and start again; a run is resumed with --resume."
             ) from problem
         raise RunError(f"{path} could not be written: {problem.strerror or problem}.") from problem

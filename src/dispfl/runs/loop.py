@@ -1,4 +1,4 @@
-"""A run: rounds one after another, each written down before the next begins, from wherever the last stop was."""
+"""The loop of a run: round after round, each saved before the next begins, continuing after an interruption."""
 
 import logging
 import time
@@ -10,106 +10,106 @@ from dispfl.core.train import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
-from dispfl.round import play_round, start
+from dispfl.round.context import Engine, RunContext, StepResult
+from dispfl.round.round import initial_states, run_round
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
-from dispfl.runs.records import Record, round_record
-from dispfl.work import Engine, Outcome, Setting, Step
+from dispfl.runs.metrics import Metrics, round_metrics
 
 log = logging.getLogger("dispfl")
 FAILURES_SHOWN = 3
-"""A round's failures that are logged in full."""
+"""Failures of a round that are logged in full."""
 
 
 @dataclass
-class Progress:
-    """Who wants to know how far the run is. Every function may be left as it is."""
+class RunCallbacks:
+    """Functions that a run calls as it proceeds."""
 
     begin: Callable[[int, int], None] = lambda done, total: None
-    """Peer steps that are done already, and all there are."""
+    """At the start, with the peer steps that are done already, and all steps of the run."""
     step: Callable[[], None] = lambda: None
-    """One more peer has finished its step."""
-    round: Callable[[Record], None] = lambda record: None
-    """One more round is written down."""
+    """After each peer's step."""
+    round: Callable[[Metrics], None] = lambda metrics: None
+    """After each round, with its metrics."""
 
 
 @dataclass
-class History:
-    """Where a run stands: what was written down of each round; the peers' states are with the engine."""
+class RunHistory:
+    """The state of a run: the metrics of its rounds and the server's state. The engine has the peers' states."""
 
-    records: list[Record] = field(default_factory=list)
+    records: list[Metrics] = field(default_factory=list)
     server: PeerState | None = None
     """The server's state, where there is a server."""
-    under_way: dict[str, Outcome] = field(default_factory=dict)
-    """What was finished of the next round before a stop."""
+    partial_round: dict[str, StepResult] = field(default_factory=dict)
+    """The steps of the next round that were finished before an interruption."""
 
 
-def begin(setting: Setting, engine: Engine) -> History:
-    """A run that nothing is written down of."""
-    engine.recall(0)
-    return History(server=start(setting, [SERVER]).get(SERVER))
+def begin(context: RunContext, engine: Engine) -> RunHistory:
+    """Begin a run."""
+    engine.restore(0)
+    return RunHistory(server=initial_states(context, [SERVER]).get(SERVER))
 
 
-def recall(setting: Setting, engine: Engine, directory: RunDirectory) -> History:
-    """Where the run in a directory stands; a damaged newest checkpoint gives way to the one before it."""
+def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> RunHistory:
+    """Restore the run in a directory; if the newest checkpoint is damaged, the one before it."""
     checkpoints = directory.checkpoints
     for rounds in reversed(checkpoints.finished_rounds()):
         try:
-            engine.recall(rounds)
+            engine.restore(rounds)
             saved = checkpoints.load(rounds, [SERVER])
         except DamagedError as damage:
-            log.warning("%s Going back to an earlier round.", damage)
+            log.warning("%s Resuming from an earlier round.", damage)
             checkpoints.discard(rounds)
             continue
-        checkpoints.forget_old()
+        checkpoints.delete_old()
         server = saved[SERVER].state if saved else None
-        return History(directory.truncate_metrics(rounds), server, _under_way(engine, checkpoints, rounds))
-    history = begin(setting, engine)
-    history.records, history.under_way = directory.truncate_metrics(0), _under_way(engine, checkpoints, 0)
+        return RunHistory(directory.truncate_metrics(rounds), server, _partial_round(engine, checkpoints, rounds))
+    history = begin(context, engine)
+    history.records, history.partial_round = directory.truncate_metrics(0), _partial_round(engine, checkpoints, 0)
     return history
 
 
-def _under_way(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str, Outcome]:
+def _partial_round(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str, StepResult]:
     try:
-        return engine.under_way(t)
+        return engine.partial_round(t)
     except DamagedError as damage:
-        log.warning("%s Doing that part of the round again.", damage)
+        log.warning("%s Repeating that part of the round.", damage)
         checkpoints.discard(t + 1)
         return {}
 
 
 def run_rounds(
-    setting: Setting, engine: Engine, history: History, directory: RunDirectory | None, progress: Progress
-) -> History:
-    """Run the rounds that are left. Metrics go to the disk before the checkpoint that makes the round count."""
-    module = setting.module()
-    cost = forward_cost(module, Layout.of(module), next(setting.peers[setting.roster[0]].train.batches(1))[0])
-    peers = len(setting.roster)
-    progress.begin(len(history.records) * peers + len(history.under_way), setting.rounds * peers)
+    context: RunContext, engine: Engine, history: RunHistory, directory: RunDirectory | None, callbacks: RunCallbacks
+) -> RunHistory:
+    """Run the remaining rounds. Metrics are written before the checkpoint that makes the round count."""
+    module = context.module()
+    cost = forward_cost(module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0])
+    peers = len(context.roster)
+    callbacks.begin(len(history.records) * peers + len(history.partial_round), context.rounds * peers)
 
-    for t in range(len(history.records), setting.rounds):
+    for t in range(len(history.records), context.rounds):
         began = time.perf_counter()
         try:
-            result = play_round(
-                setting, history.server, t, engine, history.under_way, lambda peer, outcome: progress.step()
+            result = run_round(
+                context, history.server, t, engine, history.partial_round, lambda peer, result: callbacks.step()
             )
         except BaseException:
             engine.flush(t)
             raise
-        record = round_record(t, result, cost, time.perf_counter() - began)
+        record = round_metrics(t, result, cost, time.perf_counter() - began)
         failures = list(record["failures"].values())
         for failure in failures[:FAILURES_SHOWN]:
             log.warning(failure)
         if len(failures) > FAILURES_SHOWN:
-            log.warning("... and %d more peers; the metrics name them all.", len(failures) - FAILURES_SHOWN)
+            log.warning("... and %d more peers; metrics.jsonl names them all.", len(failures) - FAILURES_SHOWN)
         engine.flush(t)
         if directory:
             if result.server is not None:
-                directory.checkpoints.add(t, SERVER, Step(result.server, Report()))
+                directory.checkpoints.add(t, SERVER, StepResult(Report(), state=result.server))
             directory.append(record)
             directory.checkpoints.complete(t)
         history.server = result.server
         history.records.append(record)
-        history.under_way = {}
-        progress.round(record)
+        history.partial_round = {}
+        callbacks.round(record)
     return history

@@ -1,7 +1,6 @@
-"""Showing a run in other programs while it goes on. TensorBoard is the one that there is."""
+"""Trackers: show a run in another program while it runs. TensorBoard is supported."""
 
 import contextlib
-import importlib.util
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -9,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.errors import ConfigError
+from dispfl.extras import require
 from dispfl.runs.directory import read_metrics
-from dispfl.runs.loop import Progress
-from dispfl.runs.records import Record
+from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.metrics import Metrics
 
 TRACKERS = ("tensorboard",)
 
@@ -22,15 +22,14 @@ def check_tracker(track: str | None) -> None:
         return
     if track not in TRACKERS:
         raise ConfigError(f"--track must be {' or '.join(TRACKERS)}, got {track!r}.")
-    if importlib.util.find_spec(track) is None:
-        raise ConfigError("--track tensorboard needs TensorBoard: pip install 'dispfl[tensorboard]'.")
+    require("tensorboard", f"--track {track}")
 
 
 @contextlib.contextmanager
-def tracking(track: str | None, path: Path, progress: Progress) -> Iterator[Progress]:
-    """The same progress, which also writes each round into `path`/tensorboard; unchanged where nothing is tracked."""
+def tracking(track: str | None, path: Path, callbacks: RunCallbacks) -> Iterator[RunCallbacks]:
+    """Return callbacks that also write each round to `path`/tensorboard; without a tracker, the same callbacks."""
     if track is None:
-        yield progress
+        yield callbacks
         return
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of what TensorBoard imports
@@ -38,20 +37,20 @@ def tracking(track: str | None, path: Path, progress: Progress) -> Iterator[Prog
     done = len(read_metrics(path))
     writer = SummaryWriter(str(path / "tensorboard"), purge_step=done or None)
 
-    def each(record: Record) -> None:
-        progress.round(record)
+    def each(record: Metrics) -> None:
+        callbacks.round(record)
         for name, value in scalars(record).items():
             writer.add_scalar(name, value, record["round"] + 1)
         writer.flush()
 
     try:
-        yield replace(progress, round=each)
+        yield replace(callbacks, round=each)
     finally:
         writer.close()
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """What of a round is one number, by the name that TensorBoard groups it under."""
+    """Return the single numbers of a round, by the names that TensorBoard groups them under."""
     found: dict[str, float | None] = {
         f"peers/{key}": record[key]["mean"]
         for key in ("accuracy", "accuracy_mixed", "loss", "mask_change", "overlap")

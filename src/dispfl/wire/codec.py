@@ -1,11 +1,11 @@
-"""The codec: what peers send each other, as bytes. Nothing is remembered between two messages.
+"""The codec: messages between peers as bytes. It is stateless.
 
-Both ends know the layout, so a message carries no names, types or shapes: a header, a mask as packed bits, and the kept
+Both ends know the layout, so a message has no names, types or shapes: a header, a mask as packed bits, and the kept
 values. There are two ways to exchange models:
 
     push    a model: the sender's mask and its values
-    pull    a request: the receiver's next mask; an answer: the sender's mask where the receiver asked, and the values
-            there. Dis-PFL throws away everything else, so the average is the same to the bit.
+    pull    a request: the receiver's next mask; an answer: the sender's mask at the requested positions, and the
+            values there. Dis-PFL uses nothing else, so the average is the same to the bit.
 """
 
 import struct
@@ -21,9 +21,18 @@ from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel, select, spread
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
-from dispfl.wire.blocks import restore, restore_planes, store, store_planes
 from dispfl.wire.refusals import Refusal, refuse
-from dispfl.wire.values import CODES, ITEMSIZE, Bytes, from_bytes, to_bytes
+from dispfl.wire.values import (
+    CODES,
+    ITEMSIZE,
+    Bytes,
+    from_bytes,
+    restore,
+    restore_planes,
+    store,
+    store_planes,
+    to_bytes,
+)
 
 MAGIC = b"DPFL"
 VERSION = 1
@@ -34,55 +43,58 @@ HEADER = struct.Struct("<4sBBBBIQQ")
 _CHECKSUM = slice(8, 12)
 
 Flags = NDArray[np.bool_]
-NOT_DENSE = "A model leaves out weights of a layer that its method calls `always_dense`."
+NOT_DENSE = (
+    "A model or a mask omits weights of a layer that its method declares dense: override `always_dense` (or "
+    "`kept_counts`) in the method."
+)
 
 
 class Wire(Settings):
-    """How models travel."""
+    """How models are sent."""
 
     table: ClassVar[str] = "wire"
     exchange: Literal["pull", "push"] = "pull"
-    """Ask with our own mask, where the method uses nothing else, or have whole models sent."""
+    """Request models with our own mask, where the method needs nothing else, or send whole models."""
     values: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
-    """What a weight is sent as; float32 changes nothing."""
+    """The type of weights in messages; float32 is lossless."""
     coding: Literal["plain", "zstd"] = "plain"
-    """Send masks and values as they are, or losslessly compressed: about a sixth less, for some computing."""
+    """Send masks and values as they are, or losslessly compressed: about a sixth smaller, at some computation."""
 
 
 class Codec:
-    """Turns models into bytes and back, for one layout. `dense` names the layers that everyone keeps whole."""
+    """Encodes and decodes models of one layout. `dense` names the layers that all peers keep whole."""
 
     def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
         self.layout = layout
         self.wire = wire
-        self._stretches = _stretches(layout, dense)
-        self._open = [where for where, is_dense in self._stretches if not is_dense]
-        self._open_size = sum(where.stop - where.start for where in self._open)
-        self._dense_size = layout.size - self._open_size
+        self._runs = _runs(layout, dense)
+        self._sparse = [where for where, is_dense in self._runs if not is_dense]
+        self._sparse_size = sum(where.stop - where.start for where in self._sparse)
+        self._dense_size = layout.size - self._sparse_size
         self._compress = wire.coding == "zstd"
 
     # push
 
     def encode_model(self, model: PackedModel, *, rng: torch.Generator) -> bytes:
-        """A whole model; `rng` rounds where values do not fit."""
+        """Encode a whole model; `rng` is for stochastic rounding."""
         kept = model.mask.flags()
-        return self._encode(MODEL, self._open_flags(kept), self._scaled(kept), model.values.numpy(), rng)
+        return self._encode(MODEL, self._sparse_flags(kept), self._scaled(kept), model.values.numpy(), rng)
 
     def decode_model(self, frame: bytes) -> PackedModel:
-        """The model in a message."""
-        mask, rest, count = self._decode(MODEL, frame, self._open_size)
+        """Decode a whole model."""
+        mask, rest, count = self._decode(MODEL, frame, self._sparse_size)
         return self._model(self._whole(mask), rest, count)
 
     # pull
 
     def encode_request(self, mask: PackedMask) -> bytes:
-        """What the receiver wants: the weights under its next mask."""
-        bits = store(np.packbits(self._open_flags(mask.flags()), bitorder="little"), self._compress)
+        """Encode a request for the weights under the receiver's next mask."""
+        bits = store(np.packbits(self._sparse_flags(mask.flags()), bitorder="little"), self._compress)
         return _frame(REQUEST, 0, self.wire.coding, mask.kept, bits, [])
 
     def decode_request(self, frame: bytes) -> PackedMask:
-        """The mask in a request."""
-        mask, rest, count = self._decode(REQUEST, frame, self._open_size)
+        """Decode the mask of a request."""
+        mask, rest, count = self._decode(REQUEST, frame, self._sparse_size)
         whole = PackedMask.pack(torch.from_numpy(self._whole(mask)))
         if len(rest):
             refuse(Refusal.LENGTH, f"{len(rest)} bytes follow the end of the request.")
@@ -91,37 +103,43 @@ class Codec:
         return whole
 
     def encode_answer(self, model: PackedModel, request: PackedMask, *, rng: torch.Generator) -> bytes:
-        """A model where it was asked for."""
-        kept, asked = model.mask.flags(), request.flags()
-        mask = self._open_part(select(kept, asked), asked)
-        per_layer = self._scaled(kept & asked) if self.wire.values == "int8" else []
-        return self._encode(ANSWER, mask, per_layer, select(model.values.numpy(), select(asked, kept)), rng)
+        """Encode the part of a model that was requested."""
+        kept, requested = model.mask.flags(), request.flags()
+        mask = self._sparse_part(select(kept, requested), requested)
+        per_layer = self._scaled(kept & requested) if self.wire.values == "int8" else []
+        return self._encode(ANSWER, mask, per_layer, select(model.values.numpy(), select(requested, kept)), rng)
 
     def decode_answer(self, frame: bytes, request: PackedMask) -> PackedModel:
-        """The model in an answer to this request."""
-        asked = self._open_flags(request.flags())
+        """Decode the answer to this request."""
+        requested = self._sparse_flags(request.flags())
         mask, rest, count = self._decode(ANSWER, frame, request.kept - self._dense_size)
-        return self._model(self._whole(spread(mask, asked)), rest, count)
+        return self._model(self._whole(spread(mask, requested)), rest, count)
 
-    # how long plain messages are, without making them
+    # lengths of plain messages, without encoding them
 
     def model_size(self, model: PackedModel) -> int:
-        """The bytes of `encode_model` with plain coding."""
-        return self._size(self._open_size, model.mask.kept)
+        """Return the length of `encode_model` with plain coding."""
+        self._check_dense(model.mask.kept)
+        return self._size(self._sparse_size, model.mask.kept)
 
     def request_size(self) -> int:
-        """The bytes of `encode_request` with plain coding."""
-        return HEADER.size + _bytes_for(self._open_size)
+        """Return the length of `encode_request` with plain coding."""
+        return HEADER.size + _bytes_for(self._sparse_size)
 
     def answer_size(self, model: PackedModel, request: PackedMask) -> int:
-        """The bytes of `encode_answer` with plain coding."""
+        """Return the length of `encode_answer` with plain coding."""
+        self._check_dense(request.kept)
         return self._size(request.kept - self._dense_size, model.mask.overlap(request))
+
+    def _check_dense(self, kept: int) -> None:
+        if kept < self._dense_size:
+            raise ConfigError(NOT_DENSE)
 
     def _size(self, bits: int, count: int) -> int:
         scales = 4 * len(self.layout.sizes) if self.wire.values == "int8" else 0
         return HEADER.size + _bytes_for(bits) + scales + count * ITEMSIZE[self.wire.values]
 
-    # what both have in common
+    # shared by push and pull
 
     def _encode(
         self, kind: int, mask: Flags, per_layer: Sequence[int], values: NDArray[np.float32], rng: torch.Generator
@@ -132,7 +150,7 @@ class Codec:
         return _frame(kind, CODES[self.wire.values], self.wire.coding, len(values), bits, parts)
 
     def _decode(self, kind: int, frame: bytes, bits: int) -> tuple[Flags, Bytes, int]:
-        """The mask of a message, the bytes after it, and the number of kept weights that the header announces."""
+        """Return a message's mask, the bytes after it, and the number of kept weights that its header announces."""
         length, count = self._check_header(kind, frame)
         rest = np.frombuffer(frame, np.uint8)[HEADER.size :]
         if length > len(rest):
@@ -150,14 +168,14 @@ class Codec:
         if magic != MAGIC:
             refuse(Refusal.NOT_OURS, f"The message begins with {magic.hex()}, not with {MAGIC.hex()}.")
         if version != VERSION:
-            refuse(Refusal.VERSION, f"The message is of version {version}; this program speaks version {VERSION}.")
+            refuse(Refusal.VERSION, f"The message has version {version}; this program uses version {VERSION}.")
         if checksum != _checksum([memoryview(frame)]):
-            refuse(Refusal.CHECKSUM, "The message was changed on its way: its checksum is wrong.")
+            refuse(Refusal.CHECKSUM, "The message was changed in transit: its checksum is wrong.")
         if found != kind:
-            refuse(Refusal.KIND, f"Expected {_a(kind)}, got {_a(found)}.")
-        agreed = (0 if kind == REQUEST else CODES[self.wire.values], int(self._compress))
-        if (values, coding) != agreed:
-            refuse(Refusal.FORMAT, f"The message has values {values} and coding {coding}; agreed are {agreed}.")
+            refuse(Refusal.KIND, f"Expected {_with_article(kind)}, got {_with_article(found)}.")
+        expected = (0 if kind == REQUEST else CODES[self.wire.values], int(self._compress))
+        if (values, coding) != expected:
+            refuse(Refusal.FORMAT, f"The message has values {values} and coding {coding}; expected are {expected}.")
         return length, count
 
     def _model(self, kept: Flags, rest: Bytes, count: int) -> PackedModel:
@@ -175,14 +193,14 @@ class Codec:
         return [int(np.count_nonzero(kept[where])) for where in self.layout.slices]
 
     def _scaled(self, kept: Flags) -> list[int]:
-        """The kept weights of each layer, where each layer has a scale."""
+        """Return the kept weights of each layer, where each layer has a scale."""
         return self._per_layer(kept) if self.wire.values == "int8" else []
 
-    def _open_part(self, shared: Flags, asked: Flags) -> Flags:
-        """Of a mask that has a flag for each weight asked for, those that lie in open layers."""
+    def _sparse_part(self, shared: Flags, requested: Flags) -> Flags:
+        """Return the flags of sparse layers, of a mask with a flag for each requested weight."""
         pieces, begin = [], 0
-        for where, is_dense in self._stretches:
-            end = begin + int(np.count_nonzero(asked[where]))
+        for where, is_dense in self._runs:
+            end = begin + int(np.count_nonzero(requested[where]))
             piece = shared[begin:end]
             if not is_dense:
                 pieces.append(piece)
@@ -191,26 +209,26 @@ class Codec:
             begin = end
         return np.concatenate(pieces) if pieces else shared[:0]
 
-    def _open_flags(self, flags: Flags) -> Flags:
-        """A mask without the layers that are dense for everyone."""
-        picked = np.concatenate([flags[where] for where in self._open]) if self._open else flags[:0]
+    def _sparse_flags(self, flags: Flags) -> Flags:
+        """Return a mask without the layers that are dense for all peers."""
+        picked = np.concatenate([flags[where] for where in self._sparse]) if self._sparse else flags[:0]
         if np.count_nonzero(flags) != np.count_nonzero(picked) + self._dense_size:
             raise ConfigError(NOT_DENSE)
         return picked
 
     def _whole(self, picked: Flags) -> Flags:
-        """A mask with the layers that are dense for everyone."""
+        """Return a mask with the layers that are dense for all peers."""
         whole = np.ones(self.layout.size, np.bool_)
         begin = 0
-        for where in self._open:
+        for where in self._sparse:
             end = begin + where.stop - where.start
             whole[where] = picked[begin:end]
             begin = end
         return whole
 
 
-def _stretches(layout: Layout, dense: Sequence[bool]) -> list[tuple[slice, bool]]:
-    """The flat vector as stretches of layers that are dense for everyone, or not."""
+def _runs(layout: Layout, dense: Sequence[bool]) -> list[tuple[slice, bool]]:
+    """Return the flat vector as runs of layers that are dense for all peers, or not."""
     found: list[tuple[slice, bool]] = []
     for where, is_dense in zip(layout.slices, dense, strict=True):
         if found and found[-1][1] == is_dense:
@@ -227,7 +245,7 @@ def _frame(kind: int, values: int, coding: str, count: int, bits: Bytes, parts: 
 
 
 def _checksum(pieces: Sequence[memoryview]) -> int:
-    """The CRC-32 of a message, leaving out the four bytes that hold it."""
+    """Return the CRC-32 of a message without the four bytes that hold it."""
     first = pieces[0]
     checksum = zlib.crc32(first[_CHECKSUM.stop :], zlib.crc32(first[: _CHECKSUM.start]))
     for piece in pieces[1:]:
@@ -239,6 +257,6 @@ def _bytes_for(bits: int) -> int:
     return -(-bits // 8)
 
 
-def _a(kind: int) -> str:
+def _with_article(kind: int) -> str:
     name = KINDS.get(kind, f"message of kind {kind}")
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"

@@ -1,7 +1,7 @@
-"""A federation of real processes, and guests: members whom all have accepted, and who never take part in a round.
+"""A federation of real processes and guests: accepted members that never take part in a round.
 
-The test process holds the guests' keys and those of strangers, and does with them what it likes. The last of the four
-peers is started by the last test, so until then the other three stay in round 0, where a test can see what it did.
+The test process has the keys of the guests and of non-members and uses them for attacks. The last of the four peers is
+started by the last test; until then the other three stay in round 0, so that each test can observe its effects.
 """
 
 import asyncio
@@ -20,55 +20,55 @@ from typing import Any
 import pytest
 
 from dispfl.config import compose
-from dispfl.peer.https import HttpsTransport
-from dispfl.peer.identity import Identity, client_context, server_context
-from dispfl.peer.share import Share
-from dispfl.peer.site import Site, Whereabouts
-from dispfl.peer.terms import digest_of
-from dispfl.peer.transport import JSON, Ask
-from dispfl.roster import roster_names
-from dispfl.up import LOG, LOOPBACK, SITES, Processes, set_up, share_in
+from dispfl.peer.local import LOG, LOOPBACK, SITES, PeerProcesses, create_run, setup_of_peer
+from dispfl.peer.membership.identity import Identity, client_context, server_context
+from dispfl.peer.setup import LocalSetup
+from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.spec import spec_digest
+from dispfl.peer.transport.base import JSON, Request
+from dispfl.peer.transport.https import HttpsTransport
+from dispfl.topology import peer_names
 
 PEERS, ROUNDS = 4, 60
 SETTINGS = [
     f"peers={PEERS}",
     f"rounds={ROUNDS}",
     "topology=full",
-    "partition.samples=40",
-    "partition.test_samples=20",
+    "partition.samples_per_peer=40",
+    "partition.test_samples_per_peer=20",
     "train.epochs=1",
-    "threads=1",
+    "workers=1",
     "model=mlp",
 ]
 GUESTS = ("curious", "foreign", "replaying", "mistimed", "garbling", "revoked", "nuisance", "slow", "late", "tireless")
 NEVER = 10**6
-"""The round from which guests take part."""
-PATIENCE = 240.0
-"""Seconds after which something that does not happen has failed; a busy machine takes its time."""
+"""First round of the guests."""
+TIMEOUT = 240.0
+"""Seconds after which waiting fails; generous because the machine may be busy."""
 PEER = """
 import asyncio, sys
 from pathlib import Path
-from dispfl.peer.limits import Limits
-from dispfl.peer.log import teller
-from dispfl.peer.pace import Pace
-from dispfl.peer.running import take_part
+from dispfl.peer.transport.base import Limits
+from dispfl.peer.log import event_logger
+from dispfl.peer.config import Deadlines
+from dispfl.peer.run import run_node
 from dispfl.peer.site import Site
-from dispfl.up import SITES, share_in
+from dispfl.peer.local import SITES, setup_of_peer
 
 out, name = Path(sys.argv[1]), sys.argv[2]
-pace, limits = Pace(floor=120, first=900), Limits(connect=5, head=5)
-asyncio.run(take_part(Site.open(out / SITES / name), share_in(out, name), pace, teller(name), limits))
+deadlines, limits = Deadlines(min=120, startup=900), Limits(connect_timeout=5, header_timeout=5)
+asyncio.run(run_node(Site.open(out / SITES / name), setup_of_peer(out, name), deadlines, event_logger(name), limits))
 """
-"""A peer as `dispfl up` starts it, but more patient with its neighbours (slow is the machine), less with slow heads."""
+"""A peer as started by `dispfl up`, but with longer deadlines for neighbours and shorter ones for headers."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
-class PatientProcesses(Processes):
-    """Processes whose peers never go on without each other."""
+class WaitingProcesses(PeerProcesses):
+    """Processes whose peers never proceed without each other."""
 
     def start(self, name: str) -> None:
-        """Start a peer; its log goes to its site's folder."""
+        """Start a peer that logs to its site's folder."""
         with (self.out / SITES / name / LOG).open("ab") as log:
             self.running[name] = subprocess.Popen(
                 [sys.executable, "-c", PEER, str(self.out), name],
@@ -81,55 +81,54 @@ class PatientProcesses(Processes):
 
 
 @dataclass
-class Attacked:
-    """The federation, as its attackers see it."""
+class AttackedFederation:
+    """The federation from the point of view of its attackers."""
 
     out: Path
-    processes: Processes
-    share: Share
-    """Of peer 000: what a member knows of the federation."""
+    processes: PeerProcesses
+    setup: LocalSetup
+    """The setup of peer 000, which every member knows."""
     sites: dict[str, Site]
     guests: dict[str, Site]
     settings: Sequence[str]
 
     def status(self, peer: str) -> dict[str, Any]:
-        """What a peer says of itself, at most half a second ago."""
+        """The status of a peer, at most half a second old."""
         return self.sites[peer].status() or {}
 
     def refused(self, peer: str, guest: str) -> dict[str, int]:
-        """How often a peer has refused this guest's questions, by reason."""
+        """Number of refusals of a guest by a peer, by reason."""
         found: dict[str, int] = self.status(peer).get("refused", {}).get(guest, {})
         return found
 
-    def at_the_door(self, peer: str, reason: str, name: str = "unknown") -> int:
-        """How often a peer's transport has refused somebody for this reason."""
-        found: dict[str, int] = self.status(peer).get("refused_at_the_door", {})
-        return found.get(f"{reason} ({name})", 0)
+    def refusals(self, peer: str, reason: str, name: str = "unknown") -> int:
+        """Number of refusals by a peer for one reason."""
+        return self.refused(peer, name).get(reason, 0)
 
     def memory(self, peer: str) -> float:
-        """A peer's resident memory in MB."""
+        """Resident memory of a peer in MB."""
         lines = Path(f"/proc/{self.processes.running[peer].pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
     def open_files(self, peer: str) -> int:
-        """How many file descriptors a peer has."""
+        """Number of open file descriptors of a peer."""
         return len(os.listdir(f"/proc/{self.processes.running[peer].pid}/fd"))  # noqa: PTH208
 
-    # questions
+    # requests
 
-    def model(self, t: Any = 0, body: bytes | None = None, **more: JSON) -> Ask:
-        """A member's question for a model: as it should be, but for what is given."""
-        mask = self.share.first_state().next_mask
-        head: dict[str, JSON] = {"terms": digest_of(self.share.terms), "round": t, "nonce": secrets.token_hex(16)}
-        return Ask("model", head | more, self.share.codec().encode_request(mask) if body is None else body)
+    def model(self, t: Any = 0, body: bytes | None = None, **changes: JSON) -> Request:
+        """A valid model request of a member, with the given changes."""
+        mask = self.setup.initial_state().next_mask
+        header: dict[str, JSON] = {"spec": spec_digest(self.setup.spec), "round": t, "nonce": secrets.token_hex(16)}
+        return Request("model", header | changes, self.setup.codec().encode_request(mask) if body is None else body)
 
     @contextlib.asynccontextmanager
     async def guest(self, name: str) -> AsyncIterator[HttpsTransport]:
-        """A guest's end of the protocol."""
+        """The transport of a guest."""
         guest = self.guests[name]
 
-        def who(leaf: bytes, issuers: Any) -> str | None:
-            member = guest.members.who(leaf, issuers)
+        def identify(leaf: bytes, issuers: Any) -> str | None:
+            member = guest.members.identify(leaf, issuers)
             return member.name if member else None
 
         transport = HttpsTransport(
@@ -137,51 +136,51 @@ class Attacked:
             (LOOPBACK, 0),
             client=self.context(guest.identity),
             server=server_context(guest.identity, []),
-            who=who,
-            address=lambda peer: self.sites[peer].where.listening,
-            max_ask=lambda what: 0,
-            max_reply=lambda what: 10_000_000,
+            identify=identify,
+            address=lambda peer: self.sites[peer].info.listen_address,
+            max_request=lambda kind: 0,
+            max_response=lambda kind: 10_000_000,
         )
         try:
             yield transport
         finally:
             await transport.close()
 
-    # bare connections
+    # raw connections
 
     def context(self, identity: Identity) -> ssl.SSLContext:
-        """TLS as the holder of this key does it."""
+        """TLS client context with this identity."""
         return client_context(identity, [site.identity.certificate for site in self.sites.values()])
 
     async def connect(self, peer: str, context: ssl.SSLContext | None = None) -> Streams:
-        """A connection to a peer, encrypted or not."""
-        return await asyncio.open_connection(*self.sites[peer].where.listening, ssl=context)
+        """Open a connection to a peer, with or without TLS."""
+        return await asyncio.open_connection(*self.sites[peer].info.listen_address, ssl=context)
 
-    async def say(self, peer: str, what: bytes, context: ssl.SSLContext | None = None) -> bytes:
-        """What a peer answers to these bytes before it ends the connection; nothing, if it ends it at once."""
+    async def send_raw(self, peer: str, content: bytes, context: ssl.SSLContext | None = None) -> bytes:
+        """Return a peer's response to these bytes until it closes the connection; empty if it closes immediately."""
         with contextlib.suppress(OSError):
             reader, writer = await self.connect(peer, context)
             try:
-                writer.write(what)
+                writer.write(content)
                 return await reader.read()
             finally:
                 writer.transport.abort()
         return b""
 
 
-def wait_until(happened: Callable[[], bool]) -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + PATIENCE
-    while not happened():
-        assert time.monotonic() < deadline, "it did not happen"
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds."""
+    deadline = time.monotonic() + TIMEOUT
+    while not condition():
+        assert time.monotonic() < deadline, "the condition does not hold in time"
         time.sleep(0.05)
 
 
 def add_guests(sites: dict[str, Site], folder: Path) -> dict[str, Site]:
-    """Members with keys and signed records, accepted by all."""
+    """Create members with keys and signed records, accepted by all sites."""
     guests = {}
     for name in GUESTS:
-        where = Whereabouts(name=name, listen=f"{LOOPBACK}:9", federation="up")
+        where = SiteInfo(name=name, listen=f"{LOOPBACK}:9", federation="up")
         guest = guests[name] = Site.create(folder / name, where, {})
         record = guest.members.announce(guest.identity, where.address, 0.5, NEVER)
         for site in sites.values():
@@ -192,31 +191,31 @@ def add_guests(sites: dict[str, Site], folder: Path) -> dict[str, Site]:
 
 
 @pytest.fixture(scope="module")
-def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Attacked]:
-    """Three of four peers, waiting for the fourth; whatever happens, none is left running."""
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AttackedFederation]:
+    """Three of four peers, waiting for the fourth; all are stopped at the end."""
     out = tmp_path_factory.mktemp("hostile") / "up"
-    set_up(compose({}, SETTINGS), out)
-    processes = PatientProcesses(out, roster_names(PEERS))
+    create_run(compose({}, SETTINGS), out)
+    processes = WaitingProcesses(out, peer_names(PEERS))
     sites = {name: Site.open(out / SITES / name) for name in processes.names}
     guests = add_guests(sites, out.parent / "guests")
-    found = Attacked(out, processes, share_in(out, "000"), sites, guests, SETTINGS)
+    found = AttackedFederation(out, processes, setup_of_peer(out, "000"), sites, guests, SETTINGS)
     try:
         for name in processes.names[:-1]:
             processes.start(name)
         for name in processes.names[:-1]:
-            wait_until(lambda name=name: found.status(name).get("state") == "asking")  # type: ignore[misc]
+            wait_until(lambda name=name: found.status(name).get("state") == "fetching")  # type: ignore[misc]
         yield found
     finally:
         processes.stop()
 
 
 @pytest.fixture(scope="module")
-def log(attacked: Attacked) -> Callable[[str], str]:
-    """`log(peer)`: what a peer has told so far."""
+def log(attacked: AttackedFederation) -> Callable[[str], str]:
+    """`log(peer)` returns the log of a peer."""
     return lambda peer: (attacked.out / SITES / peer / LOG).read_text()
 
 
 @pytest.fixture(scope="session")
 def until() -> Callable[[Callable[[], bool]], None]:
-    """`until(happened)`: wait for it."""
+    """`until(condition)` waits until the condition holds."""
     return wait_until

@@ -1,34 +1,36 @@
-"""A federation of real processes, of which none is left running whatever happens."""
+"""Federations of real processes, which are killed after the test."""
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from real_peers import Peers, settle
+from real_peers import Peers, create_sites
 
 from dispfl.config import Experiment
-from dispfl.peer.pace import Pace
-from dispfl.roster import roster_names
-from dispfl.up import LOOPBACK, free_ports
+from dispfl.peer.config import Deadlines
+from dispfl.peer.local import LOOPBACK, free_ports
+from dispfl.topology import peer_names
 
-Whereabouts = Mapping[str, tuple[str, str]]
+Addresses = Mapping[str, tuple[str, str]]
+"""By peer: where it listens and where others reach it."""
 
 
 @pytest.fixture
 def federation(tmp_path: Path) -> Iterator[Callable[..., Peers]]:
-    """Makes the peers of an experiment, not started yet: on loopback, unless it is told where."""
+    """Create the peers of an experiment, not started yet; by default on loopback."""
     made = []
 
     def make(
         experiment: Experiment,
-        pace: Pace,
-        whereabouts: Whereabouts | None = None,
+        deadlines: Deadlines,
+        addresses: Addresses | None = None,
         namespaces: Mapping[str, str] | None = None,
     ) -> Peers:
-        names = roster_names(experiment.peers)
-        here = [f"{LOOPBACK}:{port}" for port in free_ports(len(names))]
-        settle(experiment, tmp_path / "up", whereabouts or dict(zip(names, zip(here, here, strict=True), strict=True)))
-        made.append(Peers(tmp_path / "up", names, pace, namespaces))
+        names = peer_names(experiment.peers)
+        loopback = [f"{LOOPBACK}:{port}" for port in free_ports(len(names))]
+        default = {name: (address, address) for name, address in zip(names, loopback, strict=True)}
+        create_sites(experiment, tmp_path / "up", addresses or default)
+        made.append(Peers(tmp_path / "up", names, deadlines, namespaces))
         return made[-1]
 
     yield make

@@ -1,44 +1,42 @@
-"""A network that is slow, narrow at one peer, and breaks connections: everyone takes part in every round."""
+"""A slow network with limited bandwidth at one peer and broken connections: all peers take part in every round."""
 
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from bad_network import LOOPBACK, Carrying, Proxy
+from bad_network import LOOPBACK, Proxy, ProxyThread
 from real_peers import TINY, Peers
 
 from dispfl.config import compose
-from dispfl.peer.pace import Pace
-from dispfl.roster import roster_names
-from dispfl.up import free_ports
+from dispfl.peer.config import Deadlines
+from dispfl.peer.local import free_ports
+from dispfl.topology import peer_names
 
 ROUNDS = 10
-NAMES = roster_names(8)
+NAMES = peer_names(8)
 NARROW = "003"
 
 
 @pytest.fixture
 def proxies() -> Iterator[dict[str, Proxy]]:
-    """100+-50 ms, one exchange in twenty is reset, and one peer has 1 MB/s."""
+    """Delays of 100+-50 ms, one exchange in twenty is reset, and one peer has 1 MB/s."""
     made = {
         name: Proxy(port, seed, (0.05, 0.15), 0.05, 1e6 if name == NARROW else float("inf"))
         for seed, (name, port) in enumerate(zip(NAMES, free_ports(len(NAMES)), strict=True))
     }
-    carrying = Carrying(made.values())
-    carrying.open()
+    thread = ProxyThread(made.values())
+    thread.open()
     yield made
-    carrying.stop()
+    thread.stop()
 
 
-def test_everyone_finishes_every_round_and_broken_answers_are_gone_on_with(
+def test_all_peers_finish_every_round_and_broken_responses_are_resumed(
     federation: Callable[..., Peers], proxies: dict[str, Proxy]
 ) -> None:
     peers = federation(
         compose({}, [*TINY, "topology=random", "topology.degree=3", "peers=8", f"rounds={ROUNDS}"]),
-        Pace(floor=10.0, first=120.0),
-        whereabouts={
-            name: (f"{LOOPBACK}:{proxy.target}", f"{LOOPBACK}:{proxy.port}") for name, proxy in proxies.items()
-        },
+        Deadlines(min=10.0, startup=120.0),
+        addresses={name: (f"{LOOPBACK}:{proxy.target}", f"{LOOPBACK}:{proxy.port}") for name, proxy in proxies.items()},
     )
     peers.start(*NAMES)
     peers.until(lambda: len(peers.ended()) == len(NAMES))
@@ -47,6 +45,6 @@ def test_everyone_finishes_every_round_and_broken_answers_are_gone_on_with(
         assert sorted(peers.rounds(name)) == list(range(ROUNDS))
         assert torch.isfinite(peers.state(name).model.values).all()
     heard = sum(len(entry["heard"]) for name in NAMES for entry in peers.rounds(name).values())
-    assert heard > 0.9 * 8 * 3 * ROUNDS  # who asks anew too late may find that the others have left its round behind
+    assert heard > 0.9 * 8 * 3 * ROUNDS  # a late retry may find that the others have left the round
     assert sum(proxy.resets for proxy in proxies.values()) > 0
-    assert any("going on" in peers.log(name) for name in NAMES)
+    assert any("resuming transfer" in peers.log(name) for name in NAMES)

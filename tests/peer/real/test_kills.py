@@ -1,22 +1,22 @@
-"""Peers are killed in every phase of a round, and one stands still for a while: the others go on, and they rejoin."""
+"""Peers are killed in every phase of a round, or suspended: the others continue, and the peers rejoin."""
 
 from collections.abc import Callable, Iterable
 
 from real_peers import TINY, Peers
 
 from dispfl.config import compose
-from dispfl.peer.pace import Pace
+from dispfl.peer.config import Deadlines
 from dispfl.topology import RandomRegular
 
 ROUNDS, DEGREE = 36, 6
 
 
-class Story:
-    """Eight peers, each of which hears all others but one in a round."""
+class Scenario:
+    """Eight peers, each of which hears six others in a round."""
 
     def __init__(self, peers: Peers) -> None:
         self.peers = peers
-        self.unharmed = set(peers.names)
+        self.healthy = set(peers.names)
         peers.start(*peers.names)
         peers.until(lambda: all(peers.newest(name) >= 1 for name in peers.names))
 
@@ -24,43 +24,43 @@ class Story:
         return RandomRegular(degree=DEGREE).heard(0, t, self.peers.names)
 
     def federation_round(self) -> int:
-        return min(self.peers.newest(name) for name in self.unharmed)
+        return min(self.peers.newest(name) for name in self.healthy)
 
-    def the_others_go_on(self, rounds: int) -> None:
-        reached = max(map(self.peers.newest, self.unharmed)) + rounds
+    def wait_for_the_others(self, rounds: int) -> None:
+        reached = max(map(self.peers.newest, self.healthy)) + rounds
         self.peers.until(lambda: self.federation_round() >= reached)
 
-    def freeze_one(self, is_there: Callable[[str], bool], among: Iterable[str] | None = None) -> str:
-        """Freeze a peer that is found in a phase, and still is when it stands still."""
+    def freeze_one(self, in_phase: Callable[[str], bool], among: Iterable[str] | None = None) -> str:
+        """Suspend a peer in a phase, and make sure that it is still in this phase when it is suspended."""
         frozen = []
 
         def found() -> bool:
-            for name in sorted(self.unharmed if among is None else among):
-                if is_there(name):
+            for name in sorted(self.healthy if among is None else among):
+                if in_phase(name):
                     self.peers.freeze(name)
-                    if is_there(name):
+                    if in_phase(name):
                         frozen.append(name)
                         return True
                     self.peers.thaw(name)
             return False
 
         self.peers.until(found, pause=0.001)
-        self.unharmed.discard(frozen[0])
+        self.healthy.discard(frozen[0])
         return frozen[0]
 
-    def kill_one(self, is_there: Callable[[str], bool], among: Iterable[str] | None = None) -> str:
-        victim = self.freeze_one(is_there, among)
+    def kill_one(self, in_phase: Callable[[str], bool], among: Iterable[str] | None = None) -> str:
+        victim = self.freeze_one(in_phase, among)
         self.peers.kill(victim)
         return victim
 
-    def rejoins(self, name: str) -> None:
-        """Several others hear it again, and it hears others."""
+    def wait_for_rejoin(self, name: str) -> None:
+        """Wait until several others hear a peer again, and it hears others."""
         since = self.federation_round()
 
         def is_back() -> bool:
             hearing = [
                 other
-                for other in self.unharmed
+                for other in self.healthy
                 if any(t > since and name in entry["heard"] for t, entry in self.peers.rounds(other).items())
             ]
             return len(hearing) >= 3 and any(
@@ -69,57 +69,57 @@ class Story:
 
         self.peers.until(is_back)
 
-    # The phases of a round; a status is up to half a second old, so the files of rounds must agree with it.
+    # The phases of a round. A status is up to half a second old, so the saved rounds are checked, too.
 
-    def is_asking_in_vain(self, name: str, absent: str) -> bool:
-        """It waits for one who cannot have published this round, and has not given it up."""
+    def is_waiting_for(self, name: str, absent: str) -> bool:
+        """Whether it waits for a peer that has not published this round."""
         status, t = self.peers.status(name), self.peers.newest(absent) + 2
-        waits = status["state"] == "asking" and status["round"] == t and absent in self.heard(t)[name]
+        waits = status["state"] == "fetching" and status["round"] == t and absent in self.heard(t)[name]
         return waits and f"late         round={t}  peer={absent}" not in self.peers.log(name)
 
-    def is_learning(self, name: str) -> bool:
+    def is_training(self, name: str) -> bool:
         status = self.peers.status(name)
-        return bool(status["state"] == "learning" and status["round"] > self.peers.newest(name))
+        return bool(status["state"] == "training" and status["round"] > self.peers.newest(name))
 
-    def is_writing_down(self, name: str) -> bool:
-        """The line of a round is there, its checkpoint is not."""
+    def is_saving(self, name: str) -> bool:
+        """Whether the line of a round is saved, but not its checkpoint."""
         return self.peers.newest(name) > self.peers.checkpoint(name)
 
-    def is_serving_others(self, name: str) -> bool:
-        return bool(self.peers.status(name)["state"] == "serving others")
+    def is_serving(self, name: str) -> bool:
+        return bool(self.peers.status(name)["state"] == "serving")
 
 
-def test_the_others_finish_every_round_whichever_phase_a_peer_is_killed_in(federation: Callable[..., Peers]) -> None:
+def test_the_others_finish_every_round_whenever_a_peer_is_killed(federation: Callable[..., Peers]) -> None:
     settings = [*TINY, "topology=random", f"topology.degree={DEGREE}", "peers=8", f"rounds={ROUNDS}", "train.epochs=15"]
-    peers = federation(compose({}, settings), Pace(floor=2.5, first=120.0))
-    story = Story(peers)
+    peers = federation(compose({}, settings), Deadlines(min=2.5, startup=120.0))
+    scenario = Scenario(peers)
 
-    # One stands still while it learns. Whoever hears it asks in vain until the deadline, and is killed meanwhile.
-    frozen = story.freeze_one(story.is_learning)
-    killed = [story.kill_one(lambda name: story.is_asking_in_vain(name, frozen))]
-    story.the_others_go_on(2)
+    # One peer is suspended while it trains. A peer that waits for it is killed before the deadline.
+    frozen = scenario.freeze_one(scenario.is_training)
+    killed = [scenario.kill_one(lambda name: scenario.is_waiting_for(name, frozen))]
+    scenario.wait_for_the_others(2)
     peers.thaw(frozen)
     peers.start(killed[0])
-    story.rejoins(frozen)
-    story.rejoins(killed[0])
+    scenario.wait_for_rejoin(frozen)
+    scenario.wait_for_rejoin(killed[0])
 
-    for phase in (story.is_learning, story.is_writing_down):
-        killed.append(story.kill_one(phase))
-        story.the_others_go_on(2)
+    for phase in (scenario.is_training, scenario.is_saving):
+        killed.append(scenario.kill_one(phase))
+        scenario.wait_for_the_others(2)
         peers.start(killed[-1])
-        story.rejoins(killed[-1])
+        scenario.wait_for_rejoin(killed[-1])
 
-    # Near the end a slow one has yet to fetch the last model of one that is done, does not hear it and so waits for it.
-    heard = story.heard(ROUNDS - 1)
+    # Near the end, kill a finished peer that still serves its last model to a slow one.
+    heard = scenario.heard(ROUNDS - 1)
     serves = {name: other for name in heard for other in heard if name in heard[other] and other not in heard[name]}
-    slow = story.freeze_one(
+    slow = scenario.freeze_one(
         lambda name: any(
             serves[one] == name and peers.newest(one) == ROUNDS - 2 and peers.newest(name) == ROUNDS - 3
             for one in serves
         ),
         peers.names,
     )
-    killed.append(story.kill_one(story.is_serving_others, peers.names))
+    killed.append(scenario.kill_one(scenario.is_serving, peers.names))
     peers.thaw(slow)
     peers.start(killed[-1])
 
@@ -128,7 +128,7 @@ def test_the_others_finish_every_round_whichever_phase_a_peer_is_killed_in(feder
     for name in peers.names:
         assert peers.newest(name) == ROUNDS - 1
         assert peers.status(name)["state"] == "finished"
-    for name in story.unharmed:
+    for name in scenario.healthy:
         assert sorted(peers.rounds(name)) == list(range(ROUNDS))
-    for harmed in (frozen, *killed[:3]):
-        assert any(peers.status(name)["peers"][harmed]["missed"] for name in story.unharmed)
+    for affected in (frozen, *killed[:3]):
+        assert any(peers.status(name)["peers"][affected]["missed"] for name in scenario.healthy)

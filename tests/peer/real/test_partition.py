@@ -1,4 +1,4 @@
-"""Two halves in two network namespaces, and a cable between them that is unplugged for a while."""
+"""Two halves in two network namespaces, with a virtual cable that is unplugged for a while."""
 
 import contextlib
 import os
@@ -10,22 +10,22 @@ import pytest
 from real_peers import TINY, Peers
 
 from dispfl.config import compose
-from dispfl.peer.pace import Pace
-from dispfl.roster import roster_names
+from dispfl.peer.config import Deadlines
+from dispfl.topology import peer_names
 
 ROUNDS = 32
-NAMES = roster_names(8)
+NAMES = peer_names(8)
 SIDES = (NAMES[:4], NAMES[4:])
 
 
 class Cable:
-    """Between two network namespaces, each with one address."""
+    """A virtual cable between two network namespaces, each with one address."""
 
     def __init__(self) -> None:
         self.namespaces = [f"dispfl-{os.getpid()}-{side}" for side in (0, 1)]
         self.addresses = ["10.77.0.1", "10.77.0.2"]
 
-    def lay(self) -> None:
+    def connect(self) -> None:
         one, other = self.namespaces
         for namespace in self.namespaces:
             _ip("netns", "add", namespace)
@@ -36,7 +36,7 @@ class Cable:
             _ip("-n", namespace, "link", "set", f"end{side}", "up")
 
     def unplug(self) -> None:
-        """The one side is told that the network is unreachable; what the other sends vanishes."""
+        """Disconnect: one side gets network errors, the packets of the other are lost."""
         _ip("-n", self.namespaces[1], "link", "set", "end1", "down")
 
     def plug_in(self) -> None:
@@ -58,15 +58,15 @@ def cable() -> Iterator[Cable]:
         pytest.skip("there is no `ip` command (Debian: apt-get install iproute2)")
     cable = Cable()
     try:
-        cable.lay()
+        cable.connect()
     except subprocess.CalledProcessError as problem:
         cable.remove()
-        pytest.skip(f"network namespaces may not be made here: {problem.stderr.decode().strip()}")
+        pytest.skip(f"network namespaces cannot be created here: {problem.stderr.decode().strip()}")
     yield cable
     cable.remove()
 
 
-def test_two_halves_go_on_alone_and_exchange_again_when_the_network_is_whole(
+def test_two_halves_continue_alone_and_exchange_models_when_the_network_is_repaired(
     federation: Callable[..., Peers], cable: Cable
 ) -> None:
     where = {
@@ -74,21 +74,21 @@ def test_two_halves_go_on_alone_and_exchange_again_when_the_network_is_whole(
     }
     peers = federation(
         compose({}, [*TINY, "topology=full", "peers=8", f"rounds={ROUNDS}", "train.epochs=15"]),
-        Pace(floor=2.5, first=120.0),
-        whereabouts={name: (address, address) for name, address in where.items()},
+        Deadlines(min=2.5, startup=120.0),
+        addresses={name: (address, address) for name, address in where.items()},
         namespaces={name: cable.namespaces[side] for side in (0, 1) for name in SIDES[side]},
     )
     peers.start(*peers.names)
 
     def across(name: str, key: str) -> int:
-        """How often the other side answered, or did not."""
+        """The number of rounds in which peers of the other side answered, or were missed."""
         others = SIDES[0] if name in SIDES[1] else SIDES[1]
         return sum(peers.status(name)["peers"][other][key] for other in others)
 
     peers.until(lambda: all(peers.newest(name) >= 2 for name in NAMES))
     cable.unplug()
     parted = {name: peers.newest(name) for name in NAMES}
-    peers.until(lambda: all(peers.newest(name) >= parted[name] + 4 for name in NAMES))  # both halves go on
+    peers.until(lambda: all(peers.newest(name) >= parted[name] + 4 for name in NAMES))  # both halves continue
     alone = {name: peers.newest(name) for name in NAMES}
     answered, missed = ({name: across(name, key) for name in NAMES} for key in ("answered", "missed"))
     cable.plug_in()

@@ -1,4 +1,4 @@
-"""Sites with real certificates on loopback, a proxy that counts and cuts, and a check that nothing is left behind."""
+"""Sites with real certificates on loopback, a proxy that counts bytes and breaks connections, and a leak check."""
 
 import asyncio
 import contextlib
@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from dispfl.peer.https import HttpsTransport, Limits
-from dispfl.peer.transport import Handler
+from dispfl.peer.transport.base import Handler, Limits
+from dispfl.peer.transport.https import HttpsTransport
 
 LOCAL = "127.0.0.1"
 DAY = datetime.timedelta(days=1)
@@ -26,7 +26,7 @@ DAY = datetime.timedelta(days=1)
 
 @dataclass(frozen=True)
 class Site:
-    """A name with its key and certificate, in files as TLS wants them."""
+    """A site with its key and certificate in PEM files."""
 
     name: str
     certificate: x509.Certificate
@@ -67,7 +67,7 @@ def new_site(name: str, folder: Path) -> Site:
 
 @dataclass
 class Network:
-    """Three sites that know each other, and where they listen; `members` may be changed at any time."""
+    """Three sites that accept each other, and their addresses; `members` may be changed at any time."""
 
     sites: dict[str, Site]
     members: dict[bytes, str]
@@ -75,36 +75,41 @@ class Network:
     limit: int = 50_000_000
 
     def join(self, name: str, **changes: Any) -> HttpsTransport:
-        """A transport for one of them."""
+        """Create the transport of a site."""
         site, others = self.sites[name], [other for other in self.sites.values() if other.name != name]
         settings: dict[str, Any] = {
             "client": site.context(ssl.PROTOCOL_TLS_CLIENT, others),
             "server": site.context(ssl.PROTOCOL_TLS_SERVER, others),
-            "who": lambda leaf, issuers: self.members.get(leaf),
+            "identify": lambda leaf, issuers: self.members.get(leaf),
             "address": self.addresses.__getitem__,
-            "max_ask": lambda what: self.limit,
-            "max_reply": lambda what: self.limit,
-            "limits": Limits(backoff=0.01, farewell=0.1),
+            "max_request": lambda kind: self.limit,
+            "max_response": lambda kind: self.limit,
+            "limits": Limits(backoff=0.01, shutdown_grace=0.1),
         }
         return HttpsTransport(name, (LOCAL, 0), **(settings | changes))
 
     async def serve(self, name: str, handler: Handler, **changes: Any) -> HttpsTransport:
-        """A transport that listens, at an address that the others know."""
+        """Create a transport that listens, and publish its address."""
         transport = self.join(name, **changes)
         await transport.serve(handler)
         self.addresses[name] = (LOCAL, transport.port)
         return transport
 
+    async def connect_as(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Open a raw TLS connection to bob with a member's certificate."""
+        context = self.sites[name].context(ssl.PROTOCOL_TLS_CLIENT, [self.sites["bob"]])
+        return await asyncio.open_connection(*self.addresses["bob"], ssl=context)
+
 
 @dataclass
 class Proxy:
-    """Passes bytes on to a site, counts them, and may stop or cut a connection after so many towards the asker."""
+    """Forwards bytes to a site, counts them, and can break or stall a connection after some bytes of the response."""
 
     target: tuple[str, int]
-    cuts: list[int] = field(default_factory=list)
-    """After how many bytes each next connection is cut."""
+    breaks: list[int] = field(default_factory=list)
+    """Bytes towards the client after which each of the next connections is broken."""
     silence_after: int | None = None
-    """After how many bytes of a connection nothing more is passed on."""
+    """Bytes towards the client after which a connection forwards nothing more."""
     up: int = 0
     down: int = 0
     connections: int = 0
@@ -128,41 +133,43 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
-        cut = self.cuts.pop(0) if self.cuts else None
-        there_reader, there_writer = await asyncio.open_connection(*self.target)
-        up = asyncio.ensure_future(self._pass_up(reader, there_writer))
-        down = asyncio.ensure_future(self._pass_down(there_reader, writer, cut))
-        with contextlib.suppress(asyncio.CancelledError):  # the end of the proxy, which asyncio would complain about
+        break_after = self.breaks.pop(0) if self.breaks else None
+        server_reader, server_writer = await asyncio.open_connection(*self.target)
+        up = asyncio.ensure_future(self._forward_up(reader, server_writer))
+        down = asyncio.ensure_future(self._forward_down(server_reader, writer, break_after))
+        with contextlib.suppress(asyncio.CancelledError):  # the proxy is being closed
             await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
         down.cancel()
         await asyncio.gather(up, down, return_exceptions=True)
-        for end in (writer, there_writer):
+        for end in (writer, server_writer):
             end.transport.abort()
         self._tasks.discard(task)
 
-    async def _pass_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward_up(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while data := await reader.read(65536):
             self.up += len(data)
             writer.write(data)
             await writer.drain()
 
-    async def _pass_down(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cut: int | None) -> None:
-        passed = 0
-        while data := await reader.read(min(65536, cut - passed) if cut else 65536):
-            if self.silence_after is not None and passed > self.silence_after:
+    async def _forward_down(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, break_after: int | None
+    ) -> None:
+        forwarded = 0
+        while data := await reader.read(min(65536, break_after - forwarded) if break_after else 65536):
+            if self.silence_after is not None and forwarded > self.silence_after:
                 continue
-            passed += len(data)
+            forwarded += len(data)
             self.down += len(data)
             writer.write(data)
             await writer.drain()
-            if cut and passed >= cut:
+            if break_after and forwarded >= break_after:
                 return
 
 
 @pytest.fixture(scope="session")
 def make_site(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Site]:
-    """`make_site(name)`: a new key and certificate."""
+    """`make_site(name)` creates a key and a certificate."""
     return lambda name: new_site(name, tmp_path_factory.mktemp("sites"))
 
 
@@ -173,13 +180,13 @@ def three_sites(make_site: Callable[[str], Site]) -> list[Site]:
 
 @pytest.fixture
 def network(three_sites: list[Site]) -> Network:
-    """Alice, bob and carol, who know each other."""
+    """Alice, bob and carol, who accept each other."""
     return Network({site.name: site for site in three_sites}, {site.der: site.name for site in three_sites})
 
 
 @pytest.fixture
 def proxy_to() -> Callable[..., Proxy]:
-    """`proxy_to(address, cuts=[...])`: a proxy on the way to a site, to be used with `async with`."""
+    """`proxy_to(address, breaks=[...])` creates a proxy in front of a site, to be used with `async with`."""
     return Proxy
 
 
@@ -188,8 +195,8 @@ def open_files() -> int:
 
 
 @pytest.fixture(scope="session")
-def _nothing_old_to_collect() -> Iterator[None]:
-    """Everything that is loaded by now stays: `play` then collects in a moment what a scenario leaves."""
+def _frozen_objects() -> Iterator[None]:
+    """Exclude all existing objects from garbage collection, so that `play` collects quickly."""
     gc.collect()
     gc.freeze()
     yield
@@ -197,8 +204,8 @@ def _nothing_old_to_collect() -> Iterator[None]:
 
 
 @pytest.fixture
-def play(_nothing_old_to_collect: None) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
-    """`play(scenario)`: run it, and see that it leaves no task and no open file behind."""
+def play(_frozen_objects: None) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
+    """`play(scenario)` runs a scenario and checks that it leaves no task and no open file behind."""
 
     def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def within_a_minute() -> None:
@@ -207,7 +214,7 @@ def play(_nothing_old_to_collect: None) -> Callable[[Callable[[], Coroutine[Any,
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not left, f"left behind: {left}"
 
-        asyncio.run(asyncio.sleep(0))  # what Python opens the first time
+        asyncio.run(asyncio.sleep(0))  # opens files that Python keeps
         before = open_files()
         asyncio.run(within_a_minute())
         gc.collect()

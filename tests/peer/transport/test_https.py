@@ -1,4 +1,4 @@
-"""Asks and replies over real TLS on loopback."""
+"""Requests and responses over real TLS on loopback."""
 
 import asyncio
 import logging
@@ -9,20 +9,20 @@ from typing import Any
 import pytest
 
 from dispfl.errors import ConfigError
-from dispfl.peer.transport import Ask, Refused, Reply, Unreachable
+from dispfl.peer.transport.base import Refused, Request, Response, Unreachable
 
 Play = Callable[[Any], None]
 
 
-async def echo(sender: str, ask: Ask) -> Reply:
-    return Reply({"from": sender, **ask.head}, ask.body[::-1])
+async def echo(sender: str, request: Request) -> Response:
+    return Response({"from": sender, **request.header}, request.body[::-1])
 
 
-def test_an_ask_comes_back_with_the_authenticated_sender_and_the_body(network: Any, play: Play) -> None:
+def test_a_request_is_answered_with_the_authenticated_sender_and_the_body(network: Any, play: Play) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
-        reply = await alice.ask("bob", Ask("model", {"round": 3, "note": "ö\n"}, b"abc"))
-        assert reply == Reply({"from": "alice", "round": 3, "note": "ö\n"}, b"cba")
+        response = await alice.request("bob", Request("model", {"round": 3, "note": "ö\n"}, b"abc"))
+        assert response == Response({"from": "alice", "round": 3, "note": "ö\n"}, b"cba")
         await alice.close()
         await bob.close()
 
@@ -30,30 +30,28 @@ def test_an_ask_comes_back_with_the_authenticated_sender_and_the_body(network: A
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 262_144, 262_145, 5_000_000])
-def test_bodies_of_any_size_arrive_whole_both_ways(size: int, network: Any, play: Play) -> None:
+def test_bodies_of_any_size_arrive_complete_in_both_directions(size: int, network: Any, play: Play) -> None:
     body = os.urandom(size)
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
-        assert (await alice.ask("bob", Ask("model", {}, body))).body == body[::-1]
-        assert alice.counters.carried["bob"].body_sent == bob.counters.carried["alice"].body_received == size
-        assert alice.counters.carried["bob"].body_received == bob.counters.carried["alice"].body_sent == size
+        assert (await alice.request("bob", Request("model", {}, body))).body == body[::-1]
+        assert alice.counters.traffic["bob"].body_sent == bob.counters.traffic["alice"].body_received == size
+        assert alice.counters.traffic["bob"].body_received == bob.counters.traffic["alice"].body_sent == size
         await alice.close()
         await bob.close()
 
     play(scenario)
 
 
-def test_a_handlers_refusal_travels_by_name_and_in_a_sentence_and_is_not_counted_a_second_time(
-    network: Any, play: Play
-) -> None:
-    async def refuse(sender: str, ask: Ask) -> Reply:
-        raise Refused("stale", f"Round {ask.head['round']} is over; “come back”.")
+def test_a_refusal_of_the_handler_reaches_the_client_and_is_not_counted_twice(network: Any, play: Play) -> None:
+    async def refuse(sender: str, request: Request) -> Response:
+        raise Refused("stale", f"Round {request.header['round']} is over; “come back”.")
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", refuse)
         with pytest.raises(Refused, match=r"Round 3 is over; “come back”\.") as caught:
-            await alice.ask("bob", Ask("model", {"round": 3}, b"x" * 100_000))
+            await alice.request("bob", Request("model", {"round": 3}, b"x" * 100_000))
         assert caught.value.reason == "stale"
         assert not bob.counters.refused
         await alice.close()
@@ -62,34 +60,36 @@ def test_a_handlers_refusal_travels_by_name_and_in_a_sentence_and_is_not_counted
     play(scenario)
 
 
-def test_a_mistake_in_the_handler_is_a_refusal_that_says_no_more_than_that(
+def test_an_error_in_the_handler_is_refused_without_details(
     network: Any, play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def stumble(sender: str, ask: Ask) -> Reply:
+    async def fail(sender: str, request: Request) -> Response:
         raise ZeroDivisionError("a secret")
 
     async def scenario() -> None:
-        alice, bob = network.join("alice"), await network.serve("bob", stumble)
-        with pytest.raises(Refused, match="bob could not answer, for a mistake of its own") as caught:
-            await alice.ask("bob", Ask("model", {}))
-        assert caught.value.reason == "failed"
+        alice, bob = network.join("alice"), await network.serve("bob", fail)
+        with pytest.raises(Refused, match="bob could not respond because of an internal error") as caught:
+            await alice.request("bob", Request("model", {}))
+        assert caught.value.reason == "internal-error"
         assert "secret" not in str(caught.value)
         await alice.close()
         await bob.close()
 
     with caplog.at_level(logging.ERROR):
         play(scenario)
-    assert "alice's question 'model' could not be answered" in caplog.text
+    assert "The 'model' request of alice failed" in caplog.text
 
 
-def test_many_asks_at_once_share_two_connections_and_do_not_mix(network: Any, play: Play, proxy_to: Any) -> None:
+def test_concurrent_requests_share_two_connections_and_get_their_own_responses(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         async with proxy_to(network.addresses["bob"]) as proxy:
             network.addresses["bob"] = ("127.0.0.1", proxy.port)
             bodies = [bytes([number]) * 100_000 for number in range(20)]
-            replies = await asyncio.gather(*(alice.ask("bob", Ask("model", {}, body)) for body in bodies))
-            assert [reply.body for reply in replies] == bodies
+            responses = await asyncio.gather(*(alice.request("bob", Request("model", {}, body)) for body in bodies))
+            assert [response.body for response in responses] == bodies
             assert proxy.connections == 2
             await alice.close()
             await bob.close()
@@ -97,26 +97,28 @@ def test_many_asks_at_once_share_two_connections_and_do_not_mix(network: Any, pl
     play(scenario)
 
 
-def test_everyone_asks_everyone_at_once(network: Any, play: Play) -> None:
+def test_all_sites_send_requests_to_each_other_concurrently(network: Any, play: Play) -> None:
     async def scenario() -> None:
         nodes = [await network.serve(name, echo) for name in network.sites]
         pairs = [(node, name) for node in nodes for name in network.sites if name != node.name]
-        asks = (node.ask(name, Ask("model", {"to": name}, os.urandom(300_000))) for node, name in pairs * 2)
-        replies = await asyncio.gather(*asks)
-        assert [reply.head for reply in replies] == [{"from": node.name, "to": name} for node, name in pairs * 2]
+        requests = (node.request(name, Request("model", {"to": name}, os.urandom(300_000))) for node, name in pairs * 2)
+        responses = await asyncio.gather(*requests)
+        assert [response.header for response in responses] == [
+            {"from": node.name, "to": name} for node, name in pairs * 2
+        ]
         for node in nodes:
             await node.close()
 
     play(scenario)
 
 
-def test_a_connection_is_kept_from_one_ask_to_the_next(network: Any, play: Play, proxy_to: Any) -> None:
+def test_a_connection_is_reused_for_the_next_request(network: Any, play: Play, proxy_to: Any) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         async with proxy_to(network.addresses["bob"]) as proxy:
             network.addresses["bob"] = ("127.0.0.1", proxy.port)
             for number in range(5):
-                await alice.ask("bob", Ask("model", {"round": number}, b"x" * 70_000))
+                await alice.request("bob", Request("model", {"round": number}, b"x" * 70_000))
             assert proxy.connections == 1
             await alice.close()
             await bob.close()
@@ -124,72 +126,72 @@ def test_a_connection_is_kept_from_one_ask_to_the_next(network: Any, play: Play,
     play(scenario)
 
 
-def test_a_site_that_restarts_between_two_asks_is_heard_again(network: Any, play: Play) -> None:
+def test_a_site_that_restarts_between_two_requests_is_reachable_again(network: Any, play: Play) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
-        await alice.ask("bob", Ask("hello", {}))
+        await alice.request("bob", Request("sync", {}))
         await bob.close()
         with pytest.raises(Unreachable, match=r"bob: cannot be reached at 127\.0\.0\.1:\d+: connection refused\.$"):
-            await alice.ask("bob", Ask("hello", {}))
+            await alice.request("bob", Request("sync", {}))
         bob = await network.serve("bob", echo)
-        assert (await alice.ask("bob", Ask("hello", {}))).head == {"from": "alice"}
+        assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}
         await alice.close()
         await bob.close()
 
     play(scenario)
 
 
-def test_an_ask_that_is_cancelled_cancels_its_handler_and_harms_no_other(network: Any, play: Play) -> None:
+def test_cancelling_a_request_cancels_its_handler_and_no_other_request(network: Any, play: Play) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
-    async def hold(sender: str, ask: Ask) -> Reply:
-        if ask.what == "hello":
-            return Reply({})
+    async def hold(sender: str, request: Request) -> Response:
+        if request.kind == "sync":
+            return Response({})
         began.set()
         try:
             await asyncio.sleep(60)
         finally:
             ended.set()
-        return Reply({})
+        return Response({})
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", hold)
-        asking = asyncio.create_task(alice.ask("bob", Ask("model", {}, b"x" * 100_000)))
+        pending = asyncio.create_task(alice.request("bob", Request("model", {}, b"x" * 100_000)))
         await began.wait()
-        asking.cancel()
-        await asyncio.gather(asking, return_exceptions=True)
-        assert asking.cancelled()
+        pending.cancel()
+        await asyncio.gather(pending, return_exceptions=True)
+        assert pending.cancelled()
         await ended.wait()
-        await alice.ask("bob", Ask("hello", {}))
+        await alice.request("bob", Request("sync", {}))
         await alice.close()
         await bob.close()
 
     play(scenario)
 
 
-def test_closing_ends_asks_and_answers_that_are_under_way(network: Any, play: Play) -> None:
+def test_closing_ends_requests_and_responses_in_progress(network: Any, play: Play) -> None:
     began = asyncio.Event()
 
-    async def hold(sender: str, ask: Ask) -> Reply:
+    async def hold(sender: str, request: Request) -> Response:
         began.set()
         await asyncio.sleep(60)
-        return Reply({})
+        return Response({})
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", hold)
-        asking = asyncio.create_task(alice.ask("bob", Ask("model", {})))
+        pending = asyncio.create_task(alice.request("bob", Request("model", {})))
         await began.wait()
         await bob.close()
         with pytest.raises(Unreachable, match="the connection broke"):
-            await asking
+            await pending
         await alice.close()
         with pytest.raises(Unreachable, match="this site is shutting down"):
-            await alice.ask("bob", Ask("model", {}))
+            await alice.request("bob", Request("model", {}))
 
     play(scenario)
 
 
-def test_an_address_that_is_taken_is_named(network: Any, play: Play) -> None:
+def test_an_address_in_use_is_named_in_the_error(network: Any, play: Play) -> None:
     async def scenario() -> None:
         bob = await network.serve("bob", echo)
         carol = network.join("carol")
@@ -202,12 +204,12 @@ def test_an_address_that_is_taken_is_named(network: Any, play: Play) -> None:
     play(scenario)
 
 
-@pytest.mark.parametrize("what", ["", "Model", "../model", "model?x", "m" * 33])
-def test_a_question_is_named_by_a_short_lower_case_word(what: str, network: Any, play: Play) -> None:
+@pytest.mark.parametrize("kind", ["", "Model", "../model", "model?x", "m" * 33])
+def test_the_kind_of_a_request_must_be_a_short_lower_case_word(kind: str, network: Any, play: Play) -> None:
     async def scenario() -> None:
         alice = network.join("alice")
         with pytest.raises(Refused, match="short lower-case word"):
-            await alice.ask("bob", Ask(what, {}))
+            await alice.request("bob", Request(kind, {}))
         await alice.close()
 
     play(scenario)

@@ -1,4 +1,4 @@
-"""Readers, one module per file format. Each takes a folder and gives all its pictures, checked, or a DataError."""
+"""Readers, one module per file format; each returns all samples, checked, or raises a DataError."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,37 +11,62 @@ from torch import Tensor
 from dispfl.errors import DataError
 
 
-class Split(NamedTuple):
-    """Pictures (uint8; N, C, H, W) and their labels (int64; N)."""
+class ReadSplit(NamedTuple):
+    """Images (uint8; N, C, H, W) and their labels (int64; N): the training or the test set of the catalogue."""
 
     inputs: Tensor
     labels: Tensor
 
 
-class Reading(NamedTuple):
-    """What a reader found. `classes` is empty where the files do not name them."""
+class RawDataset(NamedTuple):
+    """A data set of the catalogue as read. `classes` is empty where the files do not name them."""
 
-    train: Split
-    test: Split
+    train: ReadSplit
+    test: ReadSplit
     classes: tuple[str, ...] = ()
 
 
+class RawSamples(NamedTuple):
+    """A user's samples as read; labels are texts, not yet class numbers."""
+
+    path: Path
+    inputs: Tensor
+    """float32 (N, ...), or images in uint8 (N, H, W, C)"""
+    labels: list[str]
+    columns: tuple[str, ...] = ()
+    """CSV: the names of the inputs."""
+    label: str | None = None
+    """CSV: the name of the label's column."""
+    folders: tuple[str, ...] = ()
+    """Folder: all classes, also those without images."""
+
+    def __str__(self) -> str:
+        kind = "images" if self.inputs.dtype == torch.uint8 else "inputs"
+        return f"{kind} of shape {list(self.inputs.shape[1:])}"
+
+
+def check_same_kind(train: RawSamples, test: RawSamples) -> None:
+    """Refuse test data of another type or shape than the training data."""
+    if str(train) != str(test):
+        raise DataError(f"The test data in {test.path} are {test}, but the training data are {train}.")
+
+
 def damaged(path: Path, reason: str) -> DataError:
-    """The sentence for a file that is not what it should be."""
-    return DataError(f"{path} {reason}. Replace it with an intact copy; `dispfl data get` fetches one.")
+    """The error for a damaged file of the catalogue."""
+    return DataError(f"{path} {reason}. Replace it with an intact copy; `dispfl data get` downloads one.")
 
 
-def check_labels(path: Path, labels: NDArray[Any], pictures: int, classes: int) -> None:
-    """Refuse a file with no labels, with more or fewer than pictures, or with one that no class has."""
-    if len(labels) != pictures:
-        raise damaged(path, f"has {len(labels):,} labels for {pictures:,} pictures")
-    if pictures == 0:
-        raise damaged(path, "holds no pictures")
+def check_labels(path: Path, labels: NDArray[Any], images: int, classes: int) -> None:
+    """Refuse a file without labels, with more or fewer labels than images, or with a label outside the classes."""
+    if len(labels) != images:
+        raise damaged(path, f"has {len(labels):,} labels for {images:,} images")
+    if images == 0:
+        raise damaged(path, "contains no images")
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= classes:
         raise damaged(path, f"has label {low if low < 0 else high}, outside 0 to {classes - 1}")
 
 
-def to_split(inputs: NDArray[np.uint8], labels: NDArray[Any]) -> Split:
-    """Tensors over the same memory; only the labels are widened."""
-    return Split(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)))
+def to_split(inputs: NDArray[np.uint8], labels: NDArray[Any]) -> ReadSplit:
+    """Wrap arrays as tensors; the inputs share memory, the labels are converted to int64."""
+    return ReadSplit(torch.from_numpy(inputs), torch.from_numpy(labels.astype(np.int64)))

@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100, in the binary and in the python version.
 
-The python version is made of pickles, and a pickle can call anything it can name. Ours may name four things, and
-each name stands for a class of ours that only keeps plain numbers; so not even numpy is run on what the file says.
-This is the only place in dispfl that imports pickle.
+The python version consists of pickles, and a pickle can call anything that it can name. The unpickler here allows a
+few names, each replaced by a class that only stores plain numbers; so not even numpy is called by the file. No other
+module of dispfl imports pickle.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from dispfl.data.readers import Reading, Split, check_labels, damaged, to_split
+from dispfl.data.readers import RawDataset, ReadSplit, check_labels, damaged, to_split
 from dispfl.errors import DataError
 
 SHAPE = (3, 32, 32)
@@ -23,32 +23,32 @@ TRAIN_FILES = {10: tuple(f"data_batch_{number}" for number in range(1, 6)), 100:
 TEST_FILES = {10: ("test_batch",), 100: ("test",)}
 
 
-def read_cifar(folder: Path, classes: int) -> Reading:
-    """Read CIFAR-10 (`classes=10`) or CIFAR-100, binary if both versions are there."""
+def read_cifar(folder: Path, classes: int) -> RawDataset:
+    """Read CIFAR-10 (`classes=10`) or CIFAR-100; the binary version if both are there."""
     read_split = _read_binary if (folder / f"{TRAIN_FILES[classes][0]}.bin").exists() else _read_python
     names = _class_names(folder) if classes == 100 else ()
-    return Reading(
+    return RawDataset(
         train=read_split(folder, TRAIN_FILES[classes], classes),
         test=read_split(folder, TEST_FILES[classes], classes),
         classes=names,
     )
 
 
-def _join(paths: Sequence[Path], parts: Sequence[tuple[NDArray[np.uint8], NDArray[Any]]], classes: int) -> Split:
-    """One split out of its files, which must be equally long: a shorter one was cut off."""
+def _join(paths: Sequence[Path], parts: Sequence[tuple[NDArray[np.uint8], NDArray[Any]]], classes: int) -> ReadSplit:
+    """Concatenate the files of a split. They must have equal lengths: a shorter one is truncated."""
     longest = max(len(labels) for _, labels in parts)
     for path, (pixels, labels) in zip(paths, parts, strict=True):
         check_labels(path, labels, len(pixels), classes)
         if len(labels) < longest:
-            raise damaged(path, f"is truncated: {len(labels):,} pictures, where its neighbours have {longest:,}")
+            raise damaged(path, f"is truncated: {len(labels):,} images, where the other files have {longest:,}")
     pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, *SHAPE)
     return to_split(np.ascontiguousarray(pixels), np.concatenate([labels for _, labels in parts]))
 
 
-# The binary version: one record per picture, its label (CIFAR-100: coarse label, fine label), then its pixels.
+# The binary version: one record per image, its label (CIFAR-100: coarse label, fine label), then its pixels.
 
 
-def _read_binary(folder: Path, names: Sequence[str], classes: int) -> Split:
+def _read_binary(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
     paths = [folder / f"{name}.bin" for name in names]
     labels = 2 if classes == 100 else 1
     records = [_records(path, labels + PIXELS) for path in paths]
@@ -58,14 +58,14 @@ def _read_binary(folder: Path, names: Sequence[str], classes: int) -> Split:
 def _records(path: Path, length: int) -> NDArray[np.uint8]:
     values = np.fromfile(path, dtype=np.uint8)
     if values.size % length:
-        raise damaged(path, f"is truncated: {values.size:,} bytes are no multiple of a picture's {length:,}")
+        raise damaged(path, f"is truncated: {values.size:,} bytes are not a multiple of an image's {length:,}")
     return values.reshape(-1, length)
 
 
 # The python version: a pickled dict per file, written by Python 2.
 
 
-def _read_python(folder: Path, names: Sequence[str], classes: int) -> Split:
+def _read_python(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
     paths = [folder / name for name in names]
     return _join(paths, [_batch(path, "fine_labels" if classes == 100 else "labels") for path in paths], classes)
 
@@ -80,12 +80,12 @@ def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.in
     if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != PIXELS:
         raise damaged(path, f"has data of {array.dtype}, shape {array.shape}, instead of uint8, (N, {PIXELS})")
     if any(type(label) is not int or not 0 <= label < 256 for label in labels):
-        raise damaged(path, f"has {label_key} that are not small whole numbers")
+        raise damaged(path, f"has {label_key} that are not integers from 0 to 255")
     return array, np.array(labels, dtype=np.int64)
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
-    """CIFAR-100's class names, from whichever file has them; numbers where none does, since training needs no names."""
+    """CIFAR-100's class names, or numbers if no file has the names: training does not need them."""
     text, pickled = folder / "fine_label_names.txt", folder / "meta"
     names: list[Any] = []
     if text.exists():
@@ -100,16 +100,16 @@ def _class_names(folder: Path) -> tuple[str, ...]:
 
 
 def _unpickle(path: Path) -> dict[str, Any]:
-    """The dict that a file holds; anything but a dict of plain data is refused."""
+    """Read the dict in a file; anything but a dict of plain data is refused."""
     try:
         with path.open("rb") as file:
             content = _PlainUnpickler(file, path).load()
     except (DataError, OSError):
         raise
-    except Exception as problem:  # a damaged pickle can fail in any way there is
+    except Exception as problem:  # a damaged pickle can raise anything
         raise damaged(path, f"is truncated or not a CIFAR file ({problem})") from None
     if not isinstance(content, dict):
-        raise damaged(path, f"is not a CIFAR file: it holds a {type(content).__name__} instead of a dict")
+        raise damaged(path, f"is not a CIFAR file: it contains a {type(content).__name__} instead of a dict")
     return {_text(key): value for key, value in content.items()}
 
 
@@ -118,16 +118,16 @@ def _text(value: object) -> str:
 
 
 class _StandIn:
-    """Base of what a pickle may name. A pickle cannot set attributes on these classes: BUILD finds `__setstate__`."""
+    """Base class of what a pickle may name. BUILD calls `__setstate__`, so a pickle cannot set attributes."""
 
     __slots__ = ()
 
     def __setstate__(self, state: object) -> None:
-        raise pickle.UnpicklingError("state where there can be none")
+        raise pickle.UnpicklingError("unexpected state")
 
 
 class _Latin1(_StandIn):
-    """`_codecs.encode(text, "latin1")`: how Python 3 writes bytes into an old pickle."""
+    """`_codecs.encode(text, "latin1")`: how Python 3 writes bytes in old pickle protocols."""
 
     def __new__(cls, text: object, encoding: object) -> bytes:  # type: ignore[misc]
         if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
@@ -136,7 +136,7 @@ class _Latin1(_StandIn):
 
 
 class _PickledType(_StandIn):
-    """`numpy.dtype(code, align, copy)`, for whole and floating numbers alone."""
+    """`numpy.dtype(code, align, copy)`, for integers and floats only."""
 
     __slots__ = ("dtype",)
 
@@ -155,13 +155,13 @@ class _PickledType(_StandIn):
 
 
 class _PickledArray(_StandIn):
-    """Both `numpy.ndarray` and `_reconstruct(numpy.ndarray, (0,), b"b")`, the empty array that its state then fills."""
+    """Both `numpy.ndarray` and `_reconstruct(numpy.ndarray, (0,), b"b")`, the empty array that BUILD fills."""
 
     __slots__ = ("array",)
 
     def __init__(self, kind: object, shape: object, code: object) -> None:
         if kind is not _PickledArray:
-            raise pickle.UnpicklingError("an array that is no plain array")
+            raise pickle.UnpicklingError("an array of another class")
 
     def __setstate__(self, state: object) -> None:
         match state:
@@ -185,8 +185,8 @@ _ALLOWED: Mapping[tuple[str, str], type[_StandIn]] = {
 class _PlainUnpickler(pickle._Unpickler):
     """Builds arrays, lists, dicts, bytes, text and numbers, and nothing else.
 
-    It extends pickle's Python version, because a dozen bytes can have the C version fill all memory (its memo is an
-    array as long as the largest number in the file). A batch has few opcodes, so this costs no time to speak of.
+    It extends pickle's Python implementation, because a dozen bytes can make the C implementation fill all memory (its
+    memo is an array as long as the largest number in the file). A batch has few opcodes, so the cost is negligible.
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -197,5 +197,5 @@ class _PlainUnpickler(pickle._Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            reason = f"asks for {module}.{name}, which no data file needs; it was not run, and the file was not read"
+            reason = f"refers to {module}.{name}, which no data file needs; nothing was run, and the file was not read"
             raise DataError(f"{self.path} {reason}. Delete it and use the binary version of the data set.") from None

@@ -1,40 +1,46 @@
-"""idx, the format of MNIST and Fashion-MNIST: a magic number, the sizes, then the bytes; plain or gzipped."""
+"""idx, the format of MNIST and Fashion-MNIST (a magic number, the sizes, the bytes; plain or gzipped); and the bundled
+sample of 6,000 images of Fashion-MNIST (see bundled/README.md), an NPZ file."""
 
 import gzip
 import struct
+import zipfile
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dispfl.data.readers import Reading, Split, check_labels, damaged, to_split
+from dispfl.data.readers import RawDataset, ReadSplit, check_labels, damaged, to_split
+from dispfl.errors import DataError
+
+BUNDLED = Path(__file__).parent.parent / "bundled" / "fashion-sample.npz"
 
 SIDE = 28
 _CHUNK = 1 << 20
-# The third byte says "unsigned bytes", the fourth how many sizes follow.
-_PICTURES, _LABELS = 0x0803, 0x0801
+# The third byte means "unsigned bytes"; the fourth is the number of sizes that follow.
+_IMAGES, _LABELS = 0x0803, 0x0801
 
 
-def read_idx(folder: Path, classes: int) -> Reading:
+def read_idx(folder: Path, classes: int) -> RawDataset:
     """Read the four files of a data set in MNIST's layout."""
-    return Reading(train=_read_split(folder, "train", classes), test=_read_split(folder, "t10k", classes))
+    return RawDataset(train=_read_split(folder, "train", classes), test=_read_split(folder, "t10k", classes))
 
 
-def _read_split(folder: Path, prefix: str, classes: int) -> Split:
-    pictures_file = _find(folder, f"{prefix}-images-idx3-ubyte")
+def _read_split(folder: Path, prefix: str, classes: int) -> ReadSplit:
+    images_file = _find(folder, f"{prefix}-images-idx3-ubyte")
     labels_file = _find(folder, f"{prefix}-labels-idx1-ubyte")
-    pictures, labels = _read_bytes(pictures_file, _PICTURES), _read_bytes(labels_file, _LABELS)
-    if pictures.shape[1:] != (SIDE, SIDE):
-        height, width = pictures.shape[1:]
-        raise damaged(pictures_file, f"has pictures of {height}x{width} pixels instead of {SIDE}x{SIDE}")
-    check_labels(labels_file, labels, len(pictures), classes)
-    return to_split(pictures[:, np.newaxis], labels)
+    images, labels = _read_bytes(images_file, _IMAGES), _read_bytes(labels_file, _LABELS)
+    if images.shape[1:] != (SIDE, SIDE):
+        height, width = images.shape[1:]
+        raise damaged(images_file, f"has images of {height}x{width} pixels instead of {SIDE}x{SIDE}")
+    check_labels(labels_file, labels, len(images), classes)
+    return to_split(images[:, np.newaxis], labels)
 
 
 def _find(folder: Path, name: str) -> Path:
-    """The plain file, which is quicker to read, or the gzipped one."""
+    """The plain file, which is faster to read, or the gzipped one."""
     plain = folder / name
     return plain if plain.exists() else folder / f"{name}.gz"
 
@@ -51,27 +57,43 @@ def _parse(path: Path, stream: BinaryIO, magic: int) -> NDArray[np.uint8]:
     rank = magic & 0xFF
     header = stream.read(4 + 4 * rank)
     if len(header) < 4 + 4 * rank:
-        raise damaged(path, "is truncated: it ends within its header")
+        raise damaged(path, "is truncated: it ends in its header")
     found, *sizes = struct.unpack(f">{1 + rank}I", header)
     if found != magic:
-        raise damaged(path, f"is not the idx file it should be: magic number {found:#06x} instead of {magic:#06x}")
+        raise damaged(path, f"is not the expected idx file: magic number {found:#06x} instead of {magic:#06x}")
     try:
         values = np.empty(sizes, dtype=np.uint8)
-    except (MemoryError, ValueError):  # sizes that no memory holds are not those of a data set
-        raise damaged(path, f"claims impossible sizes {sizes}") from None
+    except (MemoryError, ValueError):  # no data set has sizes that exceed the memory
+        raise damaged(path, f"has impossible sizes {sizes}") from None
     got = _fill(stream, values)
     if got < values.size:
         raise damaged(path, f"is truncated: {got:,} of {values.size:,} bytes")
     if stream.read(1):
-        raise damaged(path, f"has more than the {values.size:,} bytes that its header announces")
+        raise damaged(path, f"has more than the {values.size:,} bytes that its header declares")
     return values
 
 
 def _fill(stream: BinaryIO, values: NDArray[np.uint8]) -> int:
-    """Read piece by piece into memory that is only claimed as it fills, and return the number of bytes."""
+    """Read in pieces, so that memory is only used as it fills, and return the number of bytes."""
     flat = values.reshape(-1)
     got = 0
     while got < len(flat) and (piece := stream.read(min(_CHUNK, len(flat) - got))):
         flat[got : got + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
         got += len(piece)
     return got
+
+
+def read_bundled(classes: int, path: Path = BUNDLED) -> RawDataset:
+    """Read the bundled sample."""
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
+            train, test = (_bundled_split(path, arrays, name, classes) for name in ("train", "test"))
+            return RawDataset(train, test)
+    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
+        raise DataError(f"The bundled sample {path} is missing or damaged ({problem}). Install dispfl again.") from None
+
+
+def _bundled_split(path: Path, arrays: Mapping[str, NDArray[np.uint8]], name: str, classes: int) -> ReadSplit:
+    inputs, labels = arrays[f"{name}_inputs"], arrays[f"{name}_labels"]
+    check_labels(path, labels, len(inputs), classes)
+    return to_split(inputs[:, np.newaxis], labels)

@@ -1,1 +1,0 @@
-"""Tables and pictures, made from run directories alone."""

@@ -1,1 +1,0 @@
-"""The sections of the page, one module each: from results to a piece of HTML."""

@@ -1,0 +1,215 @@
+"""`dispfl compare` and `dispfl sweep`: grids of runs on the same splits, initial weights and test data."""
+
+import shlex
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from dispfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from dispfl.runs.grid import GridRun
+
+ConfigOption = Annotated[
+    Path | None,
+    typer.Option("--config", "-c", help="A config file. Its method table applies to the method that it names."),
+]
+SeedsOption = Annotated[int, typer.Option(min=1, help="Number of seeds, counted up from the config's.")]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(help="Folder for the runs; default: a new one under runs/. Existing runs are resumed."),
+]
+DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
+TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these accuracies: 0.6,0.7,0.8.")]
+BudgetOption = Annotated[
+    Literal["rounds", "bytes", "flops"],
+    typer.Option(
+        "--budget",
+        help="What is held equal: rounds, the busiest node's bytes, or the training FLOPs of all peers. With bytes and "
+        "flops, accuracies are those reached within the smallest total of the runs that spend any; nothing is "
+        "retrained.",
+    ),
+]
+TrackOption = Annotated[str | None, typer.Option(help="Also log the runs to another tool: tensorboard.")]
+
+
+@dataclass(frozen=True)
+class GridOptions:
+    """The options that `compare` and `sweep` share."""
+
+    config: Path | None
+    seeds: int
+    out: Path | None
+    data_dir: Path | None
+    targets: str
+    budget: str
+    track: str | None = None
+
+
+def compare(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="METHOD... [KEY=VALUE]...", help="Methods, and overrides for all that have the key."),
+    ] = None,
+    config: ConfigOption = None,
+    seeds: SeedsOption = 1,
+    out: OutOption = None,
+    data_dir: DataDirOption = None,
+    targets: TargetsOption = "",
+    budget: BudgetOption = "rounds",
+    track: TrackOption = None,
+) -> None:
+    """Train several methods on the same splits, initial weights and test data, and print one table.
+
+    Runs are written to OUT/<method>/seed-<n>. Finished runs are skipped and
+    interrupted ones are resumed, so the same command can be repeated with
+    more methods, more seeds, other targets or another budget.
+    The table is also written as Markdown, LaTeX, CSV and JSON, together with
+    a plot of the learning curves and an HTML report.
+
+    Example: dispfl compare dispfl local rounds=10 --seeds 3 --targets 0.6,0.7
+    """
+    from dispfl.runs.grid import methods_grid
+
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    run_and_compare("compare", methods_grid, list(arguments or []), options)
+
+
+def sweep(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE,VALUE,... [KEY=VALUE]...", help="Keys to vary, and overrides for all runs."),
+    ] = None,
+    config: ConfigOption = None,
+    seeds: SeedsOption = 1,
+    out: OutOption = None,
+    data_dir: DataDirOption = None,
+    targets: TargetsOption = "",
+    budget: BudgetOption = "rounds",
+    track: TrackOption = None,
+) -> None:
+    """Train with every value of a setting, and print one table.
+
+    A key with several values is swept; several such keys give every
+    combination. A value that is itself a list is written in brackets:
+    method.density=[0.2,0.4],[0.5] sweeps over two lists, and
+    method.density=[0.2,0.4] is one list for all runs.
+    Runs are written to OUT/<key>=<value>/seed-<n>; everything else is as in
+    dispfl compare.
+
+    Example: dispfl sweep method.density=0.2,0.4,0.6,0.8 rounds=10 --seeds 3
+    """
+    from dispfl.runs.grid import sweep_grid
+
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    run_and_compare("sweep", sweep_grid, list(arguments or []), options)
+
+
+def run_and_compare(
+    command: str,
+    grid: "Callable[[Sequence[str], Mapping[str, Any], int, Path], list[GridRun]]",
+    arguments: list[str],
+    options: GridOptions,
+) -> None:
+    """Build a grid of runs, run those that are not finished, then print and write the comparison."""
+    from rich.console import Console
+
+    from dispfl.cli.run import data_dir_override, first_free
+    from dispfl.config import read_toml
+    from dispfl.runs.grid import check_grid
+    from dispfl.runs.tracking import check_tracker
+
+    check_tracker(options.track)
+    targets = parse_targets(options.targets)
+    arguments += data_dir_override(options.data_dir)
+    out = options.out or first_free(Path("runs") / command)
+    cells = grid(arguments, read_toml(options.config) if options.config else {}, options.seeds, out)
+    check_grid(cells)
+    console = Console()
+    console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
+    run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)])
+    _write_comparison(cells, out, targets, options.budget, console)
+
+
+def run_grid(
+    cells: "Sequence[GridRun]", console: "Console", track: str | None = None, resume_options: Sequence[str] = ()
+) -> None:
+    """Run the unfinished runs of a grid with a progress bar.
+
+    Ctrl-C prints how to resume: the same command followed by `resume_options`.
+    """
+    from dispfl.cli.progress import show_grid_progress
+    from dispfl.cli.run import warn_about_noise
+    from dispfl.runs.grid import RunState, run_missing
+
+    warn_about_noise(cell.experiment for cell in cells if cell.state is not RunState.DONE)
+    try:
+        with show_grid_progress(cells, console) as display:
+            run_missing(cells, display, display.decoding, track)
+    except KeyboardInterrupt:
+        command = shlex.join(["dispfl", *sys.argv[1:], *resume_options])
+        message = f"\nStopped; all finished rounds are saved. Resume with: {command}"
+        console.print(message, soft_wrap=True, highlight=False, markup=False)
+        raise typer.Exit(130) from None
+
+
+def parse_targets(text: str) -> list[float]:
+    """Parse `0.6,0.7`."""
+    targets = []
+    for item in filter(None, (part.strip() for part in text.split(","))):
+        try:
+            target = float(item)
+        except ValueError:
+            raise ConfigError(
+                f"--targets must be numbers separated by commas, such as 0.6,0.7; got {item!r}."
+            ) from None
+        if not 0 < target <= 1:
+            hint = f" For {target:g}% write {target / 100:g}." if 1 < target <= 100 else ""
+            raise ConfigError(f"--targets must be in (0, 1], got {item}.{hint}")
+        targets.append(target)
+    return sorted(set(targets))
+
+
+def _count_states(cells: "Sequence[GridRun]") -> str:
+    """`27 runs: 20 done, 1 to resume, 6 to start.`"""
+    states = Counter(cell.state.value for cell in cells)
+    names = {"done": "done", "interrupted": "to resume", "missing": "to start"}
+    parts = [f"{states[state]} {name}" for state, name in names.items() if states[state]]
+    return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}: {', '.join(parts)}."
+
+
+def _write_comparison(
+    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, console: "Console"
+) -> None:
+    from dispfl.extras import can_draw
+    from dispfl.report.comparison import Budget
+    from dispfl.report.comparison import compare as compare_runs
+    from dispfl.report.page import write_report
+    from dispfl.report.tables import legend, rich_table, write_tables
+
+    comparison = compare_runs([(cell.row, cell.path) for cell in cells], Budget(budget), targets)
+    table, omitted = rich_table(comparison, console)
+    console.print(table)
+    for sentence in legend(comparison):
+        console.print(sentence, style="dim", soft_wrap=True, highlight=False, markup=False)
+    if omitted:
+        note = f"Omitted for lack of space: {', '.join(omitted)}. The files contain all columns."
+        console.print(note, soft_wrap=True, highlight=False, markup=False)
+    files = write_tables(comparison, out)
+    write_report([cell.path for cell in cells], out / "report.html")
+    pages = [out / "report.html"]
+    if can_draw():
+        from dispfl.report.plots import plot_comparison
+
+        plot_comparison(comparison, out / "learning-curves.png")
+        pages.insert(0, out / "learning-curves.png")
+    suffixes = ", ".join(file.suffix for file in files[1:])
+    written = f"Written: {files[0]}, {suffixes}; {'; '.join(map(str, pages))}"
+    console.print(written, soft_wrap=True, highlight=False, markup=False)

@@ -1,0 +1,156 @@
+"""`dispfl masks` and `dispfl bound`: the paper's comparison of masks and its generalization bound, for a run."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dispfl.errors import ConfigError
+
+FORMATS = (".png", ".pdf", ".svg")
+
+
+def masks(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")],
+    as_json: Annotated[
+        bool,
+        typer.Option("--json", help="Print everything, with the matrices, as JSON; draw a figure only with --out."),
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="The figure: .png, .pdf or .svg; default: masks.png in the run directory.")
+    ] = None,
+) -> None:
+    """Compare the peers' masks with each other and with their data.
+
+    For each pair of peers: the Hamming distance between their masks and the
+    cosine similarity of their label distributions, as two heat maps, with
+    the rank correlation of the two over all pairs.
+
+    Example: dispfl masks runs/dispfl-fashion-sample
+    """
+    if out is not None and out.suffix not in FORMATS:
+        raise ConfigError(f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}.")
+    from dispfl.extras import can_draw, require
+    from dispfl.paper.masks import compare_masks, print_masks
+
+    if out is not None:
+        require("report", "--out")
+    found = compare_masks(directory)
+    figure = out
+    if figure is None and not as_json and can_draw():
+        figure = directory / "masks.png"
+    if figure is not None:
+        from dispfl.paper.figures import draw_masks
+
+        draw_masks(found, figure)
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+        return
+    from rich.console import Console
+
+    console = Console()
+    print_masks(found, console)
+    if figure is not None:
+        console.print(f"Written: {figure}", soft_wrap=True, highlight=False, markup=False)
+
+
+MISSING = {
+    "noise": "the run was trained without noise (train.noise_std = 0), and the theorem assumes noise in every step; "
+    "give --noise SIGMA.",
+    "diameter": "no run records it; give --diameter DG, the largest distance between the gradients of two samples.",
+}
+"""Why a premise is missing that a run does not determine, and the fix."""
+
+
+def bound(
+    samples: Annotated[float | None, typer.Option(metavar="N", help="Training samples of a peer.")] = None,
+    batch: Annotated[float | None, typer.Option(metavar="TAU", help="Samples per step.")] = None,
+    steps: Annotated[float | None, typer.Option(metavar="T", help="Total number of local steps.")] = None,
+    noise: Annotated[
+        float | None,
+        typer.Option(metavar="SIGMA", help="Standard deviation of the noise on every gradient (train.noise_std)."),
+    ] = None,
+    diameter: Annotated[
+        float | None,
+        typer.Option(metavar="DG", help="Largest distance between the gradients of two samples."),
+    ] = None,
+    union_density: Annotated[
+        float | None,
+        typer.Option(
+            metavar="BETA", help="Fraction of the weights that at least one peer keeps; not a peer's own density."
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Probability that a step's privacy loss exceeds its bound; default: 1e-10."),
+    ] = None,
+    delta_tilde: Annotated[float | None, typer.Option(help="The same for all steps together; default: 1e-5.")] = None,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Take N, TAU, T, BETA and, if it has noise, SIGMA from a run; options override it."
+        ),
+    ] = None,
+    corrected: Annotated[
+        bool, typer.Option("--corrected", help="Fix three errors of the printed theorem (docs/deviations.md).")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; notes go to stderr.")] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Draw the bound against the union density, as .png, .pdf or .svg."),
+    ] = None,
+) -> None:
+    """Evaluate the paper's Theorem 1: a bound on the gap between training and test error.
+
+    The gap is below the bound with the printed probability, for a loss in
+    [0, 1]. Notes say when the theorem's conditions do not hold, and when
+    the bound is vacuous because it allows any gap.
+
+    Example: dispfl bound --samples 50000 --batch 50 --steps 1000 --noise 1 --diameter 4 --union-density 0.9
+    """
+    from rich.console import Console
+
+    from dispfl.extras import require
+    from dispfl.paper.bound import Premises, plot_bound, premises_of_run, print_bound, theorem_1
+
+    if plot:
+        require("report", "--plot")
+
+    given = {
+        "samples": samples,
+        "batch": batch,
+        "steps": steps,
+        "noise": noise,
+        "diameter": diameter,
+        "union_density": union_density,
+        "delta": delta,
+        "delta_tilde": delta_tilde,
+    }
+    from_run, notes = premises_of_run(run) if run else ({}, [])
+    overrides = {name: value for name, value in given.items() if value is not None}
+    premises = Premises(**_complete(from_run | overrides, run))
+    found = theorem_1(premises, corrected)
+    if plot:
+        plot_bound(premises, plot, corrected)
+    notes += found.notes
+    if as_json:
+        typer.echo(json.dumps(found.as_json(), indent=2, allow_nan=False))
+    else:
+        print_bound(premises, found, corrected, Console())
+    for note in notes:
+        typer.echo(note, err=as_json)
+    if plot:
+        typer.echo(f"Figure: {plot}", err=as_json)
+
+
+def _complete(values: dict[str, float], run: Path | None) -> dict[str, float]:
+    """Return the premises, or reject a missing one."""
+    from dispfl.paper.bound import option
+
+    for name in ("samples", "batch", "steps", "noise", "diameter", "union_density"):
+        if name not in values:
+            no_run_helps = run is not None or name == "diameter"
+            fix = MISSING[name] if no_run_helps else "give it a value, or a run that has one (--run DIR)."
+            raise ConfigError(f"{option(name)} is missing: {fix}")
+    return values

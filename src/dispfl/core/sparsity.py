@@ -1,0 +1,78 @@
+"""Sparsity: the density of each layer (ERK), and Algorithm 2, which prunes the smallest weights and regrows others."""
+
+from collections.abc import Mapping, Sequence
+from math import ceil, cos, pi, prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dispfl.core.layout import Layout
+from dispfl.core.masks import true_indices
+
+
+def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
+    """Return the Erdos-Renyi-Kernel densities: large layers sparser, small layers denser, the whole at `density`.
+
+    The paper, section "Algorithm": masks are initialized by ERK. A layer's density is proportional to its
+
+        raw = sum(shape) / prod(shape)
+
+    with one factor eps for all layers, so that the kept weights add up: sum(eps * raw * size) = density * total.
+    A layer that would exceed 1 becomes dense, leaves the sum, and eps is solved again for the rest. Deviation 1:
+    all parameters take part, biases and norms included (docs/deviations.md).
+    """
+    sizes = {name: prod(shape) for name, shape in shapes.items()}
+    raw = {name: sum(shape) / size if (size := sizes[name]) and shape else 1.0 for name, shape in shapes.items()}
+    dense: set[str] = set()
+    while True:
+        budget = density * sum(sizes.values()) - sum(sizes[name] for name in dense)
+        share = sum(raw[name] * sizes[name] for name in shapes if name not in dense)
+        eps = budget / share if share else 0.0
+        found = {name: 1.0 if name in dense else eps * raw[name] for name in shapes}
+        over = {name for name, value in found.items() if value > 1.0}
+        if not over:
+            return found
+        dense |= over
+
+
+def uniform_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
+    """Return the same density for every layer."""
+    return dict.fromkeys(shapes, density)
+
+
+def prune_rate(t: int, T: int, alpha_0: float) -> float:
+    """Return the share of kept weights replaced in round t, cosine-annealed from alpha_0 to 0.
+
+    Algorithm 2, line 1:  alpha_t = alpha_0 / 2 * (1 + cos(pi t / T))
+    """
+    return alpha_0 / 2 * (1 + cos(pi * t / T))
+
+
+def prune_and_regrow(weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: Layout) -> Tensor:
+    """Return the next mask: in each layer, prune the smallest kept weights and regrow as many by growth score.
+
+    Algorithm 2, lines 3-6. `grad` is the dense gradient, whose magnitude is the score (RigL); random numbers in its
+    place give random regrowth (SET). ceil(rate * kept) weights are replaced, so a layer's kept count never changes.
+    Deviation 3: every position that is empty after pruning may regrow, just-pruned ones included. Ties go to the
+    lower index. The inputs are not modified.
+    """
+    next_mask = mask.clone()
+    for where in layout.slices:
+        m = next_mask[where]
+        kept = int(m.sum())
+        count = min(kept, ceil(rate * kept))
+        if count == 0 or kept == m.numel():  # a dense layer would only regrow what it pruned
+            continue
+        held = true_indices(m)
+        m[held[smallest(weights[where][held].abs(), count)]] = False
+        empty = true_indices(~m)
+        m[empty[smallest(-grad[where][empty].abs(), count)]] = True
+    return next_mask
+
+
+def smallest(scores: Tensor, count: int) -> Tensor:
+    """Return the indices of the `count` smallest scores, ties to the lower index: a selection, not a sort."""
+    threshold = float(np.partition(scores.numpy(), count - 1)[count - 1])
+    below, ties = true_indices(scores < threshold), true_indices(scores == threshold)
+    return torch.cat([below, ties[: count - below.numel()]])

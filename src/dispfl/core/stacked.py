@@ -1,0 +1,111 @@
+"""Training of several peers' small models at once with `vmap`, as one stack.
+
+A step of a tiny network mostly consists of the overhead of calling torch, which a stack pays once for all its peers.
+Networks with more computation, convolutions above all, gain nothing. Sums are computed in another order than for single
+peers, so results are equal up to rounding, not to the bit.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, vmap
+
+from dispfl.core.live import LiveModel
+from dispfl.core.masks import keep_, kept_per_layer, mask_bits
+from dispfl.core.train import Samples, Task, Train, Trainer
+from dispfl.errors import NonFiniteError
+
+
+def can_stack(trainers: Sequence[Trainer]) -> bool:
+    """Whether these peers' batches have equal sizes and their model has no buffers."""
+    alike = {(trainer.t, trainer.settings, trainer.task, len(trainer.train)) for trainer in trainers}
+    return len(alike) == 1 and not any(trainer.live.buffer_names for trainer in trainers)
+
+
+def can_be_stacked(live: LiveModel, task: Task, samples: Samples) -> bool:
+    """Whether a stack of this model can be trained, tested on one batch: `vmap` does not support all operations."""
+    if live.buffer_names or live.precision != "float32":
+        return False
+    x, y = (live.to_device(part.unsqueeze(0)) for part in next(samples.batches(2)))
+    own = {name: part.detach().clone().unsqueeze(0).requires_grad_() for name, part in _trainable(live)}
+    try:
+        torch.autograd.grad(vmap(_loss(live, task))(own, x, y).sum(), list(own.values()))
+    except Exception:  # an error of the user's own code is raised again when a peer trains alone
+        return False
+    return True
+
+
+def _trainable(live: LiveModel) -> Iterator[tuple[str, Tensor]]:
+    return ((name, part) for name, part in live.module.named_parameters() if part.requires_grad)
+
+
+def _loss(live: LiveModel, task: Task) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
+    """Return the loss function of one model with its own weights on its own batch."""
+
+    def loss(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return task.loss(functional_call(live.module, dict(own), (x,)), y)
+
+    return loss
+
+
+def learn_stacked(
+    trainers: Sequence[Trainer], weights: Sequence[Tensor], masks: Sequence[Tensor], epochs: int | None = None
+) -> list[Tensor | NonFiniteError]:
+    """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
+    first, peers = trainers[0], len(trainers)
+    s, live = first.settings, first.live
+    epochs, lr = epochs or s.epochs, s.rate(first.t)
+    live.module.train()
+    flat, bits = live.to_device(torch.stack(list(weights))), mask_bits(live.to_device(torch.stack(list(masks))))
+    layers = zip(live.layout.names, live.layout.slices, live.layout.shapes, strict=True)
+    # Through .data: autograd must not record the steps on `flat` as a part of the next forward pass.
+    parameters = {name: flat[:, where].view(peers, *shape).data.requires_grad_() for name, where, shape in layers}
+
+    loss_of_each = vmap(_loss(live, first.task))
+    losses = []
+    for _ in range(epochs):
+        own_batches = (trainer.train.batches(s.batch_size, rng=trainer.batch_rng) for trainer in trainers)
+        for batches in zip(*own_batches, strict=True):
+            for trainer in trainers:
+                trainer.before_batch()
+            x, y = (live.to_device(torch.stack(part)) for part in zip(*batches, strict=True))
+            of_each = loss_of_each(parameters, x, y)
+            gradients = torch.autograd.grad(of_each.sum(), list(parameters.values()))
+            _sgd_steps(flat, torch.cat([g.flatten(1) for g in gradients], 1), bits, lr, s, _noise(trainers, flat))
+            losses.append(of_each.detach())
+    means = torch.stack(losses).mean(0).cpu()
+    return [
+        _finish(trainer, learned, mask, mean, epochs)
+        for trainer, learned, mask, mean in zip(trainers, flat.cpu().unbind(), masks, means, strict=True)
+    ]
+
+
+def _noise(trainers: Sequence[Trainer], flat: Tensor) -> Tensor | None:
+    """Draw each peer's noise from its own stream."""
+    drawn = [trainer.draw_noise(flat.shape[1]) for trainer in trainers]
+    given = [noise for noise in drawn if noise is not None]
+    return trainers[0].live.to_device(torch.stack(given)) if given else None
+
+
+def _sgd_steps(flat: Tensor, grad: Tensor, bits: Tensor, lr: float, s: Train, noise: Tensor | None) -> None:
+    """`sgd_step` on the rows of a matrix, each with its own norm."""
+    keep_(grad, bits)
+    if s.clip_norm:
+        norms = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
+        grad.mul_((s.clip_norm / (norms + 1e-6)).clamp(max=1.0))
+    flat.mul_(1 - lr * s.weight_decay).add_(grad, alpha=-lr)
+    if noise is not None:
+        flat.add_(keep_(noise, bits), alpha=-lr)
+
+
+def _finish(trainer: Trainer, learned: Tensor, mask: Tensor, loss: Tensor, epochs: int) -> Tensor | NonFiniteError:
+    """Complete one peer's report and return its weights."""
+    trainer.report.passes.append((epochs * len(trainer.train), kept_per_layer(mask, trainer.live.layout)))
+    try:
+        trainer.check_finite(loss, "training loss")
+        trainer.check_finite(learned, "weights")
+    except NonFiniteError as problem:
+        return problem
+    trainer.report.loss = float(loss)
+    return learned.clone()

@@ -1,0 +1,115 @@
+"""Image files: a folder with one sub-folder of images for each class, and the decoding of a single file."""
+
+import logging
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from dispfl.data.fetch import ProgressCallback
+from dispfl.data.readers import RawSamples
+from dispfl.errors import DataError
+
+log = logging.getLogger("dispfl.data")
+
+_BLOCK = 64
+_NAMED = 3
+
+
+class UnreadableImageError(Exception):
+    """Why an image cannot be read, as a short phrase; `fix` says what to do about it, if anything."""
+
+    def __init__(self, why: str, fix: str = "") -> None:
+        super().__init__(why)
+        self.fix = fix
+
+
+def decode_image(path: Path, mode: str) -> Image.Image:
+    """Read an image in mode `L` or `RGB`, rotated as its EXIF data say, with transparent areas in black."""
+    try:
+        with Image.open(path) as file:
+            file.load()
+            upright = ImageOps.exif_transpose(file)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise UnreadableImageError("too large", "make it smaller first") from None
+    except UnidentifiedImageError:
+        raise UnreadableImageError("not an image", "use PNG or JPEG") from None
+    except Exception as problem:  # Pillow raises many kinds of errors on a damaged image
+        raise UnreadableImageError(str(problem) or type(problem).__name__) from None
+    if upright.mode.startswith(("I", "F")):
+        raise UnreadableImageError("more than 8 bits per channel", "save it with 8")
+    if "A" in upright.getbands() or "transparency" in upright.info:  # black, like the padding of random crops
+        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
+    return upright.convert(mode)
+
+
+def resize_image(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Resize an image without keeping its aspect ratio."""
+    if image.size == (width, height):
+        return image
+    return image.resize((width, height), Image.Resampling.BILINEAR)
+
+
+def read_folder(path: Path, size: int, colour: bool, progress: ProgressCallback | None = None) -> RawSamples:
+    """Read all images, in colour or grey, resized to a square; unreadable files are skipped with a warning."""
+    classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    if not classes:
+        raise DataError(f"{path} has no sub-folders; put the images of each class into a sub-folder named after it.")
+    if set(classes) <= {"train", "test", "val", "valid", "validation"}:
+        raise DataError(f"{path} has the folders {' and '.join(classes)}: name them as data.path and data.test_path.")
+    files = [(file, name) for name in classes for file in _files(path / name)]
+    if not files:
+        raise DataError(f"{path} has no images in its sub-folders.")
+    images, unreadable = _decode([file for file, _ in files], size, "RGB" if colour else "L", progress)
+    if len(unreadable) == len(files):
+        raise DataError(f"None of the {len(files):,} files in {path} is a readable image; use PNG or JPEG.")
+    if unreadable:
+        named = ", ".join(f"{files[i][0].relative_to(path)} ({why})" for i, why in sorted(unreadable.items())[:_NAMED])
+        more = ", ..." if len(unreadable) > _NAMED else ""
+        counts = f"{len(unreadable):,} of {len(files):,}"
+        log.warning("%s files in %s cannot be read and are skipped: %s%s.", counts, path, named, more)
+    kept = [i for i in range(len(files)) if i not in unreadable]
+    inputs = torch.from_numpy(images if not unreadable else images[kept])
+    return RawSamples(path, inputs, [files[i][1] for i in kept], folders=tuple(classes))
+
+
+def _files(folder: Path) -> list[Path]:
+    """All files below a folder, sorted, without hidden files and folders."""
+    found = []
+    for place, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def _decode(
+    files: Sequence[Path], size: int, mode: str, progress: ProgressCallback | None
+) -> tuple[NDArray[np.uint8], dict[int, str]]:
+    """Decode all images as (N, size, size, C) in threads; also return which are unreadable, and why."""
+    images = np.zeros((len(files), size, size, len(mode)), np.uint8)
+    unreadable: dict[int, str] = {}
+
+    def decode_block(start: int) -> int:
+        for place, file in enumerate(files[start : start + _BLOCK], start):
+            try:
+                image = decode_image(file, mode)
+            except UnreadableImageError as problem:
+                unreadable[place] = str(problem)
+                continue
+            images[place] = np.asarray(resize_image(image, size, size)).reshape(size, size, len(mode))
+        return min(start + _BLOCK, len(files))
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        try:
+            for done in pool.map(decode_block, range(0, len(files), _BLOCK)):
+                if progress:
+                    progress(done, len(files))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    return images, unreadable

@@ -1,0 +1,135 @@
+"""What all engines share: the peers' states in one process, and a peer's step with simulated messages."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+
+from dispfl.core.live import LiveModel
+from dispfl.core.packed import PackedMask
+from dispfl.core.train import Trainer
+from dispfl.costs.ledger import MessageCost
+from dispfl.errors import DamagedError
+from dispfl.methods.base import SERVER, PeerState
+from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.round.exchange import (
+    DeliveredModel,
+    deliver,
+    exchange_costs,
+    request_size,
+    requested_mask,
+    sent_model,
+    task_senders,
+)
+from dispfl.round.round import initial_states, peer_step
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.wire.codec import Codec
+
+Fetch = Callable[[str, PackedMask | None], DeliveredModel]
+"""Fetches a sender's model, requested with a mask or whole."""
+
+
+def simulated_step(
+    context: RunContext,
+    codec: Codec,
+    live: LiveModel,
+    task: PeerTask,
+    state: PeerState,
+    fetch: Fetch,
+    before_batch: Callable[[], None] = lambda: None,
+    make_trainer: Callable[..., Trainer] = Trainer,
+) -> StepResult:
+    """Take one peer's step with the models that the codec would deliver, and record every message with its length."""
+    mask = requested_mask(context, state)
+    request = request_size(codec, mask)
+    received, messages = {}, []
+    for sender in task_senders(context, task, state):
+        delivery = fetch(sender, mask)
+        received[sender] = delivery.model
+        messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
+    result = peer_step(context, live, task, state, received, before_batch, make_trainer)
+    return replace(result, messages=tuple(messages))
+
+
+def fetch_here(context: RunContext, codec: Codec, task: PeerTask, states: Mapping[str, PeerState]) -> Fetch:
+    """Return a function that fetches models from the states in this process, and from the server."""
+
+    def fetch(sender: str, mask: PackedMask | None) -> DeliveredModel:
+        return deliver(context, codec, sent_model(context, task, sender, states), mask, sender, task.peer, task.t)
+
+    return fetch
+
+
+def deliver_upload(
+    context: RunContext, codec: Codec, task: PeerTask, result: StepResult
+) -> tuple[StepResult, DeliveredModel | None]:
+    """Deliver a step's upload, if any, to the server; return the step with the delivered model, and the delivery."""
+    state = result.next_state
+    if state.upload is None:
+        return result, None
+    delivery = deliver(context, codec, state.upload, None, task.peer, SERVER, task.t)
+    message = MessageCost(task.peer, SERVER, delivery.paper, delivery.wire)
+    state = replace(state, upload=delivery.model)
+    return replace(result, state=state, messages=(*result.messages, message)), delivery
+
+
+class PeerStates:
+    """The states of some peers in this process. Finished steps are written to the checkpoints, if there are any."""
+
+    def __init__(self, context: RunContext, checkpoints: Checkpoints | None = None) -> None:
+        self.context = context
+        self.checkpoints = checkpoints
+        self.current: dict[str, PeerState] = {}
+        """The states at the beginning of the round, which neighbours hear."""
+        self.next: dict[str, PeerState] = {}
+        """The next states of the peers that have finished the round."""
+        self.evaluated: dict[str, PeerState] = {}
+        """The state that each peer was last evaluated with, where that was a global model."""
+
+    def restore(self, rounds: int, peers: Collection[str]) -> None:
+        """Add the states of these peers after this many rounds, from the seed or from the checkpoint."""
+        if rounds == 0:
+            found = initial_states(self.context, peers)
+        else:
+            assert self.checkpoints is not None, "only a run with a directory can be resumed"
+            found = {peer: step.next_state for peer, step in self.checkpoints.load(rounds, peers).items()}
+            if missing := sorted(set(peers) - set(found)):
+                raise DamagedError(f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged.")
+        self.current |= {peer: _without_upload(state) for peer, state in found.items() if peer != SERVER}
+
+    def partial_round(self, t: int, peers: Collection[str]) -> dict[str, StepResult]:
+        """Add the steps of these peers that were finished in round t before an interruption."""
+        if self.checkpoints is None:
+            return {}
+        steps = self.checkpoints.load(t + 1, peers)
+        self.next |= {peer: step.next_state for peer, step in steps.items()}
+        return {peer: step.without_state() for peer, step in steps.items()}
+
+    def finish(self, task: PeerTask, result: StepResult) -> StepResult:
+        """Store a peer's next state; return the result without it."""
+        if task.global_model is not None:
+            self.evaluated[task.peer] = result.next_state
+        else:
+            self.next[task.peer] = result.next_state
+            if self.checkpoints is not None:
+                self.checkpoints.add(task.t, task.peer, result)
+        return result.without_state()
+
+    def flush(self, t: int) -> None:
+        """Write the finished steps that are not on the disk yet."""
+        if self.checkpoints is not None:
+            self.checkpoints.flush(t)
+
+    def end_round(self) -> None:
+        """End the round: next states become current."""
+        self.current = {peer: _without_upload(state) for peer, state in sorted(self.next.items())}
+        self.next = {}
+
+    def drop(self, peers: Collection[str]) -> None:
+        """Drop the states of peers that another process keeps from now on."""
+        for peer in peers:
+            self.current.pop(peer, None)
+            self.evaluated.pop(peer, None)
+
+
+def _without_upload(state: PeerState) -> PeerState:
+    """Return a state without its upload, which the server has; a checkpoint still has it."""
+    return state if state.upload is None else replace(state, upload=None)

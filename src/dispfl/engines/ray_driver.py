@@ -1,0 +1,206 @@
+"""The Ray engine: the same rounds, with the peers in several processes, on this machine or on a cluster.
+
+Peers' data and states stay with their worker; only encoded messages and reports travel. A lost worker is replaced: the
+new one restores its peers from the last checkpoint and repeats their steps, with the same bits.
+"""
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dispfl.core.layout import Layout
+from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, get, wait_any
+from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult
+from dispfl.methods.base import PeerState
+from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.runs.checkpoint import Checkpoints
+
+MIN_SPEEDUP = 1.05
+"""Peers move only if that makes the slowest worker at least this many times faster."""
+
+
+class RayEngine:
+    """Runs the peers in `workers` processes, each with one thread."""
+
+    def __init__(
+        self, context: RunContext, workers: int | None, checkpoints: Checkpoints, address: str | None = None
+    ) -> None:
+        self.context = context
+        count = min(workers or os.cpu_count() or 1, len(context.roster))
+        connect(address, count)
+        folder = checkpoints.folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        self._codec = context.codec(Layout.of(context.module()))
+        self._seconds: dict[str, float] = {}
+        self.pool = WorkerPool(context, count, folder)
+
+    @property
+    def states(self) -> Mapping[str, PeerState]:
+        """Every peer's state, fetched from its worker when it is accessed."""
+        return _RemoteStates(self.context.roster, lambda peer: self._get_state(peer, evaluated=False))
+
+    @property
+    def evaluated(self) -> Mapping[str, PeerState]:
+        """The state that each peer was last evaluated with, where that was a global model."""
+        known = {peer for names in self.pool.call_all("evaluated_peers") for peer in names}
+        roster = [peer for peer in self.context.roster if peer in known]
+        return _RemoteStates(roster, lambda peer: self._get_state(peer, evaluated=True))
+
+    def restore(self, rounds: int) -> None:
+        """Restore every peer's state after this many rounds."""
+        self.pool.restore(rounds)
+
+    def partial_round(self, t: int) -> dict[str, StepResult]:
+        """Restore the steps of round t that were finished before an interruption."""
+        return {peer: result for found in self.pool.call_all("partial_round", t) for peer, result in found.items()}
+
+    def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
+        """Yield each task's result when it is done; after the last, all states are on the disk."""
+        try:
+            yield from _TaskRunner(self.pool, list(tasks), self._receive).results()
+        except BaseException:
+            self.pool.submit_all("stop")
+            raise
+
+    def end_round(self) -> None:
+        """End the round; move peers between workers where their measured times say that this is faster."""
+        self.pool.end_round()
+        if len(self._seconds) == len(self.context.roster):
+            assignment = rebalance(self._seconds, self.pool.assignment, len(self.pool))
+            if assignment != self.pool.assignment:
+                self.pool.move(assignment)
+
+    def flush(self, t: int) -> None:
+        """Write the finished steps of round t that are not on the disk yet."""
+        self.pool.flush(t)
+
+    def close(self) -> None:
+        """Stop the workers, and close the connection to Ray if it was made here."""
+        self.pool.close()
+        disconnect()
+
+    def _receive(self, peer: str, remote: RemoteResult) -> StepResult:
+        """Return a worker's result with the message to the server decoded."""
+        self._seconds[peer] = remote.seconds
+        upload = None if remote.upload is None else self._codec.decode_model(remote.upload)
+        return replace(remote.result, upload=upload)
+
+    def _get_state(self, peer: str, evaluated: bool) -> PeerState:
+        state: PeerState = self.pool.call(self.pool.assignment[peer], "get_state", peer, evaluated)
+        return state
+
+
+class _RemoteStates(Mapping[str, PeerState]):
+    """Peers' states in other processes."""
+
+    def __init__(self, roster: Sequence[str], fetch: Callable[[str], PeerState]) -> None:
+        self._roster, self._fetch = roster, fetch
+
+    def __getitem__(self, peer: str) -> PeerState:
+        return self._fetch(peer)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._roster)
+
+    def __len__(self) -> int:
+        return len(self._roster)
+
+
+class _TaskRunner:
+    """Runs the tasks of one round on the workers of a pool, and repeats those of lost workers."""
+
+    def __init__(
+        self, pool: WorkerPool, tasks: Sequence[PeerTask], receive: Callable[[str, RemoteResult], StepResult]
+    ) -> None:
+        self.pool, self.receive = pool, receive
+        self.tasks = {task.peer: task for task in tasks}
+        self.waiting: dict[int, deque[str]] = {}
+        """The peers of each slot that are not running yet."""
+        self.running: dict[Any, tuple[int, Any, str]] = {}
+        """Pending results, with slot, worker and peer."""
+        self.received: set[str] = set()
+        self.finished = False
+
+    def results(self) -> Iterator[tuple[str, StepResult]]:
+        """Yield results until all are received and on the disk."""
+        self.pool.redo = self.redo
+        self._set_tasks(self.pool)
+        yield from self._run()
+
+    def redo(self, slot: int) -> None:
+        """Repeat the steps of a slot's lost worker, except those on the disk."""
+        self.running = {pending: entry for pending, entry in self.running.items() if entry[0] != slot}
+        self._set_tasks([slot])
+        if self.finished:  # lost afterwards, with the states that it had evaluated
+            deque(self._run(), maxlen=0)
+
+    def _set_tasks(self, slots: Iterable[int]) -> None:
+        peers = {slot: [peer for peer in self.pool.peers(slot) if peer in self.tasks] for slot in slots}
+        on_disk = self.pool.call_each(peers, "set_tasks", lambda slot: ([self.tasks[peer] for peer in peers[slot]],))
+        for slot, names in peers.items():
+            done = self.received.intersection(on_disk[slot])
+            self.waiting[slot] = deque(peer for peer in names if peer not in done)
+
+    def _run(self) -> Iterator[tuple[str, StepResult]]:
+        self.finished = False
+        while not self.finished:
+            while self._submit():
+                yield from self._collect()
+            self.finished = not self.tasks or self._flushed()
+
+    def _submit(self) -> bool:
+        """Keep every worker busy; return whether any step is running."""
+        busy = dict.fromkeys(self.waiting, 0)
+        for slot, _, _ in self.running.values():
+            busy[slot] += 1
+        for slot, peers in self.waiting.items():
+            while peers and busy[slot] < CONCURRENT_STEPS:
+                peer = peers.popleft()
+                worker, pending = self.pool.submit(slot, "step", peer)
+                self.running[pending] = slot, worker, peer
+                busy[slot] += 1
+        return bool(self.running)
+
+    def _collect(self) -> Iterator[tuple[str, StepResult]]:
+        finished = wait_any(list(self.running))
+        for pending in finished:
+            if pending not in self.running:  # of a worker that was replaced meanwhile
+                continue
+            slot, worker, peer = self.running.pop(pending)
+            try:
+                remote = get(pending)
+            except WORKER_LOST as lost:
+                self.pool.replace(slot, worker, lost)
+                continue
+            if remote is None:  # it could not reach a lost worker, which this call to all of them finds
+                self.waiting[slot].appendleft(peer)
+                self.pool.announce_workers()
+            elif peer not in self.received:
+                self.received.add(peer)
+                yield peer, self.receive(peer, remote)
+
+    def _flushed(self) -> bool:
+        """Write all next states to the disk; return whether no worker was lost meanwhile."""
+        self.pool.call_all("flush", next(iter(self.tasks.values())).t)
+        return not any(self.waiting.values())
+
+
+def rebalance(loads: Mapping[str, float], assignment: Mapping[str, int], slots: int) -> dict[str, int]:
+    """Move a few peers from the busiest slot to the idlest, if that is worth it; otherwise keep the assignment."""
+    found, totals = dict(assignment), [0.0] * slots
+    for peer, slot in assignment.items():
+        totals[slot] += loads[peer]
+    before = max(totals)
+    for _ in loads:
+        busiest, idlest = (pick(range(slots), key=lambda s: (totals[s], s)) for pick in (max, min))
+        gap = totals[busiest] - totals[idlest]
+        movable = [peer for peer, slot in found.items() if slot == busiest and 0 < loads[peer] < gap]
+        if not movable:
+            break
+        peer = min(movable, key=lambda peer: (abs(gap / 2 - loads[peer]), peer))
+        found[peer] = idlest
+        totals[busiest] -= loads[peer]
+        totals[idlest] += loads[peer]
+    return found if before > MIN_SPEEDUP * max(totals) else dict(assignment)

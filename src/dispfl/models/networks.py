@@ -1,0 +1,113 @@
+"""The built-in networks, with GroupNorm throughout: batch statistics harm federated learning (the paper, appendix)."""
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+GROUPS = 32
+VGG11_WIDTHS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512, 512, "pool")
+
+
+class SmallCNN(nn.Module):
+    """Two strided convolutions and two linear layers: fast on a laptop, yet large enough for masks to matter.
+
+    105,962 parameters for 28x28 grey images and 10 classes.
+    """
+
+    def __init__(self, channels: int, classes: int, size: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 16, 3, stride=2, padding=1)
+        self.norm1 = nn.GroupNorm(4, 16)
+        self.conv2 = nn.Conv2d(16, 32, 3, stride=2, padding=1)
+        self.norm2 = nn.GroupNorm(4, 32)
+        side = (size + 3) // 4  # two strides of 2, each rounding up
+        self.hidden = nn.Linear(32 * side * side, 64)
+        self.linear = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.norm1(self.conv1(x)))
+        x = functional.relu(self.norm2(self.conv2(x)))
+        logits: Tensor = self.linear(functional.relu(self.hidden(x.flatten(1))))
+        return logits
+
+
+class MLP(nn.Module):
+    """Two hidden layers of 64 for tables; 6,530 parameters for 30 columns and 2 classes."""
+
+    def __init__(self, inputs: int, classes: int) -> None:
+        super().__init__()
+        self.hidden1 = nn.Linear(inputs, 64)
+        self.norm1 = nn.GroupNorm(4, 64)
+        self.hidden2 = nn.Linear(64, 64)
+        self.norm2 = nn.GroupNorm(4, 64)
+        self.linear = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = functional.relu(self.norm1(self.hidden1(x.flatten(1))))
+        x = functional.relu(self.norm2(self.hidden2(x)))
+        logits: Tensor = self.linear(x)
+        return logits
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions with a shortcut connection."""
+
+    def __init__(self, channels_in: int, channels_out: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels_in, channels_out, 3, stride, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(GROUPS, channels_out)
+        self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
+        self.norm2 = nn.GroupNorm(GROUPS, channels_out)
+        self.neighbourhood: nn.Module = nn.Identity()
+        if stride != 1 or channels_in != channels_out:
+            self.neighbourhood = nn.Sequential(
+                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.GroupNorm(GROUPS, channels_out)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = functional.relu(self.norm1(self.conv1(x)))
+        return functional.relu(self.norm2(self.conv2(inner)) + self.neighbourhood(x))
+
+
+class ResNet18(nn.Module):
+    """ResNet-18 for small images: 3x3 stem, no first pooling, GroupNorm(32).
+
+    11,173,962 parameters for 3 channels and 10 classes, whatever the image size.
+    """
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
+        self.norm1 = nn.GroupNorm(GROUPS, 64)
+        widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
+        self.stages = nn.Sequential(
+            *(nn.Sequential(BasicBlock(i, o, stride), BasicBlock(o, o, 1)) for i, o, stride in widths)
+        )
+        self.linear = nn.Linear(512, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stages(functional.relu(self.norm1(self.conv1(x))))
+        logits: Tensor = self.linear(x.mean((2, 3)))
+        return logits
+
+
+class VGG11(nn.Module):
+    """VGG-11 with GroupNorm(32) and a single linear layer, as in the paper's heterogeneous experiments.
+
+    9,231,114 parameters for 3 channels and 10 classes, for images of 32x32 or more.
+    """
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for width in VGG11_WIDTHS:
+            if isinstance(width, str):
+                layers.append(nn.MaxPool2d(2))
+            else:
+                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(GROUPS, width), nn.ReLU()]
+                channels = width
+        self.features = nn.Sequential(*layers)
+        self.linear = nn.Linear(channels, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.linear(self.features(x).mean((2, 3)))
+        return logits

@@ -1,0 +1,128 @@
+"""Which network the peers train: a built-in one by name, or the result of a user's function."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic import field_validator
+from torch import Tensor, nn
+
+from dispfl.core.rng import forked_generators
+from dispfl.data.factory import call_factory, checked_name, describe_error
+from dispfl.errors import ConfigError
+from dispfl.models.networks import MLP, VGG11, ResNet18, SmallCNN
+from dispfl.settings import Settings, check_known
+
+MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
+    "cnn": lambda shape, classes: SmallCNN(shape[0], classes, shape[1]),
+    "mlp": lambda shape, classes: MLP(math.prod(shape), classes),
+    "resnet18": lambda shape, classes: ResNet18(shape[0], classes),
+    "vgg11": lambda shape, classes: VGG11(shape[0], classes),
+}
+"""The built-in networks by name, built from the shape of an input and the number of classes."""
+
+ANY_SHAPE = {"mlp"}
+"""Networks for inputs of any shape; the others need square images (channels, size, size)."""
+
+SMALLEST = {"vgg11": 32}
+"""The smallest image size, for networks with many pooling layers."""
+
+FACTORY = "model.factory"
+
+
+class Model(Settings):
+    """Settings of a built-in network; `CustomModel` describes a user's own."""
+
+    table: ClassVar[str] = "model"
+    name: str = "cnn"
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return check_known(name, MODELS)
+
+    def build(self, channels: int, classes: int, size: int) -> nn.Module:
+        """Return a new network for square images of this size."""
+        return self.network((channels, size, size), classes)
+
+    def network(self, shape: Sequence[int], classes: int, folder: Path | None = None) -> nn.Module:
+        """Return a new network for inputs of this shape. A custom network is imported from the folder."""
+        if self.name not in ANY_SHAPE:
+            self._check_square_images(shape)
+        return MODELS[self.name](shape, classes)
+
+    def _check_square_images(self, shape: Sequence[int]) -> None:
+        if len(shape) != 3 or shape[1] != shape[2]:
+            raise ConfigError(
+                f"model.name {self.name} needs square images, got inputs of shape {list(shape)}. "
+                "Use mlp, or your own network with model.factory."
+            )
+        if shape[1] < SMALLEST.get(self.name, 1):
+            wanted, got = (f"{side}x{side}" for side in (SMALLEST[self.name], shape[1]))
+            raise ConfigError(
+                f"model.name {self.name} needs images of at least {wanted}, got {got}. Use cnn or resnet18."
+            )
+
+
+class CustomModel(Model):
+    """Settings of a user's own network: a function that returns it.
+
+    `factory` is not a field of `Model`, so only a config can name a function: untrusted input, such as the card of an
+    exported model, is read as `Model` and cannot import anything.
+    """
+
+    name: Literal["custom"] = "custom"
+    factory: str
+    """`module:function`, which returns a new `nn.Module`; it may have the parameters `classes` and `shape`."""
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return name
+
+    @field_validator("factory")
+    @classmethod
+    def _names_a_function(cls, factory: str) -> str:
+        return checked_name(factory)
+
+    def network(self, shape: Sequence[int], classes: int, folder: Path | None = None) -> nn.Module:
+        """Return a new network, imported from the folder (default: the working directory) or PYTHONPATH."""
+        module = call_factory(FACTORY, self.factory, _home(folder), classes=classes, shape=tuple(shape))
+        if not isinstance(module, nn.Module):
+            hint = f"write {module.__name__}()" if isinstance(module, type) else "return the network itself"
+            raise ConfigError(f"{FACTORY} {self.factory} must return an nn.Module, got {_kind(module)}; {hint}.")
+        # Built-in images are channels-last in memory, where a network's `x.view(...)` would fail.
+        module.register_forward_pre_hook(_row_major)
+        return module
+
+    def check_network(self, inputs: Tensor, classes: int, folder: Path | None = None) -> None:
+        """Check that a new network accepts this batch of inputs and has an output for each class."""
+        with forked_generators(), torch.no_grad():
+            network = self.network(inputs.shape[1:], classes, folder).eval()
+            shape = list(inputs.shape[1:])
+            try:
+                outputs = network(inputs)
+            except Exception as problem:
+                reason = describe_error(problem, _home(folder))
+                raise ConfigError(f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}") from problem
+        good = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == len(inputs)
+        if not good or outputs.shape[1] < classes:
+            got = f"shape {list(outputs.shape[1:])}" if isinstance(outputs, Tensor) else f"type {_kind(outputs)}"
+            raise ConfigError(
+                f"{FACTORY} {self.factory} must return {classes} numbers for each input, one per class; "
+                f"its output has {got}."
+            )
+
+
+def _home(folder: Path | None) -> Path:
+    return (folder or Path()).expanduser().absolute()
+
+
+def _row_major(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(x.contiguous() if isinstance(x, Tensor) else x for x in inputs)
+
+
+def _kind(value: object) -> str:
+    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

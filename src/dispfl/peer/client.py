@@ -1,0 +1,210 @@
+"""The client half of a node: fetches the neighbours' models of a round, and syncs members."""
+
+import asyncio
+import random
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.errors import DispflError, MessageError
+from dispfl.methods.base import PeerState
+from dispfl.peer.config import Deadlines
+from dispfl.peer.context import NodeContext
+from dispfl.peer.transport.base import JSON, Refused, Request, Response, Transport, Unreachable
+from dispfl.round.exchange import check_norm, decode_model, gossip_senders, model_norm, requested_mask
+from dispfl.wire.refusals import Refusal
+
+MIN_BACKOFF, MAX_BACKOFF = 0.1, 2.0
+"""Seconds between two requests to the same peer; doubled each time."""
+
+
+@dataclass(frozen=True)
+class ModelRequest:
+    """The request of one round, the same for all neighbours."""
+
+    t: int
+    mask: PackedMask | None
+    """Our next mask, if models are pulled under a mask."""
+    body: bytes
+    """The encoded mask."""
+    norm: float
+    """The norm of our own model."""
+
+
+@dataclass
+class RoundResponses:
+    """The responses to the requests of one round."""
+
+    requested: list[str]
+    heard: dict[str, PackedModel] = field(default_factory=dict)
+    arrived: float | None = None
+    """When the last model arrived, by the event loop's clock."""
+    stale: list[int] = field(default_factory=list)
+    """Current rounds of the peers that no longer keep the requested model."""
+    failures: dict[str, str] = field(default_factory=dict)
+    """By peer: why the last request failed."""
+
+    @property
+    def missed(self) -> list[str]:
+        """Peers without a valid response."""
+        return [name for name in self.requested if name not in self.heard]
+
+    def current(self, t: int) -> int | None:
+        """The federation's round, if more than half of the requested peers are beyond round t."""
+        further = [current for current in self.stale if current > t]
+        # The lower one of two, so that one false claim of two has no effect.
+        return statistics.median_low(further) if 2 * len(further) > len(self.requested) else None
+
+
+@dataclass
+class Client:
+    """Sends one node's requests."""
+
+    ctx: NodeContext
+    transport: Transport
+    deadlines: Deadlines
+    rng: random.Random
+    startup_until: float | None = None
+    """The end of the startup period, in which peers that never responded, or are behind, are waited for."""
+
+    async def fetch_models(self, t: int, state: PeerState) -> RoundResponses:
+        """Algorithm 1, line 6: fetch the models of this round's neighbours that respond by the deadline."""
+        ctx = self.ctx
+        if self.startup_until is None:
+            self.startup_until = asyncio.get_running_loop().time() + self.deadlines.startup
+        mask = requested_mask(ctx.run, state)
+        body = b"" if mask is None else await ctx.compute(lambda: ctx.codec.encode_request(mask))
+        request = ModelRequest(t, mask, body, model_norm(state.model))
+        roster = ctx.membership.roster(t)
+        responses = RoundResponses(list(gossip_senders(ctx.run, ctx.graph(t), ctx.name, t, state, roster)))
+        async with asyncio.TaskGroup() as group:
+            for sender in responses.requested:
+                group.create_task(self._fetch_from(sender, request, responses))
+            if reachable := [name for name in ctx.others(t) if not ctx.status.is_silent(name)]:
+                group.create_task(self.sync_members([self.rng.choice(reachable)]))  # spreads records of members
+        return responses
+
+    async def _fetch_from(self, sender: str, request: ModelRequest, responses: RoundResponses) -> None:
+        """Fetch one neighbour's model by the deadline; an unreachable or mismatched peer gets the probe timeout."""
+        ctx, model = self.ctx, None
+        spec_mismatch, replies_before = ctx.status.spec_mismatch(sender) is not None, ctx.status.replies_of(sender)
+        unreachable = ctx.status.is_unreachable(sender) or spec_mismatch
+        seconds = self.deadlines.probe_timeout if unreachable else self.deadlines.deadline
+        if self.startup_until and not (ctx.status.was_seen(sender) or spec_mismatch):
+            seconds = max(seconds, self.startup_until - asyncio.get_running_loop().time())
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                model = await self._request_model(sender, request, responses, limit, retry=not unreachable)
+        except TimeoutError:
+            if ctx.status.replies_of(sender) == replies_before:  # a slow peer is waited for again in the next round
+                self._mark_unreachable(sender, responses.failures.get(sender, "no response by the deadline"))
+            else:
+                ctx.log("late", {"round": request.t, "peer": sender})
+        except Refused as refused:
+            await self._on_refused(sender, refused)
+        if model is None:
+            ctx.status.record_miss(sender)
+            return
+        ctx.status.record_answer(sender)
+        responses.heard[sender] = model
+        responses.arrived = asyncio.get_running_loop().time()
+
+    async def _request_model(
+        self, sender: str, request: ModelRequest, responses: RoundResponses, limit: asyncio.Timeout, *, retry: bool
+    ) -> PackedModel | None:
+        """Request the model until there is a response, or once if `retry` is false; `limit` ends the attempts."""
+        ctx, pause, clock, usual = self.ctx, MIN_BACKOFF, asyncio.get_running_loop().time, limit.when() or 0.0
+        hold = (self.deadlines.deadline if retry else self.deadlines.probe_timeout) / 2
+        while True:
+            nonce = f"{self.rng.getrandbits(128):032x}"
+            header: dict[str, JSON] = {"spec": ctx.spec_digest, "round": request.t, "nonce": nonce, "hold": hold}
+            try:
+                response = await self.transport.request(sender, Request("model", header, request.body))
+            except Unreachable as problem:
+                responses.failures[sender] = problem.detail
+                if not retry or ctx.status.spec_mismatch(sender):
+                    self._mark_unreachable(sender, problem.detail)
+                    return None
+                self._log_waiting(sender, problem.detail)
+                if (until := max(usual, clock() + self.deadlines.probe_timeout)) < (limit.when() or 0.0):
+                    limit.reschedule(until)  # it responded "wait" before, but may have ended since
+            except Refused as refused:
+                if refused.reason != Refusal.REPLAYED:  # a response that was resumed too often: send a new request
+                    raise
+            else:
+                ctx.on_reply(sender, response.header.get("current_round"))
+                responses.failures.pop(sender, None)
+                if response.header.get("status") == "stale":
+                    responses.stale.append(ctx.status.round_of(sender))
+                    return None
+                if response.header.get("status") != "wait":
+                    return await self._decode(sender, request, nonce, response)
+                limit.reschedule(max(limit.when() or 0.0, self.startup_until or 0.0))
+            await asyncio.sleep(pause * (0.5 + self.rng.random()))
+            pause = min(2 * pause, MAX_BACKOFF)
+
+    async def _decode(self, sender: str, request: ModelRequest, nonce: str, response: Response) -> PackedModel | None:
+        """Decode and check the model in a response; None if it is refused."""
+        ctx, mask = self.ctx, request.mask
+        try:
+            if (response.header.get("round"), response.header.get("nonce")) != (request.t, nonce):
+                raise MessageError(Refusal.WRONG_RESPONSE, f"{sender}'s response belongs to another request.")
+            model = await ctx.compute(lambda: decode_model(ctx.codec, response.body, mask))
+            check_norm(model, request.norm, sender)
+        except MessageError as problem:
+            ctx.guard.count(sender, problem.refusal)
+            ctx.log("bad response", {"round": request.t, "peer": sender, "detail": str(problem)})
+            return None
+        announced = ctx.membership.kept(sender)
+        values = model.values.numel() if announced is None else sum(announced)
+        ctx.status.record_received(ctx.name, sender, request.t, len(request.body), len(response.body), values)
+        return model
+
+    async def sync_members(self, names: Sequence[str]) -> None:
+        """Compare federation specs and exchange member records with these peers."""
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(self._sync(name))
+
+    async def _sync(self, name: str) -> None:
+        try:
+            async with asyncio.timeout(self.deadlines.probe_timeout):
+                response = await self.transport.request(name, Request("sync", *self.ctx.sync_message()))
+                self.ctx.on_reply(name, response.header.get("current_round"))
+                incoming = await self.ctx.merge_records(name, response.body)
+                if await self.ctx.compute(lambda: incoming.missing_from(self.ctx.membership.records())):
+                    await self.transport.request(
+                        name, Request("sync", *await self.ctx.compute(lambda: self.ctx.sync_message(incoming)))
+                    )
+        except Refused as refused:
+            if refused.reason == Refusal.SPEC_MISMATCH:
+                self.ctx.report_spec_mismatch(name, refused.message)
+            else:
+                self.ctx.log_problem(name, "refused", refused.message, refused.reason)
+        except TimeoutError:
+            self._log_waiting(name, "no response in time")
+        except Unreachable as problem:
+            self._log_waiting(name, problem.detail)
+        except DispflError as problem:
+            self.ctx.log("sync failed", {"peer": name, "detail": str(problem)})
+
+    async def _on_refused(self, name: str, refused: Refused) -> None:
+        """Log a refusal; after a spec mismatch, a sync tells which setting differs."""
+        if refused.reason != Refusal.SPEC_MISMATCH:
+            self.ctx.log_problem(name, "refused", refused.message, refused.reason)
+        elif self.ctx.status.spec_mismatch(name) is None:
+            replies_before = self.ctx.status.replies_of(name)
+            await self._sync(name)
+            if self.ctx.status.replies_of(name) == replies_before:  # the sync did not succeed
+                self.ctx.report_spec_mismatch(name, refused.message)
+
+    def _log_waiting(self, name: str, detail: str) -> None:
+        """Log that a peer is waited for, if it never responded: it may still be starting."""
+        if not self.ctx.status.was_seen(name) and not self.ctx.status.is_unreachable(name):
+            self.ctx.log_problem(name, "waiting", detail)
+
+    def _mark_unreachable(self, name: str, detail: str) -> None:
+        """Give up on a peer; until it responds again, it only gets the probe timeout."""
+        self.ctx.status.mark_unreachable(name)
+        self.ctx.log_problem(name, "unreachable", detail)

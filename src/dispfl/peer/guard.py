@@ -1,0 +1,101 @@
+"""Refuses requests that break the protocol, counts refusals, and bans repeat offenders for a minute."""
+
+import asyncio
+import hashlib
+from collections import defaultdict, deque
+from collections.abc import Callable
+from typing import NoReturn
+
+from dispfl.peer.transport.base import Refused
+from dispfl.wire.refusals import Refusal, RefusalCounter
+
+HARMLESS = {Refusal.STALE, Refusal.JOINING, Refusal.BANNED, Refusal.TOO_MANY_RECORDS}
+"""Refusals that honest peers cause, too; they do not count towards a ban."""
+
+
+def _loop_time() -> float:
+    return asyncio.get_running_loop().time()
+
+
+class RequestGuard:
+    """Checks nonces and rates of requests, by sender."""
+
+    STRIKES = 10
+    """Offences within `WINDOW` seconds after which a peer is banned for `BAN_SECONDS`."""
+    WINDOW = 60.0
+    BAN_SECONDS = 60.0
+    MAX_REPEATS = 20
+    """How often a peer may request the same model, and resume the same response."""
+    MAX_RECORDS = 5000
+    """Member records of one sender that are verified within `WINDOW` seconds: about as many as one sync can carry."""
+
+    def __init__(self, now: Callable[[], float] = _loop_time) -> None:
+        self.refused = RefusalCounter()
+        self._now = now
+        self._offences: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self.STRIKES))
+        self._banned_until: dict[str, float] = {}
+        self._records_seen: dict[str, tuple[float, int]] = {}
+        """By sender: the start of its current window, and the number of records received since."""
+        self._nonces: dict[str, dict[int, dict[str, tuple[bytes, int]]]] = defaultdict(dict)
+        """By sender, round and nonce: the digest of the request's body, and how often its response was resumed."""
+
+    def check(self, sender: str) -> None:
+        """Refuse a banned peer."""
+        remaining = self._banned_until.get(sender, 0.0) - self._now()
+        if remaining > 0:
+            self.refuse(sender, Refusal.BANNED, f"{sender} was refused too often; it is banned for {remaining:.0f} s.")
+
+    def check_nonce(self, sender: str, t: int, nonce: str, body: bytes = b"", *, resumes: bool = False) -> None:
+        """Refuse a request that was answered before, unless it resumes its response, and repeats beyond the limit.
+
+        After a restart of this peer, a request that resumes a response counts as a new one.
+        """
+        seen, digest = self._nonces[sender].setdefault(t, {}), hashlib.blake2b(body).digest()
+        if nonce not in seen:
+            if len(seen) >= self.MAX_REPEATS:
+                self.refuse(sender, Refusal.DUPLICATE, f"{sender} has requested round {t} {len(seen)} times already.")
+            seen[nonce] = (digest, 0)
+            return
+        first, times = seen[nonce]
+        if not resumes:
+            self.refuse(sender, Refusal.REPLAYED, f"{sender} sent the same request for round {t} twice.")
+        if first != digest:
+            self.refuse(sender, Refusal.REPLAYED, f"{sender} resumes a response for round {t} with another request.")
+        if times >= self.MAX_REPEATS:
+            message = f"{sender} has resumed the same response for round {t} {times} times already."
+            self.refuse(sender, Refusal.REPLAYED, message)
+        seen[nonce] = (digest, times + 1)
+
+    def allow_records(self, sender: str, records: int) -> int:
+        """Return how many of a sender's records may be verified now."""
+        now = self._now()
+        start, count = self._records_seen.get(sender, (now, 0))
+        if now - start >= self.WINDOW:
+            start, count = now, 0
+        allowed = min(records, self.MAX_RECORDS - count)
+        self._records_seen[sender] = (start, count + allowed)
+        if allowed < records:
+            self.count(sender, Refusal.TOO_MANY_RECORDS)
+        return allowed
+
+    def forget_before(self, t: int) -> None:
+        """Drop the nonces of rounds before t, whose models are no longer kept."""
+        for rounds in self._nonces.values():
+            for old in [known for known in rounds if known < t]:
+                del rounds[old]
+
+    def refuse(self, sender: str, reason: Refusal, message: str) -> NoReturn:
+        """Count a refusal and raise it."""
+        self.count(sender, reason)
+        raise Refused(reason, message)
+
+    def count(self, sender: str, reason: str) -> None:
+        """Count a refusal, and ban the sender at its `STRIKES`-th offence within `WINDOW` seconds."""
+        self.refused.add(sender, reason)
+        if reason in HARMLESS:
+            return
+        offences, now = self._offences[sender], self._now()
+        offences.append(now)
+        if len(offences) == self.STRIKES and now - offences[0] <= self.WINDOW:
+            self._banned_until[sender] = now + self.BAN_SECONDS
+            offences.clear()

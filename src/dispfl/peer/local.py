@@ -1,0 +1,292 @@
+"""A federation of real processes on this machine, each with its own key, socket and data (`dispfl up`).
+
+    out/                     a run directory, as of a simulation
+    out/sites/000/ ...       a site for each peer (site.py), with its log
+
+Without faults, the models are those of the simulation, bit for bit.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dispfl.config import Experiment, compose
+from dispfl.core.layout import Layout
+from dispfl.core.train import Report
+from dispfl.costs.flops import forward_cost
+from dispfl.data.datasets import load_dataset
+from dispfl.errors import ConfigError, RunError
+from dispfl.methods.base import GossipMethod
+from dispfl.peer.config import Deadlines, DeadlineSettings
+from dispfl.peer.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.run import run_node
+from dispfl.peer.setup import LocalSetup, data_schema
+from dispfl.peer.site import RUN, SITE, Site, SiteInfo
+from dispfl.peer.spec import DataSchema
+from dispfl.peer.store import PeerStore, report_of, rounds_of
+from dispfl.registry import METHODS
+from dispfl.round.context import RunContext, StepResult
+from dispfl.round.round import Round
+from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
+from dispfl.runs.execute import update_config
+from dispfl.runs.metrics import Metrics, round_metrics, summarize
+from dispfl.topology import peer_names
+
+SITES, LOG = "sites", "log.txt"
+LOOPBACK = "127.0.0.1"
+DEADLINES = DeadlineSettings(min=10.0, startup=120.0)
+SIMULTANEOUS = "--simultaneous"
+"""The argument that tells a peer's process that all others are started at the same time."""
+SHUTDOWN_GRACE = 15.0
+"""Seconds that a process has to end after SIGTERM."""
+
+
+def create_run(experiment: Experiment, out: Path) -> None:
+    """Create a run directory and a site for each peer; all sites accept each other."""
+    if not isinstance(experiment.method, GossipMethod):
+        gossip = ", ".join(name for name, method in METHODS.items() if issubclass(method, GossipMethod))
+        raise ConfigError(
+            f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use one of: {gossip}."
+        )
+    data = load_dataset(experiment.data)
+    split = experiment.split(data)
+    experiment.split_context(data, split).module()
+    directory = RunDirectory.create(out, experiment.to_toml())
+    with contextlib.closing(directory):
+        write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+        _create_sites(out, peer_names(experiment.peers))
+
+
+def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
+    """Prepare a stopped run to be resumed, each peer from its own checkpoint.
+
+    Peers that are a round ahead return to the round of the slowest if they still have its checkpoint, so that all hear
+    the same neighbours as without the stop, and the models are the same, bit for bit. `requested` is the same
+    experiment, possibly with another data folder.
+    """
+    experiment = requested or compose(read_config(out))
+    if not (out / SITES).exists() and (out / "checkpoints").exists():
+        raise RunError(f"{out} was not run by `dispfl up`. Resume it with: dispfl run --resume {out}")
+    with contextlib.ExitStack() as held:  # holds the locks
+        directory = held.enter_context(contextlib.closing(RunDirectory.open(out)))
+        if read_split(out) is None:  # stopped before the split was written
+            data = load_dataset(experiment.data)
+            split = experiment.split(data)
+            write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+        names = peer_names(experiment.peers)
+        runs = [out / SITES / name / RUN for name in names]
+        stores = [held.enter_context(_open_store(run)) for run in runs if (run / "config.toml").exists()]
+        done = [last[0] if (last := store.last()) else 0 for store in stores]
+        for store in stores:
+            store.rewind_to(min(done) if len(done) == len(names) else 0)
+        update_config(directory, experiment)
+        _create_sites(out, names)
+
+
+def _open_store(run: Path) -> contextlib.closing[PeerStore]:
+    """Open a site's store with the spec that it was written with."""
+    return contextlib.closing(PeerStore(run, run.parent.name, read_config(run)["spec"]))
+
+
+def _create_sites(out: Path, names: Sequence[str]) -> None:
+    """Create or reopen a site for each peer, each on a free port; all accept each other."""
+    sites = []
+    for name, port in zip(names, free_ports(len(names)), strict=True):
+        folder, listen = out / SITES / name, f"{LOOPBACK}:{port}"
+        if (folder / SITE).exists():
+            sites.append(Site.open(folder).moved(listen))
+            continue
+        shutil.rmtree(folder, ignore_errors=True)  # its creation was interrupted
+        where = SiteInfo(name=name, listen=listen, federation="up")
+        sites.append(Site.create(folder, where, {"deadlines": DEADLINES.model_dump()}))
+    for site in sites:
+        site.members.accept_all([other.invite() for other in sites if other is not site])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free at this moment."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((LOOPBACK, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def run_context(out: Path) -> tuple[RunContext, DataSchema]:
+    """The context of the run in a directory, with the data of all peers, and the data's schema."""
+    experiment = compose(read_config(out))
+    saved = read_split(out)
+    if saved is None:
+        raise RunError(f"{out} has no split; it was not created by `dispfl up`.")
+    data = load_dataset(experiment.data)
+    return experiment.split_context(data, saved[0]), data_schema(data)
+
+
+def setup_of_peer(out: Path, name: str) -> LocalSetup:
+    """The setup of one peer, with its own data and the names of the others."""
+    context, schema = run_context(out)
+    roster = context.roster
+    densities = context.method.densities(len(roster))
+    others = tuple(other for other in roster if other != name)
+    own = replace(context, peers={name: context.peers[name]}, remote_peers=others)
+    settings = read_config(out)
+    return LocalSetup.of(name, "up", own, densities[roster.index(name)], min(densities), schema, settings)
+
+
+@dataclass
+class PeerProcesses:
+    """The processes of the peers."""
+
+    out: Path
+    names: Sequence[str]
+    simultaneous: bool = False
+    """Whether all peers resume at the same time, so that each waits for the others to start."""
+
+    def __post_init__(self) -> None:
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, name: str) -> None:
+        """Start or restart a peer, which logs into its site's folder and ends when this process does."""
+        self._close_stdin(name)
+        with (self.out / SITES / name / LOG).open("ab") as log_file:
+            command = [
+                sys.executable,
+                "-m",
+                "dispfl.peer.local",
+                str(self.out),
+                name,
+                *([SIMULTANEOUS] if self.simultaneous else []),
+            ]
+            environment = os.environ | {"OMP_NUM_THREADS": "1"}
+            self.running[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=log_file,
+                stderr=log_file,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def ended(self) -> dict[str, int]:
+        """The exit codes of ended processes."""
+        return {name: code for name, process in self.running.items() if (code := process.poll()) is not None}
+
+    def stop(self) -> None:
+        """Terminate all processes, and kill those that do not end in time."""
+        for process in self.running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+        for name, process in self.running.items():
+            try:
+                process.wait(SHUTDOWN_GRACE)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            self._close_stdin(name)
+
+    def _close_stdin(self, name: str) -> None:
+        """Close the pipe to a peer's standard input, upon which a running peer ends."""
+        if name in self.running and (pipe := self.running[name].stdin) is not None:
+            pipe.close()
+
+
+def collect_results(out: Path) -> None:
+    """Collect the results of all sites in the run directory, as a simulation writes them."""
+    context, _ = run_context(out)
+    module = context.module()
+    cost = forward_cost(module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0])
+    written = {name: rounds_of(out / SITES / name / RUN) for name in context.roster}
+    final = {name: _final_step(out, name) for name in context.roster}
+    directory = RunDirectory.open(out)
+    with contextlib.closing(directory):
+        directory.truncate_metrics(0)  # left by a killed process
+        records, before = [], min(entry["time"] for rounds in written.values() for entry in rounds.values())
+        for t in range(context.rounds):
+            results, ends = {}, [before]
+            for name in context.roster:
+                entry = written[name].get(t)
+                report, messages = report_of(entry) if entry else (Report(), ())
+                results[name] = StepResult(report, messages)
+                ends += [entry["time"]] if entry else []
+            records.append(round_metrics(t, Round(results), cost, max(ends) - before))
+            before = max(ends)
+            directory.append(records[-1])
+        for name, step in final.items():
+            directory.checkpoints.add(context.rounds - 1, name, step)
+        directory.checkpoints.complete(context.rounds - 1)
+        models = {name: step.next_state.model for name, step in final.items()}
+        network = network_overhead(records, [Site.open(out / SITES / name) for name in context.roster])
+        directory.write_summary(summarize(context, records, models) | {"network": network})
+
+
+def network_overhead(records: Sequence[Metrics], sites: Sequence[Site]) -> Metrics:
+    """Compare the messages in the ledger with the bytes on the sockets; the rest is TLS, HTTP and membership sync."""
+    ledger = sum(up for record in records for up, _ in record["traffic"].values())
+    found = [site.status() or {} for site in sites]
+    sent = sum(status.get(life, {}).get("sent", 0) for status in found for life in ("sockets", "sockets_previous"))
+    overhead = round(100 * (sent / ledger - 1), 2) if ledger else None
+    return {"ledger_mb": ledger / 1e6, "socket_mb": sent / 1e6, "overhead_percent": overhead}
+
+
+def _final_step(out: Path, name: str) -> StepResult:
+    run = out / SITES / name / RUN
+    with _open_store(run) as store:
+        last = store.last()
+    if last is None:
+        raise RunError(f"Peer {name} has finished no round; its log is {run.parent / LOG}.")
+    return StepResult(Report(), state=last[1])
+
+
+class StartupDeadlines(Deadlines):
+    """Deadlines of a peer that resumes together with all others: the first round waits for them to start."""
+
+    def __init__(self, usual: DeadlineSettings) -> None:
+        super().__init__(max(usual.startup, usual.min), usual.startup, max(usual.startup, usual.max), usual.factor)
+        self._usual = usual
+
+    def record_round(self, seconds: float) -> None:
+        """Record a round, and use the usual limits from now on: all peers have started."""
+        super().record_round(seconds)
+        self.min, self.max = self._usual.min, self._usual.max
+
+
+def exit_with_parent(log: EventLog) -> None:
+    """Stop this process with SIGTERM when its standard input is closed.
+
+    That happens when the parent is killed: the system closes its files.
+    """
+
+    def wait() -> None:
+        while os.read(0, 1):  # not sys.stdin, whose lock a thread must not hold at interpreter exit
+            pass
+        log("stopping", {"detail": "the parent process has ended"})
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(SHUTDOWN_GRACE)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(out: str, name: str, *options: str) -> None:
+    """One peer's process."""
+    log = event_logger(name)
+    exit_with_parent(log)
+    site = Site.open(Path(out) / SITES / name)
+    config = site.config()
+    deadlines = StartupDeadlines(config.deadlines) if SIMULTANEOUS in options else config.deadlines.start()
+    with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(run_node(site, setup_of_peer(Path(out), name), deadlines, log, config.limits))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,69 @@
+"""Names and network addresses of sites."""
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from dispfl.errors import ConfigError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")  # a leading dash would look like a command-line option
+_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+RESERVED = {"server", "unknown"}
+"""Names with a special meaning in ledgers and counters."""
+
+
+class Address(NamedTuple):
+    """Host and port of a site. An IPv6 host is stored without brackets."""
+
+    host: str
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Address":
+        """Parse `alice.example.org:7600`, `192.0.2.7:7600` or `[2001:db8::7]:7600`."""
+        host, colon, port = text.strip().rpartition(":")
+        if not colon or not host:
+            raise ConfigError(f"An address is HOST:PORT, got {text!r}; for example alice.example.org:7600.")
+        if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
+            raise ConfigError(f"The port of an address is a number from 1 to 65535, got {port!r} in {text!r}.")
+        return cls(_host(host, text), int(port))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def is_unspecified(self) -> bool:
+        """Whether the host is 0.0.0.0 or [::], which means all interfaces and cannot be connected to."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
+
+def check_name(what: str, name: str) -> str:
+    """Return the name if it is valid for a site or a federation, else raise `ConfigError`."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{what} must be 1 to 40 letters (a-z), digits and dashes and not start with a dash, got {name!r}."
+        )
+    if name in RESERVED:
+        raise ConfigError(f"{what} cannot be {name!r}, which is reserved; choose another name.")
+    return name
+
+
+def _host(host: str, text: str) -> str:
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            return str(ipaddress.IPv6Address(host[1:-1]))
+        except ValueError:
+            raise ConfigError(f"{host} in {text!r} is not an IPv6 address; for example [2001:db8::7]:7600.") from None
+    if ":" in host and "/" not in host:
+        raise ConfigError(f"An IPv6 address needs brackets, got {text!r}; write [{host}]:PORT.")
+    if re.fullmatch(r"[0-9.]+", host):
+        try:
+            return str(ipaddress.IPv4Address(host))
+        except ValueError:
+            raise ConfigError(f"{host} in {text!r} is not an IPv4 address; for example 192.0.2.7:7600.") from None
+    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")):
+        raise ConfigError(f"{host} in {text!r} is not a host name; for example alice.example.org:7600.")
+    return host

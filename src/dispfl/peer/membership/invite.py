@@ -1,0 +1,110 @@
+"""Invites: everything another site needs to accept this one, as one string that can be sent by mail or chat.
+
+    dispfl1-BASE64URL    federation, name, address, certificate (DER), each after its length (2 bytes), and a checksum
+
+The checksum (8 bytes of BLAKE2b) detects copying errors, not forgery: people compare fingerprints for that.
+"""
+
+import base64
+import binascii
+import hashlib
+import re
+from dataclasses import dataclass
+
+from cryptography import x509
+
+from dispfl.errors import ConfigError, DispflError
+from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.identity import IdentityError, common_name, der, fingerprint, read_certificate
+
+PREFIX = "dispfl1-"
+_CHECKSUM_BYTES = 8
+_MAX_CHARS = 16_384  # typical length: 650
+_COPY_AGAIN = "Copy the complete output of `dispfl peer invite` again."
+
+
+class InviteError(DispflError):
+    """An invite that is damaged or that this site cannot accept."""
+
+
+@dataclass(frozen=True)
+class Invite:
+    """Federation, name, address and certificate of a site, for others to accept it."""
+
+    federation: str
+    name: str
+    address: Address
+    certificate: x509.Certificate
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the certificate."""
+        return fingerprint(der(self.certificate))
+
+    def __str__(self) -> str:
+        fields = (self.federation.encode(), self.name.encode(), str(self.address).encode(), der(self.certificate))
+        content = b"".join(len(field).to_bytes(2, "big") + field for field in fields)
+        return PREFIX + _to_text(content + _checksum(content))
+
+    @classmethod
+    def read(cls, text: str) -> "Invite":
+        """Parse an invite, ignoring whitespace; raise `InviteError` if it is invalid."""
+        content = _content("".join(text.split()))
+        fields = _fields(content)
+        if len(fields) != 4:
+            raise InviteError(f"The invite has {len(fields)} fields instead of 4. {_COPY_AGAIN}")
+        try:
+            federation, name, address = (field.decode("ascii") for field in fields[:3])
+            certificate = read_certificate(fields[3])
+            check_name("The name of a federation", federation)
+            invite = cls(federation, name, Address.parse(address), certificate)
+        except (UnicodeDecodeError, ConfigError, IdentityError) as problem:
+            raise InviteError(f"The invite is invalid: {problem}") from None
+        if common_name(certificate) != name:
+            raise InviteError(f"The invite is for {name}, but its certificate names {common_name(certificate)}.")
+        if invite.address.is_unspecified:
+            raise InviteError(
+                f"The address {invite.address} is not reachable from other machines; run `dispfl peer init` at {name} "
+                "with --advertise."
+            )
+        return invite
+
+
+def _content(text: str) -> bytes:
+    """Decode an invite, verify its checksum and remove it."""
+    if not text.startswith(PREFIX):
+        if re.match(r"dispfl\d+-", text):
+            raise InviteError(
+                f"The invite has another version ({text.partition('-')[0]}); install the same dispfl on both sites."
+            )
+        raise InviteError(f"An invite begins with {PREFIX}, got {text[:12]!r}. {_COPY_AGAIN}")
+    if len(text) > _MAX_CHARS:
+        raise InviteError(f"An invite has at most {_MAX_CHARS} characters, got {len(text)}. {_COPY_AGAIN}")
+    body = text.removeprefix(PREFIX)
+    try:
+        raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        raise InviteError(f"The invite is damaged: characters are missing or invalid. {_COPY_AGAIN}") from None
+    content, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
+    if _to_text(raw) != body or _checksum(content) != checksum:  # the last base64 character may have unused bits
+        raise InviteError(f"The invite is damaged: its checksum is wrong. {_COPY_AGAIN}")
+    return content
+
+
+def _fields(content: bytes) -> list[bytes]:
+    fields = []
+    while content:
+        length = int.from_bytes(content[:2], "big")
+        if len(content) < 2 + length:
+            raise InviteError(f"The invite is incomplete. {_COPY_AGAIN}")
+        fields.append(content[2 : 2 + length])
+        content = content[2 + length :]
+    return fields
+
+
+def _to_text(raw: bytes) -> str:
+    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+
+
+def _checksum(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_CHECKSUM_BYTES, person=b"dispfl-invite").digest()

@@ -1,0 +1,174 @@
+"""Member records: address, density and first round of a member, signed by its key, so that any member can relay them.
+
+The signature covers the record as canonical JSON (sorted keys, no spaces), prefixed by a line that states its purpose.
+The record includes the member's certificate and the earlier ones, so that a site that pinned an earlier certificate can
+verify the current one.
+"""
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from dispfl.errors import ConfigError
+from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.identity import (
+    MAX_ISSUERS,
+    Identity,
+    IdentityError,
+    common_name,
+    der,
+    fingerprint,
+    is_successor,
+    read_certificate,
+)
+from dispfl.peer.transport.base import JSON
+from dispfl.wire.refusals import Refusal, refuse
+
+_PURPOSE = b"dispfl member record 1\n"
+_FIELDS = ("federation", "name", "address", "fingerprint", "density", "first_round", "serial")
+_MAX_NUMBER = 2**53  # larger integers are not portable in JSON
+_MAX_TEXT_CHARS = 8192
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """What a member announces about itself. `MemberRecord.read` verifies the signature and the certificate chain."""
+
+    federation: str
+    name: str
+    address: Address
+    density: float
+    first_round: int
+    serial: int
+    """The record with the highest serial is current."""
+    chain: tuple[x509.Certificate, ...]
+    """The member's certificate and the earlier ones."""
+    signature: bytes = b""
+
+    @property
+    def fingerprint(self) -> str:
+        """Fingerprint of the member's certificate."""
+        return fingerprint(der(self.chain[0]))
+
+    @property
+    def signature_text(self) -> str:
+        """The signature in base64, as in JSON."""
+        return _to_text(self.signature)
+
+    @classmethod
+    def sign(
+        cls, identity: Identity, federation: str, address: Address, density: float, first_round: int, serial: int
+    ) -> "MemberRecord":
+        """Create and sign the record of a site."""
+        content = (federation, identity.name, address, float(density), first_round, serial, identity.chain)
+        return cls(*content, identity.sign(cls(*content)._signed()))
+
+    def same_content(self, other: "MemberRecord | None") -> bool:
+        """Whether two records are equal except for the serial number."""
+        return other is not None and self._content() | {"serial": 0} == other._content() | {"serial": 0}
+
+    def to_json(self) -> JSON:
+        """Convert to JSON, for sync messages and the members file."""
+        return {
+            "record": self._content(),
+            "chain": [_to_text(der(certificate)) for certificate in self.chain],
+            "signature": self.signature_text,
+        }
+
+    @classmethod
+    def read(cls, found: JSON) -> "MemberRecord":
+        """Parse and verify a record from untrusted JSON; raise `MessageError` if it is invalid."""
+        record = cls._parse(found)
+        key = record.chain[0].public_key()
+        assert isinstance(key, ec.EllipticCurvePublicKey)  # checked by read_certificate
+        try:
+            key.verify(record.signature, record._signed(), ec.ECDSA(hashes.SHA256()))
+        except InvalidSignature:
+            refuse(Refusal.SIGNATURE, f"The record of {record.name} is not signed by its certificate's key.")
+        for newer, older in zip(record.chain, record.chain[1:], strict=False):
+            if not is_successor(newer, older):
+                refuse(Refusal.CERTIFICATE, f"The certificates in the record of {record.name} do not form a chain.")
+        return record
+
+    @classmethod
+    def _parse(cls, found: JSON) -> "MemberRecord":
+        try:
+            content, chain, signature = _split(found)
+            record = cls(
+                federation=check_name("The federation of a record", _text(content["federation"])),
+                name=check_name("The name in a record", _text(content["name"])),
+                address=Address.parse(_text(content["address"])),
+                density=_fraction(content["density"]),
+                first_round=_count(content["first_round"]),
+                serial=_count(content["serial"]),
+                chain=chain,
+                signature=signature,
+            )
+        except (ConfigError, IdentityError, ValueError) as problem:
+            refuse(Refusal.MALFORMED, f"A member record is invalid: {problem}")
+        if record.address.is_unspecified or record._content() != content:  # e.g. a wrong fingerprint
+            refuse(Refusal.MALFORMED, f"The record of {record.name} has an invalid field.")
+        if common_name(chain[0]) != record.name:
+            refuse(Refusal.CERTIFICATE, f"The record of {record.name} has the certificate of {common_name(chain[0])}.")
+        return record
+
+    def _content(self) -> dict[str, JSON]:
+        return {
+            "federation": self.federation,
+            "name": self.name,
+            "address": str(self.address),
+            "fingerprint": self.fingerprint,
+            "density": self.density,
+            "first_round": self.first_round,
+            "serial": self.serial,
+        }
+
+    def _signed(self) -> bytes:
+        return _PURPOSE + json.dumps(self._content(), sort_keys=True, separators=(",", ":")).encode()
+
+
+def _split(found: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:
+    if not isinstance(found, dict) or found.keys() != {"record", "chain", "signature"}:
+        raise ValueError("it must have the fields record, chain and signature.")
+    content, chain = found["record"], found["chain"]
+    if not isinstance(content, dict) or content.keys() != set(_FIELDS):
+        raise ValueError(f"it must have the fields {', '.join(_FIELDS)}.")
+    if not isinstance(chain, list) or not 1 <= len(chain) <= 1 + MAX_ISSUERS:
+        raise ValueError(f"it must have 1 to {1 + MAX_ISSUERS} certificates.")
+    return content, tuple(read_certificate(_from_text(text)) for text in chain), _from_text(found["signature"])
+
+
+def _text(value: JSON) -> str:
+    if not isinstance(value, str) or len(value) > _MAX_TEXT_CHARS:
+        raise ValueError(f"it has {str(value)[:40]!r} instead of a string.")
+    return value
+
+
+def _fraction(value: JSON) -> float:
+    if not isinstance(value, float) or not 0 < value <= 1:
+        raise ValueError(f"it has {str(value)[:40]!r} instead of a float in (0, 1].")
+    return value
+
+
+def _count(value: JSON) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MAX_NUMBER:
+        raise ValueError(f"it has {str(value)[:40]!r} instead of a non-negative integer.")
+    return value
+
+
+def _to_text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _from_text(value: JSON) -> bytes:
+    try:
+        return base64.b64decode(_text(value), validate=True)
+    except binascii.Error as problem:
+        raise ValueError(f"it has invalid base64 ({problem}).") from None

@@ -1,0 +1,274 @@
+"""Runs the node of a site: real network, real disk, and threads for training and for the codec."""
+
+import asyncio
+import contextlib
+import json
+import random
+import signal
+import ssl
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from shlex import quote
+from typing import Any, TypeVar
+
+import torch
+
+from dispfl.core.live import LiveModel
+from dispfl.core.memory import keep_heap
+from dispfl.core.packed import PackedModel
+from dispfl.errors import DispflError, RunError
+from dispfl.methods.base import PeerState
+from dispfl.peer.client import Client
+from dispfl.peer.config import Deadlines
+from dispfl.peer.context import NodeContext
+from dispfl.peer.guard import RequestGuard
+from dispfl.peer.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.membership import sync
+from dispfl.peer.membership.identity import client_context, pin, server_context
+from dispfl.peer.membership.sync import SiteMembership
+from dispfl.peer.node import Node
+from dispfl.peer.setup import LocalSetup, local_setup
+from dispfl.peer.site import STATUS, Site
+from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.https import HttpsTransport
+from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.round.round import peer_step
+from dispfl.runs.files import write_atomically
+from dispfl.wire.codec import HEADER
+
+T = TypeVar("T")
+
+
+class TrainingThread:
+    """Takes training steps on a thread, with `threads` torch threads; one makes results reproducible."""
+
+    def __init__(self, context: RunContext, threads: int = 1) -> None:
+        keep_heap()
+        self._context = context
+        self._live = LiveModel(context.module(), context.device, context.precision)
+        self._pool = ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(threads,))
+        self._stopped = threading.Event()
+
+    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+        """Take a step without blocking the event loop."""
+        step = partial(peer_step, self._context, self._live, task, state, received, self._check_stop)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, step)
+
+    def close(self) -> None:
+        """Stop after the current batch."""
+        self._stopped.set()
+        self._pool.shutdown()
+
+    def _check_stop(self) -> None:
+        if self._stopped.is_set():
+            raise InterruptedError("stopped between two batches")
+
+
+class CodecExecutor:
+    """Encodes, decodes and verifies messages on a thread."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, "messages", initializer=torch.set_num_threads, initargs=(1,))
+
+    async def __call__(self, work: Callable[[], T]) -> Any:
+        """Return the result of the work."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+    def close(self) -> None:
+        """Stop the thread."""
+        self._pool.shutdown()
+
+
+STATUS_INTERVAL = 0.5
+"""Seconds between two checks of the members file and two updates of the status file."""
+BODY_MARGIN = 4096
+"""Bytes that a body may exceed the largest message by, so that the codec reports what is wrong with it."""
+
+
+def run_site(site: Site, log_json: bool = False, *, alone: bool = True) -> None:
+    """Run a site to the last round. SIGTERM and Ctrl-C stop it between two batches; it can be resumed.
+
+    Without `alone`, a site without accepted members does not start.
+    """
+    if not (alone or site.members.names() or rounds_of(site.run_folder)):
+        raise RunError(
+            f"{site.name} has accepted no other site and would train alone: exchange invites "
+            f"(dispfl peer accept {quote(str(site.folder))} INVITE), or pass --alone."
+        )
+    log = event_logger(site.name, log_json)
+    with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
+        config, setup = site.config(), local_setup(site)
+        asyncio.run(run_node(site, setup, config.deadlines.start(), log, config.limits))
+
+
+async def run_node(
+    site: Site, setup: LocalSetup, deadlines: Deadlines, log: EventLog, limits: Limits | None = None
+) -> PeerState:
+    """Run a site's node to the last round, resuming from its last checkpoint."""
+    loop, me, signals = asyncio.get_running_loop(), asyncio.current_task(), list[str]()
+    assert me is not None
+
+    def stop(which: signal.Signals) -> None:
+        signals.append(which.name)
+        me.cancel()
+
+    for which in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(which, stop, which)
+    async with open_node(site, setup, deadlines, log, limits) as (node, store):
+        try:
+            final = await node.run(*(store.last() or (0, setup.initial_state())))
+        except asyncio.CancelledError:
+            log("stopped", {"round": node.ctx.status.round, "by": signals})
+            raise
+        store.finish(setup.run, final)
+        log("finished", {"score": node.ctx.status.score})
+    return final
+
+
+@contextlib.asynccontextmanager
+async def open_node(
+    site: Site, setup: LocalSetup, deadlines: Deadlines, log: EventLog, limits: Limits | None = None
+) -> AsyncIterator[tuple[Node, PeerStore]]:
+    """Open a site's node and its store; both are closed at the end."""
+    with contextlib.closing(PeerStore(site.run_folder, site.name, setup.spec, setup.settings, setup.cost())) as store:
+        training, executor = TrainingThread(setup.run, setup.threads), CodecExecutor()
+        membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
+        site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)
+        guard = RequestGuard()
+        network = _Network(site, setup, membership, limits or Limits(), guard)
+        ctx = NodeContext(
+            site.name,
+            setup.run,
+            setup.codec(),
+            setup.spec,
+            membership,
+            executor,
+            log,
+            guard=guard,
+            listening=str(site.info.listen_address),
+        )
+        client = Client(ctx, network.transport, deadlines, random.Random())
+        watcher = asyncio.create_task(_watch_site(site, ctx, network))
+        try:
+            yield Node(ctx, client, training, store), store
+        finally:
+            watcher.cancel()
+            await asyncio.wait([watcher])
+            await network.transport.close()
+            training.close()
+            executor.close()
+            ctx.status.ended()
+            try:
+                write_status(site, ctx, network)
+            except (DispflError, OSError) as problem:  # not raised: it would hide the exception that ended the node
+                log("problem", {"detail": str(problem)})
+
+
+class _Network:
+    """The transport and its TLS contexts, which trust new members while it runs."""
+
+    def __init__(
+        self, site: Site, setup: LocalSetup, membership: SiteMembership, limits: Limits, guard: RequestGuard
+    ) -> None:
+        pinned = site.members.pinned()
+        self.contexts: tuple[ssl.SSLContext, ssl.SSLContext] = (
+            client_context(site.identity, pinned),
+            server_context(site.identity, pinned),
+        )
+        mask, values = setup.layout.size // 8, 4 * (setup.layout.size + len(setup.layout.sizes))
+        requests = {"sync": sync.MAX_BODY_BYTES, "model": HEADER.size + mask + BODY_MARGIN}
+        responses = {"sync": sync.MAX_BODY_BYTES, "model": HEADER.size + mask + values + BODY_MARGIN}
+        self.transport = HttpsTransport(
+            site.name,
+            site.info.listen_address,
+            client=self.contexts[0],
+            server=self.contexts[1],
+            identify=membership.identify,
+            address=membership.address,
+            max_request=lambda kind: requests.get(kind, 0),
+            max_response=lambda kind: responses.get(kind, 0),
+            limits=limits,
+            guard=guard,
+        )
+        self.previous = previous_traffic(site)
+        self._generation = site.members.generation
+        self._pinned = set(pinned)
+
+    def pin_new_members(self, site: Site) -> None:
+        """Trust certificates that were accepted since the last call."""
+        if site.members.generation != self._generation:
+            self._generation = site.members.generation
+            for certificate in set(site.members.pinned()) - self._pinned:
+                self._pinned.add(certificate)
+                for context in self.contexts:
+                    pin(context, certificate)
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes sent and received on the sockets, including TLS and HTTP."""
+        counters = self.transport.counters.traffic.values()
+        return {
+            "sent": sum(counter.sent for counter in counters),
+            "received": sum(counter.received for counter in counters),
+        }
+
+
+async def _watch_site(site: Site, ctx: NodeContext, network: _Network) -> None:
+    """Apply changes by `dispfl peer accept` and `revoke`, and update the status file."""
+    listed, last_problem = _listed(site), ""
+    while True:
+        try:
+            network.pin_new_members(site)
+            listed, before = _listed(site), listed
+            for event, name in member_changes(before, listed):
+                ctx.log(event, {"peer": name})
+            write_status(site, ctx, network)
+            last_problem = ""
+        except (DispflError, OSError) as problem:
+            if last_problem != str(problem):
+                last_problem = str(problem)
+                ctx.log("problem", {"detail": last_problem})
+        await asyncio.sleep(STATUS_INTERVAL)
+
+
+Listed = Mapping[str, tuple[str, str]]
+"""Each member's state and fingerprint."""
+
+
+def _listed(site: Site) -> Listed:
+    return {member.name: (member.state, member.fingerprint) for member in site.members.all()}
+
+
+def member_changes(before: Listed, after: Listed) -> Iterator[tuple[str, str]]:
+    """The changes between two member lists: accepted, revoked or rotated, and the member's name."""
+    for name, (state, fingerprint) in after.items():
+        old_state, old_fingerprint = before.get(name, (None, fingerprint))
+        if state != old_state:
+            yield state, name
+        elif fingerprint != old_fingerprint:
+            yield "rotated", name
+
+
+def write_status(site: Site, ctx: NodeContext, network: _Network) -> None:
+    """Write the file that `dispfl peer status` reads."""
+    found = ctx.status.as_json()
+    epoch = time.time() - asyncio.get_running_loop().time()  # the loop's clock does not start in 1970
+    for peer in found["peers"].values():
+        peer["last_seen"] = None if peer["last_seen"] is None else peer["last_seen"] + epoch
+    found["sockets"], found["sockets_previous"] = network.traffic, network.previous
+    found["updated"] = time.time()
+    write_atomically(site.run_folder / STATUS, json.dumps(found).encode())
+
+
+def previous_traffic(site: Site) -> dict[str, int]:
+    """The socket traffic of earlier runs of the node, as far as the status file has it."""
+    try:
+        found = site.status() or {}
+        counted = (found["sockets"], found["sockets_previous"])
+        return {way: sum(int(each[way]) for each in counted) for way in ("sent", "received")}
+    except (RunError, KeyError, TypeError, ValueError):
+        return {"sent": 0, "received": 0}

@@ -1,0 +1,141 @@
+"""The state of a node and of the other peers, for `dispfl peer status` and to decide which peers to wait for."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
+from dispfl.round.exchange import exchange_costs
+from dispfl.wire.refusals import RefusalCounter
+
+
+@dataclass
+class PeerStatus:
+    """What a node knows of another peer."""
+
+    round: int = -1
+    """The latest round that it has reported."""
+    last_seen: float | None = None
+    """When its last request or response arrived, by the event loop's clock."""
+    replies: int = 0
+    """Responses to our requests, of any kind."""
+    answered: int = 0
+    missed: int = 0
+    received_bytes: int = 0
+    sent_bytes: int = 0
+    unreachable: bool = False
+    """Our last request got no response; its own requests do not count."""
+    silent: bool = False
+    """Unreachable, and no request came from it since."""
+    spec_mismatch: str | None = None
+    """How its federation spec differs from ours, if it does."""
+
+
+@dataclass
+class NodeStatus:
+    """A node's view of the federation."""
+
+    round: int = 0
+    rounds: int = 0
+    state: str = "starting"
+    score: float | None = None
+    deadline: float = 0.0
+    peers: dict[str, PeerStatus] = field(default_factory=lambda: defaultdict(PeerStatus))
+    refused: RefusalCounter = field(default_factory=RefusalCounter)
+    _messages: list[tuple[int, MessageCost]] = field(default_factory=list)
+
+    def ended(self) -> None:
+        """Note that the node has ended."""
+        if self.state != "finished":
+            self.state = "stopped"
+
+    def mark_seen(self, name: str, t: int | None, now: float) -> None:
+        """Note a request or a response of a peer, and its current round."""
+        peer = self.peers[name]
+        peer.last_seen, peer.silent, peer.spec_mismatch = now, False, None
+        if t is not None:
+            peer.round = max(peer.round, t)
+
+    def record_reply(self, name: str) -> None:
+        """Note a response: the peer is reachable."""
+        peer = self.peers[name]
+        peer.replies, peer.unreachable = peer.replies + 1, False
+
+    def is_unreachable(self, name: str) -> bool:
+        """Whether our last request to a peer got no response."""
+        return name in self.peers and self.peers[name].unreachable
+
+    def is_silent(self, name: str) -> bool:
+        """Whether a peer is unreachable and sends no requests either, so that no model is kept for it."""
+        return name in self.peers and self.peers[name].silent
+
+    def was_seen(self, name: str) -> bool:
+        """Whether a peer ever sent anything."""
+        return self.peers[name].last_seen is not None
+
+    def replies_of(self, name: str) -> int:
+        """The number of responses of a peer."""
+        return self.peers[name].replies
+
+    def mark_unreachable(self, name: str) -> None:
+        """Note that a peer did not respond."""
+        self.peers[name].unreachable = self.peers[name].silent = True
+
+    def mark_spec_mismatch(self, name: str, message: str) -> None:
+        """Note that a peer's spec differs from ours."""
+        peer = self.peers[name]
+        peer.spec_mismatch = peer.spec_mismatch or message
+
+    def spec_mismatch(self, name: str) -> str | None:
+        """How a peer's spec differs from ours; None if it does not."""
+        return self.peers[name].spec_mismatch if name in self.peers else None
+
+    def round_of(self, name: str) -> int:
+        """The latest round that a peer has reported."""
+        return self.peers[name].round
+
+    def median_round(self) -> int:
+        """The median round of the peers that were seen; -1 if there are none."""
+        rounds = [peer.round for peer in self.peers.values() if peer.last_seen is not None]
+        return statistics.median_low(rounds) if rounds else -1  # the lower one of two: one false claim has no effect
+
+    def record_answer(self, name: str) -> None:
+        """Count a neighbour's model that was used in this round."""
+        self.peers[name].answered += 1
+
+    def record_miss(self, name: str) -> None:
+        """Count a round without a neighbour's model."""
+        self.peers[name].missed += 1
+
+    def record_received(self, own: str, name: str, t: int, requested: int, size: int, values: int) -> None:
+        """Record a received model of `size` bytes and `values` values, and the bytes of its request."""
+        peer = self.peers[name]
+        peer.received_bytes += size
+        peer.sent_bytes += requested
+        costs = exchange_costs(own, name, requested, BYTES_PER_VALUE * values, size)
+        self._messages += [(t, message) for message in costs]
+
+    def record_sent(self, name: str, requested: int, size: int) -> None:
+        """Record a sent model of `size` bytes and the bytes of its request: the other end of `record_received`."""
+        self.peers[name].received_bytes += requested
+        self.peers[name].sent_bytes += size
+
+    def take_messages(self, t: int) -> Iterator[MessageCost]:
+        """Return and clear the messages of round t."""
+        taken = [message for round_, message in self._messages if round_ == t]
+        self._messages.clear()
+        return iter(taken)
+
+    def as_json(self) -> dict[str, Any]:
+        """The content of the status file."""
+        return {
+            "round": self.round,
+            "rounds": self.rounds,
+            "state": self.state,
+            "score": self.score,
+            "deadline_seconds": round(self.deadline, 3),
+            "peers": {name: asdict(peer) for name, peer in sorted(self.peers.items())},
+            "refused": {name: dict(sorted(reasons.items())) for name, reasons in sorted(self.refused.items())},
+        }

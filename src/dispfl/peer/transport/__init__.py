@@ -1,0 +1,1 @@
+"""Requests and responses between peers over HTTPS with mutual TLS."""

@@ -1,0 +1,120 @@
+"""The transport interface of a peer: a request gets a response, is refused, or fails.
+
+`HttpsTransport` connects peers over the network, `MemoryTransport` connects nodes of one event loop.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Protocol
+
+from pydantic import Field
+
+from dispfl.errors import DispflError
+from dispfl.settings import Settings
+
+JSON = str | int | float | bool | None | list["JSON"] | dict[str, "JSON"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request from one peer to another."""
+
+    kind: str
+    """Type of the request, a short lower-case word: "sync" or "model"."""
+    header: Mapping[str, JSON]
+    """Metadata such as round and nonce; at most 64 kB as JSON."""
+    body: bytes = b""
+    """An encoded message, or empty."""
+    offset: int = 0
+    """First byte to send of the response; above 0 to resume the response to an earlier request with the same nonce."""
+
+
+@dataclass(frozen=True)
+class Response:
+    """The response to a request."""
+
+    header: Mapping[str, JSON]
+    body: bytes = b""
+    on_sent: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Called by the server's transport once the complete response is sent; not called if the transfer breaks."""
+
+
+class Refused(DispflError):  # noqa: N818  an outcome, sent to the client and raised there again
+    """The other peer refused a request."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        """A value of `Refusal`, for example "stale", or an unknown string of another version."""
+        self.message = message
+
+
+class Unreachable(DispflError):  # noqa: N818
+    """The connection to the other peer failed, broke or stalled."""
+
+    def __init__(self, peer: str, detail: str) -> None:
+        super().__init__(f"{peer}: {detail}.")
+        self.detail = detail
+        """The message without the peer's name."""
+
+
+class Handler(Protocol):
+    """Handles the requests of other peers; may raise `Refused`."""
+
+    async def __call__(self, sender: str, request: Request) -> Response:
+        """Respond to a request of the member that the transport has authenticated as `sender`."""
+        ...
+
+
+class Transport(Protocol):
+    """Sends requests to other peers and receives theirs."""
+
+    async def request(self, peer: str, request: Request) -> Response:
+        """Return the response of a peer; raise `Refused` or `Unreachable`."""
+        ...
+
+    async def serve(self, handler: Handler) -> None:
+        """Start listening; return once connections are accepted."""
+        ...
+
+    async def close(self) -> None:
+        """Stop listening and close all connections, within a bounded time."""
+        ...
+
+
+class Limits(Settings):
+    """Limits of an `HttpsTransport`. The defaults suit up to about a hundred sites."""
+
+    table: ClassVar[str] = "limits"
+
+    connect_timeout: float = Field(default=10.0, gt=0)
+    """Seconds for connecting and the TLS handshake, as client and as server."""
+    header_timeout: float = Field(default=10.0, gt=0)
+    """Seconds to receive the header of a request, from the handshake or the header's first byte."""
+    response_timeout: float = Field(default=120.0, gt=0)
+    """Seconds until a response begins, once the request is sent."""
+    stall_timeout: float = Field(default=30.0, gt=0)
+    """Seconds in which a transfer must progress by `stall_timeout * min_rate` bytes; its total time is unlimited."""
+    min_rate: float = Field(default=1000.0, ge=0)
+    """Minimum rate of a transfer in bytes per second."""
+    max_attempts: int = Field(default=4, ge=1)
+    """Consecutive attempts without progress after which a broken transfer is given up."""
+    backoff: float = Field(default=0.1, ge=0)
+    """Seconds before a broken transfer is resumed, doubled after each failed attempt."""
+    keepalive_timeout: float = Field(default=600.0, gt=0)
+    """Seconds that an idle connection is kept open for the next round."""
+    shutdown_grace: float = Field(default=1.0, ge=0)
+    """Seconds for responses in progress to finish when the transport is closed."""
+    max_connections_to_peer: int = Field(default=2, ge=1)
+    """Maximum connections to one member."""
+    max_connections_from_peer: int = Field(default=4, ge=1)
+    """Maximum connections from one member; those of a previous process may still be open."""
+    max_unauthenticated: int = Field(default=32, ge=1)
+    """Maximum unauthenticated connections from one address; the oldest is closed when another one is accepted."""
+    max_connections: int = Field(default=512, ge=1)
+    """Maximum incoming connections in total."""
+
+    @property
+    def min_bytes(self) -> int:
+        """Minimum progress in `stall_timeout` seconds."""
+        return max(1, round(self.stall_timeout * self.min_rate))

@@ -1,0 +1,125 @@
+"""The network transport: HTTPS with mutual TLS, one POST per request.
+
+    POST /v1/model                                               protocol version and request kind
+    dispfl-header: {"version":1,"header":...}                    the header, as one line of JSON
+    (body)                                                       an encoded message
+
+    200, dispfl-header: {"version":1,"header":...,"offset":0}    the response, its body starting at `offset`
+    403, dispfl-header: {"version":1,"refused":...}              a refusal: reason and message
+
+A request is delivered to the server's handler once. If the connection breaks before any of the response body is
+received, `Unreachable` is raised and the caller may retry. If part of the body was received, the transport resumes it:
+it repeats the request with the number of bytes it has and their digest, and the server sends the rest.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+
+from dispfl.peer.guard import RequestGuard
+from dispfl.peer.transport import http
+from dispfl.peer.transport.base import Handler, Limits, Request, Response, Unreachable
+from dispfl.peer.transport.counting import TransportCounters
+from dispfl.peer.transport.http import Identify, PartialBody
+from dispfl.peer.transport.https_client import AttemptError, PeerConnections
+from dispfl.peer.transport.https_server import HttpHandler
+from dispfl.peer.transport.listener import Listener, wait_until
+
+_MIN_PROGRESS = 64 * 1024
+"""Bytes that an attempt must transfer to reset the count of failed attempts."""
+
+
+class HttpsTransport:
+    """A `Transport` over HTTPS.
+
+    `client` and `server` are TLS contexts that require a certificate; `identify` maps a certificate to a member;
+    `address` returns the address of a member; `max_request` and `max_response` limit the size of a body by request
+    kind. If the handler uses the same `guard`, offences against the transport and the handler are counted together.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        listen: tuple[str, int],
+        *,
+        client: ssl.SSLContext,
+        server: ssl.SSLContext,
+        identify: Identify,
+        address: Callable[[str], tuple[str, int]],
+        max_request: Callable[[str], int],
+        max_response: Callable[[str], int],
+        limits: Limits | None = None,
+        guard: RequestGuard | None = None,
+    ) -> None:
+        self.name = name
+        self.limits = limits or Limits()
+        self.guard = guard or RequestGuard()
+        self.counters = TransportCounters(refused=self.guard.refused)
+        self._listen = listen
+        self._client = client
+        self._server = server
+        self._identify = identify
+        self._address = address
+        self._max_request = max_request
+        self._max_response = max_response
+        self._peers: dict[str, PeerConnections] = {}
+        self._listener: Listener | None = None
+        self._pending_requests = 0
+        self._is_closed = False
+
+    @property
+    def port(self) -> int:
+        """The port it listens on, chosen by the system if 0 was given."""
+        return self._listener.port if self._listener else self._listen[1]
+
+    async def serve(self, handler: Handler) -> None:
+        """Start listening; return once connections are accepted."""
+        http_handler = HttpHandler(
+            self.name, self._identify, self._max_request, handler, self.limits, self.counters, self.guard
+        )
+        self._listener = Listener(self._server, http_handler, self.limits, self.counters)
+        await self._listener.open(*self._listen)
+
+    async def request(self, peer: str, request: Request) -> Response:
+        """Return the response of an authenticated peer; raise `Refused` or `Unreachable`."""
+        http.check_kind(request.kind)
+        self._pending_requests += 1
+        try:
+            return await self._request(peer, request)
+        finally:
+            self._pending_requests -= 1
+
+    async def close(self) -> None:
+        """Stop listening and close all connections; pending requests fail."""
+        self._is_closed = True
+        peers, self._peers = list(self._peers.values()), {}
+        if self._listener:
+            await self._listener.close()
+        for connections in peers:
+            await connections.close()
+        await wait_until(
+            lambda: not (self._pending_requests or any(connections.sockets for connections in peers)),
+            self.limits.connect_timeout,
+        )
+
+    async def _request(self, peer: str, request: Request) -> Response:
+        partial, failures = PartialBody(), 0
+        while True:
+            before = partial.length
+            try:
+                return await self._connections_to(peer).attempt(
+                    self._address(peer), request, self._max_response(request.kind), partial
+                )
+            except AttemptError as broken:
+                failures = 0 if partial.length - before >= _MIN_PROGRESS else failures + 1
+                if not partial.length or failures >= self.limits.max_attempts or self._is_closed:
+                    raise Unreachable(peer, str(broken)) from broken
+            await asyncio.sleep(self.limits.backoff * 2**failures)
+
+    def _connections_to(self, peer: str) -> PeerConnections:
+        if self._is_closed:
+            raise AttemptError("this site is shutting down")
+        if peer not in self._peers:
+            counter = self.counters.counter(peer)
+            self._peers[peer] = PeerConnections(peer, self._client, self._identify, self.limits, counter)
+        return self._peers[peer]

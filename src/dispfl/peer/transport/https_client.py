@@ -1,0 +1,228 @@
+"""Client side of the HTTPS transport: the connections to one peer, and single attempts of a request."""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import aiohttp
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_reqrep import ClientRequest
+from aiohttp.connector import Connection
+from aiohttp.tracing import Trace
+from yarl import URL
+
+from dispfl.peer.transport import http
+from dispfl.peer.transport.base import JSON, Limits, Refused, Request, Response
+from dispfl.peer.transport.counting import ByteCounter, CountingSocket
+from dispfl.peer.transport.http import (
+    Identify,
+    PartialBody,
+    StalledError,
+    chunks,
+    os_error_text,
+    peer_certificates,
+    stall_timeout,
+)
+from dispfl.peer.transport.https_server import HEADER_NAME, STATUS_REFUSED
+from dispfl.wire.refusals import Refusal
+
+_SMALL_BODY = 64 * 1024
+"""A larger body is sent only after the server has accepted the header (`Expect: 100-continue`)."""
+
+
+class AttemptError(Exception):
+    """A failed attempt; the message states the reason and follows the peer's name."""
+
+
+class PeerConnections:
+    """The connections to one peer, kept open between rounds."""
+
+    def __init__(
+        self, name: str, context: ssl.SSLContext, identify: Identify, limits: Limits, counter: ByteCounter
+    ) -> None:
+        self.name = name
+        self.sockets: dict[int, CountingSocket] = {}
+        """Open sockets by file descriptor."""
+        self._limits = limits
+        self._counter = counter
+        self._slots = asyncio.Semaphore(limits.max_connections_to_peer)
+        self._session = aiohttp.ClientSession(
+            connector=_PinnedConnector(name, identify, context, limits, self._make_socket),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=limits.connect_timeout),
+            auto_decompress=False,
+            max_field_size=http.MAX_HEADER_BYTES + 256,
+            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding", "Content-Type"),
+        )
+
+    async def close(self) -> None:
+        """Close all connections, also those in use."""
+        await self._session.close()
+
+    async def attempt(self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody) -> Response:
+        """Return the response, resumed after `partial`; received bytes are kept in `partial` if the attempt fails."""
+        async with self._slots:
+            try:
+                return await self._attempt(address, request, limit, partial)
+            except StalledError as problem:
+                raise AttemptError(f"the transfer stalled: {problem}") from problem
+            except aiohttp.ClientConnectorCertificateError as problem:
+                raise _wrong_certificate(self.name, problem) from None
+            except aiohttp.ClientConnectorError as problem:
+                where = f"{address[0]}:{address[1]}"
+                raise AttemptError(f"cannot be reached at {where}: {os_error_text(problem)}") from problem
+            except TimeoutError as problem:
+                raise AttemptError("no response in time") from problem
+            except (aiohttp.ClientError, OSError) as problem:
+                raise AttemptError(
+                    f"the connection broke: {os_error_text(problem)} (if this persists, {self.name} may not have "
+                    "accepted our certificate)"
+                ) from problem
+
+    async def _attempt(self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody) -> Response:
+        url = URL.build(
+            scheme="https", host=address[0], port=address[1], path=f"/v{http.PROTOCOL_VERSION}/{request.kind}"
+        )
+        fields: dict[str, JSON] = {"version": http.PROTOCOL_VERSION, "header": dict(request.header)}
+        if partial.length:
+            fields |= {"offset": partial.length, "digest": await partial.digest()}
+        async with contextlib.AsyncExitStack() as stack:
+            async with asyncio.timeout(self._limits.connect_timeout + self._limits.response_timeout) as header_deadline:
+                body = _Body(request.body, self, header_deadline) if request.body else None
+                post = self._session.post(
+                    url,
+                    data=body,
+                    headers={HEADER_NAME: http.pack_header(fields)},
+                    expect100=len(request.body) > _SMALL_BODY,
+                    allow_redirects=False,
+                )
+                http_response = await stack.enter_async_context(post)
+            return await self._read(http_response, request.kind, limit, partial)
+
+    async def _read(
+        self, http_response: aiohttp.ClientResponse, kind: str, limit: int, partial: PartialBody
+    ) -> Response:
+        fields = http.unpack_header(http_response.headers.get(HEADER_NAME, ""))
+        if http_response.status == STATUS_REFUSED:
+            raise Refused(str(fields.get("refused")), str(fields.get("message")))
+        header, offset, length = fields.get("header"), fields.get("offset"), http_response.content_length
+        if http_response.status != 200 or not isinstance(header, dict) or type(offset) is not int or length is None:
+            raise Refused(
+                Refusal.MALFORMED,
+                f"{self.name}'s response does not follow the protocol (status {http_response.status}).",
+            )
+        if offset + length > limit:
+            message = f"{self.name}'s response to {kind!r} has {offset + length} bytes; at most {limit} are allowed."
+            raise Refused(Refusal.TOO_LONG, message)
+        if offset == 0:
+            partial.clear()
+        elif offset != partial.length:
+            raise Refused(Refusal.MALFORMED, f"{self.name} resumed at byte {offset} instead of {partial.length}.")
+        sock = self.socket_of(http_response.connection.transport if http_response.connection else None)
+        async with stall_timeout(sock, self._limits):
+            async for chunk in http_response.content.iter_any():
+                partial.add(chunk)
+                self._counter.body_received += len(chunk)
+        return Response(header, partial.body())
+
+    async def send(self, body: bytes, writer: AbstractStreamWriter) -> None:
+        """Send the body of a request."""
+        sock = self.socket_of(getattr(writer, "transport", None))
+        async with stall_timeout(sock, self._limits):
+            for chunk in chunks(body):
+                await writer.write(chunk)
+                self._counter.body_sent += len(chunk)
+
+    def response_deadline(self) -> float:
+        """Return the time by which a response to a request sent now must begin."""
+        return asyncio.get_running_loop().time() + self._limits.response_timeout
+
+    def socket_of(self, transport: asyncio.BaseTransport | None) -> CountingSocket | None:
+        """Return the socket of a connection."""
+        found = transport.get_extra_info("socket") if transport else None
+        return self.sockets.get(found.fileno()) if found else None
+
+    def _make_socket(self, found: Any) -> CountingSocket:
+        family, kind, proto = found[:3]
+        sock = CountingSocket(family, kind, proto, counter=self._counter, on_close=self._forget)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):  # detects a peer that lost power and does not acknowledge
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._limits.stall_timeout))
+        self.sockets[sock.fileno()] = sock
+        return sock
+
+    def _forget(self, closed: CountingSocket) -> None:
+        self.sockets.pop(closed.fileno(), None)
+
+
+class _Body(aiohttp.payload.Payload):
+    """The body of a request; while it is sent, only the stall timeout applies, not the header deadline."""
+
+    def __init__(self, body: bytes, connections: PeerConnections, header_deadline: asyncio.Timeout) -> None:
+        super().__init__(body, content_type="application/octet-stream")
+        self._size = len(body)
+        self._connections = connections
+        self._header_deadline = header_deadline
+
+    async def write(self, writer: AbstractStreamWriter) -> None:
+        """Send the body and restart the header deadline."""
+        self._set_deadline(None)
+        await self._connections.send(self._value, writer)
+        self._set_deadline(self._connections.response_deadline())
+
+    def _set_deadline(self, when: float | None) -> None:
+        with contextlib.suppress(RuntimeError):  # a refusal may arrive before the body is sent
+            self._header_deadline.reschedule(when)
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        """Required by the base class; the body is binary."""
+        raise TypeError("The body of a request is binary.")
+
+
+class _PinnedConnector(aiohttp.TCPConnector):
+    """Connects to one member and verifies its identity before every request, also on a reused connection."""
+
+    def __init__(
+        self,
+        name: str,
+        identify: Identify,
+        context: ssl.SSLContext,
+        limits: Limits,
+        make_socket: Callable[[Any], socket.socket],
+    ) -> None:
+        super().__init__(
+            ssl=context,
+            limit=limits.max_connections_to_peer,
+            keepalive_timeout=limits.keepalive_timeout,
+            socket_factory=make_socket,
+        )
+        self._name = name
+        self._identify = identify
+        self._verified: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
+
+    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
+        """Return a connection to the member; refuse any other server."""
+        while True:
+            connection = await super().connect(req, traces, timeout)
+            transport = connection.transport
+            certificates = peer_certificates(transport)
+            if transport and certificates and self._identify(*certificates) == self._name:
+                self._verified.add(transport)
+                return connection
+            was_verified = transport in self._verified
+            connection.close()
+            if not was_verified:  # the certificate of a reused connection may have been replaced meanwhile
+                raise _wrong_certificate(self._name)
+
+
+def _wrong_certificate(name: str, problem: aiohttp.ClientConnectorCertificateError | None = None) -> Refused:
+    detail = getattr(problem.certificate_error, "verify_message", "") if problem else ""
+    return Refused(
+        Refusal.WRONG_CERTIFICATE,
+        f"{name}'s certificate is not the accepted one{f' ({detail})' if detail else ''}; "
+        "compare fingerprints with `dispfl peer status`.",
+    )

@@ -1,0 +1,191 @@
+"""Server side of the HTTPS transport: passes requests to a handler and sends its responses and refusals.
+
+A member that keeps violating the protocol is banned for a minute, here and by the node's own checks (`RequestGuard`).
+"""
+
+import asyncio
+import io
+import logging
+import re
+from collections.abc import Callable
+
+from aiohttp import hdrs, web
+
+from dispfl.peer.guard import RequestGuard
+from dispfl.peer.transport import http
+from dispfl.peer.transport.base import JSON, Handler, Limits, Refused, Request, Response
+from dispfl.peer.transport.counting import UNKNOWN, TransportCounters
+from dispfl.peer.transport.http import Identify, StalledError, body_digest, chunks, peer_certificates, stall_timeout
+from dispfl.peer.transport.listener import ServerConnection
+from dispfl.wire.refusals import Refusal
+
+HEADER_NAME = "dispfl-header"
+STATUS_REFUSED = 403
+_PATH = re.compile(r"/v([0-9]{1,9})/([^/?]*)")
+_MAX_RECORD_BYTES, _RECORD_OVERHEAD = 16384, 22
+"""Maximum payload of a TLS 1.3 record, and the size of its header, content type and tag."""
+_POLL_SECONDS = 0.005
+"""Interval between checks of how much of a response is sent."""
+_log = logging.getLogger(__name__)
+
+
+class HttpHandler:
+    """Authenticates HTTP requests by the client certificate and passes them to a handler."""
+
+    def __init__(
+        self,
+        name: str,
+        identify: Identify,
+        max_body: Callable[[str], int],
+        handler: Handler,
+        limits: Limits,
+        counters: TransportCounters,
+        guard: RequestGuard,
+    ) -> None:
+        self._name = name
+        self._identify = identify
+        self._max_body = max_body
+        self._handler = handler
+        self._limits = limits
+        self._counters = counters
+        self._guard = guard
+
+    async def __call__(self, http_request: web.BaseRequest) -> web.StreamResponse:
+        """Respond to any HTTP request."""
+        connection = http_request.protocol
+        assert isinstance(connection, ServerConnection)
+        with connection.handling_request():
+            try:
+                return await self._dispatch(http_request, connection)
+            except Refused as refused:
+                return _refusal(http_request, refused)
+            except StalledError:
+                connection.abort(Refusal.SLOW)
+                raise ConnectionResetError("The connection was too slow.") from None
+
+    async def _dispatch(self, http_request: web.BaseRequest, connection: ServerConnection) -> web.StreamResponse:
+        try:
+            sender = self._authenticate(http_request)
+            connection.authenticate_as(sender)
+        except Refused as refused:
+            self._counters.refuse(refused.reason, connection.member or UNKNOWN)
+            raise
+        self._guard.check(sender)
+        try:
+            request, client_digest = await self._read(http_request, connection)
+        except Refused as refused:
+            self._guard.count(sender, refused.reason)
+            raise
+        response, offset = await self._handle(sender, request), request.offset
+        if isinstance(response, Refused):
+            return _refusal(http_request, response)
+        if offset and (offset > len(response.body) or await body_digest(response.body, offset) != client_digest):
+            offset = 0  # the client has the beginning of another response
+        return await self._send_response(http_request, connection, response, offset)
+
+    async def _read(self, http_request: web.BaseRequest, connection: ServerConnection) -> tuple[Request, str]:
+        """Return the request and the client's digest of a partial response; refuse protocol violations."""
+        kind = self._kind(http_request)
+        fields = http.unpack_header(http_request.headers.get(HEADER_NAME, ""))
+        header, offset, client_digest = fields.get("header"), fields.get("offset", 0), fields.get("digest", "")
+        if not (isinstance(header, dict) and isinstance(client_digest, str) and type(offset) is int and offset >= 0):
+            raise Refused(Refusal.MALFORMED, "The message's header lacks a field or has one of the wrong type.")
+        return Request(kind, header, await self._body(http_request, connection, kind), offset), client_digest
+
+    def _authenticate(self, http_request: web.BaseRequest) -> str:
+        certificates = peer_certificates(http_request.transport)
+        sender = self._identify(*certificates) if certificates else None
+        if sender is None:
+            raise Refused(
+                Refusal.NOT_A_MEMBER,
+                f"{self._name} does not accept this certificate; run `dispfl peer accept` there with your invite.",
+            )
+        return sender
+
+    def _kind(self, http_request: web.BaseRequest) -> str:
+        path = _PATH.fullmatch(http_request.path_qs)
+        if http_request.method != hdrs.METH_POST or not path:
+            raise Refused(
+                Refusal.MALFORMED, f"Unknown method or path: {http_request.method[:16]} {http_request.path_qs[:64]}."
+            )
+        version, kind = int(path[1]), path[2]
+        if version != http.PROTOCOL_VERSION:
+            raise Refused(
+                Refusal.VERSION,
+                f"{self._name} uses version {http.PROTOCOL_VERSION} of the protocol, not {version}; "
+                "install the same dispfl on both sites.",
+            )
+        http.check_kind(kind)
+        return kind
+
+    async def _body(self, http_request: web.BaseRequest, connection: ServerConnection, kind: str) -> bytes:
+        """Read the body; refuse it by its declared length before reading, so that memory use is bounded."""
+        length, limit = http_request.content_length, self._max_body(kind)
+        if length is None or length > limit:
+            raise Refused(
+                Refusal.TOO_LONG, f"A {kind!r} request has at most {limit} bytes, got {length or 'no content-length'}."
+            )
+        if http_request.headers.get(hdrs.EXPECT):
+            await http_request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            http_request.writer.output_size = 0  # the interim response does not count as output
+        body = io.BytesIO()
+        async with stall_timeout(connection.sock, self._limits):
+            async for chunk in http_request.content.iter_any():
+                body.write(chunk)
+        self._counters.counter(connection.member or UNKNOWN).body_received += length
+        return body.getvalue()
+
+    async def _handle(self, sender: str, request: Request) -> Response | Refused:
+        """Call the handler; return its refusal instead of raising, because the handler has counted it already."""
+        try:
+            return await self._handler(sender, request)
+        except Refused as refused:
+            return refused
+        except Exception:
+            _log.exception("The %r request of %s failed.", request.kind, sender)
+            self._counters.refuse(Refusal.INTERNAL_ERROR, sender)
+            return Refused(Refusal.INTERNAL_ERROR, f"{self._name} could not respond because of an internal error.")
+
+    async def _send_response(
+        self, http_request: web.BaseRequest, connection: ServerConnection, response: Response, offset: int
+    ) -> web.StreamResponse:
+        fields: dict[str, JSON] = {"version": http.PROTOCOL_VERSION, "header": dict(response.header), "offset": offset}
+        try:
+            headers = {HEADER_NAME: http.pack_header(fields)}
+        except Refused as refused:
+            self._counters.refuse(refused.reason, connection.member or UNKNOWN)
+            raise
+        http_response = web.StreamResponse(headers=headers)
+        http_response.content_type = "application/octet-stream"
+        http_response.content_length = len(response.body) - offset
+        counter, before = self._counters.counter(connection.member or UNKNOWN), connection.sock.sent
+        async with stall_timeout(connection.sock, self._limits):
+            await http_response.prepare(http_request)
+            for chunk in chunks(response.body, offset):
+                await http_response.write(chunk)
+                counter.body_sent += len(chunk)
+            await http_response.write_eof()
+            await _wait_until_sent(connection, before, http_request.writer.output_size)
+        response.on_sent()
+        return http_response
+
+
+async def _wait_until_sent(connection: ServerConnection, before: int, size: int) -> None:
+    """Wait until the system has accepted `size` bytes: data in our own buffers is lost if the process ends."""
+    encrypted = size + _RECORD_OVERHEAD * -(-size // _MAX_RECORD_BYTES)
+    while connection.sock.sent - before < encrypted:
+        if connection.transport is None or connection.transport.is_closing():
+            raise ConnectionResetError("The connection broke at the end of a response.")
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+def _refusal(http_request: web.BaseRequest, refused: Refused) -> web.StreamResponse:
+    fields: dict[str, JSON] = {
+        "version": http.PROTOCOL_VERSION,
+        "refused": str(refused.reason)[:100],
+        "message": refused.message[:1000],
+    }
+    http_response = web.Response(status=STATUS_REFUSED, headers={HEADER_NAME: http.pack_header(fields)})
+    if not http_request.content.is_eof():
+        http_response.force_close()  # its body is not read
+    return http_response

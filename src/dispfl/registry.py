@@ -1,0 +1,255 @@
+"""Components by name: methods, topologies, partitions, models and data sets, built in or a user's own.
+
+A config names a component in one of three ways, everywhere (`run`, `compare`, `sweep`, `up`, sites, resume, Ray):
+
+    method=dispfl                  a built-in component
+    method=my_module:MyMethod      a class (for models and data sets, a function) in a module of the current directory,
+                                   of the site's folder or of the Python path
+    method=mine                    a short name that an installed package declares as an entry point of the group
+                                   `dispfl.methods` (`dispfl.topologies`, `.partitions`, `.models`, `.datasets`)
+
+Built-in names have priority. A class is imported when it is looked up, so naming and listing components is fast.
+"""
+
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+
+from dispfl.data.factory import checked_name, import_reference
+from dispfl.errors import ConfigError
+from dispfl.settings import Settings, did_you_mean
+
+if TYPE_CHECKING:
+    from dispfl.data.partition import Partition
+    from dispfl.methods.base import Method
+    from dispfl.topology import Topology
+
+CUSTOM_KEYS: dict[str, tuple[str, ...]] = {"data": ("path", "factory"), "model": ("factory",)}
+"""Keys that only custom data and models have: `data.path=table.csv` needs no `data=custom`."""
+FUNCTIONS = {"model": "dispfl.models", "data": "dispfl.datasets"}
+"""Tables whose plug-ins are functions (`model.factory`, `data.factory`), with their group of entry points."""
+
+C = TypeVar("C", bound=Settings)
+
+
+class Registry(Mapping[str, type[C]], Generic[C]):
+    """The components of one kind: a mapping from names, built in and of installed packages, to classes."""
+
+    def __init__(self, table: str, plural: str, bases: tuple[str, ...], built_in: Mapping[str, str]) -> None:
+        self.table = table
+        self._group = f"dispfl.{plural}"
+        self._bases = bases
+        self._built_in = built_in
+
+    def __getitem__(self, name: str) -> type[C]:
+        if name in self._built_in:
+            return cast(type[C], _load(self._built_in[name]))
+        if reference := _installed(self._group).get(name):
+            return self._checked(name, reference, import_reference(self.table, reference))
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._built_in
+        yield from (name for name in _installed(self._group) if name not in self._built_in)
+
+    def __len__(self) -> int:
+        return len(self._built_in.keys() | _installed(self._group).keys())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._built_in or name in _installed(self._group)
+
+    def find(self, name: str, folder: Path | None = None) -> type[C]:
+        """Return the class of a name or a `module:Class` reference; refuse one that does not exist."""
+        if ":" not in name:
+            if name not in self:
+                raise ConfigError(f"{self.table} {name!r} does not exist. {did_you_mean(name, self)}")
+            return self[name]
+        try:
+            checked_name(name)
+        except ValueError:
+            raise ConfigError(
+                f"{self.table} must be a name or module:Class, got {name!r}; "
+                "for example mine:MyClass for the class MyClass in mine.py."
+            ) from None
+        return self._checked(name, name, import_reference(self.table, name, _modules_folder(folder)))
+
+    def name_of(self, component: C) -> str:
+        """Return the name or reference by which a config finds the class of a component again."""
+        kind = type(component)
+        reference = f"{kind.__module__}:{kind.__qualname__}"
+        for name, target in self._built_in.items():
+            if target == reference:
+                return name
+        package = kind.__module__.partition(".")[0]
+        for name, target in _installed(self._group).items():
+            # Its package may export it under a shorter module name than the one that it is defined in.
+            exported = target.startswith((f"{package}:", f"{package}.")) and target.endswith(f":{kind.__qualname__}")
+            if exported and self.get(name) is kind:
+                return name
+        return reference
+
+    def built_in_classes(self) -> list[type[Settings]]:
+        """Return the classes of the built-in components."""
+        return [_load(reference) for reference in self._built_in.values()]
+
+    def _checked(self, name: str, reference: str, found: Any) -> type[C]:
+        """Return what a reference names if it is a complete class of this kind."""
+        bases = tuple(_load(base) for base in self._bases)
+        if not _is_subclass(found, bases):
+            wanted = " or ".join(f"dispfl.{base.__name__}" for base in bases)
+            module = sys.modules[reference.partition(":")[0]]
+            there = [
+                n
+                for n, value in vars(module).items()
+                if _is_subclass(value, bases) and value.__module__ == module.__name__
+            ]
+            hint = f" {did_you_mean(name.partition(':')[2] or name, there)}" if there else ""
+            raise ConfigError(f"{self.table} {name} must be a subclass of {wanted}, got {_kind(found)}.{hint}")
+        if inspect.isabstract(found):
+            missing = " and ".join(sorted(found.__abstractmethods__))
+            raise ConfigError(f"{self.table} {name} is incomplete: define {missing} in {found.__name__}.")
+        return cast(type[C], found)
+
+
+METHODS: "Registry[Method]" = Registry(
+    "method",
+    "methods",
+    ("dispfl.methods.base:GossipMethod", "dispfl.methods.base:ServerMethod"),
+    {
+        "dispfl": "dispfl.methods.dispfl:DisPFL",
+        "local": "dispfl.methods.local:Local",
+        "fedavg": "dispfl.methods.fedavg:FedAvg",
+        "fedavg-ft": "dispfl.methods.finetuned:FedAvgFT",
+        "ditto": "dispfl.methods.ditto:Ditto",
+        "fedfomo": "dispfl.methods.fedfomo:FedFOMO",
+        "subfedavg": "dispfl.methods.subfedavg:SubFedAvg",
+        "dpsgd": "dispfl.methods.dpsgd:DPSGD",
+        "dpsgd-ft": "dispfl.methods.finetuned:DPSGDFT",
+    },
+)
+TOPOLOGIES: "Registry[Topology]" = Registry(
+    "topology",
+    "topologies",
+    ("dispfl.topology:Topology",),
+    {
+        "ring": "dispfl.topology:Ring",
+        "full": "dispfl.topology:Full",
+        "random": "dispfl.topology:RandomRegular",
+        "grid": "dispfl.topology:Grid",
+        "exponential": "dispfl.topology:Exponential",
+    },
+)
+PARTITIONS: "Registry[Partition]" = Registry(
+    "partition",
+    "partitions",
+    ("dispfl.data.partition:Partition",),
+    {
+        "dirichlet": "dispfl.data.partition:Dirichlet",
+        "grouped": "dispfl.data.partition:Grouped",
+        "pathological": "dispfl.data.partition:Pathological",
+        "iid": "dispfl.data.partition:IID",
+    },
+)
+REGISTRIES: dict[str, Registry[Any]] = {registry.table: registry for registry in (METHODS, TOPOLOGIES, PARTITIONS)}
+
+
+def as_table(key: str, value: Any) -> dict[str, Any]:
+    """Return a table of settings, given as a mapping or by name alone."""
+    if not isinstance(value, (str, Mapping)):
+        raise ConfigError(f"{key} must be a table or a name, got {value!r}.")
+    table = dict(value) if isinstance(value, Mapping) else {"name": value}
+    if key not in FUNCTIONS:
+        return table
+    name = table.get("name")
+    if isinstance(name, str) and (reference := _function(key, name)):
+        return {**table, "name": "custom", "factory": reference}
+    return {"name": "custom", **table} if any(field in table for field in CUSTOM_KEYS[key]) else table
+
+
+def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Settings:
+    """Return the settings of a table with a choice of components, from a mapping or from a name alone.
+
+    A `module:Class` reference is looked up in the folder first; by default in the current directory.
+    """
+    if isinstance(value, Settings):
+        return value
+    table = as_table(key, value)
+    name = str(table.get("name", getattr(default, "name", "")))
+    if key in REGISTRIES:
+        fields = {field: given for field, given in table.items() if field != "name"}
+        return cast(Settings, REGISTRIES[key].find(name, folder)(**fields))
+    built_in, custom = _kinds(key)
+    if name == "custom":
+        return custom(**table)
+    if name not in (known := _built_in_names(key)):
+        raise ConfigError(f"{key} {name!r} does not exist. {did_you_mean(name, {*known, *_installed(FUNCTIONS[key])})}")
+    for field in table:
+        if field in CUSTOM_KEYS[key]:
+            raise ConfigError(f"{key}.{field} and {key}.name={name} exclude each other; omit one of them.")
+        if field in custom.model_fields and field not in built_in.model_fields:
+            needed = " or ".join(f"{key}.{k}" for k in CUSTOM_KEYS[key])
+            raise ConfigError(f"{key}.{field} requires {needed}; set that too.")
+    return built_in(**table)
+
+
+def settings_classes(key: str) -> list[type[Settings]]:
+    """Return the settings classes of the built-in components of a table, for suggestions."""
+    if key not in REGISTRIES:
+        return list(_kinds(key))
+    return REGISTRIES[key].built_in_classes()
+
+
+def _function(key: str, name: str) -> str | None:
+    """Return the `module:function` of a model or data set that is a reference or of an installed package."""
+    if ":" in name:
+        return name
+    return None if name == "custom" or name in _built_in_names(key) else _installed(FUNCTIONS[key]).get(name)
+
+
+def _built_in_names(key: str) -> Mapping[str, Any]:
+    """Return the built-in models or data sets, by name."""
+    module, names = ("models.settings", "MODELS") if key == "model" else ("data.catalogue", "DATASETS")
+    return cast(Mapping[str, Any], getattr(import_module(f"dispfl.{module}"), names))
+
+
+def _kinds(key: str) -> tuple[type[Settings], type[Settings]]:
+    """Return the settings of built-in and of custom models or data."""
+    if key == "model":
+        return _load("dispfl.models.settings:Model"), _load("dispfl.models.settings:CustomModel")
+    return _load("dispfl.data.datasets:Data"), _load("dispfl.data.datasets:CustomData")
+
+
+def _is_subclass(value: Any, bases: tuple[type, ...]) -> bool:
+    return isinstance(value, type) and issubclass(value, bases)
+
+
+def _kind(value: object) -> str:
+    kind = type(value).__name__
+    return f"the class {value.__name__}" if isinstance(value, type) else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
+@cache
+def _load(reference: str) -> type[Settings]:
+    """Import a class of this package."""
+    module, _, name = reference.partition(":")
+    return cast(type[Settings], getattr(import_module(module), name))
+
+
+@cache
+def _installed(group: str) -> dict[str, str]:
+    """Return the components of installed packages: references by name."""
+    from importlib.metadata import entry_points  # slow to import, and not needed for built-in names
+
+    return {entry.name: f"{entry.module}:{entry.attr}" for entry in entry_points(group=group)}
+
+
+def _modules_folder(folder: Path | None) -> Path:
+    """Return the folder of a user's modules; the current directory is searched too, after a site's folder."""
+    here = str(Path.cwd())
+    if folder is not None and here not in sys.path:
+        sys.path.append(here)
+    return (folder or Path()).expanduser().absolute()

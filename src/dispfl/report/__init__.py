@@ -1,0 +1,1 @@
+"""Tables, plots and HTML reports, made from run directories alone."""

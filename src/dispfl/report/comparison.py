@@ -1,0 +1,246 @@
+"""Comparisons of runs: accuracy and cost of each row over its seeds, after equal rounds, bytes or FLOPs."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from math import inf
+from pathlib import Path
+
+from dispfl.errors import RunError
+from dispfl.runs.directory import read_config, read_metrics
+
+
+class Budget(StrEnum):
+    """The quantity that is held equal when runs are compared."""
+
+    ROUNDS = "rounds"
+    BYTES = "bytes"
+    FLOPS = "flops"
+
+
+@dataclass(frozen=True)
+class RunPoint:
+    """A run after some round: its accuracy then and its total cost so far."""
+
+    round: int
+    """1 is the first."""
+    accuracy: float | None
+    """Mean over the peers; None if the round was not evaluated."""
+    peer_std: float | None
+    paper_mb: float
+    """Total traffic of the busiest node, as the paper counts it (values only)."""
+    wire_mb: float
+    """Total traffic of the busiest node, as sent."""
+    flops: float
+    """Total training FLOPs of all peers."""
+    seconds: float
+
+    def spent(self, budget: Budget) -> float:
+        """Return the total cost in the unit of a budget."""
+        return {Budget.ROUNDS: float(self.round), Budget.BYTES: self.wire_mb, Budget.FLOPS: self.flops}[budget]
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One run of a row."""
+
+    seed: int
+    path: Path
+    points: Sequence[RunPoint]
+    """One per round."""
+    flops_per_peer: float
+    """Training FLOPs of a peer per round, mean over all rounds."""
+    final: RunPoint | None
+    """The last evaluated round within the budget; None if there is none."""
+    failures: int = 0
+    """Number of steps that were discarded because a value was not finite."""
+
+    @property
+    def paper_mb(self) -> float:
+        """Traffic of the busiest node in MB per round, as the paper counts it."""
+        return self.points[-1].paper_mb / len(self.points)
+
+    @property
+    def wire_mb(self) -> float:
+        """Traffic of the busiest node in MB per round, as sent."""
+        return self.points[-1].wire_mb / len(self.points)
+
+    @property
+    def flops_total(self) -> float:
+        """Training FLOPs of all peers per round."""
+        return self.points[-1].flops / len(self.points)
+
+    def within(self, budget: Budget, limit: float) -> "SeedRun":
+        """Return the run with `final` set to the last evaluated round within a limit."""
+        tolerant = limit * (1 + 1e-9)  # equal costs may differ in the last bits of their sums
+        points = [point for point in self.points if point.accuracy is not None and point.spent(budget) <= tolerant]
+        return replace(self, final=points[-1] if points else None)
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return the first evaluated round that reaches an accuracy, or None."""
+        return next((p.round for p in self.points if p.accuracy is not None and p.accuracy >= target), None)
+
+
+@dataclass(frozen=True)
+class ComparisonRow:
+    """The runs of one method, or of one value of a sweep, over all seeds."""
+
+    name: Mapping[str, str]
+    """`{"method": "ditto"}`, or the swept keys with their values."""
+    runs: Sequence[SeedRun]
+
+    @property
+    def label(self) -> str:
+        """`ditto`, or `method.density=0.2`."""
+        only_method = self.name.keys() == {"method"}
+        return ", ".join(value if only_method else f"{key}={value}" for key, value in self.name.items())
+
+    @property
+    def accuracies(self) -> list[float]:
+        """The final accuracy of each seed that has one."""
+        return [run.final.accuracy for run in self.runs if run.final and run.final.accuracy is not None]
+
+    @property
+    def accuracy(self) -> float | None:
+        """Mean over seeds; None if a seed has no accuracy, because means over different seeds are not comparable."""
+        return statistics.fmean(self.accuracies) if len(self.accuracies) == len(self.runs) else None
+
+    @property
+    def accuracy_std(self) -> float | None:
+        """Sample standard deviation over seeds (n - 1); None with one seed."""
+        return statistics.stdev(self.accuracies) if self.accuracy is not None and len(self.runs) > 1 else None
+
+    @property
+    def peer_std(self) -> float | None:
+        """Standard deviation over peers, mean over seeds."""
+        known = [run.final.peer_std for run in self.runs if run.final and run.final.peer_std is not None]
+        return statistics.fmean(known) if known else None
+
+    @property
+    def rounds(self) -> int:
+        """Number of rounds of the longest run."""
+        return max(len(run.points) for run in self.runs)
+
+    def rounds_to(self, target: float) -> float | None:
+        """Return the rounds needed to reach an accuracy, mean over seeds; None if a seed does not reach it."""
+        reached = [run.rounds_to(target) for run in self.runs]
+        known = [rounds for rounds in reached if rounds is not None]
+        return statistics.fmean(known) if len(known) == len(reached) else None
+
+    def mean(self, cost: Callable[[SeedRun], float]) -> float:
+        """Return the mean of a cost over seeds."""
+        return statistics.fmean(cost(run) for run in self.runs)
+
+    def mean_final(self, number: Callable[[RunPoint], float]) -> float | None:
+        """Return the mean over seeds of a number of the final point; None if a seed has no such point."""
+        values = [number(run.final) for run in self.runs if run.final]
+        return statistics.fmean(values) if len(values) == len(self.runs) else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of runs that are compared under one budget."""
+
+    rows: Sequence[ComparisonRow]
+    budget: Budget
+    limits: Mapping[int, float]
+    """The budget of each seed; empty if there is no limit."""
+    targets: Sequence[float]
+    metric: str
+
+    @property
+    def limit(self) -> float | None:
+        """The budget, mean over seeds."""
+        return statistics.fmean(self.limits.values()) if self.limits else None
+
+    @property
+    def best(self) -> list[ComparisonRow]:
+        """The rows with the highest accuracy, compared at the three decimals that are printed."""
+        known = {id(row): round(row.accuracy, 3) for row in self.rows if row.accuracy is not None}
+        return [row for row in self.rows if known and known.get(id(row)) == max(known.values())]
+
+
+NamedRuns = Iterable[tuple[Mapping[str, str], Path]]
+"""The name and the directory of each run. Runs with the same name are seeds of one row."""
+
+
+def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[float] = ()) -> Comparison:
+    """Read run directories and compare them.
+
+    Under `bytes` and `flops` each seed has its own budget: the smallest total of its runs that spend anything, so that
+    the cheapest row keeps all its rounds. Nothing is retrained: a row's accuracy is the one it had at that point.
+    """
+    rows: dict[tuple[tuple[str, str], ...], list[SeedRun]] = {}
+    for name, path in runs:
+        rows.setdefault(tuple(name.items()), []).append(_read(path))
+    all_runs = [run for row in rows.values() for run in row]
+    if not all_runs:
+        raise RunError("There are no runs to compare.")
+    limits = {} if budget is Budget.ROUNDS else _limits(all_runs, budget)
+    return Comparison(
+        [
+            ComparisonRow(dict(name), [run.within(budget, limits.get(run.seed, inf)) for run in row])
+            for name, row in rows.items()
+        ],
+        budget,
+        limits,
+        tuple(targets),
+        str(read_config(all_runs[0].path).get("metric", "accuracy")),
+    )
+
+
+Sample = tuple[float, float] | None
+"""An x and a y value of one run in one round; None if it was not measured."""
+
+
+def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> tuple[list[float], list[float], list[float]]:
+    """Return x, mean and sample standard deviation (0 for one seed) at every round that all seeds measured."""
+    xs, means, stds = [], [], []
+    for samples in zip(*seeds, strict=False):  # an interrupted run is shorter
+        known = [sample for sample in samples if sample is not None]
+        if len(known) == len(samples):
+            values = [y for _, y in known]
+            xs.append(statistics.fmean(x for x, _ in known))
+            means.append(statistics.fmean(values))
+            stds.append(statistics.stdev(values) if len(values) > 1 else 0.0)
+    return xs, means, stds
+
+
+def mean_curve(row: ComparisonRow, budget: Budget) -> tuple[list[float], list[float], list[float]]:
+    """Return cost, mean accuracy and its standard deviation over seeds, at every round that all seeds evaluated."""
+    return mean_over_seeds(
+        [
+            [None if point.accuracy is None else (point.spent(budget), point.accuracy) for point in run.points]
+            for run in row.runs
+        ]
+    )
+
+
+def _read(path: Path) -> SeedRun:
+    config, records = read_config(path), read_metrics(path)
+    if not records:
+        raise RunError(f"{path} has no finished round to compare; run it first.")
+    points, paper_mb, wire_mb, flops, seconds = [], 0.0, 0.0, 0.0, 0.0
+    for record in records:
+        paper_mb += record["busiest"]["paper_mb"]
+        wire_mb += record["busiest"]["wire_mb"]
+        flops += record["flops_total"]
+        seconds = round(seconds + record["seconds"], 3)
+        accuracy = record["accuracy"] or {"mean": None, "std": None}
+        points.append(
+            RunPoint(record["round"] + 1, accuracy["mean"], accuracy["std"], paper_mb, wire_mb, flops, seconds)
+        )
+    flops_per_peer = statistics.fmean(record["flops_per_peer"] for record in records)
+    failures = sum(len(record["failures"]) for record in records)
+    return SeedRun(config["seed"], path, points, flops_per_peer, None, failures)
+
+
+def _limits(runs: Iterable[SeedRun], budget: Budget) -> dict[int, float]:
+    """Return, for each seed, the smallest total of its runs that spend anything."""
+    limits: dict[int, float] = {}
+    for run in runs:
+        total = run.points[-1].spent(budget)
+        if total > 0:
+            limits[run.seed] = min(total, limits.get(run.seed, total))
+    return limits

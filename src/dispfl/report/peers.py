@@ -1,0 +1,245 @@
+"""Sections about single peers: their scores, and the label distribution of their data."""
+
+import statistics
+from collections.abc import Callable
+
+from dispfl.report.charts import LARGE, Bar, Curve, DotColumn, bar_chart, dot_chart, line_chart, thin_out
+from dispfl.report.diagrams import heat_map
+from dispfl.report.markup import (
+    Markup,
+    colour_legend,
+    details,
+    element,
+    figure,
+    figures,
+    format_score,
+    html_table,
+    plural,
+    remark,
+    section,
+)
+from dispfl.report.results import (
+    DATA_TABLES,
+    TIE,
+    ReportResults,
+    ReportSeries,
+    count_wins,
+    flat_settings,
+    scores_by_density,
+)
+from dispfl.report.runs import ReportRun
+
+MAX_BARS = 200
+MAX_LISTED = 1000
+PEERS_PER_MAP = 25
+"""Two maps fit side by side on a desktop."""
+MAX_MAPPED_PEERS, MAX_SPLITS = 100, 3
+MAX_CLASSES = 12
+"""Number of classes that a tooltip lists."""
+
+
+def peers_section(results: ReportResults) -> Markup:
+    """Return the scores of every peer."""
+    evaluated = [series for series in results.series if any(run.scores for run in series.runs)]
+    if not evaluated:
+        return section("peers", "Results per peer", remark("No peer has been evaluated."))
+    metric = results.metric
+    groups = [_density_figure(series, metric) for series in evaluated if series.runs[0].densities]
+    if len(evaluated) == 1:
+        parts = [figures([_sorted_bars(evaluated[0], metric), *groups, _extremes_by_round(evaluated[0], metric)])]
+    else:
+        parts = [
+            colour_legend(evaluated),
+            figures([_sorted_lines(evaluated, metric), *_wins_figure(results), *groups]),
+        ]
+        parts += [figures(differences, "many")] if (differences := _difference_figures(results)) else []
+    return section("peers", "Results per peer", *parts, _all_scores(evaluated))
+
+
+def _sorted_title(metric: str) -> str:
+    return f"Peers sorted by {metric}"
+
+
+def _sorted_lines(evaluated: list[ReportSeries], metric: str) -> Markup:
+    """Draw every row's k-th lowest score, mean over seeds."""
+    curves = []
+    for series in evaluated:
+        by_seed = [sorted(run.scores.values()) for run in series.runs if run.scores]
+        ranked = [statistics.fmean(scores) for scores in zip(*by_seed, strict=False)]
+        curves.append(Curve(series.label, series.css_class, [k + 1.0 for k in range(len(ranked))], ranked))
+    several = any(len(series.runs) > 1 for series in evaluated)
+    note = f"Each row sorts its own peers{'; mean over seeds' if several else ''}."
+    chart = line_chart(curves, "peers, worst to best", metric, whole_x=True, x_word="rank")
+    return figure(_sorted_title(metric), chart, note=note)
+
+
+def _wins_figure(results: ReportResults) -> list[Markup]:
+    """Show for how many peers each row is the best."""
+    counts = count_wins(results)
+    if counts is None:
+        return []
+    rows = []
+    for series in results.series:
+        wins, ties = counts.wins[series.label], counts.ties[series.label]
+        bars = [
+            element("span", class_="part", style=f"--share:{wins / counts.peers:.4f}"),
+            element("span", class_="part tied", style=f"--share:{ties / counts.peers:.4f}"),
+        ]
+        track = element("span", *bars, class_=f"track {series.css_class}", aria_hidden="true")
+        text = f"{wins}" + (f" + {ties} tied" if ties else "")
+        rows.append(element("li", element("span", series.label), track, element("span", text, class_="count")))
+    seeds = len(results.common_seeds)
+    note = f"Out of {plural(counts.peers, 'peer')}{f' over {seeds} seeds' if seeds > 1 else ''}; ties are lighter."
+    title = f"Number of peers for which each row is {'best' if results.metric == 'accuracy' else 'highest'}"
+    return [figure(title, element("ul", *rows, class_="wins", role="list"), note=note)]
+
+
+def _difference_figures(results: ReportResults) -> list[Markup]:
+    """Compare the leader with each other row, peer by peer, if the peers are the same."""
+    if not results.comparable:
+        return []
+    leader, *others = results.series
+    differences = {series.label: _differences(results, leader, series) for series in others}
+    values = [value for pairs in differences.values() for value, _ in pairs]
+    if not values:
+        return []
+    y_range = (min(0.0, *values), max(0.0, *values))
+    drawn = []
+    for series in others:
+        pairs = sorted(differences[series.label], reverse=True)
+        if not pairs:
+            continue
+        higher, lower = sum(value > TIE for value, _ in pairs), sum(value < -TIE for value, _ in pairs)
+        bars = [
+            Bar("", [(value, leader.css_class if value > 0 else series.css_class)], f"{peer}: {value:+.3f}")
+            for value, peer in pairs
+        ]
+        note = f"Higher for {higher} of {plural(len(pairs), 'peer')}, lower for {lower}."
+        title = f"{leader.label} minus {series.label}"
+        chart = bar_chart(thin_out(bars, MAX_BARS), "peers", results.metric, f"{title}. {note}", y_range=y_range)
+        drawn.append(figure(title, chart, note=note))
+    return drawn
+
+
+def _differences(results: ReportResults, leader: ReportSeries, other: ReportSeries) -> list[tuple[float, str]]:
+    differences = []
+    for seed in results.common_seeds:
+        first, second = leader.seeds[seed].scores, other.seeds[seed].scores
+        suffix = f", seed {seed}" if len(results.common_seeds) > 1 else ""
+        differences += [(first[peer] - second[peer], f"peer {peer}{suffix}") for peer in first if peer in second]
+    return differences
+
+
+def _sorted_bars(series: ReportSeries, metric: str) -> Markup:
+    """Draw one bar per peer of a single row, for the first seed that has scores."""
+    run = next(run for run in series.runs if run.scores)
+    ranked = sorted(run.scores.items(), key=lambda pair: pair[1])
+    bars = [Bar(peer, [(value, series.css_class)], f"peer {peer}: {format_score(value)}") for peer, value in ranked]
+    label = f"{metric} of every peer, from {format_score(ranked[0][1])} to {format_score(ranked[-1][1])}."
+    chart = bar_chart(thin_out(bars, MAX_BARS), "peers, worst to best", metric, label, size=LARGE)
+    return figure(_sorted_title(metric), chart, note=f"Seed {run.seed}.")
+
+
+def _extremes_by_round(series: ReportSeries, metric: str) -> Markup:
+    """Draw the best, median and worst score of a single row in each round, for the same seed."""
+    run = next(run for run in series.runs if run.scores)
+    scores = {
+        record["round"] + 1.0: [value for value in record["accuracy"]["per_peer"] if value is not None]
+        for record in run.records
+        if record["accuracy"]
+    }
+    picks: dict[str, Callable[[list[float]], float]] = {
+        "best peer": max,
+        "median": statistics.median,
+        "worst peer": min,
+    }
+    curves = [
+        Curve(
+            name, series.css_class, [*scores], [pick(values) for values in scores.values()], secondary=name != "median"
+        )
+        for name, pick in picks.items()
+    ]
+    chart = line_chart(curves, "communication round", metric, whole_x=True, x_word="round")
+    return figure("Best, median and worst peer of each round", chart, note=f"Seed {run.seed}.")
+
+
+def _density_figure(series: ReportSeries, metric: str) -> Markup:
+    groups = scores_by_density(series)
+    columns = [DotColumn(f"{density:g}", values, series.css_class) for density, values in groups.items()]
+    means = ", ".join(f"{format_score(column.mean)} at {column.name}" for column in columns)
+    chart = dot_chart(columns, "density: share of weights that a peer keeps", metric)
+    return figure(f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}.")
+
+
+def _all_scores(evaluated: list[ReportSeries]) -> Markup:
+    """Return a collapsed table of all scores."""
+    peers = list(dict.fromkeys((run.seed, peer) for series in evaluated for run in series.runs for peer in run.roster))
+    several = len({seed for seed, _ in peers}) > 1
+    scores = {(series.label, seed): run.scores for series in evaluated for seed, run in series.seeds.items()}
+    headings = [("Peer", ""), *((series.label, "number") for series in evaluated)]
+    rows = [
+        [
+            f"{peer} (seed {seed})" if several else peer,
+            *(format_score(scores.get((series.label, seed), {}).get(peer)) for series in evaluated),
+        ]
+        for seed, peer in peers[:MAX_LISTED]
+    ]
+    suffix = f", the first {MAX_LISTED} of {len(peers)}" if len(peers) > MAX_LISTED else ""
+    return details("All scores as a table", html_table(f"Scores of all peers{suffix}", headings, rows, "plain"))
+
+
+def labels_section(results: ReportResults) -> Markup:
+    """Return one heat map of class counts for every 25 peers of each split."""
+    parts: list[Markup] = []
+    splits = _splits(results)
+    for name, run in list(splits.items())[:MAX_SPLITS]:
+        counts = run.label_counts()
+        parts += [remark(name)] if len(splits) > 1 else []
+        parts += [remark(_why_no_split(run))] if counts is None else _maps(run, counts)
+    if len(splits) > MAX_SPLITS:
+        parts.append(remark(f"{plural(len(splits) - MAX_SPLITS, 'more split')} not shown."))
+    return section("labels", "Label distribution", *parts)
+
+
+def _splits(results: ReportResults) -> dict[str, ReportRun]:
+    """Return one run, of the lowest seed, for every way in which the data is split."""
+    splits: dict[str, ReportRun] = {}
+    for run in sorted(results.runs, key=lambda run: run.seed):
+        settings = flat_settings(run)
+        keys = [key for key in settings if key.startswith(DATA_TABLES) or key == "peers"]
+        splits.setdefault(", ".join(f"{key} {settings[key]}" for key in keys), run)
+    return splits
+
+
+def _why_no_split(run: ReportRun) -> str:
+    if run.made_in_python:
+        return "No split was saved, because the federation was made in Python with its own data."
+    return "No split was saved with the run."
+
+
+def _maps(run: ReportRun, counts: list[list[int]]) -> list[Markup]:
+    shown, roster = counts[:MAX_MAPPED_PEERS], run.roster
+    most = max(max(row, default=0) for row in counts) or 1
+    maps = []
+    for start in range(0, len(shown), PEERS_PER_MAP):
+        part = shown[start : start + PEERS_PER_MAP]
+        names = roster[start : start + PEERS_PER_MAP]
+        tooltips = [_labels_tooltip(name, labels) for name, labels in zip(names, part, strict=True)]
+        title = f"Peers {names[0]} to {names[-1]}" if len(names) > 1 else f"Peer {names[0]}"
+        label = f"Training samples of each class. {title}. The largest count is {most}."
+        columns = min(PEERS_PER_MAP, len(shown))
+        maps.append(figure(title, heat_map(part, names, tooltips, most, label, columns)))
+    totals = {sum(row) for row in counts}
+    each = f"{plural(totals.pop(), 'training sample')} each" if len(totals) == 1 else "different numbers of samples"
+    note = f"{plural(len(counts), 'peer')}, {each}, in {len(counts[0])} classes (seed {run.seed}). "
+    note += f"The stronger the colour, the more samples of that class; the largest count is {most}."
+    if len(shown) < len(counts):
+        note += f" The first {len(shown)} peers are shown."
+    return [remark(note), figures(maps, "two")]
+
+
+def _labels_tooltip(name: str, labels: list[int]) -> str:
+    ranked = sorted((-count, label) for label, count in enumerate(labels) if count)
+    lines = [f"class {label}: {-count}" for count, label in ranked[:MAX_CLASSES]]
+    more = [f"and {len(ranked) - MAX_CLASSES} more classes"] if len(ranked) > MAX_CLASSES else []
+    return "\n".join([f"peer {name}: {plural(sum(labels), 'sample')}", *lines, *more])

@@ -1,0 +1,299 @@
+"""Comparison tables for the terminal, as Markdown, LaTeX, CSV and JSON.
+
+The terminal shows the columns that fit; the files contain all of them.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from dispfl.report.comparison import Budget, Comparison, ComparisonRow
+from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number
+from dispfl.runs.files import write_atomically
+
+
+@dataclass(frozen=True)
+class TableColumn:
+    """A column: a heading of two lines and one cell per row."""
+
+    heading: tuple[str, str]
+    cells: Sequence[str]
+    priority: int
+    """Columns of the lowest priority are dropped first if a console is too narrow."""
+    text: bool = False
+    """Whether the column is left-aligned, as names are."""
+    best: frozenset[int] = frozenset()
+    """Indices of the rows to print in bold."""
+
+    @property
+    def title(self) -> str:
+        """The heading on one line."""
+        return " ".join(line for line in self.heading if line)
+
+    def marked(self, start: str, end: str, escape: Callable[[str], str]) -> list[str]:
+        """Return the escaped cells, with the best ones between marks."""
+        cells = [escape(cell) for cell in self.cells]
+        return [f"{start}{cell}{end}" if number in self.best else cell for number, cell in enumerate(cells)]
+
+
+def columns(comparison: Comparison) -> list[TableColumn]:
+    """Return all columns of the table, from left to right."""
+    rows, several = comparison.rows, _seed_count(comparison) > 1
+    best = frozenset(number for number, row in enumerate(rows) if row in comparison.best)
+
+    def column(first: str, second: str, priority: int, cell: Callable[[ComparisonRow], str]) -> TableColumn:
+        return TableColumn((first, second), [cell(row) for row in rows], priority)
+
+    def flops(second: str, priority: int, value: Callable[[ComparisonRow], float]) -> TableColumn:
+        scale, unit = flops_unit_of_smallest([value(row) for row in rows])
+        return column(unit, second, priority, lambda row: f"{value(row) / scale:.2f}")
+
+    table = [TableColumn((key, ""), [row.name[key] for row in rows], 9, text=True) for key in rows[0].name]
+    accuracy = [_accuracy(row) for row in rows]
+    table.append(TableColumn((comparison.metric, "over seeds" if several else ""), accuracy, 9, best=best))
+    table.append(column("std over", "peers", 1 if several else 3, lambda row: format_number(row.peer_std, 3)))
+    if comparison.budget is not Budget.ROUNDS:
+        table.append(column("at", "round", 7, lambda row: _rounds(row.mean_final(lambda point: point.round))))
+    table.append(column("busiest", "MB/round", 8, lambda row: f"{row.mean(lambda run: run.paper_mb):.2f}"))
+    table.append(column("on wire", "MB/round", 6, lambda row: f"{row.mean(lambda run: run.wire_mb):.2f}"))
+    table.append(flops("per peer", 4, lambda row: row.mean(lambda run: run.flops_per_peer)))
+    table.append(flops("all peers", 7, lambda row: row.mean(lambda run: run.flops_total)))
+    for target in comparison.targets:
+        table.append(TableColumn(("rounds", f"to {target:g}"), [_rounds_to(row, target) for row in rows], 5))
+    table.append(column("time", "s", 2, lambda row: format_number(row.mean_final(lambda point: point.seconds), 1)))
+    return table
+
+
+def legend(comparison: Comparison) -> list[str]:
+    """Return sentences that explain the numbers."""
+    seeds, metric = _seed_count(comparison), comparison.metric
+    spread = f"; mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "; one seed"
+    sentences = [
+        _budget_sentence(comparison),
+        f"{metric}: mean over peers, each on its own test data{spread}.",
+        "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire (as sent).",
+        "FLOPs: training per round, of one participating peer and of all peers; theoretical: the kernels are dense.",
+    ]
+    if comparison.targets:
+        over, missed = (", mean over seeds", "not reached by every seed") if seeds > 1 else ("", "not reached")
+        sentences.append(
+            f"rounds to a target: the first evaluated round that reaches it{over}; "
+            f">{comparison.rows[0].rounds}: {missed}."
+        )
+    if any(row.accuracy is None for row in comparison.rows):
+        sentences.append(f"{UNKNOWN}: no evaluated round within the budget.")
+    failed = {row.label: sum(run.failures for run in row.runs) for row in comparison.rows}
+    if any(failed.values()):
+        counts = ", ".join(f"{label} {count}" for label, count in failed.items() if count)
+        sentences.append(f"Failed steps, after which the peer keeps its last valid state: {counts}.")
+    return sentences
+
+
+def rich_table(comparison: Comparison, console: Console) -> tuple[Table, list[str]]:
+    """Return a table with the columns that fit a console, and the headings of the omitted ones."""
+    shown = columns(comparison)
+    omitted: list[str] = []
+    unlimited = console.options.update(max_width=10_000)
+    while True:
+        for gap in (2, 1):
+            table = _rich(shown, gap)
+            if console.measure(table, options=unlimited).maximum <= console.width or len(shown) <= 2:
+                return table, omitted
+        least = min(reversed(shown), key=lambda column: column.priority)
+        shown.remove(least)
+        omitted.append(least.title)
+
+
+def markdown_table(comparison: Comparison) -> str:
+    """Return an aligned Markdown table, with the best accuracy in bold and the legend below."""
+    aligned = []
+    for column in columns(comparison):
+        cells = [column.title, *column.marked("**", "**", lambda cell: cell.replace("|", "\\|"))]
+        width = max(map(len, cells))
+        rule = "-" * width if column.text else "-" * (width - 1) + ":"
+        head, *rest = [cell.ljust(width) if column.text else cell.rjust(width) for cell in cells]
+        aligned.append([head, rule, *rest])
+    table = [f"| {' | '.join(line)} |" for line in zip(*aligned, strict=True)]
+    return "\n".join([*table, "", *(f"- {sentence}" for sentence in legend(comparison)), ""])
+
+
+def latex_table(comparison: Comparison) -> str:
+    """Return a booktabs table, with the best accuracy in bold and the legend as its caption."""
+    shown = columns(comparison)
+    heading = zip(*(map(_escape_latex, column.heading) for column in shown), strict=True)
+    body = zip(*(column.marked(r"\textbf{", "}", _escape_latex) for column in shown), strict=True)
+    return "\n".join(
+        [
+            r"% needs \usepackage{booktabs}",
+            r"\begin{table}",
+            r"\centering",
+            rf"\begin{{tabular}}{{{''.join('l' if column.text else 'r' for column in shown)}}}",
+            r"\toprule",
+            *(" & ".join(line) + r" \\" for line in heading),
+            r"\midrule",
+            *(" & ".join(line) + r" \\" for line in body),
+            r"\bottomrule",
+            r"\end{tabular}",
+            rf"\caption{{{_escape_latex(' '.join(legend(comparison)))}}}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def csv_table(comparison: Comparison) -> str:
+    """Return one line per row, with plain numbers in plain units and empty cells for unknown ones."""
+    lines = [
+        {
+            **row.name,
+            "seeds": len(row.runs),
+            "rounds": row.rounds,
+            "round": row.mean_final(lambda point: point.round),
+            "accuracy_mean": row.accuracy,
+            "accuracy_std": row.accuracy_std,
+            "accuracy_std_over_peers": row.peer_std,
+            "busiest_paper_mb_per_round": row.mean(lambda run: run.paper_mb),
+            "busiest_wire_mb_per_round": row.mean(lambda run: run.wire_mb),
+            "flops_per_peer_round": row.mean(lambda run: run.flops_per_peer),
+            "flops_all_peers_round": row.mean(lambda run: run.flops_total),
+            **{f"rounds_to_{target:g}": row.rounds_to(target) for target in comparison.targets},
+            "spent_wire_mb": row.mean_final(lambda point: point.wire_mb),
+            "spent_flops": row.mean_final(lambda point: point.flops),
+            "seconds": row.mean_final(lambda point: point.seconds),
+        }
+        for row in comparison.rows
+    ]
+    text = StringIO()
+    writer = csv.DictWriter(text, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return text.getvalue()
+
+
+def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
+    """Return all values, those of each seed included; run directories are relative to `out`."""
+    return {
+        "metric": comparison.metric,
+        "budget": {
+            "of": comparison.budget.value,
+            "unit": {"rounds": "rounds", "bytes": "MB", "flops": "FLOPs"}[comparison.budget],
+            "mean": _same_rounds(comparison) if comparison.budget is Budget.ROUNDS else comparison.limit,
+            "by_seed": {str(seed): limit for seed, limit in comparison.limits.items()},
+        },
+        "targets": list(comparison.targets),
+        "rows": [_row_json(row, comparison, out) for row in comparison.rows],
+    }
+
+
+def write_tables(comparison: Comparison, out: Path) -> list[Path]:
+    """Write `comparison.md`, `.tex`, `.csv` and `.json` into a folder."""
+    texts = {
+        "md": markdown_table(comparison),
+        "tex": latex_table(comparison),
+        "csv": csv_table(comparison),
+        "json": json.dumps(comparison_json(comparison, out), indent=2, allow_nan=False, ensure_ascii=False) + "\n",
+    }
+    paths = [out / f"comparison.{ending}" for ending in texts]
+    for path, text in zip(paths, texts.values(), strict=True):
+        write_atomically(path, text.encode())
+    return paths
+
+
+def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str, Any]:
+    return {
+        "name": dict(row.name),
+        "rounds": row.rounds,
+        "accuracy": {"mean": row.accuracy, "std": row.accuracy_std, "std_over_peers": row.peer_std},
+        "busiest": {
+            "paper_mb_per_round": row.mean(lambda run: run.paper_mb),
+            "wire_mb_per_round": row.mean(lambda run: run.wire_mb),
+        },
+        "flops": {
+            "per_peer_round": row.mean(lambda run: run.flops_per_peer),
+            "all_peers_round": row.mean(lambda run: run.flops_total),
+        },
+        "rounds_to": {f"{target:g}": row.rounds_to(target) for target in comparison.targets},
+        "seconds": row.mean_final(lambda point: point.seconds),
+        "seeds": [
+            {
+                "seed": run.seed,
+                "run": str(run.path.relative_to(out) if run.path.is_relative_to(out) else run.path),
+                "round": run.final.round if run.final else None,
+                "accuracy": run.final.accuracy if run.final else None,
+                "std_over_peers": run.final.peer_std if run.final else None,
+                "spent_wire_mb": run.final.wire_mb if run.final else None,
+                "spent_flops": run.final.flops if run.final else None,
+                "seconds": run.final.seconds if run.final else None,
+                "rounds_to": {f"{target:g}": run.rounds_to(target) for target in comparison.targets},
+                "failures": run.failures,
+            }
+            for run in row.runs
+        ],
+    }
+
+
+def _rich(shown: Sequence[TableColumn], gap: int) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False)
+    for column in shown:
+        heading = Text("\n".join(column.heading).strip())
+        table.add_column(heading, justify="left" if column.text else "right", no_wrap=True)
+    for number in range(len(shown[0].cells)):
+        table.add_row(*(Text(c.cells[number], "bold" if number in c.best else "") for c in shown))
+    return table
+
+
+def _accuracy(row: ComparisonRow) -> str:
+    if row.accuracy is None:
+        return UNKNOWN
+    return f"{row.accuracy:.3f}" + (f" ± {row.accuracy_std:.3f}" if row.accuracy_std is not None else "")
+
+
+def _rounds_to(row: ComparisonRow, target: float) -> str:
+    rounds = row.rounds_to(target)
+    return f">{row.rounds}" if rounds is None else _rounds(rounds)
+
+
+def _rounds(mean: float | None) -> str:
+    return format_number(mean, 1).removesuffix(".0")
+
+
+def _seed_count(comparison: Comparison) -> int:
+    return max(len(row.runs) for row in comparison.rows)
+
+
+def _same_rounds(comparison: Comparison) -> int | None:
+    """Return the number of rounds if all rows have the same, else None."""
+    rounds = {row.rounds for row in comparison.rows}
+    return rounds.pop() if len(rounds) == 1 else None
+
+
+def _budget_sentence(comparison: Comparison) -> str:
+    if comparison.budget is Budget.ROUNDS:
+        rounds = _same_rounds(comparison)
+        return f"Compared after {rounds} rounds." if rounds else "Compared after each run's last round."
+    if comparison.limit is None:
+        return f"Compared at equal {comparison.budget}; no run spends any, so each row shows its last round."
+    mean = ", mean over seeds" if len(comparison.limits) > 1 else ""
+    if comparison.budget is Budget.BYTES:
+        return f"Compared at equal bytes: {comparison.limit:.2f} MB on the wire of the busiest node{mean}."
+    scale, unit = flops_unit_of_smallest([comparison.limit])
+    return f"Compared at equal FLOPs: {comparison.limit / scale:.2f} {unit} of training by all peers{mean}."
+
+
+LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$", "–": "--", ">": "$>$", "<": "$<$",
+}  # fmt: skip
+
+
+def _escape_latex(text: str) -> str:
+    return "".join(LATEX_ESCAPES.get(letter, letter) for letter in text)

@@ -1,0 +1,157 @@
+"""What a round is made of: the context that all rounds of a run share, one peer's task, its result, and the engine."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol
+
+from torch import nn
+
+from dispfl.core.layout import Layout
+from dispfl.core.live import Precision
+from dispfl.core.packed import PackedModel
+from dispfl.core.rng import global_stream
+from dispfl.core.train import Report, Samples, Task, Train
+from dispfl.costs.ledger import MessageCost
+from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
+from dispfl.topology import Topology
+from dispfl.wire.codec import Codec, Wire
+
+
+@dataclass(frozen=True)
+class PeerData:
+    """One peer's training and test data."""
+
+    train: Samples
+    test: Samples
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Everything that stays constant through a run."""
+
+    model: Callable[[], nn.Module]
+    peers: Mapping[str, PeerData]
+    """The data of the peers in this process, by name."""
+    method: Method
+    topology: Topology
+    train: Train
+    task: Task
+    seed: int
+    rounds: int
+    eval_every: int = 1
+    device: str = "cpu"
+    precision: Precision = "float32"
+    wire: Wire = field(default_factory=Wire)
+    vmap_peers: int = 1
+    """How many peers with equally many samples train as one stack of models."""
+    remote_peers: Sequence[str] = ()
+    """Peers of the federation whose data are in other processes or on other machines."""
+
+    @cached_property
+    def roster(self) -> list[str]:
+        """All peers' names, sorted: the order of every sum."""
+        return sorted({*self.peers, *self.remote_peers})
+
+    @property
+    def pulls(self) -> bool:
+        """Whether peers request models with their own masks."""
+        return self.wire.exchange == "pull" and isinstance(self.method, GossipMethod) and self.method.pulls_masked
+
+    def codec(self, layout: Layout) -> Codec:
+        """Return the codec of this run's messages."""
+        densities = set(self.method.densities(len(self.roster)))
+        return Codec(layout, self.method.always_dense(layout, densities), self.wire)
+
+    def module(self) -> nn.Module:
+        """Build the network with the weights that all peers start from."""
+        with global_stream(self.seed, "model"):
+            return self.model()
+
+    def evaluates(self, t: int) -> bool:
+        """Whether all models are evaluated at the end of round t; after the last round they always are."""
+        tuning = self.method.fine_tuning
+        due = (t + 1) % self.eval_every == 0 and (tuning is None or (t + 1) % tuning.every == 0)
+        return due or t + 1 == self.rounds
+
+
+@dataclass(frozen=True)
+class PeerTask:
+    """What one peer has to do in a round. It names other peers; the engine adds their states."""
+
+    peer: str
+    t: int
+    graph: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Gossip round: the neighbours of every peer that is online."""
+    server: PeerState | None = None
+    """Server round: the state of the server that selected the peer."""
+    global_model: PackedModel | None = None
+    """Evaluation after the round: the global model, evaluated in place of the peer's own."""
+    idle: bool = False
+    """The peer neither exchanges nor trains in this round; its model may still be evaluated."""
+    evaluate: bool = True
+    """Evaluate the peer's model at the end."""
+    fine_tuning: FineTuning | None = None
+    """How the model is fine-tuned before it is evaluated."""
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The result of one peer's step."""
+
+    report: Report
+    messages: Sequence[MessageCost] = ()
+    """The messages sent for it."""
+    upload: PackedModel | None = None
+    """Server round: the model that the server receives."""
+    state: PeerState | None = None
+    """The peer's next state; None once the engine has stored it."""
+
+    @property
+    def next_state(self) -> PeerState:
+        """The peer's next state, of a result that still has it."""
+        assert self.state is not None
+        return self.state
+
+    def without_state(self) -> "StepResult":
+        """Return the result for the round, without the state, which the engine keeps."""
+        upload = self.upload if self.state is None else self.state.upload
+        return replace(self, upload=upload, state=None)
+
+
+class Engine(Protocol):
+    """Keeps the peers' states and runs their tasks, in any order, in any process."""
+
+    @property
+    def states(self) -> Mapping[str, PeerState]:
+        """Every peer's state after the last finished round."""
+        ...
+
+    @property
+    def evaluated(self) -> Mapping[str, PeerState]:
+        """The state that each peer was last evaluated with, where that was a global model."""
+        ...
+
+    def restore(self, rounds: int) -> None:
+        """Restore every peer's state after this many rounds, from the seed or from the checkpoint."""
+        ...
+
+    def partial_round(self, t: int) -> dict[str, StepResult]:
+        """Restore the steps of round t that were finished before an interruption."""
+        ...
+
+    def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
+        """Run the tasks; yield each peer's name and result as soon as it is done."""
+        ...
+
+    def end_round(self) -> None:
+        """End the round: the peers' next states become their states."""
+        ...
+
+    def flush(self, t: int) -> None:
+        """Write the finished steps of round t that are not on the disk yet."""
+        ...
+
+    def close(self) -> None:
+        """Release threads, processes and memory."""
+        ...

@@ -1,0 +1,157 @@
+"""The exchange of models in a round: who is heard, what is requested, what is sent, what is accepted.
+
+Functions without I/O. The simulator, the Ray workers, the real peers and `dispfl costs` all call them, so
+that they exchange the same messages and count the same bytes.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+
+from dispfl.core.layout import Layout
+from dispfl.core.masks import kept_per_layer
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.rng import stream
+from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
+from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
+from dispfl.round.context import PeerTask, RunContext
+from dispfl.wire.codec import Codec
+from dispfl.wire.refusals import Refusal, refuse
+
+Graph = Mapping[str, Sequence[str]]
+"""The neighbours of every peer that is online."""
+
+MAX_NORM_RATIO = 10.0
+"""A neighbour's weights may have at most this many times the norm of our own."""
+
+
+class DeliveredModel(NamedTuple):
+    """A model as it arrives at the receiver, and what sending it cost."""
+
+    model: PackedModel
+    paper: int
+    """Bytes as the paper counts them."""
+    wire: int
+    """Bytes as sent."""
+    message: bytes | None = None
+    """The encoded message, where it had to be encoded."""
+
+
+# Who is heard
+
+
+def exchange_graph(context: RunContext, t: int, roster: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """Return the neighbours of every online peer in round t (S_{k,t}); no neighbours if the method sends nothing."""
+    roster = context.roster if roster is None else roster
+    if not isinstance(context.method, GossipMethod) or not context.method.communicates:
+        return {peer: [] for peer in roster}
+    return context.topology.heard(context.seed, t, roster)
+
+
+def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str]:
+    """Return the peers that the server selects in round t, of those that are online."""
+    return method.pick(context.seed, t, sorted(context.topology.online(context.seed, t, context.roster)))
+
+
+def gossip_senders(
+    context: RunContext, graph: Graph, peer: str, t: int, state: PeerState, roster: Sequence[str] | None = None
+) -> Sequence[str]:
+    """Return the peers that a peer hears in round t: its neighbours, or those that its method prefers."""
+    if not graph.get(peer) or not isinstance(context.method, GossipMethod):
+        return []
+    reachable = context.topology.reachable(graph, peer)
+    neighbourhood = Neighbourhood(context.roster if roster is None else roster, graph[peer], reachable)
+    return context.method.choose(state, neighbourhood, rng=stream(context.seed, "choose", peer, t))
+
+
+def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Sequence[str]:
+    """Return whose models a task needs: the server's, or those of the peers that the peer hears."""
+    return [SERVER] if task.server is not None else gossip_senders(context, task.graph, task.peer, task.t, state)
+
+
+# What is requested
+
+
+def requested_mask(context: RunContext, state: PeerState) -> PackedMask | None:
+    """Return the mask that a peer requests models with; None if whole models are sent."""
+    return state.next_mask if context.pulls else None
+
+
+def request_size(codec: Codec, mask: PackedMask | None) -> int:
+    """Return the bytes of a request; 0 if whole models are sent, which takes no request."""
+    if mask is None:
+        return 0
+    return codec.request_size() if codec.wire.coding == "plain" else len(codec.encode_request(mask))
+
+
+def check_request(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
+    """Refuse a request whose mask does not keep the number of weights that its sender announced for each layer."""
+    if kept_per_layer(mask.unpack(), layout) != list(announced):
+        refuse(Refusal.DENSITY, f"{sender}'s mask does not keep the announced number of weights in each layer.")
+
+
+# What is sent
+
+
+def published_model(context: RunContext, state: PeerState) -> PackedModel:
+    """Return the model that a peer's neighbours may request."""
+    assert isinstance(context.method, GossipMethod)
+    return context.method.publish(state)
+
+
+def sent_model(context: RunContext, task: PeerTask, sender: str, states: Mapping[str, PeerState]) -> PackedModel:
+    """Return the model that a sender, a neighbour or the server, sends for a task."""
+    if task.server is None:
+        return published_model(context, states[sender])
+    assert isinstance(context.method, ServerMethod)
+    return context.method.broadcast(task.server, states[task.peer])
+
+
+def encode_model(
+    context: RunContext, codec: Codec, model: PackedModel, mask: PackedMask | None, sender: str, receiver: str, t: int
+) -> bytes:
+    """Encode a model for a receiver that requested it with a mask, or whole. The same arguments give the same bytes."""
+    rng = stream(context.seed, "rounding", sender, receiver, t)
+    return codec.encode_model(model, rng=rng) if mask is None else codec.encode_answer(model, mask, rng=rng)
+
+
+def decode_model(codec: Codec, message: bytes, mask: PackedMask | None) -> PackedModel:
+    """Decode a model that was requested with a mask, or sent whole; refuse a message that is not as specified."""
+    return codec.decode_model(message) if mask is None else codec.decode_answer(message, mask)
+
+
+def deliver(
+    context: RunContext, codec: Codec, model: PackedModel, mask: PackedMask | None, sender: str, receiver: str, t: int
+) -> DeliveredModel:
+    """Return what a receiver gets of a model, and the bytes that it takes.
+
+    Lossless values arrive as they are, so the model itself is returned; and the length of a plain message is known
+    without encoding it. Tests compare both with the encoded messages.
+    """
+    wire, paper = codec.wire, BYTES_PER_VALUE * model.values.numel()
+    if wire.values == "float32" and wire.coding == "plain":
+        return DeliveredModel(model, paper, codec.model_size(model) if mask is None else codec.answer_size(model, mask))
+    message = encode_model(context, codec, model, mask, sender, receiver, t)
+    arrived = model if wire.values == "float32" else decode_model(codec, message, mask)
+    return DeliveredModel(arrived, paper, len(message), message)
+
+
+# What is accepted, and what it cost
+
+
+def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
+    """Refuse a model whose weights are far larger than ours."""
+    if model_norm(model) > MAX_NORM_RATIO * max(own_norm, 1.0):
+        refuse(Refusal.NORM, f"{sender}'s weights are more than {MAX_NORM_RATIO:g} times as large as ours.")
+
+
+def model_norm(model: PackedModel) -> float:
+    """Return the Euclidean norm of a model's weights."""
+    return float(torch.linalg.vector_norm(model.values))
+
+
+def exchange_costs(receiver: str, sender: str, request: int, paper: int, response: int) -> list[MessageCost]:
+    """Return the messages of one exchange: the request, if there was one, and the model."""
+    requests = [MessageCost(receiver, sender, 0, request)] if request else []
+    return [*requests, MessageCost(sender, receiver, paper, response)]

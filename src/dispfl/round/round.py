@@ -1,0 +1,230 @@
+"""One gossip round and one server round, top to bottom, as in Algorithm 1.
+
+`gossip_round` and `server_round` are the two kinds of round. `peer_step` is the work of one peer in it: engines run it
+for every peer, and a real peer calls it with the models that its neighbours sent.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+
+from dispfl.core.live import LiveModel
+from dispfl.core.masks import hamming
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.rng import stream_seed
+from dispfl.core.train import Trainer
+from dispfl.costs.ledger import Ledger
+from dispfl.errors import NonFiniteError
+from dispfl.methods.base import SERVER, FineTuning, GossipMethod, PeerState, ServerMethod, fresh_state
+from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
+from dispfl.round.exchange import exchange_graph, server_cohort
+
+
+@dataclass(frozen=True)
+class Round:
+    """A finished round."""
+
+    results: Mapping[str, StepResult]
+    """Every peer's result."""
+    server: PeerState | None = None
+    """The server's next state, where there is a server."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """The bytes sent in this round."""
+        return Ledger.of(message for result in self.results.values() for message in result.messages)
+
+
+OnResult = Callable[[str, StepResult], None]
+
+
+def initial_states(context: RunContext, peers: Collection[str] | None = None) -> dict[str, PeerState]:
+    """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of them."""
+    module = LiveModel(context.module())
+    weights, buffers = module.read(), module.read_buffers()
+    densities = context.method.densities(len(context.roster))
+    states = {}
+    for peer, density in zip(context.roster, densities, strict=True):
+        if peers is None or peer in peers:
+            state = context.method.start(weights, module.layout, density, seed=context.seed, peer=peer)
+            states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
+    if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
+        states[SERVER] = fresh_state(weights, torch.ones(module.layout.size, dtype=torch.bool))
+    return states
+
+
+def run_round(
+    context: RunContext,
+    server: PeerState | None,
+    t: int,
+    engine: Engine,
+    finished: Mapping[str, StepResult] | None = None,
+    on_result: OnResult = lambda peer, result: None,
+) -> Round:
+    """Run round t of either kind; `finished` has the results of the steps that are done already."""
+    done = dict(finished or {})
+    if isinstance(context.method, ServerMethod):
+        assert server is not None
+        result = server_round(context, context.method, server, t, engine, done, on_result)
+    else:
+        assert isinstance(context.method, GossipMethod)
+        result = gossip_round(context, context.method, t, engine, done, on_result)
+    engine.end_round()
+    if context.method.evaluates_global and context.evaluates(t):
+        return evaluate_global(context, result, t, engine)
+    return result
+
+
+def gossip_round(
+    context: RunContext,
+    method: GossipMethod,
+    t: int,
+    engine: Engine,
+    finished: Mapping[str, StepResult],
+    on_result: OnResult,
+) -> Round:
+    """Algorithm 1, lines 5-16, for all peers."""
+    # Line 6: each online peer may hear its neighbours of this round.
+    graph = exchange_graph(context, t)
+    evaluate = context.evaluates(t) and not method.evaluates_global
+    tasks = []
+    for peer in context.roster:
+        idle = peer not in graph and context.topology.offline == "skip"
+        tasks.append(PeerTask(peer, t, graph, idle=idle, evaluate=evaluate))
+
+    # Lines 7-15: each peer takes its step.
+    results = _run_tasks(engine, tasks, finished, on_result)
+    return Round({peer: results[peer] for peer in context.roster})
+
+
+def server_round(
+    context: RunContext,
+    method: ServerMethod,
+    server: PeerState,
+    t: int,
+    engine: Engine,
+    finished: Mapping[str, StepResult],
+    on_result: OnResult,
+) -> Round:
+    """A round with a server: it selects a cohort, broadcasts, the cohort takes its step, the server aggregates."""
+    # The server selects a cohort of the peers that are online, and broadcasts to it.
+    cohort = server_cohort(context, method, t)
+    evaluate = context.evaluates(t) and not method.evaluates_global
+    tasks = []
+    for peer in context.roster:
+        sender = server if peer in cohort else None
+        tasks.append(PeerTask(peer, t, server=sender, idle=sender is None, evaluate=evaluate))
+
+    # The cohort takes its step; the other peers are idle.
+    results = _run_tasks(engine, tasks, finished, on_result)
+
+    # The server aggregates what the cohort uploads.
+    uploads = {peer: upload for peer in cohort if (upload := results[peer].upload) is not None}
+    if uploads:
+        server = method.aggregate(server, uploads, {peer: len(context.peers[peer].train) for peer in uploads})
+    return Round({peer: replace(results[peer], upload=None) for peer in context.roster}, server)
+
+
+def _run_tasks(
+    engine: Engine, tasks: Iterable[PeerTask], finished: Mapping[str, StepResult], on_result: OnResult
+) -> dict[str, StepResult]:
+    """Return the result of every task: of the finished ones, and of those that the engine runs now."""
+    results = dict(finished)
+    for peer, result in engine.run_tasks([task for task in tasks if task.peer not in finished]):
+        results[peer] = result
+        on_result(peer, result)
+    return results
+
+
+def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) -> Round:
+    """Evaluate the global model on every peer's data, fine-tuned on that data first if the method fine-tunes."""
+    method = context.method
+    model = method.global_model(engine.states if result.server is None else {SERVER: result.server})
+    tasks = [
+        PeerTask(peer, t, global_model=model, idle=True, fine_tuning=method.fine_tuning) for peer in context.roster
+    ]
+    results = dict(result.results)
+    for peer, evaluation in engine.run_tasks(tasks):
+        report, found = results[peer].report, evaluation.report
+        report = replace(report, score=found.score, failure=report.failure or found.failure)
+        results[peer] = replace(results[peer], report=report)
+    return replace(result, results=results)
+
+
+def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerState]) -> PeerState:
+    """Return the state that a task begins with: the peer's own, or the same with the global model."""
+    state = states[task.peer]
+    if task.global_model is None:
+        return state
+    model = context.method.evaluated_model(state, task.global_model)
+    return replace(state, model=model, next_mask=model.mask)
+
+
+def peer_step(
+    context: RunContext,
+    live: LiveModel,
+    task: PeerTask,
+    state: PeerState,
+    received: Mapping[str, PackedModel],
+    before_batch: Callable[[], None] = lambda: None,
+    make_trainer: Callable[..., Trainer] = Trainer,
+) -> StepResult:
+    """One peer's round: from its state and the received models, by sender, to its next state and a report.
+
+    A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the report says why.
+    """
+    method, data = context.method, context.peers[task.peer]
+    trainer = make_trainer(
+        live=live,
+        train=data.train,
+        test=data.test,
+        settings=context.train,
+        task=context.task,
+        seed=context.seed,
+        peer=task.peer,
+        t=task.t,
+        T=context.rounds,
+        roster=context.roster,
+        evaluate=task.evaluate,
+        buffers=state.buffers,
+        before_batch=before_batch,
+    )
+    torch.manual_seed(stream_seed(context.seed, "torch", task.peer, task.t))  # for dropout, which takes no generator
+    after = state
+    try:
+        if task.fine_tuning:
+            after = _fine_tuned(trainer, state, task.fine_tuning)
+        elif not task.idle and isinstance(method, ServerMethod):
+            after = method.step(trainer, state, received[SERVER])
+        elif not task.idle and isinstance(method, GossipMethod):
+            trainer.report.overlap = _overlap(state.next_mask, received)
+            after = method.step(trainer, state, received)
+    except NonFiniteError as problem:
+        trainer.report.failure = str(problem)
+        trainer.buffers = state.buffers
+    _evaluate(trainer, after)
+    return StepResult(trainer.report, state=after)
+
+
+def _overlap(mask: PackedMask, received: Mapping[str, PackedModel]) -> float | None:
+    """Return the share of our kept weights that a neighbour holds too, on average; None for a dense model."""
+    if not received or mask.kept in (0, mask.size):
+        return None
+    return sum(mask.overlap(model.mask) for model in received.values()) / (len(received) * mask.kept)
+
+
+def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerState:
+    weights, mask = state.model.unpack()
+    lr = trainer.settings.lr if tuning.rate == "initial" else None
+    model = PackedModel.pack(trainer.learn(weights, mask, tuning.epochs, lr=lr), mask)
+    return replace(state, model=model, buffers=trainer.buffers)
+
+
+def _evaluate(trainer: Trainer, state: PeerState) -> None:
+    """Add to the report how good the model is, and how much of its mask will change."""
+    if trainer.evaluate:
+        trainer.report.score = trainer.score(state.model.unpack()[0])
+    if state.next_mask is not state.model.mask and state.model.mask.kept:
+        changed = hamming(state.model.mask.unpack(), state.next_mask.unpack())
+        trainer.report.mask_change = changed / (2 * state.model.mask.kept)

@@ -1,0 +1,175 @@
+"""Grids of runs that differ in one thing only: the runs of a comparison or a sweep, their states, and running them.
+
+    DIR/<method>/seed-0, seed-1, ...             of a comparison of methods
+    DIR/<key>=<value>[,...]/seed-0, seed-1, ...  of a sweep over settings
+
+Runs with the same seed and data settings have the same split, the same initial weights and the same test data, because
+each of these has a random stream of its own that no method draws from.
+"""
+
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from dispfl.config import Experiment, compose
+from dispfl.data.fetch import ProgressCallback
+from dispfl.errors import ConfigError
+from dispfl.registry import METHODS
+from dispfl.runs.directory import read_summary
+from dispfl.runs.execute import ExperimentRun, check_same_experiment
+from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.tracking import tracking
+from dispfl.settings import did_you_mean
+
+
+class RunState(StrEnum):
+    """The state of a run of a grid."""
+
+    DONE = "done"
+    INTERRUPTED = "interrupted"
+    MISSING = "missing"
+
+
+@dataclass(frozen=True)
+class GridRun:
+    """One run of a grid."""
+
+    row: Mapping[str, str]
+    """How it differs from the other runs of its seed: `{"method": "ditto"}`, `{"method.density": "0.2"}`."""
+    experiment: Experiment
+    path: Path
+
+    @property
+    def title(self) -> str:
+        """`ditto seed 1`, or `method.density=0.2 seed 1`."""
+        return f"{self.path.parent.name} seed {self.experiment.seed}"
+
+    @property
+    def steps(self) -> int:
+        """The number of peer steps that it takes."""
+        return self.experiment.rounds * self.experiment.peers
+
+    @property
+    def state(self) -> RunState:
+        """The state of its run directory."""
+        if not (self.path / "config.toml").exists():
+            return RunState.MISSING
+        return RunState.INTERRUPTED if read_summary(self.path) is None else RunState.DONE
+
+
+def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
+    """Return the runs of a comparison: arguments without `=` are methods, the others are overrides."""
+    methods = list(dict.fromkeys(argument for argument in arguments if "=" not in argument))
+    overrides = [argument for argument in arguments if "=" in argument]
+    if not methods:
+        raise ConfigError(f"Name the methods to compare. There are: {', '.join(METHODS)}.")
+    if files := [name for name in methods if name.endswith(".toml")]:
+        raise ConfigError(f"method {files[0]!r} does not exist. Give a config file with -c.")
+    fields = {name: METHODS.find(name).model_fields.keys() - {"name"} for name in methods}
+    for override in overrides:
+        key = _key(override)
+        if key in ("method", "method.name"):
+            raise ConfigError(f"Name the methods to compare without 'method=', got {override!r}.")
+        if key.startswith("method.") and not any(_has(fields[name], key) for name in methods):
+            known = {f"method.{field}" for names in fields.values() for field in names}
+            fix = did_you_mean(key, known) if known else "They have no settings of their own."
+            raise ConfigError(f"None of these methods ({', '.join(methods)}) has the key {key}. {fix}")
+    compose(config)  # a config must be valid even if its method is not among these
+    rows = {}
+    for name in methods:
+        own = [override for override in overrides if _has(fields[name], _key(override))]
+        rows[name.replace(":", ".")] = ({"method": name}, [*own, f"method={name}"])
+    return _grid(rows, config, seeds, out)
+
+
+def sweep_grid(overrides: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
+    """Return the runs of a sweep: the product of all overrides with several values, `method.density=0.2,0.4`."""
+    for override in overrides:
+        if "=" not in override:
+            raise ConfigError(f"Expected key=value, got {override!r}. To compare methods use dispfl compare.")
+    fixed = [override for override in overrides if len(_values(override)) == 1]
+    swept = {_key(override): list(dict.fromkeys(_values(override))) for override in overrides if override not in fixed}
+    if not swept:
+        raise ConfigError("Nothing to sweep: give a key several values, such as method.density=0.2,0.5.")
+    if "seed" in swept:
+        raise ConfigError("For several seeds use --seeds 3, which takes the config's seed and the next two.")
+    rows = {}
+    for values in itertools.product(*swept.values()):
+        row = dict(zip(swept, values, strict=True))
+        chosen = [f"{key}={value}" for key, value in row.items()]
+        folder = ",".join(chosen).replace("/", "_")
+        if folder in rows:
+            raise ConfigError(f"Two runs of the sweep would share the folder {folder}; give values without slashes.")
+        rows[folder] = (row, [*fixed, *chosen])
+    return _grid(rows, config, seeds, out)
+
+
+def check_grid(runs: Iterable[GridRun]) -> None:
+    """Refuse run directories that hold other experiments, before anything runs."""
+    for run in runs:
+        if run.state is not RunState.MISSING:
+            fix = "Give the settings that it was run with, or another --out."
+            check_same_experiment(run.path, run.experiment, fix)
+
+
+def run_missing(
+    runs: Iterable[GridRun],
+    callbacks_for: Callable[[GridRun], RunCallbacks],
+    decoding: ProgressCallback | None = None,
+    track: str | None = None,
+) -> None:
+    """Resume the interrupted runs and start the missing ones; `callbacks_for` gives each its callbacks."""
+    for run in runs:
+        state = run.state
+        if state is RunState.DONE:
+            continue
+        callbacks = callbacks_for(run)
+        start = ExperimentRun.resume_as if state is RunState.INTERRUPTED else ExperimentRun.create
+        started = start(run.experiment, run.path, decoding)
+        with tracking(track, run.path, callbacks) as tracked:
+            started.run(tracked)
+
+
+def _grid(
+    rows: Mapping[str, tuple[dict[str, str], list[str]]], config: Mapping[str, Any], seeds: int, out: Path
+) -> list[GridRun]:
+    """Return all rows at the first seed, then all at the next: an interrupted grid has complete comparisons in it."""
+    first = {folder: compose(config, overrides) for folder, (_, overrides) in rows.items()}
+    return [
+        GridRun(
+            row,
+            compose(config, [*overrides, f"seed={first[folder].seed + number}"]),
+            out / folder / f"seed-{first[folder].seed + number}",
+        )
+        for number in range(seeds)
+        for folder, (row, overrides) in rows.items()
+    ]
+
+
+def _has(fields: Collection[str], key: str) -> bool:
+    """Whether an override is for a method with these fields; those of other tables are for all methods."""
+    return not key.startswith("method.") or key.removeprefix("method.") in fields
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].strip()
+
+
+def _values(override: str) -> list[str]:
+    """Return the values of an override: its text, split at the commas outside brackets and quotes."""
+    values, depth, quote = [""], 0, ""
+    for letter in override.partition("=")[2]:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "'\"":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+            if letter == "," and depth == 0:
+                values.append("")
+                continue
+        values[-1] += letter
+    return [value.strip() for value in values]

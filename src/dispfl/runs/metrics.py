@@ -1,0 +1,132 @@
+"""The metrics of a round and the summary of a run, as they are saved."""
+
+import hashlib
+import platform
+import resource
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from math import isfinite
+from typing import Any
+
+import torch
+
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Report
+from dispfl.costs.flops import ForwardCost
+from dispfl.round.context import RunContext
+from dispfl.round.round import Round
+
+Metrics = dict[str, Any]
+"""A JSON object."""
+
+
+def round_metrics(t: int, result: Round, cost: ForwardCost, seconds: float) -> Metrics:
+    """Return one line of `metrics.jsonl`. Values that were not measured in this round are null."""
+    reports = {peer: step.report for peer, step in result.results.items()}
+    ledger = result.ledger
+    busiest = ledger.busiest()
+    worked = [flops for report in reports.values() if (flops := flops_of(report, cost))]
+    return {
+        "round": t,
+        "accuracy": spread([report.score for report in reports.values()]),
+        "accuracy_mixed": spread([report.mixed for report in reports.values()]),
+        "loss": spread([report.loss for report in reports.values()]),
+        "mask_change": spread([report.mask_change for report in reports.values()]),
+        "overlap": spread([report.overlap for report in reports.values()]),
+        "busiest": {
+            "paper_mb": busiest.paper / 1e6,
+            "wire_mb": busiest.wire / 1e6,
+            "wire_up_mb": busiest.up / 1e6,
+            "wire_down_mb": busiest.down / 1e6,
+            "peer": busiest.peer,
+        },
+        "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
+        "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
+        "flops_total": sum(worked),
+        "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
+        "seconds": round(seconds, 3),
+    }
+
+
+def spread(values: Sequence[float | None]) -> Metrics | None:
+    """Return mean and standard deviation over the peers with a finite value, and all values; None without any."""
+    finite = [None if value is None or not isfinite(value) else value for value in values]
+    known = [value for value in finite if value is not None]
+    if not known:
+        return None
+    return {"mean": statistics.fmean(known), "std": statistics.pstdev(known), "per_peer": finite}
+
+
+def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]) -> Metrics:
+    """Return the content of `summary.json`; `models` are the models that the peers use from now on."""
+    density = dict(zip(context.roster, context.method.densities(len(context.roster)), strict=True))
+    densities = [density[peer] for peer in context.roster if peer in context.peers]
+    return {
+        "method": context.method.name,
+        "rounds": len(records),
+        "peers": len(context.peers),
+        "accuracy": last(records, "accuracy"),
+        "groups": groups(densities, last(records, "accuracy")),
+        "busiest": {
+            "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
+            "wire_mb_per_round": statistics.fmean(record["busiest"]["wire_mb"] for record in records),
+        },
+        "flops_per_peer_round": statistics.fmean(record["flops_per_peer"] for record in records),
+        "flops_total_round": statistics.fmean(record["flops_total"] for record in records),
+        "failures": sum(len(record["failures"]) for record in records),
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+        "peak_rss_mb": round(peak_rss_mb(), 1),
+        "weights_sha256": [weights_sha256(models[peer]) for peer in sorted(models)],
+        "versions": versions(),
+    }
+
+
+def groups(densities: Sequence[float], accuracy: Metrics | None) -> list[Metrics]:
+    """Return the accuracy of each group of peers with the same density, where there are several groups."""
+    if accuracy is None or len(set(densities)) < 2:
+        return []
+    by_density: dict[float, list[float | None]] = {}
+    for density, score in zip(densities, accuracy["per_peer"], strict=True):
+        by_density.setdefault(density, []).append(score)
+    found = {density: spread(scores) for density, scores in by_density.items()}
+    return [
+        {"density": density, "peers": len(by_density[density]), "mean": group["mean"], "std": group["std"]}
+        for density, group in sorted(found.items())
+        if group
+    ]
+
+
+def last(records: Sequence[Metrics], key: str) -> Any:
+    """Return the newest value of a key that is not measured in every round."""
+    return next((record[key] for record in reversed(records) if record[key] is not None), None)
+
+
+def flops_of(report: Report, cost: ForwardCost) -> int:
+    """Return the FLOPs of a peer's round, as the paper counts them."""
+    return sum(cost.training(kept, samples) for samples, kept in report.passes)
+
+
+def weights_sha256(model: PackedModel) -> str:
+    """Return the SHA-256 of a model's dense weights: `named_parameters()` order, row-major, little-endian float32."""
+    weights, _ = model.unpack()
+    return hashlib.sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
+
+
+def peak_rss_mb() -> float:
+    """Return the peak memory of this process in MB (1e6 bytes); 0 where the system does not report it."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
+
+
+def versions() -> Metrics:
+    """Return the versions that results depend on."""
+    return {
+        "dispfl": version("dispfl"),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "machine": platform.machine(),
+        "system": platform.system(),
+    }

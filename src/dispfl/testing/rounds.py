@@ -1,0 +1,167 @@
+"""Tiny federations in this process, whose rounds start from given states and return every peer's next state."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.layout import Layout
+from dispfl.core.live import LiveModel
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Report, Task, Train
+from dispfl.data.batches import ResidentSamples
+from dispfl.engines.base import PeerStates
+from dispfl.engines.inprocess import InProcess
+from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
+from dispfl.round.context import PeerData, PeerTask, RunContext, StepResult
+from dispfl.round.round import OnResult, Round, initial_states, peer_step, run_round
+from dispfl.topology import Full, peer_names
+
+
+@dataclass(frozen=True)
+class FinishedRound(Round):
+    """A round with every peer's next state."""
+
+    steps: Mapping[str, StepResult] = field(default_factory=dict)
+    evaluated: Mapping[str, PeerState] | None = None
+
+    @property
+    def states(self) -> dict[str, PeerState]:
+        """Every peer's next state, and the server's."""
+        states = {peer: step.next_state for peer, step in self.steps.items()}
+        return states if self.server is None else {**states, SERVER: self.server}
+
+
+class PresetEngine(InProcess):
+    """The in-process engine with states that a test gives it."""
+
+    def set_states(self, states: Mapping[str, PeerState]) -> "PresetEngine":
+        """Set every peer's state."""
+        self._states = PeerStates(self.context, self._states.checkpoints)
+        self._states.current = {
+            peer: replace(state, upload=None) if state.upload else state
+            for peer, state in states.items()
+            if peer != SERVER
+        }
+        return self
+
+    def add_finished(self, steps: Mapping[str, StepResult]) -> dict[str, StepResult]:
+        """Add steps that are done already."""
+        self._states.next |= {peer: step.next_state for peer, step in steps.items()}
+        return {peer: step.without_state() for peer, step in steps.items()}
+
+
+def run_from(
+    context: RunContext,
+    states: Mapping[str, PeerState],
+    t: int,
+    engine: PresetEngine,
+    finished: Mapping[str, StepResult] | None = None,
+    on_result: OnResult = lambda peer, result: None,
+) -> FinishedRound:
+    """Run round t from these states."""
+    engine.set_states(states)
+    done = engine.add_finished(finished or {})
+    result = run_round(context, states.get(SERVER), t, engine, done, on_result)
+    steps = {peer: replace(step, state=engine.states[peer]) for peer, step in result.results.items()}
+    return FinishedRound(result.results, result.server, steps, dict(engine.evaluated) or None)
+
+
+def run_all_rounds(context: RunContext, workers: int = 1) -> list[FinishedRound]:
+    """Run all rounds, one after another."""
+    done: list[FinishedRound] = []
+    states = initial_states(context)
+    with closing(PresetEngine(context, workers)) as engine:
+        for t in range(context.rounds):
+            done.append(run_from(context, states, t, engine))
+            states = done[-1].states
+    return done
+
+
+def labelled_points(count: int, which: int) -> tuple[Tensor, Tensor]:
+    """Return points in four dimensions, labelled 0, 1 or 2 by the largest of their first three coordinates."""
+    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(which))
+    return points, points[:, :3].argmax(1)
+
+
+def tiny_network() -> nn.Module:
+    """Return a network of 4 x 8 + 8 + 8 x 3 + 3 = 67 parameters."""
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def network_with_buffers() -> nn.Module:
+    """Return a network whose buffers stay with each peer."""
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+
+
+def tiny_context(method: Method, peers: int = 3, **changes: Any) -> RunContext:
+    """Return the context of two rounds of peers with 20 training and 10 test points each.
+
+    They train for two epochs, because some methods compare one epoch with the next.
+    """
+    data = {
+        name: PeerData(
+            ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
+        )
+        for which, name in enumerate(peer_names(peers))
+    }
+    defaults: dict[str, Any] = {
+        "model": tiny_network,
+        "peers": data,
+        "method": method,
+        "topology": Full(),
+        "train": Train(epochs=2, batch_size=8),
+        "task": Task(),
+        "seed": 0,
+        "rounds": 2,
+    }
+    return RunContext(**defaults | changes)
+
+
+def bits(state: PeerState) -> dict[str, bytes]:
+    """Return every bit of a state, by name."""
+    tensors = {
+        "values": state.model.values,
+        "mask": state.model.mask.bits,
+        "next_mask": state.next_mask.bits,
+        **{f"buffers/{name}": tensor for name, tensor in state.buffers.items()},
+        **{f"memory/{name}": tensor for name, tensor in state.memory.items()},
+    }
+    if state.upload is not None:
+        tensors |= {"upload/values": state.upload.values, "upload/mask": state.upload.mask.bits}
+    return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
+
+
+def all_bits(states: Mapping[str, PeerState]) -> dict[str, dict[str, bytes]]:
+    """Return every bit of several states."""
+    return {name: bits(state) for name, state in states.items()}
+
+
+def round_bits(finished_round: FinishedRound) -> dict[str, tuple[dict[str, bytes], Report | None]]:
+    """Return every bit of everyone's next state, the server's too, with the peers' reports."""
+    reports = {peer: step.report for peer, step in finished_round.steps.items()}
+    return {name: (bits(state), reports.get(name)) for name, state in finished_round.states.items()}
+
+
+def received(method: Method, states: Mapping[str, PeerState], peer: str, *senders: str) -> dict[str, PackedModel]:
+    """Return what a peer receives from these peers, or from the server where there is one."""
+    if isinstance(method, ServerMethod):
+        return {SERVER: method.broadcast(states[SERVER], states[peer])}
+    assert isinstance(method, GossipMethod)
+    return {sender: method.publish(states[sender]) for sender in senders}
+
+
+def layout_of(context: RunContext) -> Layout:
+    """Return the layout of a context's network."""
+    return LiveModel(context.module()).layout
+
+
+def step_of(
+    context: RunContext, t: int, states: Mapping[str, PeerState], heard: Mapping[str, PackedModel]
+) -> StepResult:
+    """Take the step of the first peer."""
+    peer = context.roster[0]
+    return peer_step(context, LiveModel(context.module()), PeerTask(peer, t), states[peer], heard)

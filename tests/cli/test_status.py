@@ -1,0 +1,33 @@
+"""`dispfl peer status` on a narrow terminal."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from dispfl.cli.status import facts, print_status
+from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.identity import Identity, readable_fingerprint
+from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.site import Site, SiteInfo
+
+
+def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_can_be_read_out(tmp_path: Path) -> None:
+    alice, bob = (
+        Site.create(tmp_path / name, SiteInfo(name=name, listen=f"{host}:7600", federation="hospitals"), {})
+        for name, host in (("alice", "alice.example.org"), ("bob-the-hospital", "bob.hospital.example.org"))
+    )
+    alice.members.accept(bob.invite())
+    carol = Identity.make("carol")
+    alice.members.merge(
+        [MemberRecord.sign(carol, "hospitals", Address("carol.example.org", 7602), 0.5, 0, 1).to_json()]
+    )
+    written = io.StringIO()
+    narrow = Console(file=written, width=80, force_terminal=True, color_system=None)
+    print_status(facts(alice), tmp_path / "alice", narrow)
+    lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
+    assert "bob-the-hospital accepted bob.hospital.example.org:7600 - 0" in lines
+    for name, print_ in (("bob-the-hospital", bob.identity.fingerprint), ("carol", carol.fingerprint)):
+        first, second = readable_fingerprint(print_)
+        at = lines.index(f"{name} {first}")
+        assert lines[at + 1] == second

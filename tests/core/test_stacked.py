@@ -1,0 +1,134 @@
+"""Peers trained at once give what they give one by one, up to rounding."""
+
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.live import LiveModel
+from dispfl.core.stacked import can_be_stacked, can_stack, learn_stacked
+from dispfl.core.train import Task, Train, Trainer
+from dispfl.data.batches import ResidentSamples
+from dispfl.errors import NonFiniteError
+from dispfl.models.settings import Model
+
+Points = Callable[[int, int], tuple[Tensor, Tensor]]
+
+
+def mlp() -> nn.Module:
+    return Model(name="mlp").network((4,), 3)
+
+
+def trainers(points: Points, count: int = 3, live: LiveModel | None = None, **settings: Any) -> list[Trainer]:
+    """Peers with 20 points each, in batches of 8, 8 and 4."""
+    live = live or LiveModel(mlp())
+    data = [ResidentSamples(*points(20, which)) for which in range(count)]
+    train = Train(**{"epochs": 2, "batch_size": 8, **settings})
+    return [Trainer(live, own, own, train, Task(), 5, f"{k:03}", 3, 10) for k, own in enumerate(data)]
+
+
+def starts(peers: list[Trainer]) -> tuple[list[Tensor], list[Tensor]]:
+    """Other weights and another mask for each peer."""
+    rng = torch.Generator().manual_seed(0)
+    size = peers[0].live.layout.size
+    masks = [torch.rand(size, generator=rng) < 0.5 for _ in peers]
+    first = peers[0].live.read()
+    return [(first + 0.1 * torch.randn(size, generator=rng)).where(mask, 0.0) for mask in masks], masks
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.05}, {"clip_norm": 0.0}, {"noise_std": 0.1}])
+def test_stacked_peers_learn_the_same_as_one_by_one(points: Points, settings: dict[str, Any]) -> None:
+    alone, vmap_peers = trainers(points, **settings), trainers(points, **settings)
+    weights, masks = starts(alone)
+    before = [own.clone() for own in weights]
+    expected = [peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)]
+    learned = learn_stacked(vmap_peers, weights, masks)
+    torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
+    assert weights[0].equal(before[0])
+    for mine, mask, one, other in zip(learned, masks, vmap_peers, alone, strict=True):
+        assert isinstance(mine, Tensor)
+        assert mine[~mask].view(torch.int32).count_nonzero() == 0
+        assert one.report.passes == other.report.passes
+        assert one.report.loss == pytest.approx(other.report.loss, rel=1e-4)
+
+
+def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> None:
+    peers = trainers(points)
+    weights, masks = starts(peers)
+    expected = trainers(points)[2].learn(weights[2], masks[2])
+    weights[1] = weights[1].where(~masks[1], inf)
+    first, failed, last = learn_stacked(peers, weights, masks)
+    assert isinstance(failed, NonFiniteError)
+    assert str(failed).startswith("Peer 001, round 3: the training loss became infinite or nan")
+    torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
+    assert isinstance(first, Tensor)
+    assert peers[1].report.loss is None
+
+
+def test_only_peers_with_equally_many_samples_are_stacked(points: Points) -> None:
+    peers = trainers(points)
+    assert can_stack(peers)
+    peers[1].train = ResidentSamples(*points(21, 7))
+    assert not can_stack(peers)
+
+
+def test_a_model_with_buffers_is_not_stacked(points: Points) -> None:
+    live = LiveModel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    assert not can_stack(trainers(points, live=live))
+
+
+class Tied(nn.Module):
+    """One layer is used twice, one does not learn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice = nn.Linear(4, 4)
+        self.fixed = nn.Linear(4, 4).requires_grad_(False)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.fixed(self.twice(torch.tanh(self.twice(x)))))
+        return outputs
+
+
+class DecidesByValue(nn.Linear):
+    """A network that looks at its inputs."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x if x.max() > 0 else -x)
+
+
+@pytest.mark.parametrize(
+    ("module", "expected"),
+    [
+        (mlp, True),
+        (Tied, True),
+        (lambda: DecidesByValue(4, 3), False),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.Dropout()), False),
+        (lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), False),
+    ],
+    ids=["mlp", "tied", "by value", "dropout", "batch norm"],
+)
+def test_a_batch_shows_which_models_can_be_stacked(
+    points: Points, module: Callable[[], nn.Module], expected: bool
+) -> None:
+    live, samples = LiveModel(module()), ResidentSamples(*points(20, 0))
+    before = live.read()
+    assert can_be_stacked(live, Task(), samples) == expected
+    assert live.read().equal(before)
+    assert live.grad.count_nonzero() == 0
+
+
+def test_a_model_in_bf16_is_not_stacked(points: Points) -> None:
+    assert not can_be_stacked(LiveModel(mlp(), precision="bf16"), Task(), ResidentSamples(*points(20, 0)))
+
+
+def test_a_layer_used_twice_and_a_frozen_one_are_stacked_too(points: Points) -> None:
+    live = LiveModel(Tied())
+    alone, vmap_peers = trainers(points, live=live), trainers(points, live=live)
+    weights, masks = starts(alone)
+    expected = [peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)]
+    torch.testing.assert_close(learn_stacked(vmap_peers, weights, masks), expected, rtol=1e-4, atol=1e-5)

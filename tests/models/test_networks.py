@@ -1,0 +1,64 @@
+"""The built-in networks: number of parameters, inputs and outputs."""
+
+import pytest
+import torch
+from torch import nn
+
+from dispfl.core.layout import Layout
+from dispfl.errors import ConfigError
+from dispfl.models.settings import MODELS, Model
+
+
+def built(name: str, channels: int, classes: int, size: int) -> nn.Module:
+    """A network whose tensors have shapes and no numbers."""
+    with torch.device("meta"):
+        return Model(name=name).build(channels, classes, size)
+
+
+@pytest.mark.parametrize(
+    ("name", "channels", "classes", "size", "parameters"),
+    [
+        ("resnet18", 3, 10, 32, 11_173_962),
+        ("resnet18", 3, 100, 32, 11_220_132),
+        ("resnet18", 3, 200, 64, 11_271_432),
+        ("vgg11", 3, 10, 32, 9_231_114),
+        ("cnn", 1, 10, 28, 105_962),
+    ],
+)
+def test_parameter_counts(name: str, channels: int, classes: int, size: int, parameters: int) -> None:
+    assert Layout.of(built(name, channels, classes, size)).size == parameters
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("channels", "classes", "size"), [(1, 10, 32), (3, 10, 32), (3, 200, 64)])
+def test_a_batch_of_two_gives_one_output_per_class(name: str, channels: int, classes: int, size: int) -> None:
+    images = torch.empty(2, channels, size, size, device="meta")
+    assert built(name, channels, classes, size)(images).shape == (2, classes)
+
+
+@pytest.mark.parametrize("size", [27, 28, 29, 30])
+def test_the_small_cnn_takes_any_image_size(size: int) -> None:
+    assert built("cnn", 1, 10, size)(torch.empty(1, 1, size, size, device="meta")).shape == (1, 10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_network_has_buffers_because_group_norm_needs_none(name: str) -> None:
+    module = built(name, 3, 10, 32)
+    assert not list(module.buffers())
+    assert any(isinstance(layer, nn.GroupNorm) for layer in module.modules())
+
+
+def test_images_in_channels_last_memory_give_the_same_outputs() -> None:
+    network = Model(name="cnn").build(3, 10, 16)
+    images = torch.randn(2, 3, 16, 16)
+    torch.testing.assert_close(network(images.to(memory_format=torch.channels_last)), network(images))
+
+
+def test_an_unknown_network_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match=r"model\.name 'resnet' does not exist\. Did you mean resnet18\?"):
+        Model(name="resnet")
+
+
+def test_vgg_refuses_images_too_small_for_five_poolings() -> None:
+    with pytest.raises(ConfigError, match="vgg11 needs images of at least 32x32, got 28x28"):
+        Model(name="vgg11").build(1, 10, 28)

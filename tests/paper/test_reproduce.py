@@ -1,0 +1,66 @@
+"""Estimated hours of experiments, and their differences from the paper's."""
+
+from pathlib import Path
+
+import pytest
+
+from dispfl.config import Experiment, compose
+from dispfl.paper.experiments import Scale, find_experiment
+from dispfl.paper.reproduce import differences, remaining_hours, samples_trained
+from dispfl.runs.directory import RunDirectory
+from dispfl.runs.grid import GridRun
+
+
+def samples(*overrides: str) -> float:
+    """Count the samples of two rounds of 20 peers with 96 samples, 100 test samples and 5 epochs."""
+    return samples_trained(compose({}, ["peers=20", "rounds=2", "topology.degree=4", *overrides]))
+
+
+def test_the_samples_of_a_run_agree_with_hand_counts() -> None:
+    evals = 2 * 20 * 100 / 3
+    assert samples("method=local") == pytest.approx(2 * 20 * 5 * 96 + evals)
+    assert samples("method=fedavg", "method.cohort=4") == pytest.approx(2 * 4 * 5 * 96 + evals)
+    assert samples("method=fedavg", "method.cohort=40") == samples("method=local")
+    assert samples("method=ditto", "method.cohort=4", "method.global_epochs=1") == pytest.approx(2 * 4 * 4 * 96 + evals)
+    assert samples("method=dispfl") == pytest.approx(2 * 20 * (5 * 96 + 32) + 2 * evals)  # also evaluated after mixing
+    assert samples("method=dispfl", "method.regrow=random") == pytest.approx(2 * 20 * 5 * 96 + 2 * evals)
+    assert samples("method=dpsgd-ft") == pytest.approx(2 * 20 * 5 * 96 + 20 * 5 * 96 + evals / 2)  # once, at the end
+    assert samples("method=local", "partition.samples_per_peer=all") == pytest.approx(
+        2 * 20 * 5 * 200 + evals
+    )  # 4,000 / 20
+
+
+def test_half_a_run_takes_half_the_hours_and_a_finished_one_takes_none(tmp_path: Path) -> None:
+    tiny = ["peers=2", "rounds=4", "topology.degree=1", "train.batch_size=4", "workers=1"]
+    cells = {}
+    for name in ("local", "dpsgd", "fedavg"):
+        experiment = compose({}, [*tiny, f"method={name}"])
+        cells[name] = GridRun({"method": name}, experiment, tmp_path / name)
+    for name, rounds in (("dpsgd", 2), ("fedavg", 4)):
+        directory = RunDirectory.create(tmp_path / name, cells[name].experiment.to_toml())
+        for t in range(rounds):
+            directory.append({"round": t})
+        if rounds == 4:
+            directory.write_summary({})
+        directory.close()
+    local, half = remaining_hours(cells.values())
+    assert (local.method, local.runs, half.method, half.runs) == ("local", 1, "dpsgd", 1)
+    assert half.hours == pytest.approx(local.hours / 2)
+    assert local.hours > 0
+
+
+def test_differences_from_the_paper_are_listed_in_one_line() -> None:
+    def experiments(name: str, scale: Scale, *overrides: str) -> list[Experiment]:
+        return [run.cell.experiment for run in find_experiment(name, scale).runs(Path("out"), overrides=overrides)]
+
+    def line(name: str, scale: Scale, *overrides: str) -> str:
+        return differences(experiments(name, scale, *overrides), experiments(name, "paper"))
+
+    assert line("sparsity", "laptop") == (
+        "Not the paper's experiment: fashion-sample instead of cifar10; cnn instead of resnet18; "
+        "20 instead of 100 peers; 4 instead of 10 neighbours; 20 instead of 500 rounds; "
+        "96 instead of 500 samples per peer; 32 instead of 128 samples per batch."
+    )
+    assert "2 instead of 2, 10 or 20 classes per peer" in line("main", "laptop")
+    assert line("sparsity", "paper") == ""
+    assert line("sparsity", "paper", "rounds=5") == "Not the paper's experiment: 5 instead of 500 rounds."

@@ -1,0 +1,266 @@
+"""Membership sync: records are transferred once, in any number, and accepted only if verified."""
+
+import asyncio
+import json
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispfl.peer.client import Client
+from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.context import NodeContext
+from dispfl.peer.guard import RequestGuard
+from dispfl.peer.local import free_ports
+from dispfl.peer.log import event_logger
+from dispfl.peer.membership import sync
+from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.identity import Identity, der
+from dispfl.peer.membership.invite import Invite
+from dispfl.peer.membership.member_list import Member, MemberList
+from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.membership.sync import SiteMembership, SyncMessage, record_digest, sync_body
+from dispfl.peer.run import CodecExecutor, open_node
+from dispfl.peer.server import Server
+from dispfl.peer.setup import LocalSetup, local_setup
+from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.transport import http
+from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
+
+CONFIG = SiteConfig.from_values({"model": {"name": "mlp"}}).to_toml()
+SOMEWHERE = Address("192.0.2.7", 7601)
+
+
+@pytest.fixture
+def two_sites(tmp_path: Path) -> tuple[Site, Site]:
+    """Alice and bob, who have accepted each other."""
+    alice, bob = (
+        Site.create(tmp_path / name, SiteInfo(name=name, listen=f"127.0.0.1:{port}"), CONFIG)
+        for name, port in zip(("alice", "bob"), free_ports(2), strict=True)
+    )
+    alice.members.accept(bob.invite())
+    bob.members.accept(alice.invite())
+    return alice, bob
+
+
+def quiet(event: str, facts: object) -> None: ...
+
+
+def sync_members(client: Site, server: Site, setup: Callable[[Site], LocalSetup] = local_setup) -> list[str]:
+    """Sync over real sockets; returns the events that the client logs."""
+    events: list[str] = []
+
+    async def scenario() -> None:
+        async with (
+            open_node(server, setup(server), Deadlines(), quiet) as (serving, _),
+            open_node(client, setup(client), Deadlines(), lambda event, facts: events.append(event)) as (node, _),
+        ):
+            await serving.client.transport.serve(Server(serving.ctx))
+            await node.client.sync_members([server.name])
+
+    asyncio.run(scenario())
+    return events
+
+
+def test_four_hundred_records_are_transferred_in_one_sync(two_sites: tuple[Site, Site]) -> None:
+    """They have about 350 kB, far more than a header may have."""
+    alice, bob = two_sites
+    others = [Identity.make(f"site-{k:03d}") for k in range(400)]
+    for site in two_sites:  # written directly, because 400 updates of the file are slow
+        accepted = [*site.members.accepted(), *(Member(one.name, SOMEWHERE, one.certificate) for one in others)]
+        site.members.path.write_bytes(MemberList(members={member.name: member for member in accepted}).to_bytes())
+    records = [MemberRecord.sign(other, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for other in others]
+    assert len(alice.members.merge(records).learned) == 400
+    assert len(sync_body(records, records)) > 5 * http.MAX_HEADER_BYTES
+    assert sync_members(bob, alice) == []
+    learned = [bob.members.get(other.name) for other in others]
+    assert all(member is not None and (member.density, member.first_round) == (0.25, 3) for member in learned)
+    assert len(bob.members.roster(2)) == 2
+    assert len(bob.members.roster(3)) == 402
+
+
+def test_sync_transfers_records_in_both_directions(two_sites: tuple[Site, Site]) -> None:
+    alice, bob = two_sites
+    carol = Identity.make("carol")
+    for site in two_sites:
+        site.members.accept(Invite("dispfl", "carol", SOMEWHERE, carol.certificate))
+    alice.members.merge([MemberRecord.sign(carol, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()])
+    assert sync_members(alice, bob) == []  # the client has more records
+    for site, other in ((alice, "bob"), (bob, "alice")):
+        for name in (other, "carol"):
+            member = site.members.get(name)
+            assert member is not None
+            assert member.density is not None
+
+
+class RecordingTransport:
+    """A transport that calls a handler directly and stores the number of records in each body."""
+
+    def __init__(self, handler: Handler, sender: str) -> None:
+        self.handler, self.sender = handler, sender
+        self.records: list[int] = []
+
+    async def request(self, peer: str, request: Request) -> Response:
+        response = await self.handler(self.sender, request)
+        self.records += [len(SyncMessage.read(body).records) for body in (request.body, response.body)]
+        return response
+
+    async def serve(self, handler: Handler) -> None: ...
+
+    async def close(self) -> None: ...
+
+
+def test_a_record_is_transferred_once(two_sites: tuple[Site, Site]) -> None:
+    contexts = {}
+    for site in two_sites:
+        setup = local_setup(site)
+        site.members.announce(site.identity, site.info.address, setup.density, 0)
+        membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
+        contexts[site.name] = (setup, membership)
+
+    async def scenario() -> list[int]:
+        alice, bob = (
+            NodeContext(name, setup.run, setup.codec(), setup.spec, membership)
+            for name, (setup, membership) in contexts.items()
+        )
+        transport = RecordingTransport(Server(alice), "bob")
+        client = Client(bob, transport, Deadlines(), random.Random(0))
+        await client.sync_members(["alice"])
+        await client.sync_members(["alice"])
+        return transport.records
+
+    # Bob lists none and receives alice's; he sends his own, which she did not list; then there is nothing new.
+    assert asyncio.run(scenario()) == [0, 1, 1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"{", b"[]", b"{}", b'{"known":[]}', b'{"known":{},"records":[]}', b'{"known":[],"records":{}}', b"[" * 100_000],
+)
+def test_an_invalid_sync_body_is_refused_and_counted(two_sites: tuple[Site, Site], body: bytes) -> None:
+    alice, _ = two_sites
+    setup = local_setup(alice)
+    membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
+
+    async def scenario() -> NodeContext:
+        ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
+        with pytest.raises(Refused, match="The body of a sync message cannot be read"):
+            await Server(ctx)("bob", Request("sync", {"spec": dict(setup.spec), "current_round": 0}, body))
+        return ctx
+
+    assert dict(asyncio.run(scenario()).guard.refused["bob"]) == {"malformed": 1}
+
+
+def receive(alice: Site, *syncs: list[JSON]) -> NodeContext:
+    """Alice's node context after bob has sent her these records."""
+    setup = local_setup(alice)
+    membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
+
+    async def scenario() -> NodeContext:
+        ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
+        for records in syncs:
+            request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, sync_body(records, records))
+            response = await Server(ctx)("bob", request)
+            assert SyncMessage.read(response.body).known == {
+                record_digest(record) for record in alice.members.records()
+            }
+        return ctx
+
+    return asyncio.run(scenario())
+
+
+def test_a_modified_record_is_not_accepted_and_counts_as_an_offence_of_its_sender(
+    two_sites: tuple[Site, Site],
+) -> None:
+    alice, bob = two_sites
+    record = json.loads(json.dumps(MemberRecord.sign(bob.identity, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()))
+    record["record"]["density"] = 1.0
+    ctx = receive(alice, [record, record, {"no": "record"}])
+    member = alice.members.get("bob")
+    assert member is not None
+    assert member.density is None
+    assert ctx.guard.refused == {"bob": {"signature": 1, "malformed": 1}}  # per sync, not per record
+
+
+def test_relaying_a_record_that_only_we_refuse_is_not_an_offence(two_sites: tuple[Site, Site]) -> None:
+    """A record older than ours, and one with a key that the sender has accepted for a name that we know."""
+    alice, _ = two_sites
+    carol = Identity.make("carol")
+    alice.members.accept(Invite("dispfl", "carol", SOMEWHERE, carol.certificate))
+    newer, older = (MemberRecord.sign(carol, "dispfl", SOMEWHERE, 0.25, 3, serial).to_json() for serial in (2, 1))
+    another = MemberRecord.sign(Identity.make("carol"), "dispfl", SOMEWHERE, 0.5, 0, 9).to_json()
+    ctx = receive(alice, [newer], *[[older, another]] * 20)
+    assert not ctx.guard.refused
+    member = alice.members.get("carol")
+    assert member is not None
+    assert (member.serial, member.density) == (2, 0.25)
+
+
+def test_records_above_the_limit_are_ignored(two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch) -> None:
+    alice, _ = two_sites
+    monkeypatch.setattr(RequestGuard, "MAX_RECORDS", 3)
+    records = [
+        MemberRecord.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for k in range(4)
+    ]
+    ctx = receive(alice, records[:2], records)
+    assert [record.name for record in alice.members.known()] == ["site-0", "site-1"]  # the third was site-0 again
+    assert ctx.guard.refused == {"bob": {"too-many-records": 1}}
+
+
+def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
+    two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = two_sites
+    setup = local_setup(alice)
+    membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
+    records = [
+        MemberRecord.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for k in range(50)
+    ]
+    certificate, threads = der(bob.identity.certificate), []
+    for owner in (SyncMessage, MemberRecord):
+
+        def recorded(found: Any, read: Callable[[Any], Any] = owner.read) -> Any:
+            threads.append(threading.current_thread().name)
+            return read(found)
+
+        monkeypatch.setattr(owner, "read", recorded)
+
+    async def scenario() -> int:
+        executor, lookups = CodecExecutor(), 0
+        ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership, executor)
+        request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, sync_body([], records))
+        syncs = [asyncio.create_task(Server(ctx)("bob", request)) for _ in range(3)]
+        while not all(task.done() for task in syncs):
+            assert membership.identify(certificate, ()) == "bob"
+            lookups += 1
+            await asyncio.sleep(0)
+        executor.close()
+        assert all(task.result().header["spec"] == setup.spec for task in syncs)
+        return lookups
+
+    assert asyncio.run(scenario()) > 3
+    assert len(threads) == 3 + 50  # no signature is verified twice
+    assert all(name.startswith("messages") for name in threads)
+    assert len(alice.members.known()) == 50
+
+
+def test_a_body_above_the_limit_is_refused_before_it_is_read(
+    two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = two_sites
+    monkeypatch.setattr(sync, "MAX_BODY_BYTES", 50)
+    lines: list[object] = []
+
+    async def scenario() -> None:
+        async with (
+            open_node(alice, local_setup(alice), Deadlines(), event_logger("alice")) as (there, _),
+            open_node(bob, local_setup(bob), Deadlines(), lambda event, facts: lines.append(facts)) as (ctx, _),
+        ):
+            await there.client.transport.serve(Server(there.ctx))
+            await ctx.client.sync_members(["alice"])
+
+    asyncio.run(scenario())
+    assert "at most 50 bytes" in str(lines) or "at most 50 are allowed" in str(lines)

@@ -1,0 +1,175 @@
+"""Responses and refusals of one peer, on a virtual clock."""
+
+import asyncio
+from dataclasses import replace
+
+import numpy as np
+import torch
+from simulated_world import LAYOUT, LIMIT, ROUNDS, World, reliable
+
+from dispfl.core.packed import PackedMask
+from dispfl.peer.context import NodeContext
+from dispfl.peer.server import Server
+from dispfl.peer.spec import federation_spec, spec_difference, spec_digest
+from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
+from dispfl.testing.virtual_time import run
+
+
+def send_all(world: World, requests: list[Request]) -> tuple[list[str], dict[str, int]]:
+    """Send these requests of a member to a peer; return its responses and its refusal counts."""
+    answers: list[str] = []
+    nodes = {}
+
+    async def story() -> None:
+        node = nodes["000"] = world.node("000")
+        living = asyncio.create_task(node.run(0, world.start["000"]))
+        transport = world.network.join("001")
+        await asyncio.sleep(1)
+        for request in requests:
+            try:
+                response = await transport.request("000", request)
+                answers.append(str(response.header.get("status", "sync")))
+            except Refused as refused:
+                answers.append(refused.reason)
+            except Unreachable:
+                answers.append("unreachable")
+        living.cancel()
+        await asyncio.wait([living])
+        await node.client.transport.close()
+        await transport.close()
+
+    run(story(), LIMIT)
+    return answers, dict(nodes["000"].ctx.guard.refused["001"])
+
+
+def test_every_bad_request_is_refused_by_name_and_counted() -> None:
+    world = World(8, reliable, peers=2)
+    codec, start = world.context.codec(LAYOUT), world.start["001"]
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "a"}
+    good = codec.encode_request(start.next_mask)
+    denser = np.ones(LAYOUT.size, np.bool_)
+    dense = codec.encode_request(PackedMask.pack(torch.from_numpy(denser)))
+    answers, counted = send_all(
+        world,
+        [
+            Request("model", header, good),
+            Request("model", header, good),
+            Request("model", {**header, "nonce": "b", "round": ROUNDS}, good),
+            Request("model", {**header, "nonce": "c", "round": "0"}, good),
+            Request("model", {**header, "nonce": "d", "spec": "other"}, good),
+            Request("model", {**header, "nonce": "e"}, good[:-1]),
+            Request("model", {**header, "nonce": "f"}, dense),
+            Request("wish", {}),
+            Request("sync", {"spec": {**spec, "rounds": "21"}}),
+            Request("sync", {"spec": dict(spec)}),
+        ],
+    )
+    assert answers == [
+        "model",
+        "replayed",
+        "no-such-round",
+        "malformed",
+        "spec-mismatch",
+        "checksum",
+        "density",
+        "unknown-request",
+        "spec-mismatch",
+        "sync",
+    ]
+    assert counted == {reason: answers.count(reason) for reason in answers if reason not in ("model", "sync")}
+
+
+def test_a_request_for_a_later_round_is_held_no_longer_than_the_client_asks() -> None:
+    world = World(8, reliable, peers=2)
+    world.network.timeout = 5.0  # seconds; by default a request is held for 10
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 3}
+    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    holds: list[dict[str, JSON]] = [{"hold": 2.0}, {"hold": -1}, {}, {"hold": 1e9}]
+    answers, _ = send_all(
+        world, [Request("model", {**header, "nonce": str(n), **hold}, body) for n, hold in enumerate(holds)]
+    )
+    assert answers == ["wait", "wait", "unreachable", "unreachable"]
+
+
+def test_resuming_the_same_response_too_often_is_refused_and_counted() -> None:
+    world = World(8, reliable, peers=2)
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "recorded"}
+    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    answers, counted = send_all(
+        world, [Request("model", header, body), *[Request("model", header, body, offset=1)] * 22]
+    )
+    assert answers == ["model"] * 21 + ["replayed"] * 2
+    assert counted == {"replayed": 2}
+
+
+def test_a_resumed_request_must_have_the_same_body() -> None:
+    world = World(8, reliable, peers=2)
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "recorded"}
+    encode = world.context.codec(LAYOUT).encode_request
+    first, other = (encode(world.start[name].next_mask) for name in ("001", "000"))
+    answers, counted = send_all(world, [Request("model", header, first), Request("model", header, other, offset=1)])
+    assert (answers, counted) == (["model", "replayed"], {"replayed": 1})
+
+
+def test_requests_that_get_wait_are_not_limited() -> None:
+    world = World(8, reliable, peers=2)
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 3, "hold": 1.0}
+    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    answers, counted = send_all(world, [Request("model", {**header, "nonce": str(n)}, body) for n in range(40)])
+    assert (answers, counted) == (["wait"] * 40, {})
+
+
+def test_a_spec_mismatch_names_the_entry_that_differs() -> None:
+    world = World(9, reliable, peers=2)
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    other = federation_spec("test", replace(world.context, rounds=21), LAYOUT, world.weights, 0.5)
+    assert spec_difference(spec, other) == "rounds is 20 here and 21 there."
+
+
+def test_a_repeat_offender_is_banned() -> None:
+    world = World(10, reliable, peers=2)
+    answers, counted = send_all(world, [Request("wish", {})] * 12)
+    assert answers == ["unknown-request"] * 10 + ["banned"] * 2
+    assert counted == {"unknown-request": 10, "banned": 2}
+
+
+def in_round_0(world: World, requests: list[Request]) -> tuple[NodeContext, list[Response]]:
+    """Send these requests of peer 001 to peer 000 in round 0; return its context and its responses."""
+
+    async def story() -> tuple[NodeContext, list[Response]]:
+        ctx, state = world.node("000").ctx, world.start["000"]
+        ctx.published.publish(0, ctx.method.publish(state), ["001"], lambda name: False)
+        return ctx, [await Server(ctx)("001", request) for request in requests]
+
+    return run(story(), LIMIT)
+
+
+def test_a_transfer_resumed_after_a_restart_of_the_sender_has_the_same_bytes() -> None:
+    world = World(8, reliable, peers=2)
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    request = Request("model", {"spec": spec_digest(spec), "round": 0, "nonce": "a"}, body)
+    _, [begun] = in_round_0(world, [request])
+    _, [resumed] = in_round_0(world, [replace(request, offset=7)])  # a new process, without the nonces
+    assert begun.header["status"] == "model"
+    assert resumed == begun
+
+
+def test_a_model_counts_as_fetched_once_it_is_sent_completely() -> None:
+    world = World(8, reliable, peers=2)
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    request = Request("model", {"spec": spec_digest(spec), "round": 0, "nonce": "a"}, body)
+    ctx, [broken, whole] = in_round_0(world, [request, replace(request, offset=7)])
+    neighbour = ctx.status.peers["001"]
+    assert broken.body == whole.body
+    assert ctx.published.pending() == {"001"}
+    assert (neighbour.received_bytes, neighbour.sent_bytes) == (0, 0)
+    whole.on_sent()
+    assert ctx.published.pending() == set()
+    assert (neighbour.received_bytes, neighbour.sent_bytes) == (len(body), len(whole.body))

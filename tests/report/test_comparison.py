@@ -1,0 +1,196 @@
+"""Comparisons of handwritten run directories."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from dispfl.errors import RunError
+from dispfl.report.comparison import Budget, Comparison, compare, mean_curve
+from dispfl.report.plots import plot_comparison
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """`write("ditto", 1, [0.5, None, 0.7], mb=2)`: a run of two peers with these accuracies, at 2 MB a round."""
+
+    def run(
+        name: str, seed: int, accuracy: Sequence[float | None], mb: float = 0.0, flops: float = 10.0, **more: float
+    ) -> Path:
+        path = tmp_path / name / f"seed-{seed}"
+        path.mkdir(parents=True)
+        (path / "config.toml").write_text(f"seed = {seed}\npeers = 2\n[method]\nname = '{name}'\n")
+        lines = [
+            {
+                "round": t,
+                "accuracy": None if mean is None else {"mean": mean, "std": 0.25, "per_peer": [mean, None]},
+                "busiest": {"paper_mb": mb / 2, "wire_mb": mb},
+                "flops_per_peer": flops,
+                "flops_total": 2 * flops,
+                "failures": {"001": "It broke."} if mean == 0 else {},
+                "seconds": 1.5,
+                **more,
+            }
+            for t, mean in enumerate(accuracy)
+        ]
+        (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+    return run
+
+
+def by_name(paths: Sequence[Path], budget: Budget = Budget.ROUNDS) -> Comparison:
+    return compare([({"method": path.parent.name}, path) for path in paths], budget)
+
+
+def test_accuracy_is_the_mean_and_the_sample_standard_deviation_over_seeds(write: Write) -> None:
+    """0.5, 0.6, 0.7: mean 0.6, squares 0.01 + 0 + 0.01 divided by n - 1 = 2, so the deviation is 0.1."""
+    (row,) = by_name([write("a", seed, [0.1, last]) for seed, last in enumerate((0.5, 0.6, 0.7))]).rows
+    assert row.accuracy == pytest.approx(0.6)
+    assert row.accuracy_std == pytest.approx(0.1)
+    assert row.peer_std == 0.25
+
+
+def test_one_seed_has_no_deviation_over_seeds(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [0.5])]).rows
+    assert (row.accuracy, row.accuracy_std) == (0.5, None)
+
+
+def test_accuracy_is_that_of_the_last_evaluated_round(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [None, 0.4, None])]).rows
+    assert row.accuracy == 0.4
+    assert row.mean_final(lambda point: point.round) == 2
+    assert row.rounds == 3
+
+
+def test_a_run_that_was_never_evaluated_has_no_accuracy(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [None])]).rows
+    assert (row.accuracy, row.accuracy_std, row.peer_std) == (None, None, None)
+    assert by_name([row.runs[0].path]).best == []
+
+
+def test_costs_are_means_over_rounds_and_time_is_a_sum(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [0.5, 0.5], mb=2), write("a", 1, [0.5, 0.5], mb=4)]).rows
+    assert row.mean(lambda run: run.wire_mb) == 3
+    assert row.mean(lambda run: run.paper_mb) == 1.5
+    assert row.mean_final(lambda point: point.seconds) == 3.0
+
+
+def test_a_federations_flops_are_those_of_the_peers_that_trained(write: Write) -> None:
+    """A server method trains a cohort of one: 10 a round; an older run of two peers at 10 each: 20."""
+    cohort, everyone = by_name([write("cohort", 0, [0.5], flops_total=10.0), write("all", 0, [0.5])]).rows
+    assert cohort.mean(lambda run: run.flops_total) == 10
+    assert everyone.mean(lambda run: run.flops_total) == 20
+    assert [row.mean(lambda run: run.flops_per_peer) for row in (cohort, everyone)] == [10, 10]
+
+
+def test_failed_steps_are_counted_over_all_rounds(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [0.0, 0.5, 0.0])]).rows
+    assert row.runs[0].failures == 2
+
+
+def test_rounds_to_a_target_count_from_one_and_skip_rounds_without_evaluation(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [0.3, None, 0.6]), write("a", 1, [0.3, 0.6, 0.5])]).rows
+    assert [run.rounds_to(0.6) for run in row.runs] == [3, 2]
+    assert row.rounds_to(0.6) == 2.5
+    assert row.rounds_to(0.3) == 1
+
+
+def test_an_accuracy_equal_to_the_target_reaches_it(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [0.1, 0.7])]).rows
+    assert (row.rounds_to(0.7), row.rounds_to(0.71)) == (2, None)
+
+
+def test_a_target_that_one_seed_misses_is_not_reached(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [0.9]), write("a", 1, [0.5])]).rows
+    assert row.rounds_to(0.6) is None
+
+
+def test_equal_bytes_are_the_smallest_total_of_those_that_send(write: Write) -> None:
+    """Cheap sends 3 x 1 MB. Expensive, at 1.5 MB a round, has had 3 MB after its second; local sends nothing."""
+    paths = [
+        write("cheap", 0, [0.1, 0.2, 0.3], mb=1),
+        write("expensive", 0, [0.4, 0.5, 0.6], mb=1.5),
+        write("local", 0, [0.7, 0.8, 0.9]),
+    ]
+    comparison = by_name(paths, Budget.BYTES)
+    assert comparison.limits == {0: 3.0}
+    assert [row.accuracy for row in comparison.rows] == [0.3, 0.5, 0.9]
+    assert [row.mean_final(lambda point: point.wire_mb) for row in comparison.rows] == [3, 3, 0]
+
+
+def test_equal_flops_are_those_of_the_whole_federation(write: Write) -> None:
+    """Three rounds at 2 x 10 make 60; at 30 a round that is two rounds."""
+    paths = [write("cheap", 0, [0.1, 0.2, 0.3]), write("expensive", 0, [0.4, 0.5, 0.6], flops_total=30.0)]
+    comparison = by_name(paths, Budget.FLOPS)
+    assert comparison.limit == 60
+    assert [row.accuracy for row in comparison.rows] == [0.3, 0.5]
+
+
+def test_the_last_evaluated_round_within_the_budget_counts(write: Write) -> None:
+    paths = [write("cheap", 0, [0.1, 0.2, 0.3], mb=1), write("expensive", 0, [0.4, None, 0.6], mb=1.5)]
+    assert by_name(paths, Budget.BYTES).rows[1].accuracy == 0.4
+
+
+def test_each_seed_has_its_own_budget_so_that_the_cheapest_row_keeps_all_rounds(write: Write) -> None:
+    paths = [write("a", 0, [0.1, 0.2], mb=1), write("a", 1, [0.3, 0.4], mb=2), write("b", 1, [0.5, 0.6], mb=3)]
+    comparison = by_name(paths, Budget.BYTES)
+    assert comparison.limits == {0: 2.0, 1: 4.0}
+    assert comparison.limit == 3
+    assert [run.final and run.final.round for row in comparison.rows for run in row.runs] == [2, 2, 1]
+
+
+def test_a_row_whose_first_evaluated_round_exceeds_the_budget_has_no_accuracy(write: Write) -> None:
+    paths = [write("cheap", 0, [0.1], mb=1), write("expensive", 0, [0.9], mb=5)]
+    comparison = by_name(paths, Budget.BYTES)
+    assert comparison.rows[1].accuracy is None
+    assert comparison.rows[1].mean_final(lambda point: point.seconds) is None
+    assert [row.label for row in comparison.best] == ["cheap"]
+
+
+def test_costs_that_differ_in_the_last_bit_are_equal(write: Write) -> None:
+    """0.1 + 0.1 + 0.1 is a little more than 0.3."""
+    paths = [write("three", 0, [0.1, 0.2, 0.3], mb=0.1), write("one", 0, [0.5], mb=0.3)]
+    assert by_name(paths, Budget.BYTES).rows[0].accuracy == 0.3
+
+
+def test_without_traffic_there_is_no_limit_of_bytes(write: Write) -> None:
+    comparison = by_name([write("local", 0, [0.1, 0.2])], Budget.BYTES)
+    assert (comparison.limit, comparison.rows[0].accuracy) == (None, 0.2)
+
+
+def test_rows_that_print_the_same_accuracy_are_both_the_best(write: Write) -> None:
+    paths = [write("a", 0, [0.80001]), write("b", 0, [0.8]), write("c", 0, [0.79])]
+    assert [row.label for row in by_name(paths).best] == ["a", "b"]
+
+
+def test_a_row_of_a_sweep_is_labelled_by_its_keys(write: Write) -> None:
+    path = write("a", 0, [0.5])
+    (row,) = compare([({"method.density": "0.2", "method": "dispfl"}, path)]).rows
+    assert row.label == "method.density=0.2, method=dispfl"
+
+
+def test_a_run_without_a_finished_round_is_refused(write: Write) -> None:
+    path = write("a", 0, [])
+    with pytest.raises(RunError, match="has no finished round to compare; run it first"):
+        by_name([path])
+    with pytest.raises(RunError, match="There are no runs to compare"):
+        by_name([])
+
+
+def test_a_curve_is_the_mean_over_seeds_of_the_rounds_that_all_evaluated(write: Write) -> None:
+    (row,) = by_name([write("a", 0, [0.2, None, 0.5, 0.9], mb=1), write("a", 1, [0.4, 0.5, 0.5], mb=3)]).rows
+    rounds, mean, spread = mean_curve(row, Budget.ROUNDS)
+    assert rounds == [1, 3]
+    assert mean == pytest.approx([0.3, 0.5])
+    assert spread == pytest.approx([0.02**0.5, 0])  # 2 x 0.1 squared, divided by 2 - 1
+    assert mean_curve(row, Budget.BYTES)[0] == [2, 6]
+
+
+def test_the_plot_is_a_png_with_more_rows_than_colours(write: Write, tmp_path: Path) -> None:
+    paths = [write(f"method-{number}", seed, [0.2, 0.5], mb=1) for number in range(11) for seed in range(2)]
+    plot_comparison(by_name(paths, Budget.BYTES), tmp_path / "curves.png")
+    assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

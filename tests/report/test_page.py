@@ -1,0 +1,202 @@
+"""The whole page: self-contained, safe, small and deterministic; also in a real browser."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from math import sin
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from html_cells import cells
+
+from dispfl.errors import RunError
+from dispfl.report.page import CONTENTS, headline, settings_section, write_report
+from dispfl.report.results import ReportResults, read_results
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+Write = Callable[..., Path]
+
+
+def test_the_same_runs_give_the_same_bytes(write: Write, tmp_path: Path) -> None:
+    paths = [write("a", [[0.5, 0.6]]), write("b", [[0.4, 0.7]], "local")]
+    for name in ("one.html", "two.html"):
+        write_report(paths, tmp_path / name)
+    assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
+
+
+def test_text_from_files_cannot_become_tags(write: Write, tmp_path: Path) -> None:
+    evil = "<script>alert(1)</script>"
+    write("a<b>", [[0.5]], f"m{evil}", data={"name": evil}, metric=evil, record={"failures": {evil: evil}})
+    write_report([tmp_path / "a<b>"], tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert "<script" not in html
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
+    assert "<b>" not in html
+
+
+def test_the_page_loads_nothing(write: Write, tmp_path: Path) -> None:
+    write_report([write("a", [[0.5]])], tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert not re.findall(r"https?:|//[a-z]|url\(|@import|<script|<img", html)
+    assert "default-src 'none'" in html
+
+
+def test_a_folder_is_rejected_as_output(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"is a folder; name the file to write, such as .*report\.html"):
+        write_report([write("a", [[0.5]])], tmp_path)
+
+
+def test_an_existing_page_is_replaced(write: Write, tmp_path: Path) -> None:
+    out = tmp_path / "report.html"
+    out.write_text("old")
+    write_report([write("a", [[0.5]])], out)
+    assert out.read_text().startswith("<!doctype html>")
+
+
+def test_a_page_of_100_peers_and_500_rounds_stays_below_half_a_megabyte(write: Write, tmp_path: Path) -> None:
+    scores = [[0.5 + 0.3 * sin(peer + t / 100) for peer in range(100)] for t in range(500)]
+    traffic = {f"{peer:03d}": [1_000_000, 900_000 + peer] for peer in range(100)}
+    labels = [[(peer + label) % 7 for label in range(10)] for peer in range(100)]
+    topology = {"name": "random", "degree": 10}
+    path = write("a", scores, labels=labels, topology=topology, record={"traffic": traffic})
+    write_report([path], tmp_path / "report.html")
+    assert (tmp_path / "report.html").stat().st_size < 500_000
+
+
+def test_federations_made_in_python_have_all_sections(write: Write, tmp_path: Path) -> None:
+    path = write("a", [[0.5, 0.6]], made_in_python=True, metric="f1", samples=[3, 4])
+    config = (path / "config.toml").read_text()
+    (path / "config.toml").write_text(re.sub(r"\[(data|partition)\]\n(\w.*\n)+", "", config))
+    write_report([path], tmp_path / "report.html")
+    html = (tmp_path / "report.html").read_text()
+    assert re.findall(r'<section id="(\w+)"', html) == list(CONTENTS)
+    assert "2 peers · ring topology · 1 round · 1 seed · made in Python" in html
+    assert "f1, mean over peers" in html
+
+
+def two_rows(write: Write) -> ReportResults:
+    paths = [
+        write("runs/a", [[0.5]], "dispfl", own={"density": 0.5}, topology={"name": "random", "degree": 4}),
+        write("runs/b", [[0.4]], "local", train={"lr": 0.1}, topology={"name": "random", "degree": 4}),
+    ]
+    return read_results(paths)
+
+
+def test_the_headline_has_the_settings_that_all_rows_share(write: Write) -> None:
+    line = headline(two_rows(write))
+    assert line == "1 peer · mnist · dirichlet 0.3 · random topology of degree 4 · 1 round · 1 seed"
+
+
+def test_the_settings_list_common_values_and_those_of_each_row(write: Write, tmp_path: Path) -> None:
+    html = settings_section(two_rows(write), tmp_path / "report.html")
+    pairs = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", html)
+    assert ("alpha", "0.3") in pairs
+    assert ("density", "0.5") in pairs
+    assert [value for key, value in pairs if key == "train.lr"] == ["not set", "0.1"]
+    assert cells(html)[0] == ["runs/a", "Dis-PFL", "0", "1 of 1", "dispfl 0.1.0"]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("there is no Chromium on this machine")
+    with sync_api.sync_playwright() as play:
+        found = play.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+def a_comparison(write: Write, tmp_path: Path) -> Path:
+    """Two methods, two seeds, in the layout of `compare`, and their page."""
+    record: dict[str, Any] = {"traffic": {"000": [9, 9], "001": [9, 9]}, "failures": {"000": "It broke & <stopped>."}}
+    for seed in (0, 1):
+        labels = [[4, 1], [0, 5]]
+        write(
+            f"out/dispfl/seed-{seed}",
+            [[0.5, 0.7], [0.6, 0.8 + seed / 10]],
+            "dispfl",
+            seed,
+            labels=labels,
+            record=record,
+        )
+        write(f"out/local/seed-{seed}", [[0.4, 0.6], [0.5, 0.7]], "local", seed, mb=0, labels=labels)
+    write_report([tmp_path / "out"], tmp_path / "report.html")
+    return tmp_path / "report.html"
+
+
+@pytest.fixture
+def page(browser: "Browser", write: Write, tmp_path: Path) -> Iterator["Page"]:
+    """The page on a phone; closing it checks that nothing was requested and no error was logged."""
+    context = browser.new_context(viewport={"width": 390, "height": 844}, color_scheme="dark")
+    opened = context.new_page()
+    requests: list[str] = []
+    errors: list[str] = []
+    opened.on("request", lambda request: requests.append(request.url))
+    opened.on("console", lambda message: errors.append(message.text))
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    path = a_comparison(write, tmp_path)
+    opened.goto(path.as_uri())
+    yield opened
+    context.close()
+    assert errors == []
+    assert [url for url in requests if not url.startswith("data:")] == [path.as_uri()]
+
+
+def test_the_browser_shows_every_section_and_the_contents_link_to_them(page: "Page") -> None:
+    for name in CONTENTS:
+        assert page.locator(f"section#{name} h2").is_visible()
+    assert page.locator("nav a").evaluate_all("links => links.map(link => link.hash)") == [
+        f"#{name}" for name in CONTENTS
+    ]
+    assert page.locator("aside.caveats").inner_text().endswith("First reason: It broke & <stopped>.")
+
+
+def test_the_table_in_the_browser_has_the_numbers_of_the_runs(page: "Page", tmp_path: Path) -> None:
+    """The means of the last rounds: (0.6 + 0.8) / 2 and (0.6 + 0.9) / 2, so 0.725; 0.5 and 0.7, so 0.6 twice."""
+    rows = page.locator("#results tbody tr")
+    shown = [row.locator("td.score").inner_text() for row in rows.all()]
+    assert shown == ["0.725 ± 0.035", "0.600 ± 0.000"]
+    lines = (tmp_path / "out/dispfl/seed-0/metrics.jsonl").read_text().splitlines()
+    assert rows.first.locator("td").nth(3).inner_text() == f"{json.loads(lines[-1])['busiest']['wire_mb']:.2f}"
+
+
+@pytest.mark.parametrize("width", [390, 700, 1000, 1280])
+def test_the_page_never_scrolls_sideways(page: "Page", width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    too_wide = "[...document.querySelectorAll('svg')].filter(part => part.getBoundingClientRect().right > innerWidth)"
+    assert page.evaluate(f"{too_wide}.length") == 0
+
+
+def test_every_image_has_a_label_or_is_hidden_from_screen_readers(page: "Page") -> None:
+    assert page.locator("svg:not([aria-label]):not([aria-hidden=true])").count() == 0
+    assert page.locator("svg[role=img]").count() > 5
+
+
+def test_light_and_dark_differ_and_both_have_contrast(page: "Page") -> None:
+    """WCAG requires 4.5, with its definition of luminance."""
+    contrast = """() => {
+      const light = colour => {
+        const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+          .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+      };
+      const paper = light(getComputedStyle(document.body).backgroundColor);
+      return ['.lead', '.headline', 'nav a', '.remark', 'figcaption span', 'thead th', 'dt'].map(part => {
+        const ink = light(getComputedStyle(document.querySelector(part)).color);
+        return (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+      });
+    }"""
+    papers = []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert min(page.evaluate(contrast)) > 4.5
+        papers.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert papers[0] != papers[1]

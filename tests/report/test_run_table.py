@@ -1,0 +1,136 @@
+"""Result tables of runs, within 80 columns."""
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from dispfl.report.run_table import overview, print_results
+from dispfl.runs.directory import RunDirectory
+
+
+def a_run(path: Path, **changes: Any) -> Path:
+    """A finished run's directory, with this summary."""
+    summary: dict[str, Any] = {
+        "method": "dispfl",
+        "rounds": 20,
+        "accuracy": {"mean": 0.4567, "std": 0.0456, "per_peer": [0.411, 0.5023]},
+        "busiest": {"paper_mb_per_round": 1.234, "wire_mb_per_round": 1.345},
+        "flops_per_peer_round": 0.456e9,
+        "seconds": 12.34,
+    } | changes
+    directory = RunDirectory.create(path, {"rounds": 20, "method": {"name": summary["method"]}})
+    directory.write_summary(summary)
+    directory.close()
+    return path
+
+
+def printed(*paths: Path, width: int = 80) -> list[str]:
+    text = StringIO()
+    print_results(paths, Console(file=text, width=width))
+    return text.getvalue().splitlines()
+
+
+def table_of(lines: list[str]) -> list[str]:
+    """The lines of the table alone: all before the legend that have something on them."""
+    end = next(n for n, line in enumerate(lines) if "FLOPs are theoretical" in line)
+    return [line for line in lines[:end] if line.strip()]
+
+
+def test_every_number_is_rounded_and_in_its_column(tmp_path: Path) -> None:
+    table = [line.split() for line in table_of(printed(a_run(tmp_path / "run")))]
+    assert " ".join(table[0]) == "accuracy worst, busiest on wire GFLOPs/ time"
+    assert " ".join(table[1]) == "method rounds over peers best peer MB/round MB/round peer s"
+    assert " ".join(table[3]) == "dispfl 20 0.457 ± 0.046 0.41, 0.50 1.23 1.34 0.46 12.3"
+
+
+def test_a_peer_without_a_score_is_neither_worst_nor_best(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", accuracy={"mean": 0.5, "std": 0.1, "per_peer": [None, 0.4, 0.6]})
+    assert "0.40, 0.60" in table_of(printed(run))[-1]
+
+
+def test_large_numbers_have_no_digits_after_the_point(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", flops_per_peer_round=8.3e12, seconds=98_765.4)
+    assert table_of(printed(run))[-1].split()[-2:] == ["8300", "98765"]
+
+
+def test_the_legend_and_the_directory_follow_the_table(tmp_path: Path) -> None:
+    path = a_run(tmp_path / "run")
+    legend, where = printed(path)[-2:]
+    assert "mean ± " in legend
+    assert where == f"Run directory: {path}"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rounds": 500, "flops_per_peer_round": 8.3e12, "seconds": 98_765.4},
+        {"busiest": {"paper_mb_per_round": 446.9, "wire_mb_per_round": 460.87}},
+        {"busiest": {"paper_mb_per_round": 22_346.9, "wire_mb_per_round": 23_460.87}},
+        {"accuracy": {"mean": 1.0, "std": 0.5, "per_peer": [0.0, 1.0]}},
+    ],
+)
+def test_demos_and_the_papers_numbers_fit_eighty_columns(tmp_path: Path, changes: dict[str, Any]) -> None:
+    runs = [a_run(tmp_path / method, method=method, **changes) for method in ("dispfl", "local", "subfedavg")]
+    lines = table_of(printed(*runs))
+    assert max(map(len, lines)) <= 80
+    assert not any("…" in line for line in lines)
+
+
+def test_runs_of_one_method_are_identified_by_their_directories(tmp_path: Path) -> None:
+    runs = [a_run(tmp_path / name) for name in ("dispfl-fashion-sample", "dispfl-fashion-sample-2", "[red]dense")]
+    wide = [line.split() for line in table_of(printed(*runs, width=120))]
+    assert [row[-1] for row in wide[1:2] + wide[3:]] == ["run", *(path.name for path in runs)]
+    assert "0.41, 0.50" in " ".join(wide[3])
+    narrow = table_of(printed(*runs))
+    assert max(map(len, narrow)) <= 80
+    assert not any("…" in line for line in narrow)
+    right = [line[64:].strip() for line in narrow]
+    assert "".join(right).endswith("".join(path.name for path in runs)), narrow
+
+
+def test_one_run_and_runs_named_after_their_methods_show_no_directory(tmp_path: Path) -> None:
+    one, other = a_run(tmp_path / "a"), a_run(tmp_path / "b" / "local", method="local")
+    for runs in ([one], [other, a_run(tmp_path / "b" / "dispfl")]):
+        assert table_of(printed(*runs, width=120))[1].split()[-1] == "s"
+
+
+def test_a_long_path_is_neither_cut_nor_wrapped(tmp_path: Path) -> None:
+    path = a_run(tmp_path / ("long" * 40))
+    assert printed(path)[-1] == f"Run directory: {path}"
+
+
+def test_square_brackets_in_a_path_are_not_markup(tmp_path: Path) -> None:
+    path = a_run(tmp_path / "[red]x" / "[" / "y]")
+    assert printed(path)[-1] == f"Run directory: {path}"
+
+
+def test_failed_steps_are_noted(tmp_path: Path) -> None:
+    lines = printed(a_run(tmp_path / "run", failures=3))
+    assert lines[-1] == "3 steps failed; see metrics.jsonl for the peers and reasons."
+    assert not any("steps failed" in line for line in printed(a_run(tmp_path / "good", failures=0)))
+
+
+def test_the_overview_of_a_finished_run_is_its_summary_even_if_its_metrics_are_gone(tmp_path: Path) -> None:
+    assert overview(a_run(tmp_path / "run"))["rounds"] == 20
+
+
+def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path / "run", {"rounds": 5, "method": {"name": "local"}})
+    for t, mb in enumerate((1.0, 3.0)):
+        accuracy = {"mean": 0.5, "std": 0.0, "per_peer": [0.5]} if t == 0 else None
+        busiest = {"paper_mb": mb, "wire_mb": 2 * mb}
+        directory.append({"round": t, "accuracy": accuracy, "busiest": busiest, "flops_per_peer": mb, "seconds": mb})
+    directory.close()
+    assert overview(tmp_path / "run") == {
+        "method": "local",
+        "rounds": 2,
+        "unfinished": f"2 of 5 rounds; resume with: dispfl run --resume {tmp_path / 'run'}",
+        "accuracy": {"mean": 0.5, "std": 0.0, "per_peer": [0.5]},
+        "busiest": {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0},
+        "flops_per_peer_round": 2.0,
+        "seconds": 4.0,
+    }

@@ -1,0 +1,196 @@
+"""Comparison tables in every format."""
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dispfl.report.comparison import Budget, Comparison, ComparisonRow, RunPoint, SeedRun
+from dispfl.report.tables import (
+    comparison_json,
+    csv_table,
+    latex_table,
+    legend,
+    markdown_table,
+    rich_table,
+    write_tables,
+)
+
+OUT = Path("out")
+
+
+def row(name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: float = 2e9) -> ComparisonRow:
+    """A method whose seeds have these accuracies after their second and last round."""
+    runs = []
+    for seed, accuracy in enumerate(accuracies):
+        first = RunPoint(1, 0.25, 0.1, mb, mb * 2, flops * 10, 1.0)
+        last = RunPoint(2, accuracy, 0.2, mb * 2, mb * 4, flops * 20, 2.5)
+        final = None if accuracy is None else last
+        runs.append(SeedRun(seed, OUT / name / f"seed-{seed}", [first, last], flops, final))
+    return ComparisonRow({"method": name}, runs)
+
+
+def two_methods(**changes: object) -> Comparison:
+    rows = [row("dispfl", [0.8, 0.9]), row("a_b|c", [0.5, 0.7], mb=0, flops=1e9)]
+    given: dict[str, object] = {"rows": rows, "budget": Budget.ROUNDS, "limits": {}, "targets": (0.25, 0.8)}
+    return Comparison(**{**given, "metric": "accuracy", **changes})  # type: ignore[arg-type]
+
+
+def test_markdown_is_aligned_and_the_best_is_bold() -> None:
+    lines = markdown_table(two_methods(targets=(0.8,))).splitlines()
+    assert lines[0].split("|")[1:5] == [" method ", " accuracy over seeds ", " std over peers ", " busiest MB/round "]
+    assert lines[1].startswith("| ------ | ------------------: | -------------: |")
+    assert "| dispfl |   **0.850 ± 0.071** |          0.200 |             0.50 |             1.00 |" in lines[2]
+    assert lines[3].startswith(r"| a_b\|c |       0.600 ± 0.141 |")
+    assert len({len(line) for line in lines[:4]}) == 1
+    assert lines[5] == "- Compared after 2 rounds."
+
+
+def test_the_two_flops_columns_have_separate_units() -> None:
+    """A peer's 2e9 and 1e9 a round are GFLOPs; ten peers' 2e10 too; a thousand times that would be TFLOPs."""
+    heading, _, first, second = markdown_table(two_methods(targets=())).splitlines()[:4]
+    assert "| GFLOPs per peer | GFLOPs all peers | time s |" in heading
+    assert "|            2.00 |            20.00 |    2.5 |" in first
+    assert "|            1.00 |            10.00 |    2.5 |" in second
+    small = markdown_table(two_methods(rows=[row("a", [0.5]), row("b", [0.5], flops=6e7), row("c", [0.5], flops=0)]))
+    assert "MFLOPs per peer" in small  # 0.06 GFLOPs would hide the digits
+    large = markdown_table(two_methods(rows=[row("a", [0.5], flops=2e11)])).splitlines()[0]
+    assert "GFLOPs per peer" in large
+    assert "TFLOPs all peers" in large
+
+
+def test_rounds_to_a_target_are_means_or_more_than_all_rounds() -> None:
+    """0.25 is reached in round 1 by all; 0.8 in round 2 by both seeds of the first, by none of the second."""
+    heading, _, first, second = markdown_table(two_methods()).splitlines()[:4]
+    assert "| rounds to 0.25 | rounds to 0.8 |" in heading
+    assert "|              1 |             2 |" in first
+    assert "|              1 |            >2 |" in second
+
+
+def test_latex_uses_booktabs_escapes_names_and_marks_the_best() -> None:
+    text = latex_table(two_methods())
+    lines = text.splitlines()
+    assert r"\begin{tabular}{lrrrrrrrrr}" in lines
+    for rule in (r"\toprule", r"\midrule", r"\bottomrule"):
+        assert lines.count(rule) == 1
+    body = lines[lines.index(r"\midrule") + 1 : lines.index(r"\bottomrule")]
+    assert body[0].startswith(
+        r"dispfl & \textbf{0.850 $\pm$ 0.071} & 0.200 & 0.50 & 1.00 & 2.00 & 20.00 & 1 & 2 & 2.5 \\"
+    )
+    assert body[1].startswith(r"a\_b|c & 0.600 $\pm$ 0.141 & ")
+    assert body[1].endswith(r"& 1 & $>$2 & 2.5 \\")
+    assert all(line.count("&") == 9 for line in body)
+    assert "±" not in text
+
+
+def test_latex_escapes_every_special_character() -> None:
+    comparison = two_methods(rows=[row(r"\&%$#_{}~^", [0.5])])
+    name = r"\textbackslash{}\&\%\$\#\_\{\}\textasciitilde{}\textasciicircum{}"
+    assert f"\n{name} & " in latex_table(comparison)
+
+
+def test_csv_has_plain_numbers_and_empty_cells_where_there_is_none() -> None:
+    first, second = csv.DictReader(io.StringIO(csv_table(two_methods())))
+    assert first["method"] == "dispfl"
+    assert float(first["accuracy_mean"]) == pytest.approx(0.85)
+    assert float(first["accuracy_std"]) == pytest.approx(0.005**0.5)
+    assert (first["seeds"], first["rounds"], first["round"]) == ("2", "2", "2.0")
+    assert float(first["flops_all_peers_round"]) == 2e10
+    assert float(first["spent_wire_mb"]) == 2.0
+    assert (first["rounds_to_0.8"], second["rounds_to_0.8"]) == ("2.0", "")
+
+
+def test_csv_of_a_sweep_has_a_column_for_each_key() -> None:
+    runs = row("a", [0.5]).runs
+    text = csv_table(two_methods(rows=[ComparisonRow({"method.density": "[0.2,0.4]", "train.lr": "0.1"}, runs)]))
+    (line,) = csv.DictReader(io.StringIO(text))
+    assert (line["method.density"], line["train.lr"]) == ("[0.2,0.4]", "0.1")
+
+
+def test_json_has_every_seeds_values_and_directories_relative_to_the_folder() -> None:
+    found = comparison_json(two_methods(), OUT)
+    first, second = found["rows"]
+    assert first["name"] == {"method": "dispfl"}
+    assert [seed["accuracy"] for seed in first["seeds"]] == [0.8, 0.9]
+    assert [seed["run"] for seed in first["seeds"]] == ["dispfl/seed-0", "dispfl/seed-1"]
+    assert first["rounds_to"] == {"0.25": 1, "0.8": 2}
+    assert second["rounds_to"]["0.8"] is None
+    assert found["budget"] == {"of": "rounds", "unit": "rounds", "mean": 2, "by_seed": {}}
+
+
+def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
+    comparison = two_methods(budget=Budget.BYTES, limits={0: 2.0, 1: 3.0})
+    assert legend(comparison)[0] == (
+        "Compared at equal bytes: 2.50 MB on the wire of the busiest node, mean over seeds."
+    )
+    assert comparison_json(comparison, OUT)["budget"] == {
+        "of": "bytes", "unit": "MB", "mean": 2.5, "by_seed": {"0": 2.0, "1": 3.0},
+    }  # fmt: skip
+    assert "| at round |" in markdown_table(comparison)
+    flops = two_methods(budget=Budget.FLOPS, limits={0: 3.5e12})
+    assert legend(flops)[0] == "Compared at equal FLOPs: 3.50 TFLOPs of training by all peers."
+
+
+def test_runs_of_different_lengths_are_compared_after_their_last_round() -> None:
+    longer = row("b", [0.5])
+    points = [*longer.runs[0].points, RunPoint(3, 0.5, 0.1, 1, 1, 1, 1)]
+    longer = ComparisonRow(longer.name, [SeedRun(0, OUT, points, 1, points[-1])])
+    assert legend(two_methods(rows=[row("a", [0.5]), longer]))[0] == "Compared after each run's last round."
+
+
+def test_one_seed_has_no_plus_minus_and_unknown_accuracy_is_a_dash_that_is_explained() -> None:
+    comparison = two_methods(rows=[row("a", [0.5]), row("b", [None])], targets=())
+    lines = markdown_table(comparison).splitlines()
+    assert "±" not in "".join(lines)
+    assert lines[2].startswith("| a      | **0.500** |")
+    assert lines[3].startswith("| b      |         – |              – |")
+    assert legend(comparison)[-1] == "–: no evaluated round within the budget."
+
+
+def test_failed_steps_are_listed_below_the_table() -> None:
+    sound, broken = row("sound", [0.5]), row("broken", [0.5, 0.5])
+    broken = ComparisonRow(broken.name, [replace(run, failures=3) for run in broken.runs])
+    assert legend(two_methods(rows=[sound, broken]))[-1].endswith("keeps its last valid state: broken 6.")
+    assert "failed" not in " ".join(legend(two_methods(rows=[sound])))
+
+
+def shown(comparison: Comparison, width: int) -> tuple[list[str], list[str]]:
+    console = Console(file=io.StringIO(), width=width)
+    table, omitted = rich_table(comparison, console)
+    with console.capture() as captured:
+        console.print(table)
+    return captured.get().splitlines(), omitted
+
+
+@pytest.mark.parametrize("width", [50, 60, 80])
+def test_a_terminal_shows_whole_columns_that_fit_and_names_the_others(width: int) -> None:
+    lines, omitted = shown(two_methods(targets=(0.6, 0.7, 0.8)), width)
+    assert max(map(len, lines)) <= width
+    assert "…" not in "".join(lines)
+    assert any("0.850 ± 0.071" in line for line in lines)
+    assert omitted[:1] == ["std over peers"]
+
+
+def test_a_wide_terminal_shows_everything() -> None:
+    lines, omitted = shown(two_methods(), 200)
+    assert omitted == []
+    assert any("std over" in line for line in lines)
+
+
+def test_a_name_in_brackets_is_printed_as_it_is() -> None:
+    lines, _ = shown(two_methods(rows=[row("[bold]x[/bold]", [0.5])]), 120)
+    assert any("[bold]x[/bold]" in line for line in lines)
+
+
+def test_all_four_files_are_written(tmp_path: Path) -> None:
+    comparison = two_methods()
+    assert [path.name for path in write_tables(comparison, tmp_path)] == [
+        "comparison.md", "comparison.tex", "comparison.csv", "comparison.json",
+    ]  # fmt: skip
+    assert (tmp_path / "comparison.md").read_text() == markdown_table(comparison)
+    assert json.loads((tmp_path / "comparison.json").read_text())["targets"] == [0.25, 0.8]

@@ -1,0 +1,247 @@
+"""`check_method` accepts methods that keep the contract, and names the rule that a defective one breaks."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from dispfl import (
+    DisPFL,
+    FedAvg,
+    GossipMethod,
+    Layout,
+    Local,
+    Neighbourhood,
+    PackedMask,
+    PackedModel,
+    PeerState,
+    Trainer,
+    fresh_state,
+    gossip_average,
+)
+from dispfl.methods.base import Method
+from dispfl.testing import ContractError, check_method
+
+Heard = Mapping[str, PackedModel]
+
+
+class WithoutName(GossipMethod):
+    """A good method: the plain mean, then training."""
+
+    def mix(self, models: Heard, mask: Tensor) -> Tensor:
+        weights, masks = zip(*(models[name].unpack() for name in sorted(models)), strict=True)
+        return gossip_average(weights, masks, mask)
+
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        mask = state.model.mask.unpack()
+        mixed = self.mix({**heard, peer.peer: state.model}, mask)
+        model = PackedModel.pack(peer.learn(mixed, mask), mask)
+        return PeerState(model, model.mask, peer.buffers)
+
+
+class ModifiesItsState(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        state.model.values.mul_(0.5)
+        return super().step(peer, state, heard)
+
+
+class ModifiesWhatItReceived(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        for model in heard.values():
+            model.values.add_(1)
+        return super().step(peer, state, heard)
+
+
+class ModifiesItsMemory(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        after = super().step(peer, state, heard)
+        steps = state.memory.get("steps", torch.zeros(1))
+        steps += 1
+        return PeerState(after.model, after.next_mask, after.buffers, {"steps": steps})
+
+
+class DrawsFromTorch(WithoutName):
+    def mix(self, models: Heard, mask: Tensor) -> Tensor:
+        return super().mix(models, mask) + 1e-3 * torch.randn(mask.shape)
+
+
+class DrawsFromNumPy(WithoutName):
+    def mix(self, models: Heard, mask: Tensor) -> Tensor:
+        return super().mix(models, mask) * float(np.random.uniform(0.9, 1.0))
+
+
+class DrawsFromPython(WithoutName):
+    def choose(self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator) -> Sequence[str]:
+        return [random.choice(neighbourhood.neighbours)] if neighbourhood.neighbours else []
+
+
+class StartsAtRandom(WithoutName):
+    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
+        return fresh_state(torch.rand(layout.size), torch.ones(layout.size, dtype=torch.bool))
+
+
+class DrawsAnUnnamedSeed(WithoutName):
+    def mix(self, models: Heard, mask: Tensor) -> Tensor:
+        rng = torch.Generator()
+        rng.seed()
+        return super().mix(models, mask) + 1e-3 * torch.randn(mask.shape, generator=rng)
+
+
+class RemembersCalls(WithoutName):
+    calls: ClassVar[list[str]] = []
+
+    def mix(self, models: Heard, mask: Tensor) -> Tensor:
+        self.calls.append("mix")
+        return super().mix(models, mask) * (1 - 1e-3 * len(self.calls))
+
+
+class KeepsMore(DisPFL):
+    def evolve(self, peer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
+        more = m_k.clone()
+        more[~m_k] = torch.arange(int((~m_k).sum())) < 2
+        return more
+
+
+class AnnouncesLess(WithoutName):
+    def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
+        return tuple(size // 2 for size in layout.sizes)
+
+
+class PrunesWhatItAnnouncesAsDense(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        after = super().step(peer, state, heard)
+        weights, mask = after.model.unpack()
+        mask[:5] = False
+        return fresh_state(weights, mask)
+
+
+class InArrivalOrder(WithoutName):
+    def mix(self, models: Heard, mask: Tensor) -> Tensor:
+        mixed = torch.zeros(mask.shape)
+        for model in models.values():
+            mixed = 0.5 * mixed + model.unpack()[0]
+        return mixed
+
+
+class DividesByNeighbours(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        _ = 1 / len(heard)
+        return super().step(peer, state, heard)
+
+
+class TakesTheLastUpload(FedAvg):
+    def aggregate(self, server: PeerState, uploads: Heard, samples: Mapping[str, int]) -> PeerState:
+        return fresh_state(*list(uploads.values())[-1].unpack())
+
+
+class HearsEveryone(WithoutName):
+    def choose(self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator) -> Sequence[str]:
+        return neighbourhood.roster[1:] if neighbourhood.neighbours else []
+
+
+class PullsButUsesEverything(DisPFL):
+    def mix(self, models: Heard, m_k: Tensor) -> Tensor:
+        total = sum(float(model.values.sum()) for _, model in sorted(models.items()))
+        return super().mix(models, m_k) * (1 + 1e-3 * total)
+
+
+class HasNegativeZeros(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        after = super().step(peer, state, heard)
+        values = after.model.values.clone()
+        values[0] = -0.0
+        return PeerState(PackedModel(values, after.model.mask), after.next_mask, after.buffers)
+
+
+class LosesItsMask(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        after = super().step(peer, state, heard)
+        fewer = torch.ones(after.model.mask.size, dtype=torch.bool)
+        fewer[0] = False
+        return PeerState(PackedModel(after.model.values, PackedMask.pack(fewer)), after.next_mask, after.buffers)
+
+
+class BecomesInfinite(WithoutName):
+    def mix(self, models: Heard, mask: Tensor) -> Tensor:
+        return super().mix(models, mask) * float("inf")
+
+
+class HasTooFewDensities(WithoutName):
+    def densities(self, peers: int) -> list[float]:
+        return [1.0]
+
+
+class ForgetsItsBuffers(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        after = super().step(peer, state, heard)
+        return PeerState(after.model, after.next_mask, state.buffers)
+
+
+class RemembersOutsideOfTheState(WithoutName):
+    seen: ClassVar[dict[Any, Tensor]] = {}
+
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        known = self.seen.pop(state.model.values.data_ptr(), None)  # gone after a checkpoint
+        after = super().step(peer, state, heard)
+        model = after.model if known is None else PackedModel(after.model.values * 0.5, after.model.mask)
+        self.seen[model.values.data_ptr()] = model.values
+        return PeerState(model, after.next_mask, after.buffers)
+
+
+@pytest.mark.parametrize("method", [WithoutName(), Local(), DisPFL(density=0.3)], ids=lambda method: method.name)
+def test_a_good_method_passes(method: Method) -> None:
+    check_method(method)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    [
+        (ModifiesItsState, "inputs"),
+        (ModifiesWhatItReceived, "inputs"),
+        (ModifiesItsMemory, "inputs"),
+        (DrawsFromTorch, "named_randomness"),
+        (DrawsFromNumPy, "named_randomness"),
+        (DrawsFromPython, "named_randomness"),
+        (StartsAtRandom, "named_randomness"),
+        (DrawsAnUnnamedSeed, "reproducible"),
+        (RemembersCalls, "reproducible"),
+        (KeepsMore, "budget"),
+        (AnnouncesLess, "budget"),
+        (LosesItsMask, "budget"),
+        (PrunesWhatItAnnouncesAsDense, "budget"),
+        (InArrivalOrder, "message_order"),
+        (TakesTheLastUpload, "message_order"),
+        (DividesByNeighbours, "alone"),
+        (BecomesInfinite, "alone"),
+        (HearsEveryone, "topologies"),
+        (PullsButUsesEverything, "wire"),
+        (HasNegativeZeros, "zeros"),
+        (HasTooFewDensities, "settings"),
+        (ForgetsItsBuffers, "evaluation"),
+        (RemembersOutsideOfTheState, "checkpoint"),
+    ],
+)
+def test_a_defect_is_found_by_name(kind: type[Method], rule: str) -> None:
+    with pytest.raises(ContractError) as caught:
+        check_method(kind())
+    assert caught.value.rule == rule, str(caught.value)
+    assert str(caught.value).startswith(f"{rule}: ")
+    assert kind.__name__ in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_exception_of_the_method_is_the_cause() -> None:
+    with pytest.raises(ContractError, match="alone: DividesByNeighbours raised ZeroDivisionError") as caught:
+        check_method(DividesByNeighbours())
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+
+
+def test_the_callers_generator_is_left_as_it_was() -> None:
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    check_method(WithoutName())
+    assert torch.get_rng_state().equal(before)
+    assert torch.get_num_threads() == threads
