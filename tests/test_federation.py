@@ -489,3 +489,11 @@ def test_a_run_is_finished_before_its_learning_curve_is_drawn(
     assert summary is not None
     assert summary["rounds"] == 1
     assert not (path / "learning-curve.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("method", "dispfl"), ("method", DisPFL), ("topology", "ring"), ("train", {"lr": 0.1})]
+)
+def test_an_argument_of_another_type_is_refused_by_name(points: Points, name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"`{name}` must be a \w+ object, got"):
+        Federation(MyNet, [(points(8, 0), points(4, 1))], **{name: value})

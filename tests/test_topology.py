@@ -1,6 +1,7 @@
 """Who hears whom: by hand for the fixed graphs, by counting for the random one."""
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -209,3 +210,24 @@ def test_which_peers_are_offline_does_not_depend_on_the_topology() -> None:
 def test_an_offline_prob_outside_0_to_1_is_refused(offline_prob: float) -> None:
     with pytest.raises(ConfigError, match=rf"topology\.offline_prob must be in \[0, 1\], got {offline_prob}"):
         Ring(offline_prob=offline_prob)
+
+
+class WithGaps(Topology):
+    """A user's topology with a mistake."""
+
+    graph: dict[str, list[str]]
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        return self.graph
+
+
+@pytest.mark.parametrize(
+    ("graph", "sentence"),
+    [
+        ({"000": ["001"]}, "has no entry for peer 001; give every peer a list"),
+        ({"000": ["zzz"], "001": []}, "names the neighbour 'zzz', which is not a peer"),
+    ],
+)
+def test_an_incomplete_graph_is_refused_with_a_sentence(graph: dict[str, list[str]], sentence: str) -> None:
+    with pytest.raises(ConfigError, match=sentence):
+        WithGaps(graph=graph).heard(0, 0, ["000", "001"])

@@ -36,7 +36,8 @@ MADE_IN_PYTHON = "made_in_python"
 """The key that marks the config of a run made in Python, which the command line cannot repeat."""
 KEYS_ELSEWHERE = {
     "smallest_density": "It is an option of real sites, dispfl peer init --smallest-density; in a simulation all "
-    "densities are known: method.density=0.3,0.5."
+    "densities are known: method.density=0.3,0.5.",
+    "threads": "It is a setting of real sites (site.toml); in a simulation, workers says how many peers train at once.",
 }
 """Keys that are not settings of a simulation, and where to set them."""
 

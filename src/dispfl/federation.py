@@ -67,6 +67,14 @@ class Federation:
             raise ConfigError(f"`model` must be a function that returns a new module: give {name}, not {name}(...).")
         if not peers:
             raise ConfigError("A federation needs at least one peer; `peers` is empty.")
+        for name, value, kind in (
+            ("method", method, Method),
+            ("topology", topology, Topology),
+            ("train", train, Train),
+            ("wire", wire, Wire),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise ConfigError(f"`{name}` must be a {kind.__name__} object, got {value!r}.")
         topology = (topology or RandomRegular()).fitted(len(peers))
         topology.check(len(peers))
         device = resolve_device(device)

@@ -42,6 +42,11 @@ class Topology(Component):
         """Return the neighbours of each online peer in round t that are online too, in roster order."""
         online = self.online(seed, t, roster)
         graph = self.neighbours(seed, t, roster)
+        known = set(roster)
+        if missing := known - graph.keys():
+            raise ConfigError(f"topology {self.name} has no entry for peer {min(missing)}; give every peer a list.")
+        if unknown := {name for names in graph.values() for name in names} - known:
+            raise ConfigError(f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer.")
         return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
 
     def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:

@@ -220,6 +220,13 @@ def test_resume_accepts_another_data_folder(tmp_path: Path) -> None:
     assert compose(read_config(out)).data.dir == "/moved"
 
 
+def test_a_run_of_real_peers_is_not_resumed_by_a_simulation(tmp_path: Path) -> None:
+    experiment = compose({}, [*TINY, "peers=2", "rounds=1", "workers=1"])
+    create_run(experiment, tmp_path / "run")
+    with pytest.raises(RunError, match=r"was run by `dispfl up`\. Resume it with: dispfl up --resume"):
+        ExperimentRun.resume(tmp_path / "run")
+
+
 def test_a_simulated_run_is_not_resumed_by_real_peers(tmp_path: Path) -> None:
     ExperimentRun.create(compose({}, [*TINY, "peers=2", "rounds=1"]), tmp_path / "run").run(RunCallbacks())
     with pytest.raises(RunError, match=r"was not run by `dispfl up`\. Resume it with: dispfl run --resume"):

@@ -186,6 +186,8 @@ class ExperimentRun:
     @classmethod
     def resume_as(cls, experiment: Experiment, path: Path, decoding: ProgressCallback | None = None) -> "ExperimentRun":
         """Resume a run that must be of this experiment."""
+        if (path / "sites").is_dir():
+            raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
         check_same_experiment(path, experiment)
         directory = RunDirectory.open(path)
         with _closed_on_failure(directory):
