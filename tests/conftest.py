@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import settings
-from rounds import FinishedRound, run_all_rounds
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
 from dispfl.core.train import Task, Train, Trainer
-from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import PeerData, RunContext
-from dispfl.topology import Full, peer_names
+from dispfl.testing.rounds import FinishedRound, labelled_points, run_all_rounds, tiny_network, tiny_peers
+from dispfl.testing.rounds import bits as state_bits
+from dispfl.topology import Full
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("any machine")
@@ -30,26 +30,6 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(before)
 
 
-def labelled_points(count: int, which: int) -> tuple[Tensor, Tensor]:
-    """Points in four dimensions, labelled 0, 1 or 2 by the largest of their first three coordinates."""
-    points = torch.randn(count, 4, generator=torch.Generator().manual_seed(which))
-    return points, points[:, :3].argmax(1)
-
-
-def peers_with_points(count: int) -> dict[str, PeerData]:
-    return {
-        name: PeerData(
-            ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
-        )
-        for which, name in enumerate(peer_names(count))
-    }
-
-
-def tiny_net() -> nn.Module:
-    """4 x 8 + 8 + 8 x 3 + 3 = 67 parameters."""
-    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
-
-
 @pytest.fixture
 def points() -> Callable[[int, int], tuple[Tensor, Tensor]]:
     """`points(count, which)`: labelled points in four dimensions, three classes."""
@@ -59,7 +39,7 @@ def points() -> Callable[[int, int], tuple[Tensor, Tensor]]:
 @pytest.fixture
 def net() -> Callable[[], nn.Module]:
     """A network of 67 parameters for these points."""
-    return tiny_net
+    return tiny_network
 
 
 @pytest.fixture
@@ -67,9 +47,9 @@ def make_context() -> Callable[..., RunContext]:
     """`make_context(peers=3, method=..., ...)`: peers with 20 training and 10 test points each, or as given."""
 
     def make(peers: int | Mapping[str, PeerData] = 3, **changes: Any) -> RunContext:
-        data = peers_with_points(peers) if isinstance(peers, int) else peers
+        data = tiny_peers(peers) if isinstance(peers, int) else peers
         defaults: dict[str, Any] = {
-            "model": tiny_net,
+            "model": tiny_network,
             "peers": data,
             "method": DisPFL(),
             "topology": Full(),
@@ -116,16 +96,4 @@ def trainer_for() -> Callable[..., Trainer]:
 def bits() -> Callable[[PeerState], dict[str, bytes]]:
     """`bits(state)`: every bit of a state, by name."""
 
-    def read(state: PeerState) -> dict[str, bytes]:
-        tensors = {
-            "values": state.model.values,
-            "mask": state.model.mask.bits,
-            "next_mask": state.next_mask.bits,
-            **{f"buffers/{name}": tensor for name, tensor in state.buffers.items()},
-            **{f"memory/{name}": tensor for name, tensor in state.memory.items()},
-        }
-        if state.upload is not None:
-            tensors |= {"sent/values": state.upload.values, "sent/mask": state.upload.mask.bits}
-        return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
-
-    return read
+    return state_bits

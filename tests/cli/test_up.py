@@ -10,7 +10,8 @@ from rich.console import Console
 
 from dispfl.cli.up import HEADINGS, table
 from dispfl.config import compose
-from dispfl.peer.local import SITES, PeerProcesses, create_run
+from dispfl.peer.local import PeerProcesses, create_run
+from dispfl.runs.directory import SITES
 from dispfl.topology import peer_names
 
 TINY = ["model=mlp", "topology=full", "rounds=1", "partition.samples_per_peer=40", "partition.test_samples_per_peer=20"]

@@ -11,13 +11,14 @@ from typer.testing import CliRunner, Result
 from dispfl.cli import app
 from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
-from dispfl.export.personal import is_site, site_model
+from dispfl.export.personal import site_model
 from dispfl.peer.config import SiteConfig
 from dispfl.peer.local import create_run, free_ports
 from dispfl.peer.run import run_site
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import rounds_of
 from dispfl.runs.checkpoint import Checkpoints
+from dispfl.runs.directory import is_site
 from dispfl.runs.metrics import weights_sha256
 
 

@@ -20,12 +20,12 @@ from dispfl.config import Experiment
 from dispfl.data.datasets import load_dataset
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines
-from dispfl.peer.local import LOG, SITES, setup_of_peer
+from dispfl.peer.local import LOG, setup_of_peer
 from dispfl.peer.log import event_logger
 from dispfl.peer.run import run_node
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PeerStore, rounds_of
-from dispfl.runs.directory import RunDirectory, read_config, write_split
+from dispfl.runs.directory import SITES, RunDirectory, read_config, write_split
 
 PATIENCE = 240.0
 """Seconds after which a wait fails; generous for a loaded machine."""

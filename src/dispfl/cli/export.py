@@ -46,7 +46,8 @@ def export(
     Example: dispfl export runs/mine --peer 3 --to model.onnx; dispfl export alice --to model.onnx
     """
     from dispfl.export.formats import check_writable, save_model
-    from dispfl.export.personal import is_site, personal_model, site_model
+    from dispfl.export.personal import personal_model, site_model
+    from dispfl.runs.directory import is_site
 
     check_writable(to)
     if is_site(directory):

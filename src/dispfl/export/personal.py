@@ -32,9 +32,6 @@ from dispfl.topology import peer_names
 if TYPE_CHECKING:
     from dispfl.peer.site import Site  # needs the extra `peer`
 
-SITE = "site.toml"
-"""The file that makes a folder a site's."""
-
 
 @dataclass(frozen=True)
 class PersonalModel:
@@ -63,11 +60,6 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
         context = _context(path, experiment, data)
         state, accuracy = _fine_tune(context, name, state, rounds - 1, experiment.workers)
     return _personal(experiment, inputs, name, rounds, state, accuracy)
-
-
-def is_site(path: Path) -> bool:
-    """Whether a folder is a site's, and not a run directory."""
-    return (path / SITE).is_file()
 
 
 def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:

@@ -31,18 +31,18 @@ from dispfl.peer.config import Deadlines, DeadlineSettings
 from dispfl.peer.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.run import run_node
 from dispfl.peer.setup import LocalSetup, data_schema
-from dispfl.peer.site import RUN, SITE, Site, SiteInfo
+from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.spec import DataSchema
 from dispfl.peer.store import PeerStore, report_of, rounds_of
 from dispfl.registry import METHODS
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
-from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
+from dispfl.runs.directory import RUN, SITE, SITES, RunDirectory, read_config, read_split, write_split
 from dispfl.runs.execute import update_config
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.topology import peer_names
 
-SITES, LOG = "sites", "log.txt"
+LOG = "log.txt"
 LOOPBACK = "127.0.0.1"
 DEADLINES = DeadlineSettings(min=10.0, startup=120.0)
 SIMULTANEOUS = "--simultaneous"

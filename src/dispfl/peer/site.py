@@ -23,13 +23,14 @@ from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.members import MembersFile, file_lock
+from dispfl.runs.directory import RUN, SITE
 from dispfl.runs.files import plain_disk_errors, write_atomically
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
     from dispfl.peer.config import SiteConfig
 
-SITE, IDENTITY, MEMBERS, RUN, STATUS = "site.toml", "identity", "members.json", "run", "status.json"
+IDENTITY, MEMBERS, STATUS = "identity", "members.json", "status.json"
 _COMMENT = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
 # All sites must agree on everything but name, addresses, device, precision, threads, [data], [train],

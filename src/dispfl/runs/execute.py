@@ -23,7 +23,7 @@ from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import RunDirectory, SavedStates, read_config, read_split, write_split
+from dispfl.runs.directory import SITES, RunDirectory, SavedStates, read_config, read_split, write_split
 from dispfl.runs.loop import RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, last, summarize
 
@@ -186,7 +186,7 @@ class ExperimentRun:
     @classmethod
     def resume_as(cls, experiment: Experiment, path: Path, decoding: ProgressCallback | None = None) -> "ExperimentRun":
         """Resume a run that must be of this experiment."""
-        if (path / "sites").is_dir():
+        if (path / SITES).is_dir():
             raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
         check_same_experiment(path, experiment)
         directory = RunDirectory.open(path)

@@ -97,20 +97,24 @@ def network_with_buffers() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
 
 
+def tiny_peers(count: int) -> dict[str, PeerData]:
+    """Return peers with 20 training and 10 test points each."""
+    return {
+        name: PeerData(
+            ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
+        )
+        for which, name in enumerate(peer_names(count))
+    }
+
+
 def tiny_context(method: Method, peers: int = 3, **changes: Any) -> RunContext:
     """Return the context of two rounds of peers with 20 training and 10 test points each.
 
     They train for two epochs, because some methods compare one epoch with the next.
     """
-    data = {
-        name: PeerData(
-            ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
-        )
-        for which, name in enumerate(peer_names(peers))
-    }
     defaults: dict[str, Any] = {
         "model": tiny_network,
-        "peers": data,
+        "peers": tiny_peers(peers),
         "method": method,
         "topology": Full(),
         "train": Train(epochs=2, batch_size=8),

@@ -20,13 +20,14 @@ from typing import Any
 import pytest
 
 from dispfl.config import compose
-from dispfl.peer.local import LOG, LOOPBACK, SITES, PeerProcesses, create_run, setup_of_peer
+from dispfl.peer.local import LOG, LOOPBACK, PeerProcesses, create_run, setup_of_peer
 from dispfl.peer.membership.identity import Identity, client_context, server_context
 from dispfl.peer.setup import LocalSetup
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.https import HttpsTransport
+from dispfl.runs.directory import SITES
 from dispfl.topology import peer_names
 
 PEERS, ROUNDS = 4, 60
@@ -53,7 +54,8 @@ from dispfl.peer.log import event_logger
 from dispfl.peer.config import Deadlines
 from dispfl.peer.run import run_node
 from dispfl.peer.site import Site
-from dispfl.peer.local import SITES, setup_of_peer
+from dispfl.peer.local import setup_of_peer
+from dispfl.runs.directory import SITES
 
 out, name = Path(sys.argv[1]), sys.argv[2]
 deadlines, limits = Deadlines(min=120, startup=900), Limits(connect_timeout=5, header_timeout=5)

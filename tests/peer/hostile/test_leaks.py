@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from dispfl.config import compose
-from dispfl.peer.local import LOG, SITES, PeerProcesses, create_run
+from dispfl.peer.local import LOG, PeerProcesses, create_run
 from dispfl.peer.store import rounds_of
 from dispfl.peer.transport.base import Limits
+from dispfl.runs.directory import SITES
 from dispfl.topology import peer_names
 
 MANY = os.environ.get("DISPFL_LEAKS") == "1"
