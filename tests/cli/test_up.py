@@ -11,7 +11,7 @@ from rich.console import Console
 from dispfl.cli.up import HEADINGS, table
 from dispfl.config import compose
 from dispfl.peer.local import PeerProcesses, create_run
-from dispfl.runs.directory import SITES
+from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
 TINY = ["model=mlp", "topology=full", "rounds=1", "partition.samples_per_peer=40", "partition.test_samples_per_peer=20"]

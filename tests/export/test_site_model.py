@@ -18,7 +18,7 @@ from dispfl.peer.run import run_site
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import rounds_of
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import is_site
+from dispfl.runs.files import is_site
 from dispfl.runs.metrics import weights_sha256
 
 

@@ -20,8 +20,9 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume, setup_of_peer
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PeerStore, rounds_of
-from dispfl.runs.directory import SITES, read_config, read_metrics, read_summary
+from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.files import SITES
 from dispfl.runs.loop import RunCallbacks
 from dispfl.topology import peer_names
 

@@ -25,7 +25,8 @@ from dispfl.peer.log import event_logger
 from dispfl.peer.run import run_node
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PeerStore, rounds_of
-from dispfl.runs.directory import SITES, RunDirectory, read_config, write_split
+from dispfl.runs.directory import RunDirectory, read_config, write_split
+from dispfl.runs.files import SITES
 
 PATIENCE = 240.0
 """Seconds after which a wait fails; generous for a loaded machine."""

@@ -37,8 +37,9 @@ from dispfl.peer.store import PeerStore, report_of, rounds_of
 from dispfl.registry import METHODS
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
-from dispfl.runs.directory import RUN, SITE, SITES, RunDirectory, read_config, read_split, write_split
+from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
 from dispfl.runs.execute import update_config
+from dispfl.runs.files import RUN, SITE, SITES
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.topology import peer_names
 

@@ -23,8 +23,7 @@ from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.members import MembersFile, file_lock
-from dispfl.runs.directory import RUN, SITE
-from dispfl.runs.files import plain_disk_errors, write_atomically
+from dispfl.runs.files import RUN, SITE, plain_disk_errors, write_atomically
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:

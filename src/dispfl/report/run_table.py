@@ -11,7 +11,8 @@ from rich.text import Text
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.report.markup import UNKNOWN
-from dispfl.runs.directory import read_config, read_metrics, read_summary, run_folder
+from dispfl.runs.directory import read_config, read_metrics, read_summary
+from dispfl.runs.files import run_folder
 
 WORST_AND_BEST, RUN = "worst,\nbest peer", "run"
 WIDE = 100

@@ -108,20 +108,6 @@ class RunDirectory:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
 
 
-SITE, RUN, SITES = "site.toml", "run", "sites"
-"""A real site's settings and its run directory, and the folder of the sites of `dispfl up`."""
-
-
-def is_site(path: Path) -> bool:
-    """Whether a folder is a real site's."""
-    return (path / SITE).is_file()
-
-
-def run_folder(path: Path) -> Path:
-    """Return the run directory of a path: the path itself, or that of a real site."""
-    return path / RUN if is_site(path) else path
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """Return a run directory's config."""
     file = path / "config.toml"

@@ -23,7 +23,8 @@ from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import SITES, RunDirectory, SavedStates, read_config, read_split, write_split
+from dispfl.runs.directory import RunDirectory, SavedStates, read_config, read_split, write_split
+from dispfl.runs.files import SITES
 from dispfl.runs.loop import RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, last, summarize
 

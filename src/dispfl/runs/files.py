@@ -1,4 +1,8 @@
-"""Crash-safe writing: after a crash at any moment, readers find the old file or the new one, never half of one."""
+"""Where the files of runs and sites are, and crash-safe writing.
+
+After a crash at any moment, readers find the old file or the new one, never half of one. Imports no torch: commands
+that look after a site start at once.
+"""
 
 import contextlib
 import errno
@@ -7,6 +11,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dispfl.errors import RunError
+
+SITE, RUN, SITES = "site.toml", "run", "sites"
+"""A real site's settings and its run directory, and the folder of the sites of `dispfl up`."""
+
+
+def is_site(path: Path) -> bool:
+    """Whether a folder is a real site's."""
+    return (path / SITE).is_file()
+
+
+def run_folder(path: Path) -> Path:
+    """Return the run directory of a path: the path itself, or that of a real site."""
+    return path / RUN if is_site(path) else path
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -27,7 +27,7 @@ from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.https import HttpsTransport
-from dispfl.runs.directory import SITES
+from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
 PEERS, ROUNDS = 4, 60
@@ -55,7 +55,7 @@ from dispfl.peer.config import Deadlines
 from dispfl.peer.run import run_node
 from dispfl.peer.site import Site
 from dispfl.peer.local import setup_of_peer
-from dispfl.runs.directory import SITES
+from dispfl.runs.files import SITES
 
 out, name = Path(sys.argv[1]), sys.argv[2]
 deadlines, limits = Deadlines(min=120, startup=900), Limits(connect_timeout=5, header_timeout=5)

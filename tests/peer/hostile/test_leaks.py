@@ -17,7 +17,7 @@ from dispfl.config import compose
 from dispfl.peer.local import LOG, PeerProcesses, create_run
 from dispfl.peer.store import rounds_of
 from dispfl.peer.transport.base import Limits
-from dispfl.runs.directory import SITES
+from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
 MANY = os.environ.get("DISPFL_LEAKS") == "1"
