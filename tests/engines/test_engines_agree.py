@@ -57,7 +57,10 @@ def tiny(*overrides: str) -> Experiment:
 
 def metrics_of(path: Path) -> list[dict[str, Any]]:
     """Return the metrics of all rounds, without their duration."""
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in read_metrics(path)]
+    return [
+        {key: value for key, value in record.items() if key not in ("seconds", "peer_seconds")}
+        for record in read_metrics(path)
+    ]
 
 
 def run(experiment: Experiment, path: Path, progress: RunCallbacks | None = None) -> list[str]:

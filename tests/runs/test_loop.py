@@ -76,7 +76,9 @@ def run_in(path: Path, callbacks: RunCallbacks | None = None, context: RunContex
 
 def result(history: RunEnd) -> Outcome:
     digests = [weights_sha256(state.model) for state in history.states.values()]
-    return digests, [{k: v for k, v in record.items() if k != "seconds"} for record in history.records]
+    return digests, [
+        {k: v for k, v in record.items() if k not in ("seconds", "peer_seconds")} for record in history.records
+    ]
 
 
 def stop_at_call(count: int) -> Callable[[], None]:

@@ -43,6 +43,7 @@ KEYS = [
     "flops_total",
     "failures",
     "seconds",
+    "peer_seconds",
 ]
 
 
@@ -85,7 +86,7 @@ def test_a_missing_value_is_null_and_not_in_the_mean() -> None:
 
 def test_a_round_of_two_peers() -> None:
     reports = {
-        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1, overlap=0.5, passes=[(1, [6, 3])]),
+        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1, overlap=0.5, seconds=2.0, passes=[(1, [6, 3])]),
         "001": Report(score=1.0, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]),
     }
     record = round_metrics(3, a_round(reports), COST, 1.23456)
@@ -100,6 +101,7 @@ def test_a_round_of_two_peers() -> None:
     assert record["flops_total"] == 45 + 135
     assert record["failures"] == {}
     assert record["seconds"] == 1.235
+    assert record["peer_seconds"]["per_peer"] == [2.0, 0.0]
 
 
 def test_unmeasured_values_are_null_and_idle_peers_do_not_count() -> None:

@@ -152,7 +152,9 @@ def uninterrupted(forker: Forker, arguments: list[str], path: Path) -> tuple[Pat
 def result(path: Path) -> Outcome:
     summary = read_summary(path)
     assert summary is not None
-    records = [{k: v for k, v in record.items() if k != "seconds"} for record in read_metrics(path)]
+    records = [
+        {k: v for k, v in record.items() if k not in ("seconds", "peer_seconds")} for record in read_metrics(path)
+    ]
     return summary["weights_sha256"], records
 
 

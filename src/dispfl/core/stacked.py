@@ -13,7 +13,7 @@ from torch.func import functional_call, vmap
 
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import keep_, kept_per_layer, mask_bits
-from dispfl.core.train import Samples, Task, Train, Trainer
+from dispfl.core.train import Samples, Task, Train, Trainer, step_clock
 from dispfl.errors import NonFiniteError
 
 
@@ -56,6 +56,7 @@ def learn_stacked(
     first, peers = trainers[0], len(trainers)
     s, live = first.settings, first.live
     epochs, lr = epochs or s.epochs, s.rate(first.t)
+    began = step_clock(live)
     live.module.train()
     flat, bits = live.to_device(torch.stack(list(weights))), mask_bits(live.to_device(torch.stack(list(masks))))
     layers = zip(live.layout.names, live.layout.slices, live.layout.shapes, strict=True)
@@ -75,6 +76,8 @@ def learn_stacked(
             _sgd_steps(flat, torch.cat([g.flatten(1) for g in gradients], 1), bits, lr, s, _noise(trainers, flat))
             losses.append(of_each.detach())
     means = torch.stack(losses).mean(0).cpu()
+    for trainer in trainers:
+        trainer.report.seconds += (step_clock(live) - began) / peers
     return [
         _finish(trainer, learned, mask, mean, epochs)
         for trainer, learned, mask, mean in zip(trainers, flat.cpu().unbind(), masks, means, strict=True)

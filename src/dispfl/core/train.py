@@ -1,5 +1,6 @@
 """Local training of one peer in one round: SGD under a mask, the dense gradient, and evaluation."""
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -83,6 +84,8 @@ class Report:
     """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
+    seconds: float = 0.0
+    """The time that the step computed, as `step_clock` measures it."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
     """The training done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
 
@@ -217,6 +220,14 @@ class Trainer:
 
 
 EVALUATION_BATCH = 500
+
+
+def step_clock(live: LiveModel) -> float:
+    """Return a clock's seconds, to measure a step: processor time where a step has one thread, so that other work on
+    the machine does not count; otherwise wall time.
+    """
+    one_thread = live.device.type == "cpu" and torch.get_num_threads() == 1
+    return time.thread_time() if one_thread else time.perf_counter()
 
 
 def sgd_step(

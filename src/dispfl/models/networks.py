@@ -57,15 +57,15 @@ class BasicBlock(nn.Module):
         self.norm1 = nn.GroupNorm(GROUPS, channels_out)
         self.conv2 = nn.Conv2d(channels_out, channels_out, 3, padding=1, bias=False)
         self.norm2 = nn.GroupNorm(GROUPS, channels_out)
-        self.neighbourhood: nn.Module = nn.Identity()
+        self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels_out:
-            self.neighbourhood = nn.Sequential(
+            self.shortcut = nn.Sequential(
                 nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.GroupNorm(GROUPS, channels_out)
             )
 
     def forward(self, x: Tensor) -> Tensor:
         inner = functional.relu(self.norm1(self.conv1(x)))
-        return functional.relu(self.norm2(self.conv2(inner)) + self.neighbourhood(x))
+        return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
 
 class ResNet18(nn.Module):

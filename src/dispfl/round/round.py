@@ -13,7 +13,7 @@ from dispfl.core.live import LiveModel
 from dispfl.core.masks import hamming
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
-from dispfl.core.train import Trainer
+from dispfl.core.train import Trainer, step_clock
 from dispfl.costs.ledger import Ledger
 from dispfl.errors import NonFiniteError
 from dispfl.methods.base import SERVER, FineTuning, GossipMethod, PeerState, ServerMethod, fresh_state
@@ -174,6 +174,7 @@ def peer_step(
 
     A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the report says why.
     """
+    began = step_clock(live)
     method, data = context.method, context.peers[task.peer]
     trainer = make_trainer(
         live=live,
@@ -204,6 +205,7 @@ def peer_step(
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
     _evaluate(trainer, after)
+    trainer.report.seconds += step_clock(live) - began
     return StepResult(trainer.report, state=after)
 
 

@@ -47,6 +47,7 @@ def round_metrics(t: int, result: Round, cost: ForwardCost, seconds: float) -> M
         "flops_total": sum(worked),
         "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
         "seconds": round(seconds, 3),
+        "peer_seconds": spread([round(report.seconds, 4) for report in reports.values()]),
     }
 
 
