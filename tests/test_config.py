@@ -248,6 +248,8 @@ def test_differing_keys_are_dotted_and_come_with_both_values() -> None:
         "method.alpha_0": (0.5, None),
         "method.regrow": ("gradient", None),
         "method.layers": ("erk", None),
+        "method.structure": ("weights", None),
+        "method.keep": ([], None),
         "rounds": (3, 4),
     }
     assert differing_keys(one, one) == {}

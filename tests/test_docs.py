@@ -38,7 +38,8 @@ def test_the_extensions_of_the_page_run_in_python_and_from_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "my_module", raising=False)
+    monkeypatch.setitem(sys.modules, "my_module", sys)  # so that the page's module does not stay loaded
+    del sys.modules["my_module"]
     code = extension_blocks("python")
     (tmp_path / "my_module.py").write_text("\n".join(block for block in code if block.startswith("# my_module.py")))
     names: dict[str, Any] = {}

@@ -150,7 +150,7 @@ def test_a_sparse_start_without_densities_is_charged_with_the_bytes_of_its_encod
     """34 of 67 weights are kept, some in every layer: masks are sent, as 67 bits or as the 34 requested ones."""
     context = make_context(peers=3, method=EveryOther(), rounds=1, wire=Wire(exchange=exchange))  # type: ignore[arg-type]
     state, rng = initial_states(context)["000"], torch.Generator()
-    codec = context.codec(Layout.of(context.module()))
+    codec = context.codec
     if exchange == "pull":
         request = len(codec.encode_request(state.next_mask))
         model = len(codec.encode_answer(state.model, state.next_mask, rng=rng))

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
-from simulated_world import LAYOUT, LIMIT, ROUNDS, FakeTraining, World, events_about, reliable
+from simulated_world import LIMIT, ROUNDS, FakeTraining, World, events_about, reliable
 
 from dispfl.core.packed import PackedModel
 from dispfl.errors import RunError
@@ -247,7 +247,7 @@ class MaliciousPeer:
     def __init__(self, world: World, name: str, fault: str) -> None:
         self.world, self.name, self.fault = world, name, fault
         self.transport = world.network.join(name)
-        self.codec = world.context.codec(LAYOUT)
+        self.codec = world.context.codec
         self.rng = random.Random(0)
         self.refused: list[JSON] = []
 

@@ -44,7 +44,7 @@ def send_all(world: World, requests: list[Request]) -> tuple[list[str], dict[str
 
 def test_every_bad_request_is_refused_by_name_and_counted() -> None:
     world = World(8, reliable, peers=2)
-    codec, start = world.context.codec(LAYOUT), world.start["001"]
+    codec, start = world.context.codec, world.start["001"]
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "a"}
     good = codec.encode_request(start.next_mask)
@@ -85,7 +85,7 @@ def test_a_request_for_a_later_round_is_held_no_longer_than_the_client_asks() ->
     world.network.timeout = 5.0  # seconds; by default a request is held for 10
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 3}
-    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    body = world.context.codec.encode_request(world.start["001"].next_mask)
     holds: list[dict[str, JSON]] = [{"hold": 2.0}, {"hold": -1}, {}, {"hold": 1e9}]
     answers, _ = send_all(
         world, [Request("model", {**header, "nonce": str(n), **hold}, body) for n, hold in enumerate(holds)]
@@ -97,7 +97,7 @@ def test_resuming_the_same_response_too_often_is_refused_and_counted() -> None:
     world = World(8, reliable, peers=2)
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "recorded"}
-    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    body = world.context.codec.encode_request(world.start["001"].next_mask)
     answers, counted = send_all(
         world, [Request("model", header, body), *[Request("model", header, body, offset=1)] * 22]
     )
@@ -109,7 +109,7 @@ def test_a_resumed_request_must_have_the_same_body() -> None:
     world = World(8, reliable, peers=2)
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "recorded"}
-    encode = world.context.codec(LAYOUT).encode_request
+    encode = world.context.codec.encode_request
     first, other = (encode(world.start[name].next_mask) for name in ("001", "000"))
     answers, counted = send_all(world, [Request("model", header, first), Request("model", header, other, offset=1)])
     assert (answers, counted) == (["model", "replayed"], {"replayed": 1})
@@ -119,7 +119,7 @@ def test_requests_that_get_wait_are_not_limited() -> None:
     world = World(8, reliable, peers=2)
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 3, "hold": 1.0}
-    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    body = world.context.codec.encode_request(world.start["001"].next_mask)
     answers, counted = send_all(world, [Request("model", {**header, "nonce": str(n)}, body) for n in range(40)])
     assert (answers, counted) == (["wait"] * 40, {})
 
@@ -152,7 +152,7 @@ def in_round_0(world: World, requests: list[Request]) -> tuple[NodeContext, list
 def test_a_transfer_resumed_after_a_restart_of_the_sender_has_the_same_bytes() -> None:
     world = World(8, reliable, peers=2)
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
-    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    body = world.context.codec.encode_request(world.start["001"].next_mask)
     request = Request("model", {"spec": spec_digest(spec), "round": 0, "nonce": "a"}, body)
     _, [begun] = in_round_0(world, [request])
     _, [resumed] = in_round_0(world, [replace(request, offset=7)])  # a new process, without the nonces
@@ -163,7 +163,7 @@ def test_a_transfer_resumed_after_a_restart_of_the_sender_has_the_same_bytes() -
 def test_a_model_counts_as_fetched_once_it_is_sent_completely() -> None:
     world = World(8, reliable, peers=2)
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
-    body = world.context.codec(LAYOUT).encode_request(world.start["001"].next_mask)
+    body = world.context.codec.encode_request(world.start["001"].next_mask)
     request = Request("model", {"spec": spec_digest(spec), "round": 0, "nonce": "a"}, body)
     ctx, [broken, whole] = in_round_0(world, [request, replace(request, offset=7)])
     neighbour = ctx.status.peers["001"]

@@ -53,7 +53,7 @@ def test_models_that_are_really_encoded_give_the_same_run(
     """Every request and model is encoded and decoded; the weights and the charged bytes are the simulator's."""
     context = make_context(peers=6, method=method, topology=Ring(), rounds=3, wire=Wire(exchange=exchange))  # type: ignore[arg-type]
     states, live = initial_states(context), LiveModel(context.module())
-    codec, pull = context.codec(live.layout), exchange == "pull"
+    codec, pull = context.codec, exchange == "pull"
     for t, simulated in enumerate(run_all(context)):
         heard = context.topology.heard(0, t, context.roster)
         bytes_sent: Counter[tuple[str, str]] = Counter()
@@ -112,13 +112,13 @@ def test_layers_that_are_dense_at_every_density_need_no_mask(make_context: MakeC
     context = make_context(peers=2, method=DisPFL(density=(0.6, 1.0)))
     layout = LiveModel(context.module()).layout
     assert context.method.always_dense(layout, {0.6, 1.0}) == [False, True, False, True]
-    assert context.codec(layout).request_size() == 28 + (32 + 24) // 8
+    assert context.codec.request_size() == 28 + (32 + 24) // 8
 
 
 def test_a_peer_uploads_its_model_to_the_server_and_both_directions_are_charged(make_context: MakeContext) -> None:
     context = make_context(peers=3, method=FedAvg(cohort=2))
     states, live = initial_states(context), LiveModel(context.module())
-    task, codec = PeerTask("001", 0, server=states[SERVER]), context.codec(live.layout)
+    task, codec = PeerTask("001", 0, server=states[SERVER]), context.codec
     fetch = fetch_here(context, codec, task, states)
     step, arrived = deliver_upload(
         context, codec, task, simulated_step(context, codec, live, task, states["001"], fetch)

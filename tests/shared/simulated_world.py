@@ -156,7 +156,7 @@ class World:
         ctx = NodeContext(
             name=name,
             run=self.context,
-            codec=self.context.codec(LAYOUT),
+            codec=self.context.codec,
             spec=federation_spec("test", self.context, LAYOUT, self.weights, 0.5),
             membership=self.members,
             log=log,

@@ -1,5 +1,6 @@
 """The live module of a worker: peers' flat vectors are loaded into it, trained, and read back."""
 
+import copy
 from collections.abc import Mapping
 from typing import Literal
 from weakref import WeakSet
@@ -7,7 +8,10 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
+from dispfl.core.packed import PackedMask
+from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError
 
 Precision = Literal["float32", "bf16"]
@@ -55,6 +59,10 @@ class LiveModel:
         if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
             raise ConfigError("The model has lazy parameters; give their sizes, or run one batch through it first.")
         _ALIVE.add(module)
+        self.mask: UnitMask | None = None
+        """Of a small network: the units that it has. A peer's buffers are those of the whole network."""
+        self._small: dict[tuple[tuple[int, ...], ...], LiveModel] = {}
+        self._buffers: Mapping[str, Tensor] = {}
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
@@ -72,6 +80,20 @@ class LiveModel:
         for parameter, w, g in zip(parameters, *map(self.layout.views, (self.weights, self.grad)), strict=True):
             parameter.data = w
             parameter.grad = g
+
+    def for_mask(self, mask: PackedMask) -> "LiveModel":
+        """Return the live model of a model under this mask: this one, or the small network of a mask of units.
+
+        There is one small network for each number of units; peers with as many share its memory.
+        """
+        if not isinstance(mask, UnitMask):
+            return self
+        shapes = mask.small.shapes
+        if shapes not in self._small:
+            self._small[shapes] = LiveModel(compact_module(self.module, mask), str(self.device), self.precision)
+        small = copy.copy(self._small[shapes])
+        small.mask = mask
+        return small
 
     def __call__(self, inputs: Tensor) -> Tensor:
         """Return the module's outputs. Inputs keep their memory format, so that a user's `x.view(...)` works."""
@@ -95,8 +117,10 @@ class LiveModel:
     def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
         """Load a peer's weights and buffers (running means and the like) into the module."""
         self.weights.copy_(weights)
+        self._buffers = buffers
         for name in self.buffer_names:
-            self.module.get_buffer(name).copy_(buffers[name])
+            held = self._held(name)
+            self.module.get_buffer(name).copy_(buffers[name] if held is None else buffers[name][held])
 
     def read(self) -> Tensor:
         """Return a copy of the module's weights on the host."""
@@ -104,5 +128,15 @@ class LiveModel:
 
     def read_buffers(self) -> dict[str, Tensor]:
         """Return a copy of the module's buffers on the host, row-major as files require."""
-        buffers = {name: self.module.get_buffer(name) for name in self.buffer_names}
-        return {n: b.to("cpu", copy=True, memory_format=torch.contiguous_format) for n, b in buffers.items()}
+        buffers = {}
+        for name in self.buffer_names:
+            buffer = self.module.get_buffer(name)
+            buffers[name] = buffer.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            if (held := self._held(name)) is not None:
+                buffers[name] = self._buffers[name].index_copy(0, held, buffers[name])
+        return buffers
+
+    def _held(self, buffer: str) -> Tensor | None:
+        """Return which entries of a peer's buffer a small network has; None: all."""
+        axis = self.mask.layout.buffer_axes.get(buffer) if self.mask is not None else None
+        return None if axis is None or self.mask is None else torch.from_numpy(self.mask.positions[axis])

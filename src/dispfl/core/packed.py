@@ -11,6 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.layout import Layout
+
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -26,7 +28,7 @@ class PackedMask:
     def pack(cls, mask: Tensor) -> "PackedMask":
         """Pack a flat bool mask."""
         packed = np.packbits(mask.cpu().numpy(), bitorder="little")
-        bits = _allocate(len(packed), packed.dtype)
+        bits = allocate(len(packed), packed.dtype)
         bits[:] = packed
         return cls(torch.from_numpy(bits), mask.numel())
 
@@ -38,10 +40,28 @@ class PackedMask:
         """Return the flat bool mask."""
         return torch.from_numpy(self.flags())
 
+    def select(self, weights: Tensor) -> Tensor:
+        """Return the kept ones of the flat weights. Adding +0.0 turns -0.0 into 0.0."""
+        return torch.from_numpy(select(weights.numpy(), self.flags(), allocate=allocate)).add_(0.0)
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return flat weights with these kept ones, and zeros elsewhere."""
+        return torch.from_numpy(spread(values.numpy(), self.flags()))
+
     @cached_property
     def kept(self) -> int:
         """The number of weights that the mask keeps."""
         return _ones(self.bits.numpy())
+
+    def kept_per_layer(self, layout: Layout) -> list[int]:
+        """Return the number of kept weights of each layer."""
+        flags = self.flags()
+        return [int(np.count_nonzero(flags[where])) for where in layout.slices]
+
+    def restrict(self, values: Tensor, other: "PackedMask") -> tuple[Tensor, "PackedMask"]:
+        """Return those of the kept values that another mask keeps too, and what both masks keep."""
+        shared = select(other.flags(), self.flags())
+        return torch.from_numpy(select(values.numpy(), shared)), PackedMask(self.bits & other.bits, self.size)
 
     def overlap(self, other: "PackedMask") -> int:
         """Return the number of weights that both masks keep."""
@@ -61,13 +81,26 @@ class PackedModel:
 
         Adding +0.0 turns -0.0 into 0.0, so equal models have equal bytes.
         """
-        kept = select(weights.numpy(), mask.numpy(), allocate=_allocate)
+        kept = select(weights.numpy(), mask.numpy(), allocate=allocate)
         return cls(torch.from_numpy(kept).add_(0.0), packed or PackedMask.pack(mask))
+
+    @classmethod
+    def under(cls, weights: Tensor, mask: PackedMask) -> "PackedModel":
+        """Pack the flat weights of the network that was trained under this mask."""
+        return cls(mask.select(weights), mask)
 
     def unpack(self) -> tuple[Tensor, Tensor]:
         """Return the flat weights, exactly zero outside the mask, and the mask."""
         flags = self.mask.flags()
         return torch.from_numpy(spread(self.values.numpy(), flags)), torch.from_numpy(flags)
+
+    def restrict(self, mask: PackedMask) -> "PackedModel":
+        """Return the part of the model that another mask keeps too."""
+        return PackedModel(*self.mask.restrict(self.values, mask))
+
+    def flat(self) -> Tensor:
+        """Return the flat weights of the network that computes this model: the inverse of `under`."""
+        return self.mask.spread(self.values)
 
     def chunks(self) -> Iterator["Chunk"]:
         """Yield the model in chunks, one for each of `chunk_slices(size)`."""
@@ -125,7 +158,7 @@ def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
     return array
 
 
-def _allocate(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
+def allocate(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
     """Allocate memory for long-lived data. Large arrays get their own mapping, which is returned to the system
     when they are freed, while the heap could keep it because of a small block behind it. New pages take longer to fill.
     """

@@ -12,14 +12,17 @@ from torch import Tensor
 from torch.func import functional_call, vmap
 
 from dispfl.core.live import LiveModel
-from dispfl.core.masks import keep_, kept_per_layer, mask_bits
-from dispfl.core.train import Samples, Task, Train, Trainer, step_clock
+from dispfl.core.masks import keep_, mask_bits
+from dispfl.core.packed import PackedMask
+from dispfl.core.train import Samples, Task, Train, Trainer, step_clock, trained_per_layer, weight_flags
 from dispfl.errors import NonFiniteError
 
 
 def can_stack(trainers: Sequence[Trainer]) -> bool:
     """Whether these peers' batches have equal sizes and their model has no buffers."""
-    alike = {(trainer.t, trainer.settings, trainer.task, len(trainer.train)) for trainer in trainers}
+    alike = {
+        (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.live.layout) for trainer in trainers
+    }
     return len(alike) == 1 and not any(trainer.live.buffer_names for trainer in trainers)
 
 
@@ -50,7 +53,10 @@ def _loss(live: LiveModel, task: Task) -> Callable[[Mapping[str, Tensor], Tensor
 
 
 def learn_stacked(
-    trainers: Sequence[Trainer], weights: Sequence[Tensor], masks: Sequence[Tensor], epochs: int | None = None
+    trainers: Sequence[Trainer],
+    weights: Sequence[Tensor],
+    masks: Sequence[Tensor | PackedMask],
+    epochs: int | None = None,
 ) -> list[Tensor | NonFiniteError]:
     """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
     first, peers = trainers[0], len(trainers)
@@ -58,7 +64,9 @@ def learn_stacked(
     epochs, lr = epochs or s.epochs, s.rate(first.t)
     began = step_clock(live)
     live.module.train()
-    flat, bits = live.to_device(torch.stack(list(weights))), mask_bits(live.to_device(torch.stack(list(masks))))
+    flat, flags = live.to_device(torch.stack(list(weights))), [weight_flags(mask) for mask in masks]
+    masked = [each for each in flags if each is not None]
+    bits = mask_bits(live.to_device(torch.stack(masked))) if masked else None
     layers = zip(live.layout.names, live.layout.slices, live.layout.shapes, strict=True)
     # Through .data: autograd must not record the steps on `flat` as a part of the next forward pass.
     parameters = {name: flat[:, where].view(peers, *shape).data.requires_grad_() for name, where, shape in layers}
@@ -80,7 +88,7 @@ def learn_stacked(
         trainer.report.seconds += (step_clock(live) - began) / peers
     return [
         _finish(trainer, learned, mask, mean, epochs)
-        for trainer, learned, mask, mean in zip(trainers, flat.cpu().unbind(), masks, means, strict=True)
+        for trainer, learned, mask, mean in zip(trainers, flat.cpu().unbind(), flags, means, strict=True)
     ]
 
 
@@ -91,20 +99,23 @@ def _noise(trainers: Sequence[Trainer], flat: Tensor) -> Tensor | None:
     return trainers[0].live.to_device(torch.stack(given)) if given else None
 
 
-def _sgd_steps(flat: Tensor, grad: Tensor, bits: Tensor, lr: float, s: Train, noise: Tensor | None) -> None:
+def _sgd_steps(flat: Tensor, grad: Tensor, bits: Tensor | None, lr: float, s: Train, noise: Tensor | None) -> None:
     """`sgd_step` on the rows of a matrix, each with its own norm."""
-    keep_(grad, bits)
+    if bits is not None:
+        keep_(grad, bits)
     if s.clip_norm:
         norms = torch.linalg.vector_norm(grad, dim=1, keepdim=True)
         grad.mul_((s.clip_norm / (norms + 1e-6)).clamp(max=1.0))
     flat.mul_(1 - lr * s.weight_decay).add_(grad, alpha=-lr)
     if noise is not None:
-        flat.add_(keep_(noise, bits), alpha=-lr)
+        flat.add_(noise if bits is None else keep_(noise, bits), alpha=-lr)
 
 
-def _finish(trainer: Trainer, learned: Tensor, mask: Tensor, loss: Tensor, epochs: int) -> Tensor | NonFiniteError:
+def _finish(
+    trainer: Trainer, learned: Tensor, mask: Tensor | None, loss: Tensor, epochs: int
+) -> Tensor | NonFiniteError:
     """Complete one peer's report and return its weights."""
-    trainer.report.passes.append((epochs * len(trainer.train), kept_per_layer(mask, trainer.live.layout)))
+    trainer.report.passes.append((epochs * len(trainer.train), trained_per_layer(mask, trainer.live.layout)))
     try:
         trainer.check_finite(loss, "training loss")
         trainer.check_finite(learned, "weights")

@@ -10,9 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
+from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import keep_, kept_per_layer, mask_bits
+from dispfl.core.packed import PackedMask
 from dispfl.core.rng import stream
+from dispfl.core.units import UnitMask
 from dispfl.errors import NonFiniteError
 from dispfl.settings import Settings
 
@@ -84,7 +87,7 @@ class Report:
     """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     """The time that the step computed, as `step_clock` measures it."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
     """The training done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
@@ -111,6 +114,8 @@ class Trainer:
     evaluate: bool = True
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """The peer's buffers: those of its state at first, then those after the last call of `learn`."""
+    first_weights: Callable[[], Tensor] = lambda: torch.empty(0)
+    """Returns the flat weights of the whole network that all peers started from."""
     before_batch: Callable[[], None] = lambda: None
     """Called before every batch; an exception that it raises ends the step."""
     report: Report = field(default_factory=Report)
@@ -134,7 +139,7 @@ class Trainer:
     def learn(
         self,
         weights: Tensor,
-        mask: Tensor,
+        mask: Tensor | PackedMask,
         epochs: int | None = None,
         *,
         samples: Samples | None = None,
@@ -153,7 +158,8 @@ class Trainer:
         samples = self.train if samples is None else samples
         live.load(weights, self.buffers)
         live.module.train()
-        bits = mask_bits(live.to_device(mask))
+        flags = weight_flags(mask)
+        bits = None if flags is None else mask_bits(live.to_device(flags))
         anchor = prox and (prox[0], live.to_device(prox[1]))
         losses = []
         for _ in range(epochs):
@@ -163,7 +169,7 @@ class Trainer:
                 noise = self.draw_noise(weights.numel())
                 drawn = None if noise is None else live.to_device(noise)
                 sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor, drawn)
-        self.report.passes.append((epochs * len(samples), kept_per_layer(mask, live.layout)))
+        self.report.passes.append((epochs * len(samples), trained_per_layer(flags, live.layout)))
         loss = torch.stack(losses).mean()
         learned = live.read()
         self.check_finite(loss, "training loss")
@@ -222,6 +228,18 @@ class Trainer:
 EVALUATION_BATCH = 500
 
 
+def weight_flags(mask: Tensor | PackedMask) -> Tensor | None:
+    """Return a flat mask of the live network's weights; None under a mask of units, whose small network keeps all."""
+    if isinstance(mask, UnitMask):
+        return None
+    return mask.unpack() if isinstance(mask, PackedMask) else mask
+
+
+def trained_per_layer(flags: Tensor | None, layout: Layout) -> list[int]:
+    """Return the number of trained weights of each layer."""
+    return list(layout.sizes) if flags is None else kept_per_layer(flags, layout)
+
+
 def step_clock(live: LiveModel) -> float:
     """Return a clock's seconds, to measure a step: processor time where a step has one thread, so that other work on
     the machine does not count; otherwise wall time.
@@ -233,15 +251,19 @@ def step_clock(live: LiveModel) -> float:
 def sgd_step(
     weights: Tensor,
     grad: Tensor,
-    bits: Tensor,
+    bits: Tensor | None,
     lr: float,
     weight_decay: float,
     clip_norm: float,
     prox: tuple[float, Tensor] | None = None,
     noise: Tensor | None = None,
 ) -> None:
-    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add noise."""
-    keep_(grad, bits)
+    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add noise.
+
+    Without `bits` nothing is masked.
+    """
+    if bits is not None:
+        keep_(grad, bits)
     scale = clip_scale(grad, clip_norm) if clip_norm else 1.0
     mu, anchor = prox or (0.0, None)
     if weight_decay or mu:
@@ -253,7 +275,7 @@ def sgd_step(
     else:
         weights.add_(grad, alpha=-lr * scale)
     if noise is not None:
-        weights.add_(keep_(noise, bits), alpha=-lr)
+        weights.add_(noise if bits is None else keep_(noise, bits), alpha=-lr)
 
 
 def clip_scale(grad: Tensor, clip_norm: float) -> float | Tensor:

@@ -73,6 +73,7 @@ class CostInputs:
             rounds=1,
             wire=self.wire,
             remote_peers=peer_names(self.peers),
+            input_shape=self.data.shape,
         )
 
     @property
@@ -214,7 +215,7 @@ def _mean_download(sent: Mapping[tuple[str, str], int], roster: Sequence[str]) -
 def wire_costs(inputs: CostInputs) -> WireCosts:
     """Return a round's messages as the codec sends them, under masks that the method itself draws."""
     context, (layout, _) = inputs.context, network(inputs.model, inputs.data.shape, inputs.data.classes)
-    codec, drawn = context.codec(layout), _drawn_peers(inputs, layout)
+    codec, drawn = context.codec, _drawn_peers(inputs, layout)
     states = initial_states(context, {peer for pair in drawn.values() for peer in pair})
     sizes: dict[tuple[str, str], tuple[int, int]] = {}
     messages: list[MessageCost] = []

@@ -15,6 +15,7 @@ from dispfl.core.memory import keep_heap, trim_heap
 from dispfl.core.rng import forked_generators
 from dispfl.core.stacked import can_be_stacked
 from dispfl.core.train import Trainer
+from dispfl.core.units import UnitLayout
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked
 from dispfl.methods.base import PeerState
@@ -49,7 +50,9 @@ class InProcess:
         self._states = PeerStates(context, checkpoints)
         threads = workers or os.cpu_count() or 1
         first = LiveModel(context.module(), context.device, context.precision)
-        self._codec = context.codec(first.layout)
+        self._codec = context.codec
+        if isinstance(context.layout, UnitLayout):
+            _ = context.first_weights  # computed here, because threads may not share torch's global generator
         self._large = first.layout.size >= LARGE_MODEL
         one_by_one = context.device != "cpu" or uses_global_rng(context, first)
         self._workers = 1 if one_by_one else min(threads, len(context.peers))

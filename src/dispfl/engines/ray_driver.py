@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dispfl.core.layout import Layout
 from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, get, wait_any
 from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult
 from dispfl.methods.base import PeerState
@@ -32,7 +31,7 @@ class RayEngine:
         connect(address, count)
         folder = checkpoints.folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        self._codec = context.codec(Layout.of(context.module()))
+        self._codec = context.codec
         self._seconds: dict[str, float] = {}
         self.pool = WorkerPool(context, count, folder)
 

@@ -106,7 +106,9 @@ class WorkerPool:
         self.redo: Callable[[int], None] = _nothing
         """Repeats the lost steps of the current tasks after the worker in a slot was replaced."""
         self._folder = folder
-        self._shared_context = ray.put(replace(context, peers={}, remote_peers=context.roster))
+        self._shared_context = ray.put(
+            replace(context, peers={}, remote_peers=context.roster, known_layout=context.layout)
+        )
         self._started = self._losses = 0
         self._workers = {slot: self._new_worker() for slot in range(count)}
         self._warn_if_cores_are_missing()

@@ -60,7 +60,7 @@ class Worker:
         self._folder = folder
         self._context = context
         self._live = LiveModel(context.module(), context.device, context.precision)
-        self._codec = context.codec(self._live.layout)
+        self._codec = context.codec
         self._states = PeerStates(context, Checkpoints(folder, name))
         self._rounds = 0
         self._tasks: Mapping[str, PeerTask] = {}

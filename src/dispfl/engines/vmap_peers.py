@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dispfl.core.packed import PackedMask
 from dispfl.core.stacked import can_stack, learn_stacked
 from dispfl.core.train import Samples, Trainer
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -29,7 +30,7 @@ class LearnCall:
 
     trainer: Trainer
     weights: Tensor
-    mask: Tensor
+    mask: Tensor | PackedMask
     epochs: int
 
 
@@ -42,7 +43,7 @@ class StackedTrainer(Trainer):
     def learn(
         self,
         weights: Tensor,
-        mask: Tensor,
+        mask: Tensor | PackedMask,
         epochs: int | None = None,
         *,
         samples: Samples | None = None,

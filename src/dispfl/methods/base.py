@@ -7,13 +7,13 @@ broadcasts (`broadcast`), the step of a peer of the cohort (`step`), and how the
 """
 
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import BeforeValidator, Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
@@ -55,6 +55,10 @@ class Method(Component):
     def densities(self, peers: int) -> list[float]:
         """Return the density of each peer's model."""
         return [1.0] * peers
+
+    def layout(self, module: nn.Module, example: Callable[[], Tensor]) -> Layout:
+        """Return the layout of the network; `example` returns a batch of inputs, for methods that try the network."""
+        return Layout.of(module)
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         """Return how many weights of each layer a peer of this density keeps in round 0.

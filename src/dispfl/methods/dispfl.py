@@ -1,19 +1,27 @@
-"""Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' where both keep a weight."""
+"""Dis-PFL: every peer trains its own sparse model and averages it with its neighbours' where both keep a weight.
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+The paper masks single weights. With `structure = "channels"` the same algorithm masks whole channels and hidden units,
+and a peer trains the small dense network that is left: sparsity then saves time (core/units.py).
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import Field
-from torch import Tensor
+from pydantic import Field, model_validator
+from torch import Tensor, nn
 
 from dispfl.core.averaging import average_of
+from dispfl.core.blocks import block_average, mean_squares
+from dispfl.core.find_units import find_units
 from dispfl.core.layout import Layout
 from dispfl.core.masks import layer_counts, random_mask
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
-from dispfl.core.sparsity import erk_densities, prune_and_regrow, prune_rate, uniform_densities
+from dispfl.core.sparsity import erk_densities, prune_and_regrow, prune_rate, replace_units, uniform_densities
 from dispfl.core.train import Trainer
+from dispfl.core.units import UnitLayout, UnitMask
+from dispfl.core.widths import kept_weights, random_units, unit_counts
 from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, spread_densities
 
 
@@ -24,23 +32,44 @@ class DisPFL(GossipMethod):
     name: Literal["dispfl"] = "dispfl"
     density: Density = 0.5
     """Share of weights a peer keeps. The paper's sparsity 0.8 is density 0.2. A list makes groups of peers."""
+    structure: Literal["weights", "channels"] = "weights"
+    """What a mask leaves out: single weights (the paper), or whole channels, which saves time too."""
     alpha_0: float = Field(default=0.5, ge=0, le=1)
     """Share of the kept weights that round 0 replaces; cosine-annealed to 0."""
     regrow: Literal["gradient", "random"] = "gradient"
-    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts)."""
+    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts; with channels)."""
     layers: Literal["erk", "uniform"] = "erk"
-    """How the density is distributed over the layers."""
+    """How the density is distributed over the layers; with channels, `uniform` unless stated."""
+    keep: tuple[str, ...] = ()
+    """With channels: layers whose outputs are never left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_channels(cls, given: Any) -> Any:
+        if isinstance(given, dict) and given.get("structure") == "channels":
+            return {"regrow": "random", "layers": "uniform"} | given
+        return given
 
     def densities(self, peers: int) -> list[float]:
         return spread_densities(self.density, peers)
 
+    def layout(self, module: nn.Module, example: Callable[[], Tensor]) -> Layout:
+        if self.structure == "channels":
+            return find_units(module, example(), self.keep)
+        return Layout.of(module)
+
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         """Algorithm 1, line 2. Deviation 0: the weights are the same for all peers, the mask is the peer's own."""
-        mask = random_mask(layout, self._layer_densities(layout, density), rng=stream(seed, "mask", peer))
-        return fresh_state(weights, mask)
+        rng = stream(seed, "mask", peer)
+        if isinstance(layout, UnitLayout):
+            mask = random_units(layout, unit_counts(layout, density, self.layers), rng=rng)
+            return PeerState(PackedModel.pack(weights, mask.unpack(), mask), mask)
+        return fresh_state(weights, random_mask(layout, self._layer_densities(layout, density), rng=rng))
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         """Return the kept weights of each layer, which evolving the mask does not change."""
+        if isinstance(layout, UnitLayout):
+            return kept_weights(layout, unit_counts(layout, density, self.layers))
         return layer_counts(layout, self._layer_densities(layout, density))
 
     def _layer_densities(self, layout: Layout, density: float) -> dict[str, float]:
@@ -48,8 +77,11 @@ class DisPFL(GossipMethod):
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Algorithm 1, lines 6-15: mix, learn, evolve."""
+        models = {**heard, peer.peer: state.model}
+        if isinstance(state.next_mask, UnitMask):
+            return self._step_of_units(peer, models, state.next_mask)
         m_k = state.next_mask.unpack()
-        w_half = self.mix({**heard, peer.peer: state.model}, m_k)
+        w_half = self.mix(models, m_k)
         peer.observe_mixed(w_half)
         w_k = peer.learn(w_half, m_k)
         next_mask = self.evolve(peer, w_k, m_k)
@@ -71,3 +103,13 @@ class DisPFL(GossipMethod):
         else:
             growth = torch.rand(w_k.shape, generator=peer.stream("regrow"))
         return prune_and_regrow(w_k, m_k, growth, alpha_t, peer.live.layout)
+
+    def _step_of_units(self, peer: Trainer, models: Mapping[str, PackedModel], m_k: UnitMask) -> PeerState:
+        """The same with masks of units: all vectors are those of the peer's small network."""
+        w_half = block_average([models[name] for name in sorted(models)], m_k, peer.first_weights())
+        peer.observe_mixed(w_half)
+        w_k = peer.learn(w_half, m_k)
+        rng, alpha_t = peer.stream("regrow"), prune_rate(peer.t, peer.T, self.alpha_0)
+        growth = torch.rand(m_k.layout.units, generator=rng, dtype=torch.float64).numpy()
+        next_mask = replace_units(m_k, mean_squares(w_k, m_k), growth, alpha_t, rng=rng)
+        return PeerState(PackedModel.under(w_k, m_k), next_mask, peer.buffers)

@@ -18,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import MIN_BACKOFF, Client, RoundResponses
@@ -148,4 +148,4 @@ class Node:
 
 def empty_model(model: PackedModel) -> PackedModel:
     """A model that keeps no weight: averaged with others it does not change them."""
-    return PackedModel(model.values[:0], PackedMask(torch.zeros_like(model.mask.bits), model.mask.size))
+    return PackedModel.pack(torch.zeros(model.mask.size), torch.zeros(model.mask.size, dtype=torch.bool))

@@ -53,7 +53,7 @@ class LocalSetup:
         """Return the setup of a peer; of the peers in `context`, only this one has data."""
         live = LiveModel(context.module())
         weights, buffers = live.read(), live.read_buffers()
-        setup = cls(name, federation, context, density, smallest_density, live.layout, weights, buffers, schema)
+        setup = cls(name, federation, context, density, smallest_density, context.layout, weights, buffers, schema)
         return replace(setup, settings=settings or {})
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dispfl.core.layout import Layout
+from dispfl.core.units import UnitLayout
 from dispfl.round.context import RunContext
 
 PROTOCOL = "1"
@@ -54,7 +55,7 @@ def federation_spec(
 ) -> FederationSpec:
     """Return the spec: entries by name, each a short text, so that a difference can be shown to people."""
     method = context.method.model_dump(mode="json", exclude={"density"})  # each site has its own density
-    shapes = json.dumps([layout.names, layout.shapes])
+    shapes = layout.spec() if isinstance(layout, UnitLayout) else json.dumps([layout.names, layout.shapes])
     return {
         "protocol": PROTOCOL,
         "federation": federation,

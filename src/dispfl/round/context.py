@@ -5,10 +5,11 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
-from dispfl.core.live import Precision
+from dispfl.core.live import LiveModel, Precision
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import global_stream
 from dispfl.core.train import Report, Samples, Task, Train
@@ -47,6 +48,10 @@ class RunContext:
     """How many peers with equally many samples train as one stack of models."""
     remote_peers: Sequence[str] = ()
     """Peers of the federation whose data are in other processes or on other machines."""
+    known_layout: Layout | None = None
+    """The network's layout, where another process has found it already."""
+    input_shape: Sequence[int] | None = None
+    """The shape of an input, where no data are here."""
 
     @cached_property
     def roster(self) -> list[str]:
@@ -58,10 +63,28 @@ class RunContext:
         """Whether peers request models with their own masks."""
         return self.wire.exchange == "pull" and isinstance(self.method, GossipMethod) and self.method.pulls_masked
 
-    def codec(self, layout: Layout) -> Codec:
-        """Return the codec of this run's messages."""
+    @cached_property
+    def layout(self) -> Layout:
+        """The layout of the network, with its units where the method leaves out whole units."""
+        return self.known_layout or self.method.layout(self.module(), self.example)
+
+    @cached_property
+    def first_weights(self) -> Tensor:
+        """The flat weights that all peers start from."""
+        return LiveModel(self.module()).read()
+
+    def example(self) -> Tensor:
+        """Return a batch of two inputs."""
+        if self.peers:
+            return next(next(iter(self.peers.values())).train.batches(2))[0]
+        assert self.input_shape is not None, "a context without data needs the shape of an input"
+        return torch.zeros(2, *self.input_shape)
+
+    @cached_property
+    def codec(self) -> Codec:
+        """The codec of this run's messages."""
         densities = set(self.method.densities(len(self.roster)))
-        return Codec(layout, self.method.always_dense(layout, densities), self.wire)
+        return Codec(self.layout, self.method.always_dense(self.layout, densities), self.wire)
 
     def module(self) -> nn.Module:
         """Build the network with the weights that all peers start from."""

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import torch
 
 from dispfl.core.layout import Layout
-from dispfl.core.masks import kept_per_layer
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
@@ -87,7 +86,7 @@ def request_size(codec: Codec, mask: PackedMask | None) -> int:
 
 def check_request(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
     """Refuse a request whose mask does not keep the number of weights that its sender announced for each layer."""
-    if kept_per_layer(mask.unpack(), layout) != list(announced):
+    if mask.kept_per_layer(layout) != list(announced):
         refuse(Refusal.DENSITY, f"{sender}'s mask does not keep the announced number of weights in each layer.")
 
 

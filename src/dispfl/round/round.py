@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from dispfl.core.live import LiveModel
-from dispfl.core.masks import hamming
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Trainer, step_clock
@@ -41,16 +40,16 @@ OnResult = Callable[[str, StepResult], None]
 
 def initial_states(context: RunContext, peers: Collection[str] | None = None) -> dict[str, PeerState]:
     """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of them."""
-    module = LiveModel(context.module())
+    module, layout = LiveModel(context.module()), context.layout
     weights, buffers = module.read(), module.read_buffers()
     densities = context.method.densities(len(context.roster))
     states = {}
     for peer, density in zip(context.roster, densities, strict=True):
         if peers is None or peer in peers:
-            state = context.method.start(weights, module.layout, density, seed=context.seed, peer=peer)
+            state = context.method.start(weights, layout, density, seed=context.seed, peer=peer)
             states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
-        states[SERVER] = fresh_state(weights, torch.ones(module.layout.size, dtype=torch.bool))
+        states[SERVER] = fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
     return states
 
 
@@ -177,7 +176,7 @@ def peer_step(
     began = step_clock(live)
     method, data = context.method, context.peers[task.peer]
     trainer = make_trainer(
-        live=live,
+        live=live.for_mask(state.next_mask),
         train=data.train,
         test=data.test,
         settings=context.train,
@@ -189,6 +188,7 @@ def peer_step(
         roster=context.roster,
         evaluate=task.evaluate,
         buffers=state.buffers,
+        first_weights=lambda: context.first_weights,
         before_batch=before_batch,
     )
     torch.manual_seed(stream_seed(context.seed, "torch", task.peer, task.t))  # for dropout, which takes no generator
@@ -204,6 +204,7 @@ def peer_step(
     except NonFiniteError as problem:
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
+    trainer.live = live.for_mask(after.model.mask)
     _evaluate(trainer, after)
     trainer.report.seconds += step_clock(live) - began
     return StepResult(trainer.report, state=after)
@@ -226,7 +227,8 @@ def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerS
 def _evaluate(trainer: Trainer, state: PeerState) -> None:
     """Add to the report how good the model is, and how much of its mask will change."""
     if trainer.evaluate:
-        trainer.report.score = trainer.score(state.model.unpack()[0])
-    if state.next_mask is not state.model.mask and state.model.mask.kept:
-        changed = hamming(state.model.mask.unpack(), state.next_mask.unpack())
-        trainer.report.mask_change = changed / (2 * state.model.mask.kept)
+        trainer.report.score = trainer.score(state.model.flat())
+    mask, next_mask = state.model.mask, state.next_mask
+    if next_mask is not mask and mask.kept:
+        changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)
+        trainer.report.mask_change = changed / (2 * mask.kept)

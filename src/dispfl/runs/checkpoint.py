@@ -23,6 +23,7 @@ from torch import Tensor
 
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
+from dispfl.core.units import UnitLayout, UnitMask, unit_layout
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError
 from dispfl.methods.base import PeerState
@@ -126,35 +127,50 @@ def _encode(steps: Mapping[str, StepResult]) -> bytes:
         for kind, named in (("buffers", state.buffers), ("memory", state.memory)):
             tensors |= {f"{peer}/{kind}/{name}": tensor for name, tensor in named.items()}
         header[peer] = {"size": state.model.mask.size, "report": asdict(step.report), "messages": step.messages}
-    return safetensors.torch.save(tensors, {"peers": json.dumps(header)})
+    metadata = {"peers": json.dumps(header)}
+    masks = [step.next_state.next_mask for step in steps.values()]
+    if units := next((mask for mask in masks if isinstance(mask, UnitMask)), None):
+        metadata["units"] = units.layout.spec()
+    return safetensors.torch.save(tensors, metadata)
 
 
 def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
     try:
         with safetensors.safe_open(part, "pt") as file:
-            header = json.loads(file.metadata()["peers"])
+            metadata = file.metadata()
+            header = json.loads(metadata["peers"])
+            layout = unit_layout(metadata["units"]) if "units" in metadata else None
             wanted = {peer: entry for peer, entry in header.items() if peers is None or peer in peers}
             names = list(file.keys())
             tensors = {name: file.get_tensor(name) for name in names if name.split("/")[0] in wanted}
-        return {peer: _step(peer, entry, tensors) for peer, entry in wanted.items()}
+        return {peer: _step(peer, entry, tensors, layout) for peer, entry in wanted.items()}
     except (safetensors.SafetensorError, KeyError, TypeError, ValueError, OSError) as problem:
         raise DamagedError(f"The checkpoint {part} is damaged ({problem}).") from problem
 
 
-def _step(peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor]) -> StepResult:
+def _step(
+    peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor], layout: UnitLayout | None
+) -> StepResult:
     size = int(str(entry["size"]))
-    model = _model(tensors, peer, size)
+    model = _model(tensors, peer, size, layout)
     next_bits = tensors.get(f"{peer}/next_mask")
-    next_mask = model.mask if next_bits is None else PackedMask(next_bits, size)
-    upload = _model(tensors, f"{peer}/upload", size) if f"{peer}/upload/values" in tensors else None
+    next_mask = model.mask if next_bits is None else _mask(peer, next_bits, size, layout)
+    upload = _model(tensors, f"{peer}/upload", size, layout) if f"{peer}/upload/values" in tensors else None
     state = PeerState(model, next_mask, _named(tensors, f"{peer}/buffers/"), _named(tensors, f"{peer}/memory/"), upload)
     messages = tuple(MessageCost(*message) for message in entry.get("messages", ()))  # type: ignore[attr-defined]
     return StepResult(Report(**entry["report"]), messages, state=state)  # type: ignore[arg-type]
 
 
-def _model(tensors: Mapping[str, Tensor], whose: str, size: int) -> PackedModel:
-    values, mask = tensors[f"{whose}/values"], PackedMask(tensors[f"{whose}/mask"], size)
-    if mask.bits.numel() != -(-size // 8) or mask.kept != values.numel() or values.dtype != torch.float32:
+def _mask(peer: str, bits: Tensor, size: int, layout: UnitLayout | None) -> PackedMask:
+    """Return a mask of these bits: of units, where there is a layout of units."""
+    if bits.numel() != -(-(layout.units if layout else size) // 8):
+        raise ValueError(f"peer {peer}'s mask and values do not fit")
+    return UnitMask(bits, size, layout) if layout else PackedMask(bits, size)
+
+
+def _model(tensors: Mapping[str, Tensor], whose: str, size: int, layout: UnitLayout | None) -> PackedModel:
+    values, mask = tensors[f"{whose}/values"], _mask(whose, tensors[f"{whose}/mask"], size, layout)
+    if mask.kept != values.numel() or values.dtype != torch.float32:
         raise ValueError(f"peer {whose}'s mask and values do not fit")
     return PackedModel(values, mask)
 

@@ -306,7 +306,7 @@ def offline(method: Method) -> None:
 def wire(method: Method) -> None:
     """Models are not changed by the wire; if `pulls_masked`, the weights under the next mask give the same step."""
     context = tiny_context(method)
-    codec = context.codec(layout_of(context))
+    codec = context.codec
     for t, finished_round in enumerate(run_all_rounds(context)):
         states = finished_round.states
         heard = received(method, states, "000", "001", "002")

@@ -160,7 +160,7 @@ def received(method: Method, states: Mapping[str, PeerState], peer: str, *sender
 
 def layout_of(context: RunContext) -> Layout:
     """Return the layout of a context's network."""
-    return LiveModel(context.module()).layout
+    return context.layout
 
 
 def step_of(

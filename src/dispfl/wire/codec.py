@@ -1,7 +1,7 @@
 """The codec: messages between peers as bytes. It is stateless.
 
-Both ends know the layout, so a message has no names, types or shapes: a header, a mask as packed bits, and the kept
-values. There are two ways to exchange models:
+Both ends know the layout, so a message has no names, types or shapes: a header, a mask as packed bits (one for each
+weight, or for each unit where whole units are left out), and the kept values. There are two ways to exchange models:
 
     push    a model: the sender's mask and its values
     pull    a request: the receiver's next mask; an answer: the sender's mask at the requested positions, and the
@@ -16,9 +16,11 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel, select, spread
+from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 from dispfl.wire.refusals import Refusal, refuse
@@ -67,8 +69,8 @@ class Codec:
     def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
         self.layout = layout
         self.wire = wire
-        self._runs = _runs(layout, dense)
-        self._sparse = [where for where, is_dense in self._runs if not is_dense]
+        self._units = layout.units if isinstance(layout, UnitLayout) else 0
+        self._sparse = _sparse_runs(layout, dense)
         self._sparse_size = sum(where.stop - where.start for where in self._sparse)
         self._dense_size = layout.size - self._sparse_size
         self._compress = wire.coding == "zstd"
@@ -77,25 +79,24 @@ class Codec:
 
     def encode_model(self, model: PackedModel, *, rng: torch.Generator) -> bytes:
         """Encode a whole model; `rng` is for stochastic rounding."""
-        kept = model.mask.flags()
-        return self._encode(MODEL, self._sparse_flags(kept), self._scaled(kept), model.values.numpy(), rng)
+        return self._encode(MODEL, self._flags(model.mask), model.values, model.mask, rng)
 
     def decode_model(self, frame: bytes) -> PackedModel:
         """Decode a whole model."""
-        mask, rest, count = self._decode(MODEL, frame, self._sparse_size)
-        return self._model(self._whole(mask), rest, count)
+        flags, rest, count = self._decode(MODEL, frame, self._flag_count)
+        return self._model(self._mask(flags), rest, count)
 
     # pull
 
     def encode_request(self, mask: PackedMask) -> bytes:
         """Encode a request for the weights under the receiver's next mask."""
-        bits = store(np.packbits(self._sparse_flags(mask.flags()), bitorder="little"), self._compress)
+        bits = store(np.packbits(self._flags(mask), bitorder="little"), self._compress)
         return _frame(REQUEST, 0, self.wire.coding, mask.kept, bits, [])
 
     def decode_request(self, frame: bytes) -> PackedMask:
         """Decode the mask of a request."""
-        mask, rest, count = self._decode(REQUEST, frame, self._sparse_size)
-        whole = PackedMask.pack(torch.from_numpy(self._whole(mask)))
+        flags, rest, count = self._decode(REQUEST, frame, self._flag_count)
+        whole = self._mask(flags)
         if len(rest):
             refuse(Refusal.LENGTH, f"{len(rest)} bytes follow the end of the request.")
         if whole.kept != count:
@@ -104,35 +105,35 @@ class Codec:
 
     def encode_answer(self, model: PackedModel, request: PackedMask, *, rng: torch.Generator) -> bytes:
         """Encode the part of a model that was requested."""
-        kept, requested = model.mask.flags(), request.flags()
-        mask = self._sparse_part(select(kept, requested), requested)
-        per_layer = self._scaled(kept & requested) if self.wire.values == "int8" else []
-        return self._encode(ANSWER, mask, per_layer, select(model.values.numpy(), select(requested, kept)), rng)
+        flags = select(self._flags(model.mask), self._flags(request))
+        answered = model.restrict(request)
+        return self._encode(ANSWER, flags, answered.values, answered.mask, rng)
 
     def decode_answer(self, frame: bytes, request: PackedMask) -> PackedModel:
         """Decode the answer to this request."""
-        requested = self._sparse_flags(request.flags())
-        mask, rest, count = self._decode(ANSWER, frame, request.kept - self._dense_size)
-        return self._model(self._whole(spread(mask, requested)), rest, count)
+        requested = self._flags(request)
+        flags, rest, count = self._decode(ANSWER, frame, int(np.count_nonzero(requested)))
+        return self._model(self._mask(spread(flags, requested)), rest, count)
 
     # lengths of plain messages, without encoding them
 
     def model_size(self, model: PackedModel) -> int:
         """Return the length of `encode_model` with plain coding."""
         self._check_dense(model.mask.kept)
-        return self._size(self._sparse_size, model.mask.kept)
+        return self._size(self._flag_count, model.mask.kept)
 
     def request_size(self) -> int:
         """Return the length of `encode_request` with plain coding."""
-        return HEADER.size + _bytes_for(self._sparse_size)
+        return HEADER.size + _bytes_for(self._flag_count)
 
     def answer_size(self, model: PackedModel, request: PackedMask) -> int:
         """Return the length of `encode_answer` with plain coding."""
         self._check_dense(request.kept)
-        return self._size(request.kept - self._dense_size, model.mask.overlap(request))
+        flags = np.count_nonzero(request.units) if isinstance(request, UnitMask) else request.kept - self._dense_size
+        return self._size(int(flags), model.mask.overlap(request))
 
     def _check_dense(self, kept: int) -> None:
-        if kept < self._dense_size:
+        if not self._units and kept < self._dense_size:
             raise ConfigError(NOT_DENSE)
 
     def _size(self, bits: int, count: int) -> int:
@@ -141,11 +142,10 @@ class Codec:
 
     # shared by push and pull
 
-    def _encode(
-        self, kind: int, mask: Flags, per_layer: Sequence[int], values: NDArray[np.float32], rng: torch.Generator
-    ) -> bytes:
-        scales, raw = to_bytes(torch.from_numpy(values), self.wire.values, per_layer, rng=rng)
-        bits = store(np.packbits(mask, bitorder="little"), self._compress)
+    def _encode(self, kind: int, flags: Flags, values: Tensor, mask: PackedMask, rng: torch.Generator) -> bytes:
+        per_layer = mask.kept_per_layer(self.layout) if self.wire.values == "int8" else []
+        scales, raw = to_bytes(values, self.wire.values, per_layer, rng=rng)
+        bits = store(np.packbits(flags, bitorder="little"), self._compress)
         parts = [scales, *store_planes(raw, ITEMSIZE[self.wire.values], self._compress)]
         return _frame(kind, CODES[self.wire.values], self.wire.coding, len(values), bits, parts)
 
@@ -178,8 +178,8 @@ class Codec:
             refuse(Refusal.FORMAT, f"The message has values {values} and coding {coding}; expected are {expected}.")
         return length, count
 
-    def _model(self, kept: Flags, rest: Bytes, count: int) -> PackedModel:
-        per_layer = self._per_layer(kept)
+    def _model(self, mask: PackedMask, rest: Bytes, count: int) -> PackedModel:
+        per_layer = mask.kept_per_layer(self.layout)
         if sum(per_layer) != count:
             refuse(Refusal.COUNT, f"The message announces {count} values, but its mask keeps {sum(per_layer)}.")
         scales = 4 * len(per_layer) if self.wire.values == "int8" else 0
@@ -187,53 +187,47 @@ class Codec:
             refuse(Refusal.LENGTH, f"The message ends {scales - len(rest)} bytes too early.")
         raw = restore_planes(rest[scales:], count, ITEMSIZE[self.wire.values], self._compress)
         values = from_bytes(rest[:scales], raw, self.wire.values, per_layer)
-        return PackedModel(values, PackedMask.pack(torch.from_numpy(kept)))
+        return PackedModel(values, mask)
 
-    def _per_layer(self, kept: Flags) -> list[int]:
-        return [int(np.count_nonzero(kept[where])) for where in self.layout.slices]
+    @property
+    def _flag_count(self) -> int:
+        """Flags that a whole mask takes."""
+        return self._units or self._sparse_size
 
-    def _scaled(self, kept: Flags) -> list[int]:
-        """Return the kept weights of each layer, where each layer has a scale."""
-        return self._per_layer(kept) if self.wire.values == "int8" else []
-
-    def _sparse_part(self, shared: Flags, requested: Flags) -> Flags:
-        """Return the flags of sparse layers, of a mask with a flag for each requested weight."""
-        pieces, begin = [], 0
-        for where, is_dense in self._runs:
-            end = begin + int(np.count_nonzero(requested[where]))
-            piece = shared[begin:end]
-            if not is_dense:
-                pieces.append(piece)
-            elif end - begin < where.stop - where.start or not piece.all():
-                raise ConfigError(NOT_DENSE)
-            begin = end
-        return np.concatenate(pieces) if pieces else shared[:0]
-
-    def _sparse_flags(self, flags: Flags) -> Flags:
-        """Return a mask without the layers that are dense for all peers."""
+    def _flags(self, mask: PackedMask) -> Flags:
+        """Return a mask's flags as sent: one for each unit, or for each weight of the layers that are not dense for all
+        peers.
+        """
+        if isinstance(mask, UnitMask):
+            return mask.units
+        flags = mask.flags()
         picked = np.concatenate([flags[where] for where in self._sparse]) if self._sparse else flags[:0]
         if np.count_nonzero(flags) != np.count_nonzero(picked) + self._dense_size:
             raise ConfigError(NOT_DENSE)
         return picked
 
-    def _whole(self, picked: Flags) -> Flags:
-        """Return a mask with the layers that are dense for all peers."""
+    def _mask(self, picked: Flags) -> PackedMask:
+        """Return the mask with these flags: the inverse of `_flags`."""
+        if isinstance(self.layout, UnitLayout):
+            return UnitMask.of(picked, self.layout)
         whole = np.ones(self.layout.size, np.bool_)
         begin = 0
         for where in self._sparse:
             end = begin + where.stop - where.start
             whole[where] = picked[begin:end]
             begin = end
-        return whole
+        return PackedMask.pack(torch.from_numpy(whole))
 
 
-def _runs(layout: Layout, dense: Sequence[bool]) -> list[tuple[slice, bool]]:
-    """Return the flat vector as runs of layers that are dense for all peers, or not."""
-    found: list[tuple[slice, bool]] = []
+def _sparse_runs(layout: Layout, dense: Sequence[bool]) -> list[slice]:
+    """Return the slices of the flat vector, as few as possible, with the layers that are not dense for all peers."""
+    found: list[slice] = []
     for where, is_dense in zip(layout.slices, dense, strict=True):
-        if found and found[-1][1] == is_dense:
-            where = slice(found.pop()[0].start, where.stop)
-        found.append((where, is_dense))
+        if is_dense:
+            continue
+        if found and found[-1].stop == where.start:
+            where = slice(found.pop().start, where.stop)
+        found.append(where)
     return found
 
 

@@ -1,0 +1,110 @@
+"""How many units of each group a peer keeps, and which ones at first."""
+
+from collections.abc import Callable, Sequence
+from math import lcm
+
+import numpy as np
+import torch
+
+from dispfl.core.units import Flags, UnitGroup, UnitLayout, UnitMask
+from dispfl.errors import ConfigError
+
+KERNEL = 8
+"""Convolution kernels work on this many channels at once."""
+SMALL_SHARE = 8
+"""Counts are rounded to multiples of `KERNEL` channels in groups with at least this many such multiples."""
+LITTLE = 0.03
+"""The share of the weights that rounding may cost."""
+
+
+def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, ...]:
+    """Return how many units of each group are kept, so that at most `density` of all weights are held.
+
+    Every group keeps the same share w of its units ("uniform"), so a layer between two groups keeps w^2 of its weights
+    and of its operations; or a share in proportion to n^-1/2 for n channels, at most 1 ("erk"). With the latter, a
+    layer with n_in inputs and n_out outputs has a density in proportion to (n_in n_out)^-1/2, as ERK's is to
+    1/n_in + 1/n_out: large layers are sparser, small ones denser. The largest factor is found by bisection, then
+    single groups are filled up, those that miss the most first.
+    """
+    budget = density * layout.size * (1 + 1e-9)
+    ideal = [1.0 if layers == "uniform" else (group.units * group.channels) ** -0.5 for group in layout.groups]
+    least = [group.strata for group in layout.groups]
+    if _weights(layout, least) > budget:
+        smallest = _weights(layout, least) / layout.size
+        dense = f", because {', '.join(layout.dense_layers)} cannot be cut" if layout.dense_layers else ""
+        raise ConfigError(
+            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels: with one of each "
+            f"group this network keeps {smallest:.3g} of its weights{dense}. Use a larger density, or "
+            "structure=weights."
+        )
+    low, high = 0.0, 1.0 / min(ideal)
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _weights(layout, _rounded(layout, ideal, middle)) <= budget:
+            low = middle
+        else:
+            high = middle
+    wanted = [min(1.0, low * share) * group.units for group, share in zip(layout.groups, ideal, strict=True)]
+    counts = _filled(layout, _rounded(layout, ideal, low), wanted, budget, _step)
+    if _weights(layout, counts) < (1 - LITTLE) * budget:
+        wider = [count + group.units / SMALL_SHARE for count, group in zip(wanted, layout.groups, strict=True)]
+        counts = _filled(layout, counts, wider, budget, lambda group: group.strata)
+    return tuple(counts)
+
+
+def _filled(
+    layout: UnitLayout, counts: list[int], wanted: Sequence[float], budget: float, step: Callable[[UnitGroup], int]
+) -> list[int]:
+    """Add units to groups that have no more than wanted, those that miss the most first, while the budget allows it."""
+    while True:
+        missing = [i for i, group in enumerate(layout.groups) if counts[i] <= min(wanted[i], group.units - 1)]
+        for i in sorted(missing, key=lambda i: (counts[i] - wanted[i]) / layout.groups[i].units):
+            more = counts.copy()
+            more[i] = min(layout.groups[i].units, counts[i] + step(layout.groups[i]))
+            if _weights(layout, more) <= budget:
+                counts = more
+                break
+        else:
+            return counts
+
+
+def _step(group: UnitGroup) -> int:
+    """Return the number of units by which a group grows: a multiple of its strata, and of 8 channels if it is large."""
+    step = group.strata
+    kernel = lcm(step * group.channels, KERNEL) // group.channels
+    return kernel if group.units >= SMALL_SHARE * kernel else step
+
+
+def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[int]:
+    counts = []
+    for group, share in zip(layout.groups, ideal, strict=True):
+        step = _step(group)
+        count = step * round(min(1.0, factor * share) * group.units / step)
+        counts.append(max(group.strata, min(group.units, count)))
+    return counts
+
+
+def _weights(layout: UnitLayout, counts: Sequence[int]) -> int:
+    return sum(layout.kept_per_layer(_first_units(layout, counts)))
+
+
+def _first_units(layout: UnitLayout, counts: Sequence[int]) -> Flags:
+    """Return flags with the first units of every norm group set; all masks with these counts hold as many weights."""
+    flags = np.zeros(layout.units, np.bool_)
+    for group, where, count in zip(layout.groups, layout.group_slices, counts, strict=True):
+        flags[where].reshape(group.strata, -1)[:, : count // group.strata] = True
+    return flags
+
+
+def kept_weights(layout: UnitLayout, counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the weights of each parameter that a mask with these counts holds."""
+    return tuple(layout.kept_per_layer(_first_units(layout, counts)))
+
+
+def random_units(layout: UnitLayout, counts: Sequence[int], *, rng: torch.Generator) -> UnitMask:
+    """Keep random units: of each group as many as its count says, and equally many of each norm group."""
+    flags = np.zeros(layout.units, np.bool_)
+    for group, where, count in zip(layout.groups, layout.group_slices, counts, strict=True):
+        for stratum in flags[where].reshape(group.strata, -1):
+            stratum[torch.randperm(len(stratum), generator=rng).numpy()[: count // group.strata]] = True
+    return UnitMask.of(flags, layout)
