@@ -19,7 +19,8 @@ TINY = UnitLayout(
     ("hidden.weight", "hidden.bias", "linear.weight", "linear.bias"),
     ((3, 2), (3,), (2, 3), (2,)),
     (UnitGroup("hidden", 3, 1),),
-    (((0, 1, 2), None), ((0, 1, 2),), (None, (0, 1, 2)), (None,)),
+    ((0, 1, 2),),
+    ((0, None), (0,), (None, 0), (None,)),
     (0, 0, 0, 0),
 )
 """Two inputs, three hidden units, two outputs."""

@@ -192,8 +192,10 @@ def test_units_of_the_small_cnn() -> None:
         ("hidden", 64, 1, 1),
     ]
     rows, columns = layout.axes[layout.names.index("hidden.weight")]
-    assert rows == tuple(range(48, 112))
-    assert columns == tuple(np.repeat(np.arange(16, 48), 64).tolist())
+    assert rows is not None
+    assert columns is not None
+    assert layout.axis_units[rows] == tuple(range(48, 112))
+    assert layout.axis_units[columns] == tuple(np.repeat(np.arange(16, 48), 64).tolist())
     assert layout.axes[layout.names.index("conv1.weight")][1] is None  # inputs are never left out
     assert layout.axes[layout.names.index("linear.weight")][0] is None  # nor are the classes
 

@@ -5,6 +5,8 @@ of a parameter is a block of each: some rows and some columns.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -13,11 +15,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.units import Axis, Flags, Positions, UnitMask
+from dispfl.core.units import Flags, Positions, UnitMask
 
 Floats = NDArray[np.float32]
-Block = tuple[Positions | None, ...]
-"""The positions of a block in each dimension of a parameter; None: all."""
 
 LONG_RUN = 64
 """Values that lie side by side in both blocks, on average, from which adding slice by slice is fastest."""
@@ -33,19 +33,18 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
     models = [model for model in models if model.mask.kept]  # a peer that joins later has no model yet
     if not models:
         return PackedModel.pack(first_weights, mask.unpack(), mask).values
+    masks = [_unit_mask(model) for model in models]
     average = torch.zeros(small.size)
     parts = [view.numpy() for view in small.views(average)]
-    of_models = [(_unit_mask(model), [view.numpy() for view in _small_views(model)]) for model in models]
-    common = [_common_positions(theirs, mask) for theirs, _ in of_models]
+    of_models = [[view.numpy() for view in _small_views(model)] for model in models]
+    shared = [_shared_blocks(theirs, mask) for theirs in masks]
+    held = [np.stack(flags) for flags in zip(*(_held_of_ours(theirs, mask) for theirs in masks), strict=True)]
     for i, (part, axes) in enumerate(zip(parts, layout.axes, strict=True)):
-        holders = np.zeros([1 if axis is None else size for axis, size in zip(axes, part.shape, strict=True)], np.int32)
-        for (_, theirs), shared in zip(of_models, common, strict=True):
-            here = tuple(None if axis is None else shared[axis][1] for axis in axes)
-            there = tuple(None if axis is None else shared[axis][0] for axis in axes)
-            _add(part, here, theirs[i], there)
-            holders[_index(here, holders.shape)] += 1
+        for theirs, blocks in zip(of_models, shared, strict=True):
+            _add(part, theirs[i], tuple(None if axis is None else blocks[axis] for axis in axes))
+        holders = _holders([None if axis is None else held[axis] for axis in axes], len(models))
         np.divide(part, np.maximum(holders, 1), out=part, dtype=np.float32)
-    _start_units(parts, mask, mask.units & ~np.logical_or.reduce([m.units for m, _ in of_models]), first_weights)
+    _start_units(parts, mask, mask.units & ~np.logical_or.reduce([theirs.units for theirs in masks]), first_weights)
     return average
 
 
@@ -53,7 +52,7 @@ def mean_squares(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
     """Return the mean square of the weights of each unit, incoming and outgoing; 0 for units that are not held."""
     layout = mask.layout
     totals, counts = np.zeros(layout.units + 1), np.zeros(layout.units + 1)
-    units = {axis: np.array(axis)[found] for axis, found in mask.positions.items()}
+    units = [axis[found] for axis, found in zip(layout.axis_arrays, mask.positions, strict=True)]
     for view, axes in zip(mask.small.views(values), layout.axes, strict=True):
         squares = view.numpy() ** 2
         for dim, axis in enumerate(axes):
@@ -74,63 +73,94 @@ def _small_views(model: PackedModel) -> list[Tensor]:
     return _unit_mask(model).small.views(model.values)
 
 
-def _common_positions(theirs: UnitMask, ours: UnitMask) -> dict[Axis, tuple[Positions, Positions]]:
-    """Return for every axis where what both hold is among their positions, and among ours."""
-    found = {}
-    for axis, mine in ours.positions.items():
-        _, there, here = np.intersect1d(theirs.positions[axis], mine, assume_unique=True, return_indices=True)
-        found[axis] = there, here
+def _held_of_ours(theirs: UnitMask, ours: UnitMask) -> list[NDArray[np.float32]]:
+    """Return for every axis which of our positions another mask holds, as 1 or 0."""
+    held = theirs.layout.held(theirs.units)
+    return [flags[mine].astype(np.float32) for flags, mine in zip(held, ours.positions, strict=True)]
+
+
+def _holders(held: Sequence[Floats | None], models: int) -> Floats:
+    """Return how many models hold each weight of a parameter, from the positions that each holds; broadcastable."""
+    given = [flags for flags in held if flags is not None]
+    shape = [1 if flags is None else flags.shape[1] for flags in held]
+    if not given:
+        return np.full(shape, models, np.float32)
+    count: Floats
+    if len(given) == 2:
+        count = given[0].T @ given[1]
+    else:
+        dims = "abcdefgh"[: len(given)]
+        count = np.einsum(f"{','.join('z' + dim for dim in dims)}->{dims}", *given)
+    return count.reshape(shape)
+
+
+@dataclass(frozen=True)
+class _Shared:
+    """What two masks hold in common of an axis: its positions among ours and among theirs."""
+
+    here: Positions
+    there: Positions
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Runs (start here, start there, length) of positions that are neighbours in both."""
+        if not len(self.here):
+            return []
+        cuts = np.flatnonzero((np.diff(self.here) != 1) | (np.diff(self.there) != 1)) + 1
+        edges = [0, *cuts.tolist(), len(self.here)]
+        return [(int(self.here[start]), int(self.there[start]), end - start) for start, end in pairwise(edges)]
+
+
+def _shared_blocks(theirs: UnitMask, ours: UnitMask) -> list[_Shared]:
+    """Return for every axis what both masks hold."""
+    found = []
+    for mine, other, held_here, held_there in zip(
+        ours.positions,
+        theirs.positions,
+        ours.layout.held(ours.units),
+        theirs.layout.held(theirs.units),
+        strict=True,
+    ):
+        found.append(_Shared(np.flatnonzero(held_there[mine]), np.flatnonzero(held_here[other])))
     return found
 
 
-def _add(total: Floats, here: Block, source: Floats, there: Block) -> None:
-    """Add a block of one parameter to a block of another: slice by slice where slices are long."""
-    if all(positions is None for positions in here):
+def _add(total: Floats, source: Floats, shared: Sequence[_Shared | None]) -> None:
+    """Add the shared block of one parameter to another: slice by slice where slices are long."""
+    if all(each is None for each in shared):
         total += source
         return
-    if any(positions is not None for positions in here[2:]):
-        total[_index(here, total.shape)] += source[_index(there, source.shape)]
+    if any(each is not None for each in shared[2:]):
+        here = [np.arange(size) if each is None else each.here for each, size in zip(shared, total.shape, strict=True)]
+        there = [np.arange(size) if e is None else e.there for e, size in zip(shared, source.shape, strict=True)]
+        total[np.ix_(*here)] += source[np.ix_(*there)]
         return
     # As (rows, columns, values): a vector has one column, a convolution's values are its kernels.
     total, source = (part.reshape(len(part), part.shape[1] if part.ndim > 1 else 1, -1) for part in (total, source))
-    here, there = (*here, None)[:2], (*there, None)[:2]
-    rows, columns = (_runs(h, t, size) for h, t, size in zip(here, there, total.shape, strict=False))
-    values = total.shape[2] * sum(length for _, _, length in columns)
-    if values < LONG_RUN * len(columns):
-        _add_rows(total, here, source, there)
+    of_rows, of_columns = (*shared, None)[:2]
+    columns = [(0, 0, total.shape[1])] if of_columns is None else of_columns.runs
+    if total.shape[2] * sum(length for _, _, length in columns) < LONG_RUN * len(columns):
+        _add_rows(total, source, of_rows, of_columns)
         return
-    for r, from_r, height in rows:
+    for r, from_r, height in [(0, 0, len(total))] if of_rows is None else of_rows.runs:
         for c, from_c, width in columns:
             total[r : r + height, c : c + width] += source[from_r : from_r + height, from_c : from_c + width]
 
 
-def _add_rows(total: Floats, here: Block, source: Floats, there: Block) -> None:
+def _add_rows(total: Floats, source: Floats, of_rows: _Shared | None, of_columns: _Shared | None) -> None:
     """Bring each row into our order of columns, with zeros where it has none, and add whole rows."""
     part = torch.from_numpy(source)
-    if there[0] is not None:
-        part = part.index_select(0, torch.from_numpy(there[0]))
-    if here[1] is not None and there[1] is not None:
+    if of_rows is not None:
+        part = part.index_select(0, torch.from_numpy(of_rows.there))
+    if of_columns is not None:
         columns = np.full(total.shape[1], source.shape[1])
-        columns[here[1]] = there[1]
+        columns[of_columns.here] = of_columns.there
         nothing = torch.zeros(len(part), 1, part.shape[2])
         part = torch.cat([part, nothing], 1).index_select(1, torch.from_numpy(columns))
-    rows = np.arange(len(total)) if here[0] is None else here[0]
-    torch.from_numpy(total).index_add_(0, torch.from_numpy(rows), part)
-
-
-def _runs(here: Positions | None, there: Positions | None, size: int) -> list[tuple[int, int, int]]:
-    """Return runs (start here, start there, length) of positions that are neighbours in both."""
-    if here is None or there is None:
-        return [(0, 0, size)]
-    if not len(here):
-        return []
-    cuts = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1)) + 1
-    edges = [0, *cuts.tolist(), len(here)]
-    return [(int(here[start]), int(there[start]), end - start) for start, end in pairwise(edges)]
-
-
-def _index(block: Block, shape: Sequence[int]) -> tuple[Positions, ...]:
-    return np.ix_(*(np.arange(size) if where is None else where for where, size in zip(block, shape, strict=True)))
+    if of_rows is None:
+        torch.from_numpy(total).add_(part)
+    else:
+        torch.from_numpy(total).index_add_(0, torch.from_numpy(of_rows.here), part)
 
 
 def _start_units(parts: Sequence[Floats], mask: UnitMask, fresh: Flags, first_weights: Tensor) -> None:
@@ -150,8 +180,7 @@ def _start_units(parts: Sequence[Floats], mask: UnitMask, fresh: Flags, first_we
                 positions = where = np.arange(part.shape[dim])
             else:
                 positions = mask.positions[other]
-                units = np.array(other)[positions]
-                new = is_fresh[other][positions] & (units >= 0)
+                new = is_fresh[other][positions] & (layout.axis_arrays[other][positions] >= 0)
                 where = np.flatnonzero(new if dim == output else ~new)
                 positions = positions[where]
             here.append(where)

@@ -23,7 +23,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
-from dispfl.core.units import FIXED, Axis, Flags, UnitGroup, UnitLayout, UnitMask, is_cut_by_norm_group
+from dispfl.core.units import FIXED, Flags, UnitGroup, UnitLayout, UnitMask, is_cut_by_norm_group
 from dispfl.errors import ConfigError
 
 NORMS_OF_ALL = (nn.LayerNorm, nn.RMSNorm)
@@ -188,23 +188,23 @@ def _layout(module: nn.Module, layout: Layout, candidates: Sequence[_Candidate])
             axis = axes.setdefault((tensor, dim), np.full(size, FIXED))
             axis[positions] = first + channels // group.channels
         first += group.units
+    found = {place: tuple(axis.tolist()) for place, axis in axes.items()}
+    distinct = tuple(dict.fromkeys(found.values()))
+    index = {place: distinct.index(axis) for place, axis in found.items()}
     of_parameters = tuple(
-        tuple(_axis(axes.get((name, dim))) for dim in range(len(shape)))
+        tuple(index.get((name, dim)) for dim in range(len(shape)))
         for name, shape in zip(layout.names, layout.shapes, strict=True)
     )
-    of_buffers = {name: tuple(axis.tolist()) for (name, _), axis in axes.items() if name not in layout.by_name}
+    of_buffers = {name: axis for (name, _), axis in index.items() if name not in layout.by_name}
     return UnitLayout(
         layout.names,
         layout.shapes,
         tuple(each.group for each in candidates),
+        distinct,
         of_parameters,
         tuple(_output_dim(module, name) for name in layout.names),
         of_buffers,
     )
-
-
-def _axis(axis: NDArray[np.int64] | None) -> Axis | None:
-    return None if axis is None else tuple(axis.tolist())
 
 
 def _all_can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidates: Sequence[_Candidate]) -> bool:
@@ -275,7 +275,7 @@ def masked(module: nn.Module, mask: UnitMask) -> Iterator[nn.Module]:
         axis = axes.get(f"{name}.weight", (None,))[0]
         if axis is None or not isinstance(layer, (nn.GroupNorm, *NORMS_OF_ALL)):
             continue
-        if isinstance(layer, nn.GroupNorm) and is_cut_by_norm_group(axis, layer.num_groups):
+        if isinstance(layer, nn.GroupNorm) and is_cut_by_norm_group(layout.axis_units[axis], layer.num_groups):
             continue
         hooks.append(layer.register_forward_hook(_normalize_kept(torch.from_numpy(mask.positions[axis]))))
     try:
