@@ -66,8 +66,7 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
     module = copy.deepcopy(module).cpu().eval().double()
     example = example.cpu().double() if example.is_floating_point() else example.cpu()
     trainable = Layout.of(module)
-    for parameter in module.parameters():
-        parameter.requires_grad_(True)
+    _disturb(module)
     kept = _protected(module, keep)
     candidates = [each for each in _candidates(module, example, trainable) if not kept & set(each.layers)]
     good = [each for each in candidates if not each.problem]
@@ -79,6 +78,17 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
             "Use structure=weights."
         )
     return _layout(module, trainable, good)
+
+
+def _disturb(module: nn.Module) -> None:
+    """Add noise to all weights and statistics: zeros and ones, as layers start with, could hide a wrong coupling."""
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if tensor.is_floating_point():
+                tensor.add_(0.1 * torch.rand(tensor.shape, generator=rng, dtype=tensor.dtype))
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
 
 
 def _protected(module: nn.Module, keep: Sequence[str]) -> set[str]:
