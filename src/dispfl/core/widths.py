@@ -1,6 +1,7 @@
 """How many units of each group a peer keeps, and which ones at first."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import lcm
 
 import numpy as np
@@ -11,12 +12,13 @@ from dispfl.errors import ConfigError
 
 KERNEL = 8
 """Convolution kernels work on this many channels at once."""
-SMALL_SHARE = 8
+LARGE = 8
 """Counts are rounded to multiples of `KERNEL` channels in groups with at least this many such multiples."""
 LITTLE = 0.03
 """The share of the weights that rounding may cost."""
 
 
+@lru_cache(maxsize=64)
 def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, ...]:
     """Return how many units of each group are kept, so that at most `density` of all weights are held.
 
@@ -47,7 +49,7 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
     wanted = [min(1.0, low * share) * group.units for group, share in zip(layout.groups, ideal, strict=True)]
     counts = _filled(layout, _rounded(layout, ideal, low), wanted, budget, _step)
     if _weights(layout, counts) < (1 - LITTLE) * budget:
-        wider = [count + group.units / SMALL_SHARE for count, group in zip(wanted, layout.groups, strict=True)]
+        wider = [count + group.units / LARGE for count, group in zip(wanted, layout.groups, strict=True)]
         counts = _filled(layout, counts, wider, budget, lambda group: group.strata)
     return tuple(counts)
 
@@ -72,7 +74,7 @@ def _step(group: UnitGroup) -> int:
     """Return the number of units by which a group grows: a multiple of its strata, and of 8 channels if it is large."""
     step = group.strata
     kernel = lcm(step * group.channels, KERNEL) // group.channels
-    return kernel if group.units >= SMALL_SHARE * kernel else step
+    return kernel if group.units >= LARGE * kernel else step
 
 
 def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[int]:
