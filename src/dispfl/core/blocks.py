@@ -48,20 +48,25 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
     return average
 
 
-def mean_squares(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
-    """Return the mean square of the weights of each unit, incoming and outgoing; 0 for units that are not held."""
+def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
+    """Return the mean square of each unit's incoming weights times that of its outgoing weights; 0 if it is not held.
+
+    A unit matters as far as it depends on its inputs and as the outputs depend on it. Biases and norms do not count.
+    """
     layout = mask.layout
-    totals, counts = np.zeros(layout.units + 1), np.zeros(layout.units + 1)
+    totals, counts = np.zeros((2, layout.units + 1)), np.zeros((2, layout.units + 1))
     units = [axis[found] for axis, found in zip(layout.axis_arrays, mask.positions, strict=True)]
-    for view, axes in zip(mask.small.views(values), layout.axes, strict=True):
+    for view, axes, output in zip(mask.small.views(values), layout.axes, layout.output_dims, strict=True):
+        if view.ndim < 2:
+            continue
         squares = view.numpy() ** 2
         for dim, axis in enumerate(axes):
-            if axis is None:
-                continue
-            others = tuple(i for i in range(squares.ndim) if i != dim)
-            np.add.at(totals, units[axis], squares.sum(others, dtype=np.float64))
-            np.add.at(counts, units[axis], squares.size / max(1, squares.shape[dim]))
-    return np.divide(totals, counts, out=totals, where=counts > 0)[:-1]
+            if axis is not None:
+                side, others = int(dim != output), tuple(i for i in range(squares.ndim) if i != dim)
+                np.add.at(totals[side], units[axis], squares.sum(others, dtype=np.float64))
+                np.add.at(counts[side], units[axis], squares.size / max(1, squares.shape[dim]))
+    means = np.divide(totals, counts, out=totals, where=counts > 0)
+    return np.asarray((means[0] * means[1])[:-1])
 
 
 def _unit_mask(model: PackedModel) -> UnitMask:

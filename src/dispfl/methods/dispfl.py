@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dispfl.core.averaging import average_of
-from dispfl.core.blocks import block_average, mean_squares
+from dispfl.core.blocks import block_average, unit_strengths
 from dispfl.core.find_units import find_units
 from dispfl.core.layout import Layout
 from dispfl.core.masks import layer_counts, random_mask
@@ -111,5 +111,5 @@ class DisPFL(GossipMethod):
         w_k = peer.learn(w_half, m_k)
         rng, alpha_t = peer.stream("regrow"), prune_rate(peer.t, peer.T, self.alpha_0)
         growth = torch.rand(m_k.layout.units, generator=rng, dtype=torch.float64).numpy()
-        next_mask = replace_units(m_k, mean_squares(w_k, m_k), growth, alpha_t, rng=rng)
+        next_mask = replace_units(m_k, unit_strengths(w_k, m_k), growth, alpha_t, rng=rng)
         return PeerState(PackedModel.under(w_k, m_k), next_mask, peer.buffers)
