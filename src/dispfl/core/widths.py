@@ -30,12 +30,12 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
     """
     budget = density * layout.size * (1 + 1e-9)
     ideal = [1.0 if layers == "uniform" else (group.units * group.channels) ** -0.5 for group in layout.groups]
-    least = [group.strata for group in layout.groups]
+    least = [_least(group) for group in layout.groups]
     if _weights(layout, least) > budget:
         smallest = _weights(layout, least) / layout.size
         dense = f", because {', '.join(layout.dense_layers)} cannot be cut" if layout.dense_layers else ""
         raise ConfigError(
-            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels: with one of each "
+            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels: with two of each "
             f"group this network keeps {smallest:.3g} of its weights{dense}. Use a larger density, or "
             "structure=weights."
         )
@@ -70,6 +70,11 @@ def _filled(
             return counts
 
 
+def _least(group: UnitGroup) -> int:
+    """Return the fewest units of a group: two of each norm group, because the normalization of one is constant."""
+    return min(group.units, 2 * group.strata)
+
+
 def _step(group: UnitGroup) -> int:
     """Return the number of units by which a group grows: a multiple of its strata, and of 8 channels if it is large."""
     step = group.strata
@@ -82,7 +87,7 @@ def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[
     for group, share in zip(layout.groups, ideal, strict=True):
         step = _step(group)
         count = step * round(min(1.0, factor * share) * group.units / step)
-        counts.append(max(group.strata, min(group.units, count)))
+        counts.append(max(_least(group), min(group.units, count)))
     return counts
 
 
