@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dispfl.config import EngineName, Experiment, compose, differing_keys
-from dispfl.core.live import LiveModel
+from dispfl.core.live import loaded_network
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Report
 from dispfl.data.datasets import load_dataset
@@ -59,11 +59,7 @@ class RunResult:
         name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
         if name not in self.personal:
             raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
-        live = LiveModel(self.context.module())
-        live.load(self.personal[name].model.unpack()[0], self.personal[name].buffers)
-        for parameter in live.module.parameters():
-            parameter.grad = None
-        return live.module.eval()
+        return loaded_network(self.context.module(), self.personal[name].model, self.personal[name].buffers)
 
 
 def execute(
