@@ -85,6 +85,8 @@ def _common_positions(theirs: UnitMask, ours: UnitMask) -> dict[Axis, tuple[Posi
 
 def _add(total: Floats, here: Block, source: Floats, there: Block) -> None:
     """Add a block of one parameter to a block of another: slice by slice where slices are long."""
+    if any(positions is not None and not len(positions) for positions in here):
+        return  # nothing in common
     if all(positions is None for positions in here):
         total += source
         return

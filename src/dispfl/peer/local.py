@@ -61,7 +61,7 @@ def create_run(experiment: Experiment, out: Path) -> None:
         )
     data = load_dataset(experiment.data)
     split = experiment.split(data)
-    experiment.split_context(data, split).module()
+    experiment.split_context(data, split).check()
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))

@@ -54,13 +54,18 @@ class RunResult:
         return summarize(self.context, self.history, {name: state.model for name, state in self.personal.items()})
 
     def model(self, peer: int | str) -> nn.Module:
-        """Return the personal model of one peer, by position in the roster or by name, ready to use."""
+        """Return the personal model of one peer, by position in the roster or by name, ready to use.
+
+        With masks of channels it is the small network. `states[name].model.unpack()` returns the flat weights of the
+        whole network instead, with zeros for the channels that were left out.
+        """
         roster = self.context.roster
         name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
         if name not in self.personal:
             raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
-        live = LiveModel(self.context.module())
-        live.load(self.personal[name].model.unpack()[0], self.personal[name].buffers)
+        model, buffers = self.personal[name].model, self.personal[name].buffers
+        live = LiveModel(self.context.module()).for_mask(model.mask)
+        live.load(model.flat(), buffers)
         for parameter in live.module.parameters():
             parameter.grad = None
         return live.module.eval()
@@ -171,7 +176,7 @@ class ExperimentRun:
         data = load_dataset(experiment.data, decoding)
         split = experiment.split(data)
         context = experiment.split_context(data, split)
-        context.module()  # a model that does not fit the data leaves no directory behind
+        context.check()  # a model that does not fit the data or the method leaves no directory behind
         directory = RunDirectory.create(out, experiment.to_toml())
         with _closed_on_failure(directory):
             write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
