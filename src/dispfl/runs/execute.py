@@ -14,8 +14,10 @@ from dispfl.config import EngineName, Experiment, compose, differing_keys
 from dispfl.core.live import LiveModel
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Report
-from dispfl.data.datasets import load_dataset
+from dispfl.data.custom import CustomDataset
+from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback
+from dispfl.data.partition import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.extras import can_draw
@@ -155,6 +157,17 @@ def _evaluated(context: RunContext, history: RunHistory, engine: Engine) -> Mapp
     return dict(engine.evaluated)
 
 
+def prepare(
+    experiment: Experiment, decoding: ProgressCallback | None = None
+) -> tuple[ImageDataset | CustomDataset, Split, RunContext]:
+    """Return an experiment's data, who gets what, and its context; refuse a model that does not fit data or method."""
+    data = load_dataset(experiment.data, decoding)
+    split = experiment.split(data)
+    context = experiment.split_context(data, split)
+    context.check()
+    return data, split, context
+
+
 @dataclass(frozen=True)
 class ExperimentRun:
     """An experiment with its data and its run directory, ready to run."""
@@ -173,10 +186,7 @@ class ExperimentRun:
     ) -> "ExperimentRun":
         """Create a run in a new directory; `decoding` is called while images are decoded."""
         connect_engine(experiment.engine, ray_address)
-        data = load_dataset(experiment.data, decoding)
-        split = experiment.split(data)
-        context = experiment.split_context(data, split)
-        context.check()  # a model that does not fit the data or the method leaves no directory behind
+        data, split, context = prepare(experiment, decoding)
         directory = RunDirectory.create(out, experiment.to_toml())
         with _closed_on_failure(directory):
             write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
