@@ -132,6 +132,8 @@ def _shared_blocks(theirs: UnitMask, ours: UnitMask) -> list[_Shared]:
 
 def _add(total: Floats, source: Floats, shared: Sequence[_Shared | None]) -> None:
     """Add the shared block of one parameter to another: slice by slice where slices are long."""
+    if any(each is not None and not len(each.here) for each in shared):
+        return  # nothing in common
     if all(each is None for each in shared):
         total += source
         return

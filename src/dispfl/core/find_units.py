@@ -7,6 +7,7 @@ must compute the same outputs as the large one whose left-out units are masked.
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -28,8 +29,8 @@ from dispfl.errors import ConfigError
 
 NORMS_OF_ALL = (nn.LayerNorm, nn.RMSNorm)
 """Layers that normalize over all channels."""
-TOLERANCE = 1e-6
-"""By how much outputs in float64 may differ, relative to the largest."""
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""By how much outputs may differ, relative to the largest."""
 
 
 @dataclass
@@ -63,8 +64,7 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
     `example` is a batch of inputs. Inputs and outputs of the network always stay whole; so do layers whose couplings
     cannot be found, such as recurrent ones; the layout names the latter.
     """
-    module = copy.deepcopy(module).cpu().eval().double()
-    example = example.cpu().double() if example.is_floating_point() else example.cpu()
+    module, example = _working_copy(module, example)
     trainable = Layout.of(module)
     _disturb(module)
     kept = _protected(module, keep)
@@ -91,6 +91,27 @@ def _disturb(module: nn.Module) -> None:
         parameter.requires_grad_(True)
 
 
+def _working_copy(module: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return a copy of a network and inputs that it takes: in float64, or in float32 where its forward needs that."""
+    for dtype in TOLERANCES:
+        try:
+            tried = copy.deepcopy(module).cpu().eval().to(dtype)
+            inputs = example.cpu().to(dtype) if example.is_floating_point() else example.cpu()
+            with torch.no_grad():
+                tried(inputs)
+            return tried, inputs
+        except Exception as problem:  # of the user's own code
+            failed = problem
+    raise _not_traceable(failed)
+
+
+def _not_traceable(problem: Exception) -> ConfigError:
+    reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+    return ConfigError(
+        f"method.structure is channels, but the network cannot be traced ({reason}). Use structure=weights."
+    )
+
+
 def _protected(module: nn.Module, keep: Sequence[str]) -> set[str]:
     """Return the layers that the user's names protect: the layers themselves and all inside them."""
     names = [name for name, _ in module.named_modules() if name]
@@ -112,12 +133,12 @@ def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[
             graph: Any = torch_pruning.DependencyGraph()
             graph.build_dependency(module, example_inputs=(example,), verbose=False)
     except Exception as problem:
-        raise ConfigError(
-            f"method.structure is channels, but the network cannot be traced ({type(problem).__name__}: {problem}). "
-            "Use structure=weights."
-        ) from problem
+        raise _not_traceable(problem) from problem
     names = {layer: name for name, layer in module.named_modules()}
     parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+    uses = Counter(id(parameter) for layer in module.modules() for parameter in layer.parameters(recurse=False))
+    own = {name for name, parameter in module.named_parameters() if name in layout.by_name and uses[id(parameter)] == 1}
+    can_be_cut = own | {name for name, _ in module.named_buffers()}
     seen: set[str] = set()
     for name, layer in module.named_modules():
         if name in seen or layer not in graph.module2node or not isinstance(layer, (_ConvNd, nn.Linear, nn.Embedding)):
@@ -125,15 +146,20 @@ def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[
         pruner = graph.get_pruner_of_module(layer)
         channels = pruner.get_out_channels(layer)
         found = _Candidate(name, channels, [])
-        for item in graph.get_pruning_group(layer, pruner.prune_out_channels, list(range(channels))):
+        try:
+            coupled = list(graph.get_pruning_group(layer, pruner.prune_out_channels, list(range(channels))))
+        except Exception:  # torch-pruning cannot follow the channels, for example into a recurrent layer
+            continue
+        for item in coupled:
             target = item.dep.target.module
             is_output = graph.is_out_channel_pruning_fn(item.dep.handler)
             positions, roots = np.array(item.idxs, np.int64), np.array(item.root_idxs, np.int64)
             if is_output and target in names:
                 found.layers.append(names[target])
             for tensor, dim in _tensors_of(found, target, is_output, names, parameters, item.dep.target):
-                if tensor in layout.by_name or tensor in dict(module.named_buffers()):
-                    found.places.append((tensor, dim, positions, roots))
+                found.places.append((tensor, dim, positions, roots))
+                if tensor not in can_be_cut:
+                    found.problem = f"{tensor} is frozen, or used by several layers"
         seen.update(found.layers)
         consumed = any(dim != _output_dim(module, tensor) for tensor, dim, _, _ in found.places)
         if consumed:  # otherwise it is an output of the network
@@ -258,7 +284,8 @@ def _is_same_function(module: nn.Module, example: Tensor, layout: UnitLayout) ->
     found = small(example)
     if not isinstance(expected, Tensor) or found.shape != expected.shape:
         return False
-    return bool((found - expected).abs().max() <= TOLERANCE * max(1.0, float(expected.abs().max())))
+    tolerance = TOLERANCES.get(found.dtype, 0.0) * max(1.0, float(expected.abs().max()))
+    return bool((found - expected).abs().max() <= tolerance)
 
 
 def _about_half(layout: UnitLayout) -> Flags:
