@@ -225,9 +225,7 @@ def test_a_named_layer_is_kept_whole() -> None:
 
 def test_an_unknown_name_is_refused_with_the_nearest() -> None:
     build, example = NETWORKS["cnn"]
-    with pytest.raises(
-        ConfigError, match=r"method\.keep names 'conv3', which this network does not have; did you"
-    ):
+    with pytest.raises(ConfigError, match=r"method\.keep names 'conv3', which this network does not have; did you"):
         find_units(build(), example, keep=["conv3"])
 
 

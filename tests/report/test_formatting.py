@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dispfl.report.markup import flops_unit_of_largest, format_amount, format_ratio, join_and, relative_to_page
+from dispfl.report.labels import join_and
+from dispfl.report.markup import flops_unit_of_largest, format_amount, format_ratio, relative_to_page
 
 
 def test_lists_end_with_and() -> None:

@@ -5,14 +5,18 @@ from collections.abc import Callable
 
 from dispfl.report.charts import LARGE, Bar, Curve, DotColumn, bar_chart, dot_chart, line_chart, thin_out
 from dispfl.report.diagrams import heat_map
+from dispfl.report.labels import flat_settings
 from dispfl.report.markup import (
+    UNKNOWN,
     Markup,
+    capitalized,
     colour_legend,
     details,
     element,
     figure,
     figures,
     format_score,
+    format_seconds,
     html_table,
     plural,
     remark,
@@ -24,8 +28,8 @@ from dispfl.report.results import (
     ReportResults,
     ReportSeries,
     count_wins,
-    flat_settings,
     scores_by_density,
+    seconds_by_density,
 )
 from dispfl.report.runs import ReportRun
 
@@ -168,7 +172,24 @@ def _density_figure(series: ReportSeries, metric: str) -> Markup:
     columns = [DotColumn(f"{density:g}", values, series.css_class) for density, values in groups.items()]
     means = ", ".join(f"{format_score(column.mean)} at {column.name}" for column in columns)
     chart = dot_chart(columns, "density: share of weights that a peer keeps", metric)
-    return figure(f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}.")
+    note = f"Dots are peers, lines are group means: {means}."
+    return figure(f"{series.label} by density", chart, _density_table(series, metric), note=note)
+
+
+def _density_table(series: ReportSeries, metric: str) -> Markup:
+    """Return score and computing time of each group of peers, side by side; no time if it was not measured."""
+    groups, seconds = scores_by_density(series), seconds_by_density(series)
+    headings = [("Density", ""), ("Peers", "number"), (capitalized(metric), "number")]
+    if seconds:
+        headings += [("Seconds per round", "number"), ("Relative", "number")]
+    rows = []
+    for density, values in groups.items():
+        row = [f"{density:g}", str(len(values) // len(series.runs)), format_score(statistics.fmean(values))]
+        if seconds:
+            own, most = (statistics.fmean(seconds[d]) if d in seconds else None for d in (density, max(groups)))
+            row += [format_seconds(own), UNKNOWN if own is None or not most else f"{own / most:.2f}"]
+        rows.append(row)
+    return html_table(f"{series.label}: groups of peers", headings, rows, "plain")
 
 
 def _all_scores(evaluated: list[ReportSeries]) -> Markup:
@@ -205,7 +226,7 @@ def _splits(results: ReportResults) -> dict[str, ReportRun]:
     """Return one run, of the lowest seed, for every way in which the data is split."""
     splits: dict[str, ReportRun] = {}
     for run in sorted(results.runs, key=lambda run: run.seed):
-        settings = flat_settings(run)
+        settings = flat_settings(run.config)
         keys = [key for key in settings if key.startswith(DATA_TABLES) or key == "peers"]
         splits.setdefault(", ".join(f"{key} {settings[key]}" for key in keys), run)
     return splits
