@@ -292,3 +292,14 @@ def test_a_file_may_describe_custom_data_whose_path_is_an_override() -> None:
         {"data": {"label": "kind", "classes": ["no", "yes"]}}, ["data.path=table.csv", "model=mlp"]
     ).data
     assert (described.name, described.label, str(described.path)) == ("custom", "kind", "table.csv")  # type: ignore[attr-defined]
+
+
+def test_the_defaults_of_channels_apply_to_overrides_and_files_too() -> None:
+    """Otherwise the complete defaults of single weights would count as given."""
+    wanted = DisPFL(structure="channels")
+    assert compose({}, ["method.structure=channels"]).method == wanted
+    assert compose({"method": {"structure": "channels"}}).method == wanted
+    assert compose({}, ["method.structure=channels", "method.layers=erk"]).method == DisPFL(
+        structure="channels", layers="erk"
+    )
+    assert compose({}).method == DisPFL()

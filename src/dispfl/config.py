@@ -235,7 +235,11 @@ def compose_values(kind: type[RunSettings], config: Mapping[str, Any], overrides
         below, above = as_table(key, config[key]), as_table(key, given[key])
         if above.get("name") == "custom" and "name" not in below:
             given[key] = {**below, **above}
-    values = _overlay(kind, _overlay(kind, _defaults(kind, config, given).to_toml(), config), given)
+    defaults = _defaults(kind, config, given)
+    base = defaults.to_toml()
+    set_fields = defaults.method.model_dump(mode="json", exclude_unset=True)
+    base["method"] = {**set_fields, "name": base["method"]["name"]}  # its other defaults may depend on what is given
+    values = _overlay(kind, _overlay(kind, base, config), given)
     for key in values:
         if key not in kind.model_fields:
             if key in KEYS_ELSEWHERE:

@@ -133,10 +133,10 @@ def format_number(value: float | None, decimals: int) -> str:
 
 
 def format_seconds(value: float | None) -> str:
-    """Return seconds with three significant digits, or a dash for None."""
+    """Return seconds with three decimals, one for large values and two digits for small ones, or a dash for None."""
     if value is None:
         return UNKNOWN
-    return f"{value:.0f}" if value >= 100 else f"{value:#.3g}"
+    return f"{value:.2g}" if 0 < value < 0.01 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def format_score(value: float | None) -> str:

@@ -48,7 +48,8 @@ def peers_section(results: ReportResults) -> Markup:
     if not evaluated:
         return section("peers", "Results per peer", remark("No peer has been evaluated."))
     metric = results.metric
-    groups = [_density_figure(series, metric) for series in evaluated if series.runs[0].densities]
+    grouped = [series for series in evaluated if series.runs[0].densities]
+    groups = [part for one in grouped for part in (_density_figure(one, metric), *_seconds_figures(one, metric))]
     if len(evaluated) == 1:
         parts = [figures([_sorted_bars(evaluated[0], metric), *groups, _extremes_by_round(evaluated[0], metric)])]
     else:
@@ -172,24 +173,33 @@ def _density_figure(series: ReportSeries, metric: str) -> Markup:
     columns = [DotColumn(f"{density:g}", values, series.css_class) for density, values in groups.items()]
     means = ", ".join(f"{format_score(column.mean)} at {column.name}" for column in columns)
     chart = dot_chart(columns, "density: share of weights that a peer keeps", metric)
-    note = f"Dots are peers, lines are group means: {means}."
-    return figure(f"{series.label} by density", chart, _density_table(series, metric), note=note)
+    return figure(f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}.")
 
 
-def _density_table(series: ReportSeries, metric: str) -> Markup:
-    """Return score and computing time of each group of peers, side by side; no time if it was not measured."""
-    groups, seconds = scores_by_density(series), seconds_by_density(series)
-    headings = [("Density", ""), ("Peers", "number"), (capitalized(metric), "number")]
-    if seconds:
-        headings += [("Seconds per round", "number"), ("Relative", "number")]
-    rows = []
-    for density, values in groups.items():
-        row = [f"{density:g}", str(len(values) // len(series.runs)), format_score(statistics.fmean(values))]
-        if seconds:
-            own, most = (statistics.fmean(seconds[d]) if d in seconds else None for d in (density, max(groups)))
-            row += [format_seconds(own), UNKNOWN if own is None or not most else f"{own / most:.2f}"]
-        rows.append(row)
-    return html_table(f"{series.label}: groups of peers", headings, rows, "plain")
+def _seconds_figures(series: ReportSeries, metric: str) -> list[Markup]:
+    """Return a table with the score and the computing time of each group of peers, if times were measured."""
+    scores, seconds = (
+        {density: statistics.fmean(values) for density, values in groups.items()}
+        for groups in (scores_by_density(series), seconds_by_density(series))
+    )
+    if scores.keys() != seconds.keys():
+        return []
+    densities = list((series.runs[0].densities or {}).values())
+    densest = seconds[max(seconds)]
+    rows = [
+        [
+            f"{density:g}",
+            str(densities.count(density)),
+            format_score(scores[density]),
+            format_seconds(seconds[density]),
+            f"{seconds[density] / densest:.2f}" if densest else UNKNOWN,
+        ]
+        for density in seconds
+    ]
+    headings = [("Density", ""), *((text, "number") for text in ("Peers", capitalized(metric), "Seconds", "Ratio"))]
+    note = "Seconds that a peer computes in a round, mean over the group; the ratio is to the densest group."
+    table = html_table(f"{capitalized(metric)} and seconds of each group", headings, rows, "plain")
+    return [figure(f"{series.label}: computing time by density", element("div", table, class_="scrolling"), note=note)]
 
 
 def _all_scores(evaluated: list[ReportSeries]) -> Markup:
