@@ -164,7 +164,7 @@ def test_flops_are_counted_with_single_weights_and_saved_with_channels() -> None
 
 
 def test_with_channels_the_table_has_the_shapes_of_the_small_network() -> None:
-    """conv2 keeps 24 of its 32 channels and all 16 inputs: 0.75 of its weights."""
+    """conv2 keeps some of its 32 channels and of its 16 inputs; the product of both shares is its density."""
     lines = [line.split() for line in printed(*SMALL, "peers=12", "method.structure=channels").splitlines()]
     assert ["layer", "shape", "small", "density", "MFLOPs"] in lines
     [conv2] = [line for line in lines if line[:1] == ["conv2.weight"]]
