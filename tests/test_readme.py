@@ -9,6 +9,7 @@ from typer.main import get_command
 
 from dispfl.cli import app
 from dispfl.config import compose
+from dispfl.runs.grid import methods_grid
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
 
@@ -27,5 +28,8 @@ COMMANDS = re.findall(r"^dispfl (\w+)(.*?)(?:#.*)?$", README, re.M)
 @pytest.mark.parametrize(("command", "arguments"), COMMANDS)
 def test_every_command_in_the_readme_exists(command: str, arguments: str) -> None:
     assert command in get_command(app).commands  # type: ignore[attr-defined]
+    if command == "compare":
+        assert methods_grid(arguments.partition("--")[0].split(), {}, 1, Path("out"))
+        return
     settings = [argument for argument in arguments.split() if "=" in argument]
     compose({}, settings)

@@ -148,3 +148,35 @@ def test_the_papers_numbers_as_json() -> None:
 
 def test_the_paper_and_settings_together_are_refused() -> None:
     assert refusal("--paper", "peers=10").startswith("--paper uses the settings of the paper")
+
+
+def test_flops_are_counted_with_single_weights_and_saved_with_channels() -> None:
+    weights, channels = (printed(*SMALL, "peers=12", f"method.structure={kind}") for kind in ("weights", "channels"))
+    assert "counted: dense kernels do the work" in weights
+    assert "saved" not in weights
+    assert "saved: a peer trains the small network, which computes only these" in channels
+    assert "counted" not in channels
+    assert channels.startswith("cnn on fashion-mnist (1x28x28, 10 classes), dispfl with masks of channels, random;")
+    assert [found(*SMALL, "peers=12", f"method.structure={k}")["flops"] for k in ("weights", "channels")] == [
+        "counted",
+        "saved",
+    ]
+
+
+def test_with_channels_the_table_has_the_shapes_of_the_small_network() -> None:
+    """conv2 keeps some of its 32 channels and of its 16 inputs; the product of both shares is its density."""
+    lines = [line.split() for line in printed(*SMALL, "peers=12", "method.structure=channels").splitlines()]
+    assert ["layer", "shape", "small", "density", "MFLOPs"] in lines
+    [conv2] = [line for line in lines if line[:1] == ["conv2.weight"]]
+    out, into, *_ = map(int, conv2[2].split("x"))
+    assert float(conv2[3]) == pytest.approx(out * into / (32 * 16), abs=5e-4)
+    assert out < 32
+    groups = printed(*SMALL, "peers=12", "method.structure=channels", "method.density=[0.2,0.8]")
+    assert ["layer", "shape", "density", "kept", "MFLOPs"] in [line.split() for line in groups.splitlines()]
+
+
+def test_layers_that_stay_whole_are_named() -> None:
+    kept = ("method.structure=channels", 'method.keep=["conv1"]')
+    sentence = "Kept whole by every peer, because none of their units may be left out: conv1, norm1."
+    assert sentence in printed(*SMALL, "peers=12", *kept)
+    assert found(*SMALL, "peers=12", *kept)["dense_layers"] == ["conv1", "norm1"]

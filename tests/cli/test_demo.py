@@ -49,8 +49,8 @@ def test_all_four_methods_run_and_are_in_one_table_with_their_curves(tmp_path: P
     lines = [line.split() for line in result.stdout.splitlines() if line.strip()]
     rounds = [line[:3] for line in lines if "round" in line]
     assert rounds == [[method, "round", f"{t}/2"] for method in DEMO_METHODS for t in (1, 2)]
-    table = [line for line in lines if line[0] in DEMO_METHODS and "round" not in line]
-    assert [row[:2] for row in table] == [[method, "2"] for method in ("dispfl", "local", "fedavg", "dpsgd")]
+    labels = ("Dis-PFL", "Local", "FedAvg", "D-PSGD")
+    assert [line[:2] for line in lines if line[0] in labels] == [[label, "2"] for label in labels]
     assert " ".join(lines[-1]) == (
         "Learning curves: runs/demo/learning-curves.png. Everything on one page: runs/demo/report.html"
     )

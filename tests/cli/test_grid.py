@@ -84,6 +84,30 @@ def test_methods_and_seeds_are_run_and_written_as_tables_and_then_skipped(dispfl
     )
 
 
+def test_a_variant_is_a_row_beside_its_method_everywhere(dispfl: Dispfl, tmp_path: Path) -> None:
+    out = tmp_path / "grid"
+    arguments = ["compare", "dispfl", "dispfl@method.structure=channels", "local", *TINY, "--out", out]
+    result = dispfl(*arguments)
+    assert (result.code, result.err) == (0, "")
+    labels = ["Dis-PFL", "Dis-PFL (channels)", "Local"]
+    found = json.loads((out / "comparison.json").read_text())
+    assert [row["name"] for row in found["rows"]] == [{"method": label} for label in labels]
+    assert [row["flops"]["kind"] for row in found["rows"]] == ["counted", "saved", "counted"]
+    assert all(row["seconds_per_peer_round"] > 0 for row in found["rows"])
+    assert found["rows"][1]["seeds"][0]["run"] == "dispfl@method.structure=channels/seed-0"
+    assert "FLOPs of Dis-PFL (channels) are saved" in result.out
+    for label in labels:
+        assert f"<span>{label}</span>" in (out / "report.html").read_text()
+    (out / "dispfl").rename(tmp_path / "moved")  # labels come from the configs
+    shown = dispfl("show", *(row["seeds"][0]["run"] and out / row["seeds"][0]["run"] for row in found["rows"][1:]))
+    assert "Dis-PFL (channels)" in shown.out
+    (tmp_path / "moved").rename(out / "dispfl")
+    (out / "dispfl@method.structure=channels/seed-0/summary.json").unlink()
+    again = dispfl(*arguments)
+    assert again.out.splitlines()[0] == "3 runs: 2 done, 1 to resume."
+    assert json.loads((out / "comparison.json").read_text()) == found
+
+
 def test_a_sweep_has_a_row_for_each_value(dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     result = dispfl("sweep", "method.density=[0.2,0.4],[0.5]", *TINY, "rounds=1")

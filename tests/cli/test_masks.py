@@ -14,16 +14,20 @@ from torch import nn
 from typer.testing import CliRunner
 
 from dispfl.cli.paper import masks
+from dispfl.config import compose
 from dispfl.core.masks import hamming
 from dispfl.core.train import Report
+from dispfl.core.units import UnitMask
 from dispfl.data.partition import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.federation import Federation
 from dispfl.methods.base import fresh_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.fedavg import FedAvg
+from dispfl.paper.bound import premises_of_run
 from dispfl.round.context import StepResult
-from dispfl.runs.directory import RunDirectory, write_split
+from dispfl.runs.directory import RunDirectory, personal_states, write_split
+from dispfl.runs.execute import ExperimentRun
 from dispfl.topology import peer_names
 
 APP = typer.Typer()
@@ -213,6 +217,41 @@ def test_a_real_run_of_three_peers(
     assert found["distances"] == [[hamming(one, other) / 67 for other in kept] for one in kept]
     assert [entry["round"] for entry in found["overlap"]] == [1, 2]
     assert all(0 < entry["mean"] <= 1 for entry in found["overlap"])
+
+
+def test_masks_of_channels_are_compared_weight_by_weight(
+    tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]
+) -> None:
+    peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
+    run = Federation(net, peers, DisPFL(density=0.5, structure="channels"), workers=1).run(2, out=tmp_path / "run")
+    found = json.loads(call(tmp_path / "run", "--json"))
+    kept = [state.model.mask.unpack() for state in run.states.values()]
+    assert len(kept[0]) == 67
+    assert found["distances"] == [[hamming(one, other) / 67 for other in kept] for one in kept]
+    assert found["densities"] == [int(mask.sum()) / 67 for mask in kept]
+    assert found["channels"]
+    text = call(tmp_path / "run")
+    assert text.splitlines()[0] == "dispfl with masks of channels, 3 peers, after 2 rounds"
+    assert "The masks are of channels; a weight is kept where all of its channels are." in text
+
+
+def test_a_run_of_a_built_in_model_with_channels_has_the_density_of_each_layer(tmp_path: Path) -> None:
+    """Two of three peers keep the same units; the small network's shapes say how dense each layer is."""
+    overrides = ["method.structure=channels", "peers=3", "rounds=1", "topology.degree=2", "workers=1"]
+    overrides += ["partition.samples_per_peer=8", "partition.test_samples_per_peer=4", "train.epochs=1"]
+    ExperimentRun.create(compose({}, overrides), tmp_path / "run").run()
+    found = json.loads(call(tmp_path / "run", "--json"))
+    mask = personal_states(tmp_path / "run")["000"].model.mask
+    assert isinstance(mask, UnitMask)
+    small = dict(zip(mask.small.names, mask.small.sizes, strict=True))
+    assert [layer["mean"] for layer in found["layers"]] == pytest.approx(
+        [small[layer["name"]] / layer["weights"] for layer in found["layers"]]
+    )
+    premises, notes = premises_of_run(tmp_path / "run")
+    union = sum(state.model.mask.unpack().int() for state in personal_states(tmp_path / "run").values())
+    assert isinstance(union, torch.Tensor)
+    assert premises["union_density"] == int((union > 0).sum()) / SIZE
+    assert notes == ["The masks are of channels; the union density is that of the weights that they keep."]
 
 
 def test_peers_that_share_a_model_have_no_masks_to_compare(

@@ -55,12 +55,12 @@ def show(*arguments: str | Path) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """The table's rows, cell by cell."""
-    return [line.split() for line in text.splitlines() if line.split()[:1] in (["dispfl"], ["local"])]
+    return [line.split() for line in text.splitlines() if line.split()[:1] in (["Dis-PFL"], ["Local"])]
 
 
 def test_a_finished_run_is_a_row_and_its_directory(tmp_path: Path) -> None:
     text = show(make(tmp_path / "run", rounds=4, finished=True))
-    assert rows(text) == [["dispfl", "4", "0.500", "±", "0.100", "0.40,", "0.60", "1.25", "1.50", "2.00", "12.0"]]
+    assert rows(text) == [["Dis-PFL", "4", "0.500", "±", "0.100", "0.40,", "0.60", "1.25", "1.50", "2.00", "12.0"]]
     assert text.splitlines()[-1] == f"Run directory: {tmp_path / 'run'}"
 
 
@@ -68,24 +68,24 @@ def test_an_unfinished_run_shows_its_rounds_so_far_and_how_to_resume(tmp_path: P
     """Three of four rounds: traffic 1, 2, 3 MB, mean 2; the last evaluated round is the third."""
     path = make(tmp_path / "run", rounds=3)
     text = show(path)
-    assert rows(text)[0] == ["dispfl", "3", "0.500", "±", "0.100", "0.40,", "0.60", "2.00", "3.00", "3.00", "4.5"]
-    assert text.splitlines()[-1] == f"dispfl: 3 of 4 rounds; resume with: dispfl run --resume {path}"
+    assert rows(text)[0] == ["Dis-PFL", "3", "0.500", "±", "0.100", "0.40,", "0.60", "2.00", "3.00", "3.00", "4.5"]
+    assert text.splitlines()[-1] == f"Dis-PFL: 3 of 4 rounds; resume with: dispfl run --resume {path}"
 
 
 def test_a_run_that_was_stopped_before_its_first_round_has_dashes(tmp_path: Path) -> None:
     text = show(make(tmp_path / "run"))
-    assert rows(text)[0] == ["dispfl", "0", "–", "–", "0.00", "0.00", "0.00", "0.0"]
+    assert rows(text)[0] == ["Dis-PFL", "0", "–", "–", "0.00", "0.00", "0.00", "0.0"]
     assert "0 of 4 rounds" in text
 
 
 def test_several_runs_are_rows_of_one_table_in_the_order_given(tmp_path: Path) -> None:
     paths = [make(tmp_path / "b", "local", 4, finished=True), make(tmp_path / "a", "dispfl", 1)]
     text = show(*paths)
-    assert [row[:2] for row in rows(text)[:2]] == [["local", "4"], ["dispfl", "1"]]
+    assert [row[:2] for row in rows(text)[:2]] == [["Local", "4"], ["Dis-PFL", "1"]]
     assert text.count("MB/round  MB/round") == 1
     assert text.splitlines()[-2:] == [
         f"Run directory: {paths[0]}",
-        f"dispfl: 1 of 4 rounds; resume with: dispfl run --resume {paths[1]}",
+        f"Dis-PFL: 1 of 4 rounds; resume with: dispfl run --resume {paths[1]}",
     ]
 
 
@@ -106,6 +106,7 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
         "busiest": {"paper_mb_per_round": 1.5, "wire_mb_per_round": 2.5},
         "flops_per_peer_round": 3e9,
         "seconds": 3.0,
+        "seconds_per_peer_round": None,
     }
 
 

@@ -9,9 +9,11 @@ from rounds import FinishedRound
 from torch import Tensor
 
 from dispfl.config import Experiment, compose
+from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.train import Train
+from dispfl.core.units import UnitMask
 from dispfl.costs import estimate as module
 from dispfl.costs.estimate import CostInputs, estimate, links, network, wire_costs
 from dispfl.costs.flops import forward_cost
@@ -181,6 +183,9 @@ SMALL_RUN: dict[str, Any] = {
         ["method=subfedavg", "method.min_accuracy=1"],  # prunes nothing in its first round
         ["method.density=0.3"],
         ["method.density=[0.2,0.5,1.0]"],
+        ["method.density=0.3", "method.structure=channels"],
+        ["method.density=[0.2,0.5,1.0]", "method.structure=channels", "method.layers=erk", "wire.coding=zstd"],
+        ["method.density=0.3", "method.structure=channels", "method.regrow=gradient", "wire.exchange=push"],
         ["method.density=0.3", "wire.exchange=push"],
         ["method.density=0.3", "wire.coding=zstd"],
         ["method=dpsgd", "method.density=0.5", "wire.values=int8"],
@@ -244,3 +249,29 @@ def test_a_server_sends_and_receives_dense_models_with_short_headers() -> None:
     models = 10 * 105_962 * 4 / 1e6
     assert models < wire.busiest_down_mb < models + 10 * 100 / 1e6
     assert wire.busiest_up_mb == wire.busiest_down_mb
+
+
+def test_with_channels_flops_are_those_of_the_small_network() -> None:
+    """The network that a peer really builds is run once and counted, densely."""
+    inputs = small(DisPFL(structure="channels", density=0.3))
+    costs = estimate(inputs)
+    mask = initial_states(inputs.context, {"000"})["000"].next_mask
+    assert isinstance(mask, UnitMask)
+    network = compact_module(inputs.context.module(), mask)
+    counted = forward_cost(network, Layout.of(network), torch.zeros(1, 1, 28, 28))
+    assert [layer.small_shape for layer in costs.layers] == list(mask.small.shapes)
+    assert sum(layer.flops for layer in costs.layers) == counted.dense()
+    assert costs.flops_per_peer == 3 * 5 * 500 * counted.dense()  # no mask search
+    assert costs.kept == mask.kept < 0.3 * 105_962
+
+
+def test_with_single_weights_and_with_several_densities_there_is_no_small_shape() -> None:
+    assert estimate(small(DisPFL())).layers[0].small_shape is None
+    assert estimate(small(DisPFL(structure="channels", density=(0.2, 1.0)))).layers[0].small_shape is None
+
+
+def test_layers_whose_units_may_not_be_left_out_are_named() -> None:
+    kept = estimate(small(DisPFL(structure="channels", keep=("conv1", "conv2"))))
+    assert kept.dense_layers == ("conv1", "norm1", "conv2", "norm2")
+    assert estimate(small(DisPFL(structure="channels"))).dense_layers == ()
+    assert estimate(small(DisPFL())).dense_layers == ()

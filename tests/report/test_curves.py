@@ -55,3 +55,20 @@ def test_without_masks_a_sentence_says_so(write: Write) -> None:
     html = masks_section(read_results([write("a", [[0.5]], "local")]))
     assert "No method here prunes and regrows weights in every round." in html
     assert "<svg" not in html
+
+
+def test_curves_are_drawn_against_the_seconds_that_a_peer_has_computed(write: Write) -> None:
+    """2 and 4 s: 3 s a round over the peers. An idle peer computes nothing: 4 s of one of two peers are 2 s."""
+    busy = write("a", [[0.5, 0.7], [0.8, 0.8]], record={"peer_seconds": seconds(2.0, 4.0)})
+    idle = write("b", [[0.2, 0.4], [0.4, 0.4]], "fedavg", record={"peer_seconds": seconds(None, 4.0)})
+    html = curves_section(read_results([busy, idle]))
+    assert "By seconds of computing" in html
+    assert "Dis-PFL: 0.800 at 6 s" in html
+    assert "FedAvg: 0.300 at 2 s" in html
+    unmeasured = write("c", [[0.1, 0.1], [0.1, 0.1]], "local")
+    assert "By seconds of computing" not in curves_section(read_results([busy, unmeasured]))
+
+
+def seconds(*per_peer: float | None) -> dict[str, object]:
+    known = [value for value in per_peer if value is not None]
+    return {"mean": sum(known) / len(known), "std": 0.0, "per_peer": list(per_peer)}

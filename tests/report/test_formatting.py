@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dispfl.report.markup import flops_unit_of_largest, format_amount, format_ratio, join_and, relative_to_page
+from dispfl.report.labels import join_and
+from dispfl.report.markup import flops_unit_of_largest, format_amount, format_ratio, format_seconds, relative_to_page
 
 
 def test_lists_end_with_and() -> None:
@@ -35,3 +36,8 @@ def test_ratios_are_percent_below_one_and_factors_above() -> None:
 def test_run_directories_are_relative_to_the_folder_of_the_page(tmp_path: Path) -> None:
     assert relative_to_page(tmp_path / "out" / "page.html", tmp_path / "out" / "a" / "seed-0") == "a/seed-0"
     assert relative_to_page(tmp_path / "page.html", tmp_path) == tmp_path.name
+
+
+def test_seconds_have_a_sensible_number_of_digits() -> None:
+    values = (0.0, 0.000536, 0.0865, 1.25, 123.45, None)
+    assert [format_seconds(value) for value in values] == ["0.000", "0.00054", "0.086", "1.250", "123.5", "–"]

@@ -70,3 +70,13 @@ def test_rows_with_the_same_split_share_one_map(write: Write) -> None:
 def test_a_federation_made_in_python_says_why_it_has_no_labels(write: Write) -> None:
     html = labels_section(read_results([write("a", [[0.5]], made_in_python=True)]))
     assert "No split was saved, because the federation was made in Python with its own data." in html
+
+
+def test_density_groups_have_a_table_of_scores_and_seconds(write: Write) -> None:
+    times = {"mean": 1.0, "std": 0.0, "per_peer": [0.5, 0.7, 2.0, 2.0]}
+    own = {"density": [0.2, 0.8], "structure": "channels"}
+    html = peers_section(
+        read_results([write("a", [[0.4, 0.6, 0.8, 1.0]] * 2, own=own, record={"peer_seconds": times})])
+    )
+    assert "Dis-PFL (channels): computing time by density" in html
+    assert cells(html)[:2] == [["0.2", "2", "0.500", "0.600", "0.30"], ["0.8", "2", "0.900", "2.000", "1.00"]]

@@ -41,7 +41,7 @@ def test_rows_of_one_method_are_labelled_by_what_differs(write: Write) -> None:
         write("c", [[0.3]], "local", topology={"name": "ring"}),
     ]
     labels = [series.label for series in read_results(paths).series]
-    assert labels == ["Dis-PFL ring", "Dis-PFL random", "Local"]
+    assert labels == ["Dis-PFL (ring)", "Dis-PFL (random)", "Local"]
 
 
 def test_labels_contain_no_more_settings_than_needed(write: Write) -> None:
@@ -49,7 +49,7 @@ def test_labels_contain_no_more_settings_than_needed(write: Write) -> None:
     rates = [(0.1, 1), (0.2, 1), (0.3, 5)]
     paths = [write(f"r{lr}", [[lr]], train={"lr": lr, "epochs": epochs}) for lr, epochs in rates]
     labels = [series.label for series in read_results(paths).series]
-    assert labels == ["Dis-PFL lr 0.3", "Dis-PFL lr 0.2", "Dis-PFL lr 0.1"]
+    assert labels == ["Dis-PFL (lr 0.3)", "Dis-PFL (lr 0.2)", "Dis-PFL (lr 0.1)"]
 
 
 def test_what_rows_differ_in_is_listed_with_their_values(write: Write) -> None:

@@ -11,7 +11,7 @@ from dispfl.report.run_table import overview, print_results
 from dispfl.runs.directory import RunDirectory
 
 
-def a_run(path: Path, **changes: Any) -> Path:
+def a_run(path: Path, structure: str = "weights", **changes: Any) -> Path:
     """A finished run's directory, with this summary."""
     summary: dict[str, Any] = {
         "method": "dispfl",
@@ -21,7 +21,7 @@ def a_run(path: Path, **changes: Any) -> Path:
         "flops_per_peer_round": 0.456e9,
         "seconds": 12.34,
     } | changes
-    directory = RunDirectory.create(path, {"rounds": 20, "method": {"name": summary["method"]}})
+    directory = RunDirectory.create(path, {"rounds": 20, "method": {"name": summary["method"], "structure": structure}})
     directory.write_summary(summary)
     directory.close()
     return path
@@ -35,7 +35,7 @@ def printed(*paths: Path, width: int = 80) -> list[str]:
 
 def table_of(lines: list[str]) -> list[str]:
     """The lines of the table alone: all before the legend that have something on them."""
-    end = next(n for n, line in enumerate(lines) if "FLOPs are theoretical" in line)
+    end = next(n for n, line in enumerate(lines) if "FLOPs are counted" in line)
     return [line for line in lines[:end] if line.strip()]
 
 
@@ -43,7 +43,7 @@ def test_every_number_is_rounded_and_in_its_column(tmp_path: Path) -> None:
     table = [line.split() for line in table_of(printed(a_run(tmp_path / "run")))]
     assert " ".join(table[0]) == "accuracy worst, busiest on wire GFLOPs/ time"
     assert " ".join(table[1]) == "method rounds over peers best peer MB/round MB/round peer s"
-    assert " ".join(table[3]) == "dispfl 20 0.457 ± 0.046 0.41, 0.50 1.23 1.34 0.46 12.3"
+    assert " ".join(table[3]) == "Dis-PFL 20 0.457 ± 0.046 0.41, 0.50 1.23 1.34 0.46 12.3"
 
 
 def test_a_peer_without_a_score_is_neither_worst_nor_best(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_runs_of_one_method_are_identified_by_their_directories(tmp_path: Path) 
     narrow = table_of(printed(*runs))
     assert max(map(len, narrow)) <= 80
     assert not any("…" in line for line in narrow)
-    right = [line[64:].strip() for line in narrow]
+    right = [line[65:].strip() for line in narrow]
     assert "".join(right).endswith("".join(path.name for path in runs)), narrow
 
 
@@ -133,4 +133,28 @@ def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -
         "busiest": {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0},
         "flops_per_peer_round": 2.0,
         "seconds": 4.0,
+        "seconds_per_peer_round": None,
     }
+
+
+def test_groups_show_their_accuracy_and_seconds_side_by_side(tmp_path: Path) -> None:
+    groups = [
+        {"density": 0.2, "peers": 3, "mean": 0.51, "std": 0.1, "seconds": 0.25},
+        {"density": 1.0, "peers": 2, "mean": 0.625, "std": 0.1},
+    ]
+    assert printed(a_run(tmp_path / "run", groups=groups))[-2:] == [
+        "  density 0.2: accuracy 0.510, 0.250 s per peer and round, 3 peers",
+        "  density 1: accuracy 0.625, 2 peers",
+    ]
+
+
+def test_a_row_of_channels_is_labelled_and_its_flops_are_saved(tmp_path: Path) -> None:
+    """Without the directories, which the labels replace; within 80 columns without the worst and best peer."""
+    runs = [a_run(tmp_path / "a" / "seed-0"), a_run(tmp_path / "b" / "seed-0", structure="channels")]
+    lines = printed(*runs)
+    assert [line.rstrip() for line in lines if line.startswith("Dis-PFL ")][1] == (
+        "Dis-PFL (channels)      20  0.457 ± 0.046      1.23      1.34     0.46  12.3"
+    )
+    assert not any("seed-0" in line for line in lines[: lines.index("")] + lines[1:8])
+    assert "FLOPs of Dis-PFL (channels) are saved" in "".join(lines)
+    assert "those of the others are counted" in "".join(lines)

@@ -139,8 +139,8 @@ def test_the_table_has_scores_costs_rounds_and_seconds_best_first(write: Write) 
     """Two peers at 0.4 and 0.8: mean 0.6, deviation 0.2; two rounds of 1.5 s."""
     results = read_results([write("a", [[0.1, 0.1]] * 2, "local", mb=0), write("b", [[0.4, 0.8]] * 2, mb=3, flops=5e8)])
     assert cells(results_section(results)) == [
-        ["Dis-PFL", "0.600 ± 0.200", "0.40 to 0.80", "1.50", "3.00", "0.50", "2", "3.0"],
-        ["Local", "0.100 ± 0.000", "0.10 to 0.10", "0.00", "0.00", "1.00", "2", "3.0"],
+        ["Dis-PFL", "0.600 ± 0.200", "0.40 to 0.80", "1.50", "3.00", "0.50", "–", "2", "3.0"],
+        ["Local", "0.100 ± 0.000", "0.10 to 0.10", "0.00", "0.00", "1.00", "–", "2", "3.0"],
     ]
 
 
@@ -153,7 +153,7 @@ def test_the_spread_of_several_seeds_is_that_over_seeds(write: Write) -> None:
 
 
 def test_an_unfinished_row_shows_its_rounds_out_of_the_total(write: Write) -> None:
-    assert cells(results_section(read_results([write("a", [[0.5]] * 2, rounds=9)])))[0][6] == "2 of 9"
+    assert cells(results_section(read_results([write("a", [[0.5]] * 2, rounds=9)])))[0][7] == "2 of 9"
 
 
 def test_no_row_is_marked_best_if_rows_are_not_comparable(write: Write) -> None:
@@ -161,3 +161,19 @@ def test_no_row_is_marked_best_if_rows_are_not_comparable(write: Write) -> None:
     assert results_section(read_results(same)).count('class="best"') == 1
     other = [write("c", [[0.5]]), write("d", [[0.4]], "local", data={"name": "cifar10"})]
     assert 'class="best"' not in results_section(read_results(other))
+
+
+def test_the_table_has_seconds_per_peer_and_its_legend_says_whose_flops_are_saved(write: Write) -> None:
+    times = {"mean": 0.25, "std": 0.0, "per_peer": [0.25]}
+    channels = write("a", [[0.6]], own={"structure": "channels"}, record={"peer_seconds": times})
+    results = read_results([channels, write("b", [[0.5]], own={"structure": "weights"})])
+    html = results_section(results)
+    assert [(row[0], row[6]) for row in cells(html)] == [("Dis-PFL (channels)", "0.250"), ("Dis-PFL", "–")]
+    assert "FLOPs of Dis-PFL (channels) are saved" in html
+
+
+def test_groups_of_one_run_are_reported_with_their_seconds(write: Write) -> None:
+    times = {"mean": 1.0, "std": 0.0, "per_peer": [0.5, 2.0]}
+    path = write("a", [[0.5, 0.9]], own={"density": [0.2, 0.8]}, record={"peer_seconds": times})
+    sentence = "By density: 0.500 at 0.2 (0.500 s per round) and 0.900 at 0.8 (2.000 s per round)."
+    assert sentence in summary_sentences(read_results([path]))

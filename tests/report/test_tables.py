@@ -194,3 +194,25 @@ def test_all_four_files_are_written(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert (tmp_path / "comparison.md").read_text() == markdown_table(comparison)
     assert json.loads((tmp_path / "comparison.json").read_text())["targets"] == [0.25, 0.8]
+
+
+def test_seconds_per_peer_and_the_kind_of_flops_are_in_every_format() -> None:
+    weights, channels = row("Dis-PFL", [0.5, 0.5]), row("Dis-PFL (channels)", [0.5, 0.5])
+    channels = ComparisonRow(
+        channels.name,
+        [replace(r, seconds_per_peer=s, flops_kind="saved") for r, s in zip(channels.runs, (0.2, 0.4), strict=True)],
+    )
+    comparison = two_methods(rows=[weights, channels], targets=())
+    heading, _, first, second = markdown_table(comparison).splitlines()[:4]
+    assert "| s per peer and round |" in heading
+    assert "|                    – |" in first
+    assert "|                0.300 |" in second
+    assert any("FLOPs of Dis-PFL (channels) are saved" in sentence for sentence in legend(comparison))
+    plain, small = csv.DictReader(io.StringIO(csv_table(comparison)))
+    assert (plain["flops"], plain["seconds_per_peer_round"]) == ("counted", "")
+    assert small["flops"] == "saved"
+    assert float(small["seconds_per_peer_round"]) == pytest.approx(0.3)
+    rows = comparison_json(comparison, OUT)["rows"]
+    assert [one["flops"]["kind"] for one in rows] == ["counted", "saved"]
+    assert rows[1]["seconds_per_peer_round"] == pytest.approx(0.3)
+    assert "and round" not in markdown_table(two_methods())

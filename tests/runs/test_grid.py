@@ -81,6 +81,60 @@ def test_an_invalid_comparison_is_refused(arguments: list[str], sentence: str) -
     assert sentence in str(caught.value)
 
 
+def test_a_variant_of_a_method_is_a_row_with_a_folder_of_its_own() -> None:
+    variant = "dispfl@method.structure=channels,method.density=[0.2,0.8]"
+    cells = methods_grid(["dispfl", variant, "local", "method.alpha_0=0.1", "rounds=3"], {}, 2, OUT)
+    assert folders(cells)[:3] == [
+        "dispfl/seed-0",
+        "dispfl@method.structure=channels,method.density=_0.2,0.8/seed-0",
+        "local/seed-0",
+    ]
+    assert [cell.row["method"] for cell in cells[:3]] == ["dispfl", variant, "local"]
+    weights, channels = (cell.experiment.method for cell in cells[:2])
+    assert isinstance(weights, DisPFL)
+    assert isinstance(channels, DisPFL)
+    assert (weights.structure, weights.density, weights.regrow) == ("weights", 0.5, "gradient")
+    assert (channels.structure, channels.density, channels.regrow) == ("channels", (0.2, 0.8), "random")
+    assert (weights.alpha_0, channels.alpha_0) == (0.1, 0.1)
+    assert {cell.experiment.rounds for cell in cells} == {3}
+
+
+def test_a_variants_own_setting_has_priority_over_that_of_all() -> None:
+    assert densities(methods_grid(["dispfl", "dispfl@method.density=0.2", "method.density=0.7"], {}, 1, OUT)) == [
+        0.7,
+        0.2,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["dispfl@"], "'dispfl@' must be METHOD@KEY=VALUE[,KEY=VALUE...], such as dispfl@method.structure=channels"),
+        (["dispfl@method.density=0.2,0.4"], "a value with commas needs brackets, as in method.density=[0.2,0.5]."),
+        (["@method.density=0.2"], "'@method.density=0.2' names no method before the @"),
+        (["dispfl@method=local"], "'dispfl@method=local' changes the method; name the method before the @"),
+        (["dispfl@data.name=mnist"], "changes data.name, but all rows of a comparison have the same peers and data."),
+        (["dispfl@seed=3"], "changes seed, but all rows of a comparison have the same peers and data."),
+        (["dispfl@structure=channels"], "Unknown key structure. Did you mean method.structure?"),
+        (["dispfl@method.structure=rows"], "method.structure must be"),
+        (["disfl@method.density=0.2"], "method 'disfl' does not exist. Did you mean dispfl?"),
+        (["local@method.density=0.2"], "density"),
+        (
+            ["dispfl", "dispfl@method.structure=weights"],
+            "dispfl and dispfl@method.structure=weights have the same settings; omit one of them.",
+        ),
+        (
+            ["dispfl@method.density=[0.2]", "dispfl@method.density={0.2}"],
+            "would share the folder dispfl@method.density=_0.2; omit one.",
+        ),
+    ],
+)
+def test_an_invalid_variant_is_refused(arguments: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        methods_grid(arguments, {}, 1, OUT)
+    assert sentence in str(caught.value)
+
+
 def test_an_invalid_config_of_a_method_that_is_not_compared_is_refused_too() -> None:
     with pytest.raises(ConfigError, match="density must be in"):
         methods_grid(["local"], {"method": {"name": "dispfl", "density": 20}}, 1, OUT)
@@ -106,6 +160,15 @@ def test_several_swept_keys_give_every_combination() -> None:
 def test_lists_in_brackets_are_single_values() -> None:
     cells = sweep_grid(["method.density=[0.2,0.4],[0.5]"], {}, 1, OUT)
     assert densities(cells) == [(0.2, 0.4), (0.5,)]
+
+
+def test_the_structure_of_masks_can_be_swept() -> None:
+    cells = sweep_grid(["method.structure=weights,channels"], {}, 1, OUT)
+    assert folders(cells) == ["method.structure=weights/seed-0", "method.structure=channels/seed-0"]
+    assert [cell.experiment.method.structure for cell in cells if isinstance(cell.experiment.method, DisPFL)] == [
+        "weights",
+        "channels",
+    ]
 
 
 def test_methods_can_be_swept_too() -> None:

@@ -22,6 +22,7 @@ from dispfl.runs.metrics import (
     flops_of,
     groups,
     last,
+    mean_peer_seconds,
     round_metrics,
     spread,
     summarize,
@@ -109,6 +110,7 @@ def test_unmeasured_values_are_null_and_idle_peers_do_not_count() -> None:
     record = round_metrics(0, a_round({"000": Report(), "001": working}), COST, 0)
     assert (record["accuracy"], record["accuracy_mixed"], record["mask_change"]) == (None, None, None)
     assert (record["flops_per_peer"], record["flops_total"]) == (450, 450)
+    assert record["peer_seconds"]["per_peer"] == [None, 0.0]
     assert round_metrics(0, a_round({"000": Report()}), COST, 0)["flops_per_peer"] == 0
 
 
@@ -185,6 +187,7 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
             "flops_total": 200 * mb,
             "failures": failures,
             "seconds": 0.25,
+            "peer_seconds": {"mean": mb, "std": 0.0, "per_peer": [mb, mb]},
         }
         for accuracy, mb, failures in ((None, 1.0, {"000": "It broke."}), ({"mean": 0.5}, 3.0, {}))
     ]
@@ -195,6 +198,7 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
     assert summary["accuracy"] == {"mean": 0.5}
     assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0}
     assert (summary["flops_per_peer_round"], summary["flops_total_round"], summary["seconds"]) == (200, 400, 0.5)
+    assert summary["seconds_per_peer_round"] == 2.0
     assert summary["weights_sha256"] == [hashlib.sha256(struct.pack("<9f", *[1.0] * 9)).hexdigest()] * 2
     assert 10 < summary["peak_rss_mb"] < 100_000
     assert summary["versions"] == versions()
@@ -208,3 +212,17 @@ def test_groups_of_peers_of_unequal_density_have_an_accuracy_each() -> None:
         {"density": 1.0, "peers": 2, "mean": 0.9, "std": 0.0},
     ]
     assert groups([0.5] * 4, accuracy) == []
+
+
+def test_groups_have_the_seconds_of_their_peers_over_the_rounds_in_which_they_train() -> None:
+    """Peer 0 takes 1 and 3 s, peer 1 trains once, in 4 s; peers 2 and 3 take 8 s each time."""
+    records: list[Metrics] = [
+        {"peer_seconds": {"mean": 0.0, "per_peer": [1.0, None, 8.0, 8.0]}},
+        {"peer_seconds": None},
+        {"peer_seconds": {"mean": 0.0, "per_peer": [3.0, 4.0, 8.0, 8.0]}},
+    ]
+    seconds = mean_peer_seconds(records)
+    assert seconds == [2.0, 4.0, 8.0, 8.0]
+    found = groups([0.5, 0.5, 1.0, 1.0], {"per_peer": [0.2, 0.4, 0.9, 0.9]}, seconds)
+    assert [group["seconds"] for group in found] == [3.0, 8.0]
+    assert mean_peer_seconds([{"accuracy": None}]) is None

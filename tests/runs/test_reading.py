@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.data.partition import Split
 from dispfl.errors import RunError
 from dispfl.federation import Federation
@@ -130,6 +131,24 @@ def test_the_layout_is_that_of_the_configured_model_on_its_data(tmp_path: Path) 
     assert layout.size == 105_962
     assert (layout.names[0], layout.shapes[0]) == ("conv1.weight", (16, 1, 3, 3))
     assert (layout.names[-1], layout.shapes[-1]) == ("linear.bias", (10,))
+
+
+def test_the_layout_of_a_run_with_channels_has_their_units(tmp_path: Path) -> None:
+    method = {"name": "dispfl", "structure": "channels", "keep": ["conv1"]}
+    layout = layout_of(bare(tmp_path / "run", CNN | {"method": method}))
+    assert isinstance(layout, UnitLayout)
+    assert layout.size == 105_962
+    assert [(group.name, group.units) for group in layout.groups] == [("conv2", 32), ("hidden", 64)]
+
+
+def test_final_states_with_channels_are_those_at_the_end_of_the_run(
+    run: Callable[..., RunResult], bits: Callable[[PeerState], dict[str, bytes]]
+) -> None:
+    done = run(DisPFL(density=0.5, structure="channels"))
+    assert done.out
+    states = final_states(done.out)
+    assert all(isinstance(state.model.mask, UnitMask) for state in states.values())
+    assert {name: bits(state) for name, state in states.items()} == {n: bits(s) for n, s in done.states.items()}
 
 
 def test_the_layout_of_a_model_made_in_python_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """`dispfl costs`: what a round costs, without training."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -108,6 +108,8 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
         },
         "parameters": found.parameters,
         "kept": _whole(found.kept),
+        "flops": "saved" if inputs.masks_channels else "counted",
+        "dense_layers": list(found.dense_layers),
         "paper": {
             "busiest_mb": found.busiest_mb,
             "mean_mb": found.mean_mb,
@@ -127,6 +129,7 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
             {
                 "name": layer.name,
                 "shape": layer.shape,
+                **({"small_shape": layer.small_shape} if layer.small_shape else {}),
                 "density": layer.kept / layer.size,
                 "kept": _whole(layer.kept),
                 "forward_flops": _whole(layer.flops),
@@ -142,15 +145,20 @@ def _whole(mean: float) -> float:
 
 
 def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> None:
-    layers = table_of("layer", "shape", "density", "kept", "MFLOPs")
+    small = found.layers[0].small_shape is not None  # then shapes say what is kept
+    layers = table_of("layer", "shape", *(("small", "density") if small else ("density", "kept")), "MFLOPs")
+
+    def add(name: str, shape: str, kept: str, density: float, flops: str) -> None:
+        layers.add_row(name, shape, *((kept, f"{density:.3f}") if small else (f"{density:.3f}", kept)), flops)
+
     for layer in found.layers:
-        shape = "x".join(str(side) for side in layer.shape)
+        kept = f"{layer.kept:,.0f}" if layer.small_shape is None else _shape(layer.small_shape)
         flops = f"{layer.flops / 1e6:,.2f}" if layer.flops else "–"
-        layers.add_row(layer.name, shape, f"{layer.kept / layer.size:.3f}", f"{layer.kept:,.0f}", flops)
+        add(layer.name, _shape(layer.shape), kept, layer.kept / layer.size, flops)
     layers.add_section()
     forward = sum(layer.flops for layer in found.layers) / 1e6
     share = found.kept / found.parameters
-    layers.add_row("all", f"{found.parameters:,}", f"{share:.3f}", f"{found.kept:,.0f}", f"{forward:,.2f}")
+    add("all", f"{found.parameters:,}", f"{found.kept:,.0f}", share, f"{forward:,.2f}")
     totals = table_of(
         "\nper round", "busiest node\nMB up", "busiest node\nMB down", "mean peer\nMB down", "per peer\nFLOPs"
     )
@@ -165,8 +173,12 @@ def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: 
         for group in found.groups:
             groups.add_row(f"{group.density:g}", str(group.peers), f"{group.kept:,}", _flops(group.flops))
         console.print(groups, "", sep="\n")
-    for sentence in _legend(inputs, wire, len(found.groups) > 1):
+    for sentence in _legend(inputs, found, wire):
         console.print(sentence, style="dim", soft_wrap=True, highlight=False, markup=False)
+
+
+def _shape(sides: Sequence[int]) -> str:
+    return "x".join(map(str, sides))
 
 
 def _flops(count: float) -> str:
@@ -175,24 +187,31 @@ def _flops(count: float) -> str:
 
 
 def _headline(inputs: "CostInputs") -> str:
-    shape = "x".join(str(side) for side in inputs.data.shape)
+    method = f"{inputs.method.name} with masks of channels" if inputs.masks_channels else inputs.method.name
+    images = f"{_shape(inputs.data.shape)}, {inputs.data.classes} classes"
     return (
-        f"{inputs.model.name} on {inputs.data.name} ({shape}, {inputs.data.classes} classes), {inputs.method.name}, "
-        f"{inputs.topology.name}; {inputs.peers} peers with {inputs.samples} samples, {inputs.train.epochs} epochs, "
+        f"{inputs.model.name} on {inputs.data.name} ({images}), {method}, {inputs.topology.name}; "
+        f"{inputs.peers} peers with {inputs.samples} samples, {inputs.train.epochs} epochs, "
         f"batch {inputs.train.batch_size}"
     )
 
 
-def _legend(inputs: "CostInputs", wire: "WireCosts", several: bool) -> list[str]:
+def _legend(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> list[str]:
     from dispfl.methods.base import ServerMethod
 
-    over = ", mean over peers" if several else ""
+    over = ", mean over peers" if len(found.groups) > 1 else ""
+    kind = "counted: dense kernels do the work"
+    if inputs.masks_channels:
+        kind = "saved: a peer trains the small network, which computes only these"
     drawn = f"masks of {wire.peers_drawn} peers drawn" if wire.peers_drawn < inputs.peers else "all peers' masks drawn"
     notes = [
-        f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; counted, though the kernels are dense.",
+        f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; {kind}.",
         "MB: 1e6 bytes. The paper counts 4 bytes per kept value; on the wire, masks, headers and requests are added.",
         f"Round 0, its graph from seed {inputs.seed}; {drawn}.",
     ]
+    if found.dense_layers:
+        whole = ", ".join(found.dense_layers)
+        notes.append(f"Kept whole by every peer, because none of their units may be left out: {whole}.")
     if isinstance(inputs.method, ServerMethod):
         notes.append("The busiest node is the server. Peers outside its cohort neither send nor train.")
     if inputs.method.fine_tuning:

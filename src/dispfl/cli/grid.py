@@ -56,7 +56,10 @@ class GridOptions:
 def compare(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD... [KEY=VALUE]...", help="Methods, and overrides for all that have the key."),
+        typer.Argument(
+            metavar="METHOD[@KEY=VALUE,...]... [KEY=VALUE]...",
+            help="Methods, variants of methods, and overrides for all that have the key.",
+        ),
     ] = None,
     config: ConfigOption = None,
     seeds: SeedsOption = 1,
@@ -68,6 +71,8 @@ def compare(
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
+    A method may be compared with variants of itself: a variant is the method,
+    an @, and the settings in which it differs.
     Runs are written to OUT/<method>/seed-<n>. Finished runs are skipped and
     interrupted ones are resumed, so the same command can be repeated with
     more methods, more seeds, other targets or another budget.
@@ -75,6 +80,7 @@ def compare(
     a plot of the learning curves and an HTML report.
 
     Example: dispfl compare dispfl local rounds=10 --seeds 3 --targets 0.6,0.7
+    Example: dispfl compare dispfl dispfl@method.structure=channels
     """
     from dispfl.runs.grid import methods_grid
 
@@ -185,6 +191,17 @@ def _count_states(cells: "Sequence[GridRun]") -> str:
     return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}: {', '.join(parts)}."
 
 
+def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:
+    """Return the runs with the names of their rows: the labels of methods, as in a report, or the swept keys."""
+    from dispfl.report.labels import row_labels
+    from dispfl.runs.directory import read_config
+
+    if any(cell.row.keys() != {"method"} for cell in cells):
+        return [(cell.row, cell.path) for cell in cells]
+    labels = row_labels([read_config(cell.path) for cell in cells])
+    return [({"method": label}, cell.path) for label, cell in zip(labels, cells, strict=True)]
+
+
 def _write_comparison(
     cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, console: "Console"
 ) -> None:
@@ -194,7 +211,7 @@ def _write_comparison(
     from dispfl.report.page import write_report
     from dispfl.report.tables import legend, rich_table, write_tables
 
-    comparison = compare_runs([(cell.row, cell.path) for cell in cells], Budget(budget), targets)
+    comparison = compare_runs(_named(cells), Budget(budget), targets)
     table, omitted = rich_table(comparison, console)
     console.print(table)
     for sentence in legend(comparison):

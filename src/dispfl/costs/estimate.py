@@ -14,6 +14,7 @@ import torch
 
 from dispfl.core.layout import Layout
 from dispfl.core.train import Task, Train
+from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger, MessageCost
 from dispfl.data.catalogue import DataSpec
@@ -86,6 +87,18 @@ class CostInputs:
         """Each peer's density."""
         return dict(zip(self.roster, self.method.densities(self.peers), strict=True))
 
+    @cached_property
+    def layout(self) -> Layout:
+        """The parameters of the network, with their units where masks are of channels."""
+        if self.masks_channels:
+            return self.context.layout
+        return network(self.model, self.data.shape, self.data.classes)[0]
+
+    @property
+    def masks_channels(self) -> bool:
+        """Whether peers train small networks, so that FLOPs are saved; otherwise they are counted."""
+        return isinstance(self.method, DisPFL) and self.method.structure == "channels"
+
 
 @dataclass(frozen=True)
 class LayerCost:
@@ -97,6 +110,8 @@ class LayerCost:
     kept: float
     flops: float
     """Operations of one sample's forward pass."""
+    small_shape: tuple[int, ...] | None = None
+    """Its shape in the small network, where masks are of channels and all peers have the same density."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,8 @@ class RoundCosts:
     """A peer's download, mean over peers."""
     flops_per_peer: float
     """The local training of a peer, mean over peers."""
+    dense_layers: tuple[str, ...] = ()
+    """With masks of channels: the layers that stay whole, because none of their units can be left out."""
 
     @property
     def kept(self) -> float:
@@ -148,14 +165,16 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     `as_printed` charges two methods as the paper's tables do, not by the work that they do here: FedFOMO also trains on
     its validation data, and D-PSGD under a fixed mask pays for a mask search too.
     """
-    layout, forward = network(inputs.model, inputs.data.shape, inputs.data.classes)
+    _, forward = network(inputs.model, inputs.data.shape, inputs.data.classes)
+    layout = inputs.layout
     kept = {density: inputs.method.kept_counts(layout, density) for density in set(inputs.densities.values())}
     flops = {density: _local_training(inputs, forward, counts, as_printed) for density, counts in kept.items()}
     densities = list(inputs.densities.values())
+    small = _small_shapes(inputs)
     layers = []
     for i, (name, shape, size) in enumerate(zip(layout.names, layout.shapes, layout.sizes, strict=True)):
         mean = fmean(kept[density][i] for density in densities)
-        layers.append(LayerCost(name, shape, size, mean, mean * forward.per_weight[i]))
+        layers.append(LayerCost(name, shape, size, mean, mean * forward.per_weight[i], small[i] if small else None))
     size_of = {peer: BYTES_PER_VALUE * sum(kept[density]) for peer, density in inputs.densities.items()}
     ledger = Ledger.of(
         MessageCost(sender, receiver, size_of[receiver if sender == SERVER else sender], 0)
@@ -168,7 +187,17 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
         busiest_mb=ledger.busiest().paper / MB,
         mean_mb=_mean_download(ledger.paper, inputs.roster) / MB,
         flops_per_peer=fmean(flops[density] for density in densities),
+        dense_layers=tuple(layout.dense_layers) if isinstance(layout, UnitLayout) else (),
     )
+
+
+def _small_shapes(inputs: CostInputs) -> Sequence[tuple[int, ...]] | None:
+    """Return the shapes of the small network's parameters, if masks are of channels and all peers' are equally wide."""
+    if not inputs.masks_channels or len(set(inputs.densities.values())) > 1:
+        return None
+    peer = inputs.roster[0]
+    mask = initial_states(inputs.context, {peer})[peer].next_mask
+    return mask.small.shapes if isinstance(mask, UnitMask) else None
 
 
 @cache
@@ -189,7 +218,7 @@ def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int
             epochs = method.global_epochs + method.personal_epochs
         case FedFOMO() if samples > 1 and not as_printed:
             samples -= max(1, int(method.validation * samples))
-        case DisPFL(regrow="gradient"):
+        case DisPFL(structure="weights", regrow="gradient"):
             search = inputs.train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = inputs.train.batch_size
@@ -214,8 +243,8 @@ def _mean_download(sent: Mapping[tuple[str, str], int], roster: Sequence[str]) -
 
 def wire_costs(inputs: CostInputs) -> WireCosts:
     """Return a round's messages as the codec sends them, under masks that the method itself draws."""
-    context, (layout, _) = inputs.context, network(inputs.model, inputs.data.shape, inputs.data.classes)
-    codec, drawn = context.codec, _drawn_peers(inputs, layout)
+    context = inputs.context
+    codec, drawn = context.codec, _drawn_peers(inputs)
     states = initial_states(context, {peer for pair in drawn.values() for peer in pair})
     sizes: dict[tuple[str, str], tuple[int, int]] = {}
     messages: list[MessageCost] = []
@@ -230,14 +259,14 @@ def wire_costs(inputs: CostInputs) -> WireCosts:
     return WireCosts(busiest.up / MB, busiest.down / MB, mean / MB, len(states.keys() - {SERVER}))
 
 
-def _drawn_peers(inputs: CostInputs, layout: Layout) -> dict[str, tuple[str, str]]:
+def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
     """Return whose masks represent each node's when it sends and when it receives: its own, where all are drawn.
 
     For a large model two masks per density are drawn, one for all senders and one for all receivers. They are as
     independent as any two, and so large that the overlap of any other two differs by about one in a thousand.
     """
     drawn = {SERVER: (SERVER, SERVER)}
-    if inputs.peers * layout.size <= MAX_DRAWN_WEIGHTS:
+    if inputs.peers * inputs.layout.size <= MAX_DRAWN_WEIGHTS:
         return drawn | {peer: (peer, peer) for peer in inputs.roster}
     by_density: dict[float, list[str]] = {}
     for peer, density in inputs.densities.items():

@@ -1,4 +1,7 @@
-"""Floating-point operations as the paper counts them. They are counted, not saved: the kernels are dense.
+"""Floating-point operations as the paper counts them.
+
+With masks of single weights they are counted, not saved: dense kernels do the work. With masks of channels they are
+saved: they are the operations of the small network that the peer trains.
 
 A convolution or linear layer needs, for one sample, 2 operations for each weight and output position, and 1 for each
 bias and output position; everything else counts 0. So each parameter has a cost per kept weight, and a sparse model

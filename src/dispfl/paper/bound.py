@@ -234,6 +234,8 @@ def premises_of_run(path: Path) -> tuple[dict[str, float], list[str]]:
     if train.get("noise_std"):
         found["noise"] = train["noise_std"]
     notes = []
+    if config["method"].get("structure") == "channels":
+        notes.append("The masks are of channels; the union density is that of the weights that they keep.")
     if rounds < planned:
         notes.append(f"{path} has finished {rounds} of {planned} rounds; the steps are those of the finished ones.")
     if method != "dispfl":

@@ -14,6 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from dispfl.config import MADE_IN_PYTHON
+from dispfl.core.packed import PackedMask
+from dispfl.core.units import UnitMask
 from dispfl.errors import RunError
 from dispfl.paper.similarity import (
     Bits,
@@ -72,13 +74,16 @@ class RunMasks:
     """The expected mean distance of independent masks with the same densities in every layer."""
     overlap: tuple[dict[str, float], ...]
     """By round: the fraction of a peer's kept weights that a neighbour keeps too. Empty if not recorded."""
+    channels: bool = False
+    """Whether masks are of channels. Distances and densities are of weights in any case."""
 
     @property
     def title(self) -> str:
         """`dispfl, 20 peers in 4 groups, after 30 rounds`"""
         groups = f" in {len(self.groups)} groups" if self.groups else ""
         rounds = str(self.rounds) if self.rounds == self.planned else f"{self.rounds} of {self.planned}"
-        return f"{self.method}, {len(self.peers)} peers{groups}, after {rounds} round{'s' if rounds != '1' else ''}"
+        method = f"{self.method} with masks of channels" if self.channels else self.method
+        return f"{method}, {len(self.peers)} peers{groups}, after {rounds} round{'s' if rounds != '1' else ''}"
 
     @property
     def sentence(self) -> str:
@@ -105,7 +110,7 @@ def compare_masks(path: Path) -> RunMasks:
     """Compare the peers' masks in the newest complete checkpoint of a run."""
     config, rounds = read_config(path), saved_rounds(path)
     states = personal_states(path)
-    bits = np.stack([state.model.mask.bits.numpy() for state in states.values()])
+    bits = np.stack([_weight_bits(state.model.mask) for state in states.values()])
     [size] = {state.model.mask.size for state in states.values()}
     kept = np.array([state.model.mask.kept for state in states.values()])
     method = config["method"]["name"]
@@ -122,6 +127,7 @@ def compare_masks(path: Path) -> RunMasks:
     layers, independent = ((), None) if MADE_IN_PYTHON in config else _by_layer(path, bits, size)
     return RunMasks(
         method=method,
+        channels=any(isinstance(state.model.mask, UnitMask) for state in states.values()),
         rounds=rounds,
         planned=config["rounds"],
         peers=tuple(states),
@@ -139,6 +145,11 @@ def compare_masks(path: Path) -> RunMasks:
             if record.get("overlap")
         ),
     )
+
+
+def _weight_bits(mask: PackedMask) -> Bits:
+    """Return one bit for each weight, also of a mask of channels."""
+    return np.packbits(mask.flags(), bitorder="little") if isinstance(mask, UnitMask) else mask.bits.numpy()
 
 
 def _by_layer(path: Path, bits: Bits, size: int) -> tuple[tuple[LayerDensity, ...], float]:
@@ -230,4 +241,6 @@ def _notes(found: RunMasks, smaller: int) -> Iterator[str]:
         )
     else:
         yield "The run did not record the overlap with neighbours by round."
+    if found.channels:
+        yield "The masks are of channels; a weight is kept where all of its channels are."
     yield "Distance: fraction of all weights that exactly one of two peers keeps. Similarity: cosine of label counts."

@@ -8,7 +8,9 @@ from math import inf
 from pathlib import Path
 
 from dispfl.errors import RunError
+from dispfl.report.labels import COUNTED, flops_kind
 from dispfl.runs.directory import read_config, read_metrics
+from dispfl.runs.metrics import Metrics, seconds_per_peer_round
 
 
 class Budget(StrEnum):
@@ -35,6 +37,9 @@ class RunPoint:
     flops: float
     """Total training FLOPs of all peers."""
     seconds: float
+    """Wall time of all rounds so far."""
+    peer_seconds: float | None = None
+    """Time that a peer has computed so far, mean over all peers; None if it was not measured."""
 
     def spent(self, budget: Budget) -> float:
         """Return the total cost in the unit of a budget."""
@@ -55,6 +60,10 @@ class SeedRun:
     """The last evaluated round within the budget; None if there is none."""
     failures: int = 0
     """Number of steps that were discarded because a value was not finite."""
+    seconds_per_peer: float | None = None
+    """Seconds that a peer computes in a round; None if they were not measured."""
+    flops_kind: str = COUNTED
+    """Whether its FLOPs are counted, by dense kernels, or saved by small networks."""
 
     @property
     def paper_mb(self) -> float:
@@ -121,6 +130,17 @@ class ComparisonRow:
     def rounds(self) -> int:
         """Number of rounds of the longest run."""
         return max(len(run.points) for run in self.runs)
+
+    @property
+    def flops_kind(self) -> str:
+        """Whether the row's FLOPs are counted or saved."""
+        return self.runs[0].flops_kind
+
+    @property
+    def seconds_per_peer(self) -> float | None:
+        """Seconds that a peer computes in a round, mean over seeds; None if a seed has not measured them."""
+        known = [run.seconds_per_peer for run in self.runs if run.seconds_per_peer is not None]
+        return statistics.fmean(known) if len(known) == len(self.runs) else None
 
     def rounds_to(self, target: float) -> float | None:
         """Return the rounds needed to reach an accuracy, mean over seeds; None if a seed does not reach it."""
@@ -209,12 +229,22 @@ def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> tuple[list[float], lis
 
 def mean_curve(row: ComparisonRow, budget: Budget) -> tuple[list[float], list[float], list[float]]:
     """Return cost, mean accuracy and its standard deviation over seeds, at every round that all seeds evaluated."""
-    return mean_over_seeds(
-        [
-            [None if point.accuracy is None else (point.spent(budget), point.accuracy) for point in run.points]
-            for run in row.runs
-        ]
-    )
+    return _mean_curve(row, lambda point: point.spent(budget))
+
+
+def mean_curve_by_seconds(row: ComparisonRow) -> tuple[list[float], list[float], list[float]]:
+    """Return the same against the seconds that a peer has computed, at every round in which all seeds measured them."""
+    return _mean_curve(row, lambda point: point.peer_seconds)
+
+
+def _mean_curve(
+    row: ComparisonRow, x: Callable[[RunPoint], float | None]
+) -> tuple[list[float], list[float], list[float]]:
+    def sample(point: RunPoint) -> Sample:
+        spent = x(point)
+        return None if point.accuracy is None or spent is None else (spent, point.accuracy)
+
+    return mean_over_seeds([[sample(point) for point in run.points] for run in row.runs])
 
 
 def _read(path: Path) -> SeedRun:
@@ -222,18 +252,39 @@ def _read(path: Path) -> SeedRun:
     if not records:
         raise RunError(f"{path} has no finished round to compare; run it first.")
     points, paper_mb, wire_mb, flops, seconds = [], 0.0, 0.0, 0.0, 0.0
+    computed: float | None = 0.0
     for record in records:
         paper_mb += record["busiest"]["paper_mb"]
         wire_mb += record["busiest"]["wire_mb"]
         flops += record["flops_total"]
         seconds = round(seconds + record["seconds"], 3)
+        computed = _add_peer_seconds(computed, record)
         accuracy = record["accuracy"] or {"mean": None, "std": None}
         points.append(
-            RunPoint(record["round"] + 1, accuracy["mean"], accuracy["std"], paper_mb, wire_mb, flops, seconds)
+            RunPoint(
+                record["round"] + 1, accuracy["mean"], accuracy["std"], paper_mb, wire_mb, flops, seconds, computed
+            )
         )
     flops_per_peer = statistics.fmean(record["flops_per_peer"] for record in records)
     failures = sum(len(record["failures"]) for record in records)
-    return SeedRun(config["seed"], path, points, flops_per_peer, None, failures)
+    return SeedRun(
+        config["seed"],
+        path,
+        points,
+        flops_per_peer,
+        None,
+        failures,
+        seconds_per_peer_round(records),
+        flops_kind(config),
+    )
+
+
+def _add_peer_seconds(before: float | None, record: Metrics) -> float | None:
+    """Add the seconds that a peer computed in a round, mean over all peers; None from where they are unknown."""
+    if before is None or "peer_seconds" not in record:
+        return None
+    per_peer = (record["peer_seconds"] or {"per_peer": [0.0]})["per_peer"]  # null: no peer trained
+    return before + sum(value or 0.0 for value in per_peer) / len(per_peer)
 
 
 def _limits(runs: Iterable[SeedRun], budget: Budget) -> dict[int, float]:

@@ -117,11 +117,6 @@ UNKNOWN = "–"
 FLOPS_UNITS = ((1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
 
 
-def join_and(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
 def plural(number: int, noun: str) -> str:
     """`1 peer`, `2 peers`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
@@ -135,6 +130,13 @@ def capitalized(word: str) -> str:
 def format_number(value: float | None, decimals: int) -> str:
     """Return a number with a fixed number of decimals, or a dash for None."""
     return UNKNOWN if value is None else f"{value:.{decimals}f}"
+
+
+def format_seconds(value: float | None) -> str:
+    """Return seconds with three decimals, one for large values and two digits for small ones, or a dash for None."""
+    if value is None:
+        return UNKNOWN
+    return f"{value:.2g}" if 0 < value < 0.01 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def format_score(value: float | None) -> str:

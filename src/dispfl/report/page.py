@@ -5,19 +5,19 @@ from importlib.resources import files
 from pathlib import Path
 
 from dispfl.errors import RunError
+from dispfl.report.labels import flat_settings, join_and
 from dispfl.report.markup import (
     Markup,
     details,
     element,
     html_table,
-    join_and,
     join_markup,
     plural,
     relative_to_page,
     section,
 )
 from dispfl.report.peers import labels_section, peers_section
-from dispfl.report.results import ReportResults, flat_settings, read_results
+from dispfl.report.results import ReportResults, read_results
 from dispfl.report.runs import ReportRun
 from dispfl.report.sections import curves_section, masks_section, topology_section, traffic_section
 from dispfl.report.summary import results_section, summary_block
@@ -144,7 +144,7 @@ def settings_section(results: ReportResults, out: Path) -> Markup:
         if keys:
             groups.append(_settings_list(title, {key.rpartition(".")[2]: common[key] for key in keys}))
     for series in results.series:
-        first = flat_settings(series.runs[0])
+        first = flat_settings(series.runs[0].config)
         own = {key.removeprefix("method."): first[key] for key in first if key.startswith("method.")}
         own |= {key: values[series.label] for key, values in results.differing.items()}
         own["seed" if len(series.runs) == 1 else "seeds"] = ", ".join(str(run.seed) for run in series.runs)
@@ -154,7 +154,7 @@ def settings_section(results: ReportResults, out: Path) -> Markup:
 
 def _common_settings(results: ReportResults) -> dict[str, str]:
     """Return the settings that all rows share, outside the method's table."""
-    settings = flat_settings(results.series[0].runs[0])
+    settings = flat_settings(results.series[0].runs[0].config)
     return {
         key: value for key, value in settings.items() if key not in results.differing and not key.startswith("method.")
     }

@@ -5,14 +5,18 @@ from collections.abc import Callable
 
 from dispfl.report.charts import LARGE, Bar, Curve, DotColumn, bar_chart, dot_chart, line_chart, thin_out
 from dispfl.report.diagrams import heat_map
+from dispfl.report.labels import flat_settings
 from dispfl.report.markup import (
+    UNKNOWN,
     Markup,
+    capitalized,
     colour_legend,
     details,
     element,
     figure,
     figures,
     format_score,
+    format_seconds,
     html_table,
     plural,
     remark,
@@ -24,8 +28,8 @@ from dispfl.report.results import (
     ReportResults,
     ReportSeries,
     count_wins,
-    flat_settings,
     scores_by_density,
+    seconds_by_density,
 )
 from dispfl.report.runs import ReportRun
 
@@ -44,7 +48,8 @@ def peers_section(results: ReportResults) -> Markup:
     if not evaluated:
         return section("peers", "Results per peer", remark("No peer has been evaluated."))
     metric = results.metric
-    groups = [_density_figure(series, metric) for series in evaluated if series.runs[0].densities]
+    grouped = [series for series in evaluated if series.runs[0].densities]
+    groups = [part for one in grouped for part in (_density_figure(one, metric), *_seconds_figures(one, metric))]
     if len(evaluated) == 1:
         parts = [figures([_sorted_bars(evaluated[0], metric), *groups, _extremes_by_round(evaluated[0], metric)])]
     else:
@@ -171,6 +176,32 @@ def _density_figure(series: ReportSeries, metric: str) -> Markup:
     return figure(f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}.")
 
 
+def _seconds_figures(series: ReportSeries, metric: str) -> list[Markup]:
+    """Return a table with the score and the computing time of each group of peers, if times were measured."""
+    scores, seconds = (
+        {density: statistics.fmean(values) for density, values in groups.items()}
+        for groups in (scores_by_density(series), seconds_by_density(series))
+    )
+    if scores.keys() != seconds.keys():
+        return []
+    densities = list((series.runs[0].densities or {}).values())
+    densest = seconds[max(seconds)]
+    rows = [
+        [
+            f"{density:g}",
+            str(densities.count(density)),
+            format_score(scores[density]),
+            format_seconds(seconds[density]),
+            f"{seconds[density] / densest:.2f}" if densest else UNKNOWN,
+        ]
+        for density in seconds
+    ]
+    headings = [("Density", ""), *((text, "number") for text in ("Peers", capitalized(metric), "Seconds", "Ratio"))]
+    note = "Seconds that a peer computes in a round, mean over the group; the ratio is to the densest group."
+    table = html_table(f"{capitalized(metric)} and seconds of each group", headings, rows, "plain")
+    return [figure(f"{series.label}: computing time by density", element("div", table, class_="scrolling"), note=note)]
+
+
 def _all_scores(evaluated: list[ReportSeries]) -> Markup:
     """Return a collapsed table of all scores."""
     peers = list(dict.fromkeys((run.seed, peer) for series in evaluated for run in series.runs for peer in run.roster))
@@ -205,7 +236,7 @@ def _splits(results: ReportResults) -> dict[str, ReportRun]:
     """Return one run, of the lowest seed, for every way in which the data is split."""
     splits: dict[str, ReportRun] = {}
     for run in sorted(results.runs, key=lambda run: run.seed):
-        settings = flat_settings(run)
+        settings = flat_settings(run.config)
         keys = [key for key in settings if key.startswith(DATA_TABLES) or key == "peers"]
         splits.setdefault(", ".join(f"{key} {settings[key]}" for key in keys), run)
     return splits

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dispfl.report.comparison import Budget, Comparison, mean_curve
+from dispfl.report.labels import row_labels
 from dispfl.runs.directory import read_config, read_metrics
 from dispfl.runs.files import write_atomically
 
@@ -28,11 +29,12 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for number, path in enumerate(paths):
+    labels = row_labels([read_config(path) for path in paths])
+    for number, (path, name) in enumerate(zip(paths, labels, strict=True)):
         records = [record for record in read_metrics(path) if record["accuracy"]]
         rounds = [record["round"] + 1 for record in records]
         mean = [record["accuracy"]["mean"] for record in records]
-        name, colour = read_config(path)["method"]["name"], f"C{number}"
+        colour = f"C{number}"
         axes.plot(rounds, mean, color=colour, marker=_marker(mean), label=name)
         if len(paths) == 1:
             _band(axes, rounds, mean, [record["accuracy"]["std"] for record in records], colour, "one std over peers")

@@ -1,28 +1,14 @@
 """Runs grouped into the rows of a report: labels, differing settings, and wins per peer."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dispfl.errors import RunError
 from dispfl.report.comparison import Comparison, ComparisonRow, compare
+from dispfl.report.labels import flat_settings, row_labels
 from dispfl.report.runs import ReportRun, find_runs, read_run
 
-METHOD_LABELS = {
-    "dispfl": "Dis-PFL",
-    "local": "Local",
-    "fedavg": "FedAvg",
-    "fedavg-ft": "FedAvg-FT",
-    "ditto": "Ditto",
-    "fedfomo": "FedFOMO",
-    "subfedavg": "SubFedAvg",
-    "dpsgd": "D-PSGD",
-    "dpsgd-ft": "D-PSGD-FT",
-}
-"""The paper's names of the methods; other methods keep their own name."""
-IGNORED_KEYS = {"seed", "workers", "device", "engine", "data.dir", "initial_weights_sha256"}
-"""Keys in which runs of one row may differ: they do not affect results, or follow from the seed."""
 DATA_TABLES = ("data.", "partition.")
 COLOURS = 9
 TIE = 1e-9
@@ -110,8 +96,8 @@ def read_results(paths: Iterable[Path]) -> ReportResults:
     if not shown:
         raise RunError(f"{runs[0].path} has no finished round to report; run it first.")
     groups = _group_by_settings(shown)
-    rows = dict(zip(_labels([group[0] for group in groups]), groups, strict=True))
-    differing = _differing({label: flat_settings(group[0]) for label, group in rows.items()})
+    rows = dict(zip(row_labels([group[0].config for group in groups]), groups, strict=True))
+    differing = _differing({label: flat_settings(group[0].config) for label, group in rows.items()})
     omitted_seeds: dict[str, list[int]] = {}
     if not any(map(prevents_comparison, differing)):
         rows, omitted_seeds = _keep_common_seeds(rows)
@@ -128,30 +114,24 @@ def prevents_comparison(key: str) -> bool:
 
 def scores_by_density(series: ReportSeries) -> dict[float, list[float]]:
     """Return the scores of all peers of each density, over all seeds; empty if the method has one density."""
-    scores: dict[float, list[float]] = {}
+    return _by_density(series, lambda run: run.scores)
+
+
+def seconds_by_density(series: ReportSeries) -> dict[float, list[float]]:
+    """Return the same of the seconds that peers compute in a round."""
+    return _by_density(series, lambda run: run.peer_seconds)
+
+
+def _by_density(
+    series: ReportSeries, values_of: Callable[[ReportRun], Mapping[str, float]]
+) -> dict[float, list[float]]:
+    found: dict[float, list[float]] = {}
     for run in series.runs:
+        values = values_of(run)
         for peer, density in (run.densities or {}).items():
-            if peer in run.scores:
-                scores.setdefault(density, []).append(run.scores[peer])
-    return dict(sorted(scores.items()))
-
-
-def flat_settings(run: ReportRun) -> dict[str, str]:
-    """Return a run's config as dotted keys with formatted values, without the ignored keys."""
-    flat: dict[str, str] = {}
-    for key, value in run.config.items():
-        fields = {f"{key}.{field}": v for field, v in value.items()} if isinstance(value, dict) else {key: value}
-        flat |= {name: format_value(v) for name, v in fields.items() if name not in IGNORED_KEYS}
-    return flat
-
-
-def format_value(value: Any) -> str:
-    """Return a config value as short text."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, list):
-        return "/".join(map(format_value, value))
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+            if peer in values:
+                found.setdefault(density, []).append(values[peer])
+    return dict(sorted(found.items()))
 
 
 @dataclass(frozen=True)
@@ -206,7 +186,7 @@ def _scores_of_common_peers(results: ReportResults) -> list[tuple[str, dict[str,
 def _group_by_settings(runs: Iterable[ReportRun]) -> list[list[ReportRun]]:
     groups: dict[tuple[tuple[str, str], ...], list[ReportRun]] = {}
     for run in runs:
-        groups.setdefault(tuple(sorted(flat_settings(run).items())), []).append(run)
+        groups.setdefault(tuple(sorted(flat_settings(run.config).items())), []).append(run)
     return [sorted(group, key=lambda run: run.seed) for group in groups.values()]
 
 
@@ -220,39 +200,6 @@ def _keep_common_seeds(
     others = {label: [run.seed for run in runs if run.seed not in common] for label, runs in rows.items()}
     kept = {label: [run for run in runs if run.seed in common] for label, runs in rows.items()}
     return kept, {label: seeds for label, seeds in others.items() if seeds}
-
-
-def _labels(runs: Sequence[ReportRun]) -> list[str]:
-    """Return the methods' names, followed by distinguishing settings where several rows have the same method."""
-    labels: list[str] = []
-    for run in runs:
-        settings = flat_settings(run)
-        rivals = [flat_settings(other) for other in runs if other.method == run.method]
-        values = [_short(key, settings.get(key, "not set")) for key in _distinguishing_keys(rivals)]
-        label = " ".join([METHOD_LABELS.get(run.method, run.method), *values])
-        labels.append(f"{label} ({run.method})" if label in labels else label)  # a custom method called Dis-PFL
-    return labels
-
-
-def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a few keys in which no two rows agree, preferring those that all rows have and with many values."""
-    keys = sorted({key for row in rows for key in row})
-    keys.sort(key=lambda key: (not all(key in row for row in rows), -len({row.get(key) for row in rows})))
-    chosen: list[str] = []
-
-    def distinct(keys: Sequence[str]) -> int:
-        return len({tuple(row.get(key) for key in keys) for row in rows})
-
-    for key in keys:
-        if distinct([*chosen, key]) > distinct(chosen):
-            chosen.append(key)
-    return chosen
-
-
-def _short(key: str, value: str) -> str:
-    """`degree 4` for topology.degree, and `ring` for topology.name."""
-    last = key.rpartition(".")[2]
-    return value if last == "name" else f"{last} {value}"
 
 
 def _differing(rows: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:

@@ -10,13 +10,17 @@ from rich.table import Table
 from rich.text import Text
 
 from dispfl.config import MADE_IN_PYTHON
-from dispfl.report.markup import UNKNOWN
+from dispfl.report.labels import flops_kind, flops_note, row_labels
+from dispfl.report.markup import UNKNOWN, format_seconds
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.files import run_folder
+from dispfl.runs.metrics import seconds_per_peer_round
 
 WORST_AND_BEST, RUN = "worst,\nbest peer", "run"
 WIDE = 100
 """Console width from which on a table of several runs shows all columns."""
+SHORT = 10
+"""Labels up to this length leave room for all columns in 80."""
 
 
 def overview(path: Path) -> dict[str, Any]:
@@ -45,6 +49,7 @@ def overview(path: Path) -> dict[str, Any]:
         },
         "flops_per_peer_round": sum(record["flops_per_peer"] for record in records) / count,
         "seconds": sum(record["seconds"] for record in records),
+        "seconds_per_peer_round": seconds_per_peer_round(records),
     }
 
 
@@ -56,29 +61,34 @@ def short(number: float, decimals: int) -> str:
 def print_results(paths: Sequence[Path], console: Console) -> None:
     """Print one row per run: accuracy, traffic of the busiest node, FLOPs and seconds."""
     rows, notes = [], []
-    for path in paths:
+    configs = [read_config(run_folder(path)) for path in paths]
+    labels = row_labels(configs)
+    for path, label in zip(paths, labels, strict=True):
         summary = overview(path)
-        rows.append(_cells(summary, path.resolve().name))
-        notes.append(
-            f"{summary['method']}: {summary['unfinished']}" if "unfinished" in summary else f"Run directory: {path}"
-        )
-        for group in summary.get("groups", []):
-            notes.append(f"  density {group['density']:g}: accuracy {group['mean']:.3f}, {group['peers']} peers")
+        rows.append(_cells(summary, label, path.resolve().name))
+        notes.append(f"{label}: {summary['unfinished']}" if "unfinished" in summary else f"Run directory: {path}")
+        notes += [_group_note(group) for group in summary.get("groups", [])]
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons.")
     console.print("", _table(rows, console.width), "", sep="\n")
-    legend = "accuracy: mean ± std over peers on own test data; FLOPs are theoretical: the kernels are dense"
-    console.print(legend, style="dim", soft_wrap=True, highlight=False)
+    flops = flops_note(dict(zip(labels, map(flops_kind, configs), strict=True)))
+    print_text(console, f"accuracy: mean ± std over peers on own test data. {flops}", "dim")
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
 
 
-def _cells(summary: dict[str, Any], directory: str) -> dict[str, str]:
+def _group_note(group: dict[str, Any]) -> str:
+    """`  density 0.2: accuracy 0.805, 0.122 s per peer and round, 2 peers`"""
+    seconds = f"{format_seconds(group['seconds'])} s per peer and round, " if "seconds" in group else ""
+    return f"  density {group['density']:g}: accuracy {group['mean']:.3f}, {seconds}{group['peers']} peers"
+
+
+def _cells(summary: dict[str, Any], label: str, directory: str) -> dict[str, str]:
     """Return a run's cells by heading; `directory` is the name of its directory."""
     accuracy, busiest = summary["accuracy"], summary["busiest"]
     known = [value for value in accuracy["per_peer"] if value is not None] if accuracy else []
     return {
-        "method": summary["method"],
+        "method": label,
         "rounds": str(summary["rounds"]),
         "accuracy\nover peers": f"{accuracy['mean']:.3f} ± {accuracy['std']:.3f}" if accuracy else UNKNOWN,
         WORST_AND_BEST: f"{min(known):.2f}, {max(known):.2f}" if known else UNKNOWN,
@@ -91,17 +101,16 @@ def _cells(summary: dict[str, Any], directory: str) -> dict[str, str]:
 
 
 def _table(rows: Sequence[dict[str, str]], width: int) -> Table:
-    """Return a table of runs, with their directories unless the methods identify them."""
-    hidden = set()
-    if len(rows) == 1 or all(row["method"] == row[RUN] for row in rows):
-        hidden = {RUN}
-    elif width < WIDE:
-        hidden = {WORST_AND_BEST}
+    """Return a table of runs, with their directories unless the labels identify them."""
+    labels = {row["method"] for row in rows}
+    hidden = {RUN} if len(labels) == len(rows) else set()
+    if width < WIDE and (not hidden or max(map(len, labels)) > SHORT):
+        hidden.add(WORST_AND_BEST)
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # fits 80 columns
     headings = [heading for heading in rows[0] if heading not in hidden]
     for heading in headings:
         right = heading not in ("method", RUN)
-        table.add_column(heading, justify="right" if right else "left", no_wrap=heading != RUN, overflow="fold")
+        table.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row in rows:
         table.add_row(*(Text(row[heading]) for heading in headings))  # plain text: a directory may be called [red]
     return table

@@ -9,12 +9,13 @@ from typing import Any
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.errors import RunError
 from dispfl.runs.directory import label_counts, read_config, read_metrics, read_summary
+from dispfl.runs.metrics import mean_peer_seconds
 from dispfl.topology import peer_names
 
 Record = dict[str, Any]
 NUMBERS = (("busiest", "paper_mb"), ("busiest", "wire_mb"), ("flops_per_peer",), ("flops_total",), ("seconds",))
 """Keys that hold a finite number in every line of the metrics."""
-SPREADS = ("accuracy", "accuracy_mixed", "mask_change", "overlap")
+SPREADS = ("accuracy", "accuracy_mixed", "mask_change", "overlap", "peer_seconds")
 """Keys that hold a mean, a standard deviation and one value per peer, or nothing."""
 
 
@@ -50,6 +51,12 @@ class ReportRun:
         last = next((record["accuracy"] for record in reversed(self.records) if record["accuracy"]), None)
         pairs = zip(self.roster, last["per_peer"], strict=True) if last else ()
         return {peer: score for peer, score in pairs if score is not None}
+
+    @property
+    def peer_seconds(self) -> dict[str, float]:
+        """The seconds that each peer computes in a round, where they were measured."""
+        pairs = zip(self.roster, mean_peer_seconds(self.records) or [None] * len(self.roster), strict=True)
+        return {peer: seconds for peer, seconds in pairs if seconds is not None}
 
     @property
     def densities(self) -> dict[str, float] | None:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dispfl.errors import ConfigError
 from dispfl.registry import TOPOLOGIES
 from dispfl.report.charts import Bar, Curve, bar_chart, line_chart, thin_out
-from dispfl.report.comparison import Budget, Sample, SeedRun, mean_curve, mean_over_seeds
+from dispfl.report.comparison import Budget, Sample, SeedRun, mean_curve, mean_curve_by_seconds, mean_over_seeds
 from dispfl.report.diagrams import peer_graph, server_star
+from dispfl.report.labels import flat_settings, join_and
 from dispfl.report.markup import (
     Markup,
     colour_legend,
@@ -15,12 +16,11 @@ from dispfl.report.markup import (
     figures,
     format_amount,
     format_score,
-    join_and,
     plural,
     remark,
     section,
 )
-from dispfl.report.results import ReportResults, ReportSeries, flat_settings
+from dispfl.report.results import ReportResults, ReportSeries
 from dispfl.report.runs import Record, ReportRun
 from dispfl.topology import Topology
 
@@ -37,11 +37,12 @@ def curves_section(results: ReportResults) -> Markup:
         line_chart(by_round, "communication round", y_label, whole_x=True, x_word="round"),
         note=_band_note(evaluated),
     )
-    if not any(series.wire_mb for series in evaluated):
-        no_traffic = remark("No peer sends anything, so there is no curve against traffic.")
-        return section("curves", "Learning curves", colour_legend(evaluated), figures([left]), no_traffic)
-    right = figure("By traffic", _traffic_chart(evaluated, y_label), note=_equal_traffic_note(results))
-    return section("curves", "Learning curves", colour_legend(evaluated), figures([left, right]))
+    drawn, remarks = [left, *_seconds_figure(evaluated, y_label)], []
+    if any(series.wire_mb for series in evaluated):
+        drawn.append(figure("By traffic", _traffic_chart(evaluated, y_label), note=_equal_traffic_note(results)))
+    else:
+        remarks.append(remark("No peer sends anything, so there is no curve against traffic."))
+    return section("curves", "Learning curves", colour_legend(evaluated), figures(drawn), *remarks)
 
 
 def _by_round(series: ReportSeries, alone: bool) -> list[Curve]:
@@ -58,6 +59,19 @@ def _by_round(series: ReportSeries, alone: bool) -> list[Curve]:
         label = "after mixing, before training"
         curves.append(Curve(label, series.css_class, [*mixed], [*mixed.values()], secondary=True))
     return curves
+
+
+def _seconds_figure(evaluated: Sequence[ReportSeries], y_label: str) -> list[Markup]:
+    """Return the scores by the seconds that a peer has computed, if all rows have measured them."""
+    curves = []
+    for series in evaluated:
+        spent, mean, std = mean_curve_by_seconds(series.row)
+        if not spent:
+            return []
+        curves.append(Curve(series.label, series.css_class, spent, mean, std if len(series.runs) > 1 else []))
+    chart = line_chart(curves, "seconds that a peer has computed so far", y_label, from_zero=True, x_unit="s")
+    note = "Computing time of a peer, mean over peers; waiting and transfers are not included."
+    return [figure("By seconds of computing", chart, note=note)]
 
 
 def _traffic_chart(evaluated: Sequence[ReportSeries], y_label: str) -> Markup:
@@ -235,7 +249,7 @@ def _graph_key(run: ReportRun) -> tuple[str, ...]:
     common = [str(run.seed), str(run.config["peers"]), str(len(run.records))]
     if _has_server(run):
         return (SERVER, *common, str(run.config["method"]["cohort"]), *_cohort(run))
-    settings = flat_settings(run)
+    settings = flat_settings(run.config)
     topology = [f"{key}={settings[key]}" for key in sorted(settings) if key.startswith("topology.")]
     return ("gossip", *common, *topology)
 

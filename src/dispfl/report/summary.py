@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+from dispfl.report.labels import flops_note, join_and
 from dispfl.report.markup import (
     UNKNOWN,
     Markup,
@@ -15,8 +16,8 @@ from dispfl.report.markup import (
     format_amount,
     format_ratio,
     format_score,
+    format_seconds,
     html_table,
-    join_and,
     join_markup,
     plural,
     relative_to_page,
@@ -31,6 +32,7 @@ from dispfl.report.results import (
     count_wins,
     prevents_comparison,
     scores_by_density,
+    seconds_by_density,
 )
 from dispfl.report.runs import ReportRun
 
@@ -187,7 +189,12 @@ def _extremes(run: ReportRun, metric: str) -> list[str]:
 
 def _by_density(series: ReportSeries) -> list[str]:
     """Return the mean of each group of peers, if densities differ."""
-    means = [f"{format_score(fmean(values))} at {density:g}" for density, values in scores_by_density(series).items()]
+    seconds = seconds_by_density(series)
+    means = [
+        f"{format_score(fmean(values))} at {density:g}"
+        + (f" ({format_seconds(fmean(seconds[density]))} s per round)" if density in seconds else "")
+        for density, values in scores_by_density(series).items()
+    ]
     return [f"By density: {join_and(means)}."] if means else []
 
 
@@ -269,8 +276,9 @@ def results_section(results: ReportResults) -> Markup:
         ("Busiest MB/round", "number"),
         ("On wire MB/round", "number"),
         (f"{unit}/peer", "number"),
+        ("Seconds/peer", "number"),
         ("Rounds", "number"),
-        ("Seconds", "number"),
+        ("Time s", "number"),
     ]
     rows = [
         [
@@ -280,6 +288,7 @@ def results_section(results: ReportResults) -> Markup:
             format_amount(series.paper_mb),
             format_amount(series.wire_mb),
             format_amount(series.flops / scale),
+            format_seconds(series.row.seconds_per_peer),
             _rounds(series),
             _seconds(series),
         ]
@@ -338,10 +347,11 @@ def _seconds(series: ReportSeries) -> str:
 
 def _table_legend(results: ReportResults, several: bool) -> str:
     seeds = max(len(series.runs) for series in results.series)
+    flops = flops_note({series.label: series.row.flops_kind for series in results.series})
     over = plural(seeds, "seed") if several else "peers"
     return (
         f"{capitalized(results.metric)}: mean over the peers, each on its own test data, in the last evaluated round; "
         f"± is the standard deviation over {over}. MB: megabytes (10⁶ bytes) per round through the busiest node, first "
-        "as the paper counts them (values only), then on the wire (as sent). FLOPs: training of one peer in one round; "
-        "sparse FLOPs are theoretical, because the kernels are dense."
+        "as the paper counts them (values only), then on the wire (as sent). FLOPs: training of one peer in one round. "
+        f"{flops} Seconds/peer: computing time of a peer’s whole step in one round. Time: wall time of all rounds."
     )

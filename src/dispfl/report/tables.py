@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from dispfl.report.comparison import Budget, Comparison, ComparisonRow
-from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number
+from dispfl.report.labels import flops_note
+from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number, format_seconds
 from dispfl.runs.files import write_atomically
 
 
@@ -67,6 +68,8 @@ def columns(comparison: Comparison) -> list[TableColumn]:
     table.append(column("on wire", "MB/round", 6, lambda row: f"{row.mean(lambda run: run.wire_mb):.2f}"))
     table.append(flops("per peer", 4, lambda row: row.mean(lambda run: run.flops_per_peer)))
     table.append(flops("all peers", 7, lambda row: row.mean(lambda run: run.flops_total)))
+    if any(row.seconds_per_peer is not None for row in rows):
+        table.append(column("s per peer", "and round", 3, lambda row: format_seconds(row.seconds_per_peer)))
     for target in comparison.targets:
         table.append(TableColumn(("rounds", f"to {target:g}"), [_rounds_to(row, target) for row in rows], 5))
     table.append(column("time", "s", 2, lambda row: format_number(row.mean_final(lambda point: point.seconds), 1)))
@@ -81,8 +84,10 @@ def legend(comparison: Comparison) -> list[str]:
         _budget_sentence(comparison),
         f"{metric}: mean over peers, each on its own test data{spread}.",
         "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire (as sent).",
-        "FLOPs: training per round, of one participating peer and of all peers; theoretical: the kernels are dense.",
+        f"FLOPs: training per round, of one participating peer and of all peers. {_flops_note(comparison)}",
     ]
+    if any(row.seconds_per_peer is not None for row in comparison.rows):
+        sentences.append("s per peer and round: computing time of a participating peer; time: wall time of all rounds.")
     if comparison.targets:
         over, missed = (", mean over seeds", "not reached by every seed") if seeds > 1 else ("", "not reached")
         sentences.append(
@@ -96,6 +101,10 @@ def legend(comparison: Comparison) -> list[str]:
         counts = ", ".join(f"{label} {count}" for label, count in failed.items() if count)
         sentences.append(f"Failed steps, after which the peer keeps its last valid state: {counts}.")
     return sentences
+
+
+def _flops_note(comparison: Comparison) -> str:
+    return flops_note({row.label: row.flops_kind for row in comparison.rows})
 
 
 def rich_table(comparison: Comparison, console: Console) -> tuple[Table, list[str]]:
@@ -165,6 +174,8 @@ def csv_table(comparison: Comparison) -> str:
             "busiest_wire_mb_per_round": row.mean(lambda run: run.wire_mb),
             "flops_per_peer_round": row.mean(lambda run: run.flops_per_peer),
             "flops_all_peers_round": row.mean(lambda run: run.flops_total),
+            "flops": row.flops_kind,
+            "seconds_per_peer_round": row.seconds_per_peer,
             **{f"rounds_to_{target:g}": row.rounds_to(target) for target in comparison.targets},
             "spent_wire_mb": row.mean_final(lambda point: point.wire_mb),
             "spent_flops": row.mean_final(lambda point: point.flops),
@@ -220,7 +231,9 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
         "flops": {
             "per_peer_round": row.mean(lambda run: run.flops_per_peer),
             "all_peers_round": row.mean(lambda run: run.flops_total),
+            "kind": row.flops_kind,
         },
+        "seconds_per_peer_round": row.seconds_per_peer,
         "rounds_to": {f"{target:g}": row.rounds_to(target) for target in comparison.targets},
         "seconds": row.mean_final(lambda point: point.seconds),
         "seeds": [

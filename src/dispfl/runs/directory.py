@@ -28,6 +28,7 @@ from dispfl.data.catalogue import describe
 from dispfl.data.partition import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import SERVER, PeerState
+from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.files import append_durably, plain_disk_errors, write_atomically
@@ -224,14 +225,19 @@ def label_counts(path: Path) -> Tensor | None:
 
 
 def layout_of(path: Path) -> Layout:
-    """Return the layout of the run's model, which must be a built-in one."""
+    """Return the layout of the run's model, which must be a built-in one, with its units if masks are of channels."""
     config = read_config(path)
     if MADE_IN_PYTHON in config:
         raise RunError(f"{path} was made in Python: only its caller has the model and its layout.")
     try:
-        spec = describe(config["data"]["name"])
+        spec, model = describe(config["data"]["name"]), Model(**config["model"])
+        if config.get("method", {}).get("structure") == "channels":
+            method = DisPFL(**config["method"])
+            return method.layout(
+                model.build(spec.shape[0], spec.classes, spec.shape[1]), lambda: torch.zeros(2, *spec.shape)
+            )
         with torch.device("meta"):  # shapes alone, no memory
-            module = Model(**config["model"]).build(spec.shape[0], spec.classes, spec.shape[1])
+            module = model.build(spec.shape[0], spec.classes, spec.shape[1])
     except (KeyError, TypeError, ConfigError) as problem:
         why = str(problem).rstrip(".")
         raise RunError(f"{path / 'config.toml'} does not name a built-in model and a known data set: {why}.") from None

@@ -1,6 +1,7 @@
 """Grids of runs that differ in one thing only: the runs of a comparison or a sweep, their states, and running them.
 
     DIR/<method>/seed-0, seed-1, ...             of a comparison of methods
+    DIR/<method>@<key>=<value>[,...]/seed-0, ... of a variant of a method in it
     DIR/<key>=<value>[,...]/seed-0, seed-1, ...  of a sweep over settings
 
 Runs with the same seed and data settings have the same split, the same initial weights and the same test data, because
@@ -8,6 +9,7 @@ each of these has a random stream of its own that no method draws from.
 """
 
 import itertools
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -38,7 +40,10 @@ class GridRun:
     """One run of a grid."""
 
     row: Mapping[str, str]
-    """How it differs from the other runs of its seed: `{"method": "ditto"}`, `{"method.density": "0.2"}`."""
+    """How it differs from the other runs of its seed: `{"method": "ditto"}`, `{"method.density": "0.2"}`.
+
+    In a comparison a variant of a method is `{"method": "dispfl@method.structure=channels"}`.
+    """
     experiment: Experiment
     path: Path
 
@@ -61,10 +66,11 @@ class GridRun:
 
 
 def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
-    """Return the runs of a comparison: arguments without `=` are methods, the others are overrides."""
-    methods = list(dict.fromkeys(argument for argument in arguments if "=" not in argument))
-    overrides = [argument for argument in arguments if "=" in argument]
-    if not methods:
+    """Return the runs of a comparison: methods, variants of methods (`dispfl@method.density=0.2`), and overrides."""
+    variants = {text: _parse_variant(text) for text in arguments if "=" not in text or "@" in _key(text)}
+    methods = list(dict.fromkeys(name for name, _ in variants.values()))
+    overrides = [argument for argument in arguments if argument not in variants]
+    if not variants:
         raise ConfigError(f"Name the methods to compare. There are: {', '.join(METHODS)}.")
     if files := [name for name in methods if name.endswith(".toml")]:
         raise ConfigError(f"method {files[0]!r} does not exist. Give a config file with -c.")
@@ -78,11 +84,58 @@ def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int
             fix = did_you_mean(key, known) if known else "They have no settings of their own."
             raise ConfigError(f"None of these methods ({', '.join(methods)}) has the key {key}. {fix}")
     compose(config)  # a config must be valid even if its method is not among these
-    rows = {}
-    for name in methods:
+    rows: dict[str, tuple[dict[str, str], list[str]]] = {}
+    for text, (name, changes) in variants.items():
         own = [override for override in overrides if _has(fields[name], _key(override))]
-        rows[name.replace(":", ".")] = ({"method": name}, [*own, f"method={name}"])
-    return _grid(rows, config, seeds, out)
+        folder = _safe_name(text)
+        if folder in rows:
+            raise ConfigError(f"{text} and {rows[folder][0]['method']} would share the folder {folder}; omit one.")
+        rows[folder] = ({"method": text}, [*own, f"method={name}", *changes])
+    cells = _grid(rows, config, seeds, out)
+    _refuse_equal_rows(cells[: len(rows)])
+    return cells
+
+
+def _parse_variant(text: str) -> tuple[str, list[str]]:
+    """Return the method and the overrides of `dispfl@method.structure=channels,method.density=0.2`."""
+    name, at, changes = text.partition("@")
+    example = "such as dispfl@method.structure=channels"
+    overrides = _split_at_commas(changes) if at else []
+    for override in overrides:
+        key = _key(override)
+        if "=" not in override or not key:
+            raise ConfigError(
+                f"{text!r} must be METHOD@KEY=VALUE[,KEY=VALUE...], {example}; a value with commas needs brackets, as "
+                "in method.density=[0.2,0.5]."
+            )
+        if key in ("method", "method.name"):
+            raise ConfigError(f"{text!r} changes the method; name the method before the @, {example}.")
+        if key in SAME_FOR_ALL or key.partition(".")[0] in SAME_FOR_ALL:
+            raise ConfigError(
+                f"{text!r} changes {key}, but all rows of a comparison have the same peers and data. Set it for all of "
+                f"them ({override}), or use dispfl sweep."
+            )
+    if not name:
+        raise ConfigError(f"{text!r} names no method before the @; write METHOD@KEY=VALUE, {example}.")
+    return name, overrides
+
+
+SAME_FOR_ALL = ("seed", "peers", "data", "partition")
+"""Keys and tables that all rows of a comparison have in common."""
+
+
+def _safe_name(text: str) -> str:
+    """Return a folder's name for a method or a variant, without characters that are special in shells or paths."""
+    return re.sub(r"[^\w.,=@+-]+", "_", text.replace(":", ".")).strip("_")
+
+
+def _refuse_equal_rows(cells: Sequence[GridRun]) -> None:
+    """Refuse two rows with the same settings, such as dispfl and dispfl@method.structure=weights."""
+    for one, other in itertools.combinations(cells, 2):
+        if one.experiment == other.experiment:
+            raise ConfigError(
+                f"{one.row['method']} and {other.row['method']} have the same settings; omit one of them."
+            )
 
 
 def sweep_grid(overrides: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
@@ -168,9 +221,14 @@ def _key(override: str) -> str:
 
 
 def _values(override: str) -> list[str]:
-    """Return the values of an override: its text, split at the commas outside brackets and quotes."""
+    """Return the values of an override."""
+    return _split_at_commas(override.partition("=")[2])
+
+
+def _split_at_commas(text: str) -> list[str]:
+    """Split a text at the commas outside brackets and quotes."""
     values, depth, quote = [""], 0, ""
-    for letter in override.partition("=")[2]:
+    for letter in text:
         if quote:
             quote = "" if letter == quote else quote
         elif letter in "'\"":

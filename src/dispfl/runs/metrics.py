@@ -47,7 +47,9 @@ def round_metrics(t: int, result: Round, cost: ForwardCost, seconds: float) -> M
         "flops_total": sum(worked),
         "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
         "seconds": round(seconds, 3),
-        "peer_seconds": spread([round(report.seconds, 4) for report in reports.values()]),
+        "peer_seconds": spread(
+            [round(report.seconds, 4) if report.passes else None for report in reports.values()]  # of those that train
+        ),
     }
 
 
@@ -69,7 +71,7 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
         "rounds": len(records),
         "peers": len(context.peers),
         "accuracy": last(records, "accuracy"),
-        "groups": groups(densities, last(records, "accuracy")),
+        "groups": groups(densities, last(records, "accuracy"), mean_peer_seconds(records)),
         "busiest": {
             "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
             "wire_mb_per_round": statistics.fmean(record["busiest"]["wire_mb"] for record in records),
@@ -78,25 +80,49 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
         "flops_total_round": statistics.fmean(record["flops_total"] for record in records),
         "failures": sum(len(record["failures"]) for record in records),
         "seconds": round(sum(record["seconds"] for record in records), 3),
+        "seconds_per_peer_round": seconds_per_peer_round(records),
         "peak_rss_mb": round(peak_rss_mb(), 1),
         "weights_sha256": [weights_sha256(models[peer]) for peer in sorted(models)],
         "versions": versions(),
     }
 
 
-def groups(densities: Sequence[float], accuracy: Metrics | None) -> list[Metrics]:
-    """Return the accuracy of each group of peers with the same density, where there are several groups."""
+def groups(
+    densities: Sequence[float], accuracy: Metrics | None, seconds: Sequence[float | None] | None = None
+) -> list[Metrics]:
+    """Return accuracy and seconds per round of each group of peers with the same density, if there are several groups.
+
+    `seconds` are those of each peer.
+    """
     if accuracy is None or len(set(densities)) < 2:
         return []
-    by_density: dict[float, list[float | None]] = {}
-    for density, score in zip(densities, accuracy["per_peer"], strict=True):
-        by_density.setdefault(density, []).append(score)
-    found = {density: spread(scores) for density, scores in by_density.items()}
-    return [
-        {"density": density, "peers": len(by_density[density]), "mean": group["mean"], "std": group["std"]}
-        for density, group in sorted(found.items())
-        if group
-    ]
+    found = []
+    for density in sorted(set(densities)):
+        peers = [k for k, own in enumerate(densities) if own == density]
+        scores = spread([accuracy["per_peer"][k] for k in peers])
+        times = spread([seconds[k] for k in peers]) if seconds else None
+        if scores:
+            group = {"density": density, "peers": len(peers), "mean": scores["mean"], "std": scores["std"]}
+            found.append(group | ({"seconds": times["mean"]} if times else {}))
+    return found
+
+
+def mean_peer_seconds(records: Sequence[Metrics]) -> list[float | None] | None:
+    """Return the seconds that each peer computes in a round, mean over the rounds in which it trains; None if unknown.
+
+    A peer that never trains has None.
+    """
+    known = [record["peer_seconds"]["per_peer"] for record in records if record.get("peer_seconds")]
+    if not known:
+        return None
+    by_peer = [[value for value in values if value is not None] for values in zip(*known, strict=True)]
+    return [statistics.fmean(values) if values else None for values in by_peer]
+
+
+def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
+    """Return the seconds that a peer computes in a round: mean over the peers that train, then over rounds."""
+    known = [record["peer_seconds"]["mean"] for record in records if record.get("peer_seconds")]
+    return statistics.fmean(known) if known else None
 
 
 def last(records: Sequence[Metrics], key: str) -> Any:

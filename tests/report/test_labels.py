@@ -1,0 +1,46 @@
+"""Labels of rows from their configs, and whether FLOPs are counted or saved."""
+
+from typing import Any
+
+from dispfl.report.labels import COUNTED, SAVED, flops_kind, flops_note, row_labels
+
+
+def config(method: str = "dispfl", seed: int = 0, rounds: int = 4, **own: Any) -> dict[str, Any]:
+    return {"seed": seed, "rounds": rounds, "method": {"name": method, **own}}
+
+
+WEIGHTS = config(structure="weights", regrow="gradient", layers="erk", density=0.5)
+CHANNELS = config(structure="channels", regrow="random", layers="uniform", density=0.5)
+
+
+def test_channels_stand_beside_the_papers_method() -> None:
+    assert row_labels([WEIGHTS, CHANNELS, config("fedavg")]) == ["Dis-PFL", "Dis-PFL (channels)", "FedAvg"]
+    assert row_labels([CHANNELS]) == ["Dis-PFL (channels)"]
+
+
+def test_variants_of_one_kind_are_told_apart_by_what_differs() -> None:
+    thin = config(structure="channels", regrow="random", layers="uniform", density=0.2)
+    assert row_labels([WEIGHTS, CHANNELS, thin]) == [
+        "Dis-PFL",
+        "Dis-PFL (channels, density 0.5)",
+        "Dis-PFL (channels, density 0.2)",
+    ]
+    assert row_labels([config(density=0.5), config(density=[0.2, 1.0])]) == [
+        "Dis-PFL (density 0.5)",
+        "Dis-PFL (density 0.2/1)",
+    ]
+
+
+def test_seeds_of_a_row_have_the_same_label() -> None:
+    assert row_labels([config(seed=0), config(seed=1), config("mine")]) == ["Dis-PFL", "Dis-PFL", "mine"]
+
+
+def test_flops_of_channels_are_saved_and_all_others_counted() -> None:
+    assert [flops_kind(one) for one in (WEIGHTS, CHANNELS, config("fedavg"))] == [COUNTED, SAVED, COUNTED]
+
+
+def test_the_note_names_the_rows_whose_flops_are_saved() -> None:
+    assert flops_note({"a": COUNTED, "b": COUNTED}) == "FLOPs are counted: the kernels are dense."
+    assert flops_note({"a": SAVED}) == "FLOPs are saved: peers train small networks that compute only these."
+    assert flops_note({"a": SAVED, "b": COUNTED, "c": SAVED}).startswith("FLOPs of a and c are saved: ")
+    assert flops_note({"a": SAVED, "b": COUNTED}).endswith("those of the others are counted: the kernels are dense.")
