@@ -24,7 +24,10 @@ def best_times(
     return [min(taken) for taken in times]
 
 
-def report(benchmark: str, ratio: float, limit: float | None, **more: object) -> None:
-    """Print a result: a ratio against a limit that was measured in the same run, where there is one."""
+def report(benchmark: str, ratio: float, limit: float | None, **more: object) -> bool | None:
+    """Print a result: a ratio against a limit that was measured in the same run, where there is one. Return whether
+    the limit was held.
+    """
     held = None if limit is None else ratio <= limit
     print(json.dumps({"benchmark": benchmark, "ratio": round(ratio, 3), "limit": limit, "held": held} | more))
+    return held
