@@ -19,6 +19,7 @@ import torch
 
 from dispfl import DisPFL, RandomRegular, Train, Wire
 from dispfl.core.blocks import block_average
+from dispfl.core.memory import keep_heap
 from dispfl.core.units import UnitMask
 from dispfl.costs.estimate import CostInputs
 from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger
@@ -99,4 +100,5 @@ def main() -> bool:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    keep_heap()  # as engines do
     sys.exit(not main())
