@@ -5,9 +5,7 @@ of a parameter is a block of each: some rows and some columns.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,12 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.units import Flags, Positions, UnitMask
+from dispfl.core.units import AxisIndex, Flags, Positions, UnitMask
 
 Floats = NDArray[np.float32]
 
 LONG_RUN = 64
 """Values that lie side by side in both blocks, on average, from which adding slice by slice is fastest."""
+
+
+class Common(NamedTuple):
+    """What two masks hold in common of an axis."""
+
+    here: Positions
+    """Where it is among our positions."""
+    there: Positions
+    """Where it is among theirs."""
+    runs: list[tuple[int, int, int]]
+    """Runs (start here, start there, length) of positions that are neighbours in both."""
 
 
 def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: Tensor) -> Tensor:
@@ -29,22 +38,25 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
     Algorithm 1, line 7, as `gossip_average` computes it, and equal to the bit. A unit that no model holds starts with
     the first weights of all peers as its inputs and with zeros as its outputs: it changes nothing at first, and learns.
     """
-    layout, small = mask.layout, mask.small
     models = [model for model in models if model.mask.kept]  # a peer that joins later has no model yet
     if not models:
         return PackedModel.pack(first_weights, mask.unpack(), mask).values
+    average = torch.zeros(mask.small.size)
+    parts = [view.numpy() for view in mask.small.views(average)]
     masks = [_unit_mask(model) for model in models]
-    average = torch.zeros(small.size)
-    parts = [view.numpy() for view in small.views(average)]
-    of_models = [[view.numpy() for view in _small_views(model)] for model in models]
-    shared = [_shared_blocks(theirs, mask) for theirs in masks]
-    held = [np.stack(flags) for flags in zip(*(_held_of_ours(theirs, mask) for theirs in masks), strict=True)]
-    for i, (part, axes) in enumerate(zip(parts, layout.axes, strict=True)):
-        for theirs, blocks in zip(of_models, shared, strict=True):
-            _add(part, theirs[i], tuple(None if axis is None else blocks[axis] for axis in axes))
-        holders = _holders([None if axis is None else held[axis] for axis in axes], len(models))
-        np.divide(part, np.maximum(holders, 1), out=part, dtype=np.float32)
-    _start_units(parts, mask, mask.units & ~np.logical_or.reduce([theirs.units for theirs in masks]), first_weights)
+    sources = [[view.numpy() for view in m.small.views(model.values)] for m, model in zip(masks, models, strict=True)]
+    common = [_common(theirs, mask) for theirs in masks]
+    held = [
+        _held(of_models, len(ours)) for of_models, ours in zip(zip(*common, strict=True), mask.positions, strict=True)
+    ]
+    counts: dict[tuple[AxisIndex | None, ...], Tensor] = {}
+    for i, (part, axes) in enumerate(zip(parts, mask.layout.axes, strict=True)):
+        for source, shared in zip(sources, common, strict=True):
+            _add(part, source[i], [None if axis is None else shared[axis] for axis in axes])
+        if axes not in counts:
+            counts[axes] = _count([None if axis is None else held[axis] for axis in axes], len(models))
+        torch.from_numpy(part).div_(counts[axes])
+    _start_units(parts, mask, mask.units & ~np.logical_or.reduce([m.units for m in masks]), first_weights)
     return average
 
 
@@ -74,100 +86,85 @@ def _unit_mask(model: PackedModel) -> UnitMask:
     return model.mask
 
 
-def _small_views(model: PackedModel) -> list[Tensor]:
-    return _unit_mask(model).small.views(model.values)
-
-
-def _held_of_ours(theirs: UnitMask, ours: UnitMask) -> list[NDArray[np.float32]]:
-    """Return for every axis which of our positions another mask holds, as 1 or 0."""
-    held = theirs.layout.held(theirs.units)
-    return [flags[mine].astype(np.float32) for flags, mine in zip(held, ours.positions, strict=True)]
-
-
-def _holders(held: Sequence[Floats | None], models: int) -> Floats:
-    """Return how many models hold each weight of a parameter, from the positions that each holds; broadcastable."""
-    given = [flags for flags in held if flags is not None]
-    shape = [1 if flags is None else flags.shape[1] for flags in held]
-    if not given:
-        return np.full(shape, models, np.float32)
-    count: Floats
-    if len(given) == 2:
-        count = given[0].T @ given[1]
-    else:
-        dims = "abcdefgh"[: len(given)]
-        count = np.einsum(f"{','.join('z' + dim for dim in dims)}->{dims}", *given)
-    return count.reshape(shape)
-
-
-@dataclass(frozen=True)
-class _Shared:
-    """What two masks hold in common of an axis: its positions among ours and among theirs."""
-
-    here: Positions
-    there: Positions
-
-    @cached_property
-    def runs(self) -> list[tuple[int, int, int]]:
-        """Runs (start here, start there, length) of positions that are neighbours in both."""
-        if not len(self.here):
-            return []
-        cuts = np.flatnonzero((np.diff(self.here) != 1) | (np.diff(self.there) != 1)) + 1
-        edges = [0, *cuts.tolist(), len(self.here)]
-        return [(int(self.here[start]), int(self.there[start]), end - start) for start, end in pairwise(edges)]
-
-
-def _shared_blocks(theirs: UnitMask, ours: UnitMask) -> list[_Shared]:
-    """Return for every axis what both masks hold."""
+def _common(theirs: UnitMask, ours: UnitMask) -> list[Common]:
+    """Return what both masks hold of each axis."""
     found = []
-    for mine, other, held_here, held_there in zip(
-        ours.positions,
-        theirs.positions,
-        ours.layout.held(ours.units),
-        theirs.layout.held(theirs.units),
-        strict=True,
-    ):
-        found.append(_Shared(np.flatnonzero(held_there[mine]), np.flatnonzero(held_here[other])))
+    of_ours, of_theirs = ours.layout.held(ours.units), theirs.layout.held(theirs.units)
+    for mine, other, we_hold, they_hold in zip(ours.positions, theirs.positions, of_ours, of_theirs, strict=True):
+        here, there = np.flatnonzero(they_hold[mine]), np.flatnonzero(we_hold[other])
+        starts_run = (here[1:] - here[:-1] != 1) | (there[1:] - there[:-1] != 1)
+        edges = np.array([0, *np.flatnonzero(starts_run) + 1, len(here)] if len(here) else [0])
+        runs = zip(here[edges[:-1]].tolist(), there[edges[:-1]].tolist(), np.diff(edges).tolist(), strict=True)
+        found.append(Common(here, there, list(runs)))
     return found
 
 
-def _add(total: Floats, source: Floats, shared: Sequence[_Shared | None]) -> None:
-    """Add the shared block of one parameter to another: slice by slice where slices are long."""
-    if any(each is not None and not len(each.here) for each in shared):
-        return  # nothing in common
-    if all(each is None for each in shared):
+def _held(common: Sequence[Common], size: int) -> Tensor:
+    """Return for every model which of our positions of an axis it holds, as ones and zeros."""
+    held = torch.zeros(len(common), size)
+    for row, shared in zip(held, common, strict=True):
+        row.numpy()[shared.here] = 1
+    return held
+
+
+def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None:
+    """Add what a parameter of another model has in common with ours: slice by slice where slices are long."""
+    if not any(common):
         total += source
         return
-    if any(each is not None for each in shared[2:]):
-        here = [np.arange(size) if each is None else each.here for each, size in zip(shared, total.shape, strict=True)]
-        there = [np.arange(size) if e is None else e.there for e, size in zip(shared, source.shape, strict=True)]
+    if len(common) == 1 and common[0] is not None:
+        total[common[0].here] += source[common[0].there]
+        return
+    if any(common[2:]):
+        here = [np.arange(n) if c is None else c.here for n, c in zip(total.shape, common, strict=True)]
+        there = [np.arange(n) if c is None else c.there for n, c in zip(total.shape, common, strict=True)]
         total[np.ix_(*here)] += source[np.ix_(*there)]
         return
-    # As (rows, columns, values): a vector has one column, a convolution's values are its kernels.
-    total, source = (part.reshape(len(part), part.shape[1] if part.ndim > 1 else 1, -1) for part in (total, source))
-    of_rows, of_columns = (*shared, None)[:2]
-    columns = [(0, 0, total.shape[1])] if of_columns is None else of_columns.runs
-    if total.shape[2] * sum(length for _, _, length in columns) < LONG_RUN * len(columns):
-        _add_rows(total, source, of_rows, of_columns)
+    # As (rows, columns, values): a convolution's values are its kernels.
+    total, source = (part.reshape(*part.shape[:2], -1) for part in (total, source))
+    rows, columns = ([(0, 0, n)] if c is None else c.runs for n, c in zip(total.shape[:2], common[:2], strict=True))
+    values = total.shape[2] * sum(length for _, _, length in columns)
+    if values < LONG_RUN * len(columns):
+        _add_rows(total, source, *common[:2])
         return
-    for r, from_r, height in [(0, 0, len(total))] if of_rows is None else of_rows.runs:
+    if len(columns) == 1:
+        ((c, from_c, width),) = columns
+        for r, from_r, height in rows:
+            block = total[r : r + height, c : c + width]
+            np.add(block, source[from_r : from_r + height, from_c : from_c + width], out=block)
+        return
+    # Copying slices into rows like ours and adding whole rows takes less time than adding slices.
+    buffer = np.zeros((max((height for _, _, height in rows), default=0), *total.shape[1:]), np.float32)
+    for r, from_r, height in rows:
+        part, to = source[from_r : from_r + height], total[r : r + height]
+        like_ours = buffer[:height]
         for c, from_c, width in columns:
-            total[r : r + height, c : c + width] += source[from_r : from_r + height, from_c : from_c + width]
+            like_ours[:, c : c + width] = part[:, from_c : from_c + width]
+        np.add(to, like_ours, out=to)
 
 
-def _add_rows(total: Floats, source: Floats, of_rows: _Shared | None, of_columns: _Shared | None) -> None:
+def _add_rows(total: Floats, source: Floats, rows: Common | None, columns: Common | None) -> None:
     """Bring each row into our order of columns, with zeros where it has none, and add whole rows."""
     part = torch.from_numpy(source)
-    if of_rows is not None:
-        part = part.index_select(0, torch.from_numpy(of_rows.there))
-    if of_columns is not None:
-        columns = np.full(total.shape[1], source.shape[1])
-        columns[of_columns.here] = of_columns.there
+    if rows is not None:
+        part = part.index_select(0, torch.from_numpy(rows.there))
+    if columns is not None:
+        order = np.full(total.shape[1], source.shape[1])
+        order[columns.here] = columns.there
         nothing = torch.zeros(len(part), 1, part.shape[2])
-        part = torch.cat([part, nothing], 1).index_select(1, torch.from_numpy(columns))
-    if of_rows is None:
-        torch.from_numpy(total).add_(part)
-    else:
-        torch.from_numpy(total).index_add_(0, torch.from_numpy(of_rows.here), part)
+        part = torch.cat([part, nothing], 1).index_select(1, torch.from_numpy(order))
+    here = np.arange(len(total)) if rows is None else rows.here
+    torch.from_numpy(total).index_add_(0, torch.from_numpy(here), part)
+
+
+def _count(held: Sequence[Tensor | None], models: int) -> Tensor:
+    """Return how many models hold each weight of a parameter, at least 1; dimensions without units have size 1."""
+    one = torch.ones(models, 1)
+    rows, *others = [one if flags is None else flags for flags in held] or [one]
+    rest = one
+    for flags in others:
+        rest = (rest[:, :, None] * flags[:, None, :]).flatten(1)
+    return (rows.T @ rest).clamp_(min=1).view([1 if flags is None else flags.shape[1] for flags in held])
 
 
 def _start_units(parts: Sequence[Floats], mask: UnitMask, fresh: Flags, first_weights: Tensor) -> None:
