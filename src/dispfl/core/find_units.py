@@ -6,6 +6,7 @@ must compute the same outputs as the large one whose left-out units are masked.
 """
 
 import copy
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
+from dispfl.core.memory import trim_heap
 from dispfl.core.units import FIXED, Flags, UnitGroup, UnitLayout, UnitMask, is_cut_by_norm_group
 from dispfl.errors import ConfigError
 
@@ -77,7 +79,11 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
             "method.structure is channels, but this network has no channels that can be left out. "
             "Use structure=weights."
         )
-    return _layout(module, trainable, good)
+    found = _layout(module, trainable, good)
+    del module
+    gc.collect()  # the graph refers to itself
+    trim_heap()
+    return found
 
 
 def _disturb(module: nn.Module) -> None:

@@ -95,9 +95,20 @@ class LiveModel:
         small.mask = mask
         return small
 
+    def discard_weights(self) -> None:
+        """Free the memory of weights and gradients: from now on the network only serves `for_mask`."""
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                parameter.data, parameter.grad = parameter.data.new_empty(0), None
+        self.weights = self.grad = torch.empty(0)
+
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the module's outputs. Inputs keep their memory format, so that a user's `x.view(...)` works."""
+        """Return the module's outputs. Inputs keep their memory format, so that a user's `x.view(...)` works; those of
+        a small network are row-major, because kernels for channels-last need more channels to be fast.
+        """
         inputs = self.to_device(inputs)
+        if self.mask is not None:
+            inputs = inputs.contiguous()
         outputs: Tensor
         if self.precision == "float32":
             outputs = self.module(inputs)

@@ -12,10 +12,12 @@ from dispfl.errors import ConfigError
 
 KERNEL = 8
 """Convolution kernels work on this many channels at once."""
-LARGE = 8
+LARGE = 2
 """Counts are rounded to multiples of `KERNEL` channels in groups with at least this many such multiples."""
+SLACK = 1 / 8
+"""The share of a group's units that rounding may add to it."""
 LITTLE = 0.03
-"""The share of the weights that rounding may cost."""
+"""The share of the weights that may stay unused."""
 
 
 @lru_cache(maxsize=64)
@@ -26,7 +28,7 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
     and of its operations; or a share in proportion to n^-1/2 for n channels, at most 1 ("erk"). With the latter, a
     layer with n_in inputs and n_out outputs has a density in proportion to (n_in n_out)^-1/2, as ERK's is to
     1/n_in + 1/n_out: large layers are sparser, small ones denser. The largest factor is found by bisection, then
-    single groups are filled up, those that miss the most first.
+    single groups are filled up.
     """
     budget = density * layout.size * (1 + 1e-9)
     ideal = [1.0 if layers == "uniform" else (group.units * group.channels) ** -0.5 for group in layout.groups]
@@ -46,28 +48,26 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
             low = middle
         else:
             high = middle
-    wanted = [min(1.0, low * share) * group.units for group, share in zip(layout.groups, ideal, strict=True)]
-    counts = _filled(layout, _rounded(layout, ideal, low), wanted, budget, _step)
-    if _weights(layout, counts) < (1 - LITTLE) * budget:
-        wider = [count + group.units / LARGE for count, group in zip(wanted, layout.groups, strict=True)]
-        counts = _filled(layout, counts, wider, budget, lambda group: group.strata)
-    return tuple(counts)
+    most = [(min(1.0, low * share) + SLACK) * group.units for group, share in zip(layout.groups, ideal, strict=True)]
+    counts = _filled(layout, _rounded(layout, ideal, low), most, budget, _step)
+    return tuple(_filled(layout, counts, [group.units for group in layout.groups], budget, lambda group: group.strata))
 
 
 def _filled(
-    layout: UnitLayout, counts: list[int], wanted: Sequence[float], budget: float, step: Callable[[UnitGroup], int]
+    layout: UnitLayout, counts: list[int], most: Sequence[float], budget: float, step: Callable[[UnitGroup], int]
 ) -> list[int]:
-    """Add units to groups that have no more than wanted, those that miss the most first, while the budget allows it."""
-    while True:
-        missing = [i for i, group in enumerate(layout.groups) if counts[i] <= min(wanted[i], group.units - 1)]
-        for i in sorted(missing, key=lambda i: (counts[i] - wanted[i]) / layout.groups[i].units):
+    """Add units to groups, at most to `most` of each, until only little of the budget is left."""
+    while _weights(layout, counts) < (1 - LITTLE) * budget:
+        # First to groups with many units: they can be filled most exactly.
+        for i in sorted(range(len(counts)), key=lambda i: (-layout.groups[i].units, counts[i] - most[i])):
             more = counts.copy()
-            more[i] = min(layout.groups[i].units, counts[i] + step(layout.groups[i]))
-            if _weights(layout, more) <= budget:
+            more[i] = counts[i] + step(layout.groups[i])
+            if more[i] <= min(most[i], layout.groups[i].units) and _weights(layout, more) <= budget:
                 counts = more
                 break
         else:
-            return counts
+            break
+    return counts
 
 
 def _least(group: UnitGroup) -> int:

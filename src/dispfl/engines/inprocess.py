@@ -63,9 +63,11 @@ class InProcess:
         self._groups = PeerGroups(context, context.vmap_peers if stacks else 1)
         self._stop = threading.Event()
         self._idle: SimpleQueue[LiveModel] = SimpleQueue()
-        self._idle.put(first)
-        for _ in range(self._workers - 1):
-            self._idle.put(LiveModel(context.module(), context.device, context.precision))
+        others = (LiveModel(context.module(), context.device, context.precision) for _ in range(self._workers - 1))
+        for live in (first, *others):
+            if isinstance(context.layout, UnitLayout):
+                live.discard_weights()  # only small networks are trained
+            self._idle.put(live)
 
     @property
     def states(self) -> Mapping[str, PeerState]:
