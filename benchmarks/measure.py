@@ -6,7 +6,10 @@ from collections.abc import Callable
 
 
 def best_times(
-    *sides: Callable[[], object], repeats: int = 7, clock: Callable[[], float] = time.perf_counter
+    *sides: Callable[[], object],
+    repeats: int = 7,
+    clock: Callable[[], float] = time.perf_counter,
+    warm_up: bool = True,
 ) -> list[float]:
     """The best time of each side in seconds. Taking turns lets a noisy machine disturb all sides alike.
 
@@ -14,8 +17,9 @@ def best_times(
     other programs are about.
     """
     times: list[list[float]] = [[] for _ in sides]
-    for side in sides:
-        side()
+    if warm_up:
+        for side in sides:
+            side()
     for _ in range(repeats):
         for side, taken in zip(sides, times, strict=True):
             began = clock()
@@ -24,7 +28,10 @@ def best_times(
     return [min(taken) for taken in times]
 
 
-def report(benchmark: str, ratio: float, limit: float | None, **more: object) -> None:
-    """Print a result: a ratio against a limit that was measured in the same run, where there is one."""
+def report(benchmark: str, ratio: float, limit: float | None, **more: object) -> bool | None:
+    """Print a result: a ratio against a limit that was measured in the same run, where there is one. Return whether
+    the limit was held.
+    """
     held = None if limit is None else ratio <= limit
     print(json.dumps({"benchmark": benchmark, "ratio": round(ratio, 3), "limit": limit, "held": held} | more))
+    return held

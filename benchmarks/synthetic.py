@@ -21,7 +21,16 @@ def images(channels: int, size: int, samples: int) -> ResidentSamples:
 
 
 def federation(
-    model: str, channels: int, size: int, samples: int, tests: int, train: Train, *, peers: int, degree: int
+    model: str,
+    channels: int,
+    size: int,
+    samples: int,
+    tests: int,
+    train: Train,
+    *,
+    peers: int,
+    degree: int,
+    method: DisPFL | None = None,
 ) -> RunContext:
     """Dis-PFL peers with this many training and test images each."""
     shared = images(channels, size, peers * (samples + tests))
@@ -30,7 +39,7 @@ def federation(
     return RunContext(
         lambda: Model(name=model).build(channels, 10, size),
         data,
-        DisPFL(),
+        method or DisPFL(),
         RandomRegular(degree=degree),
         train,
         Task(),

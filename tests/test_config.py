@@ -294,12 +294,23 @@ def test_a_file_may_describe_custom_data_whose_path_is_an_override() -> None:
     assert (described.name, described.label, str(described.path)) == ("custom", "kind", "table.csv")  # type: ignore[attr-defined]
 
 
-def test_the_defaults_of_channels_apply_to_overrides_and_files_too() -> None:
-    """Otherwise the complete defaults of single weights would count as given."""
-    wanted = DisPFL(structure="channels")
-    assert compose({}, ["method.structure=channels"]).method == wanted
-    assert compose({"method": {"structure": "channels"}}).method == wanted
-    assert compose({}, ["method.structure=channels", "method.layers=erk"]).method == DisPFL(
-        structure="channels", layers="erk"
-    )
-    assert compose({}).method == DisPFL()
+@pytest.mark.parametrize(
+    ("config", "overrides"),
+    [
+        ({}, ["method.structure=channels"]),
+        ({}, ["method=dispfl", "method.structure=channels"]),
+        ({"method": {"structure": "channels"}}, []),
+        (compose({}, ["method.structure=channels"]).to_toml(), []),
+    ],
+)
+def test_channels_have_their_own_defaults_however_they_are_chosen(config: dict[str, Any], overrides: list[str]) -> None:
+    assert compose(config, overrides).method == DisPFL(structure="channels")
+    chosen = compose(config, [*overrides, "method.layers=erk"]).method
+    assert chosen == DisPFL(structure="channels", layers="erk")
+
+
+def test_layers_to_keep_are_one_name_or_several_and_need_channels() -> None:
+    for value, names in {"conv1": ("conv1",), "0": ("0",), "conv1,fc": ("conv1", "fc")}.items():
+        assert compose({}, ["method.structure=channels", f"method.keep={value}"]).method.keep == names  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match=r"method\.keep is conv1, which needs method\.structure=channels; omit it\."):
+        compose({}, ["method.keep=conv1"])

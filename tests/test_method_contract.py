@@ -40,12 +40,16 @@ LIVELY: dict[str, dict[str, Any]] = {
     "subfedavg": {"cohort": 2, "prune": 0.3, "min_accuracy": 0.0},
     "dpsgd": {"density": 0.6},
     "dpsgd-ft": {"tune_every": 2},
+    "dispfl channels": {"structure": "channels"},
 }
 """Settings under which two rounds of three tiny peers show what a method can do: a peer is idle, a mask is pruned."""
 
 
+NAMES = [*METHODS, "dispfl channels"]
+
+
 def lively(name: str, **changes: Any) -> Method:
-    return METHODS[name](**{**LIVELY.get(name, {}), **changes})
+    return METHODS[name.split()[0]](**{**LIVELY.get(name, {}), **changes})
 
 
 def takes_a_list_of_densities(name: str) -> bool:
@@ -56,13 +60,13 @@ def takes_a_list_of_densities(name: str) -> bool:
     return True
 
 
-GOSSIP = [name for name, kind in METHODS.items() if issubclass(kind, GossipMethod)]
-UNEQUAL = [name for name in METHODS if takes_a_list_of_densities(name)]
+GOSSIP = [name for name in NAMES if isinstance(lively(name), GossipMethod)]
+UNEQUAL = [name for name in NAMES if takes_a_list_of_densities(name)]
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=NAMES)
 def method(request: pytest.FixtureRequest) -> Method:
-    """Each method of the registry."""
+    """Each method of the registry, Dis-PFL also with masks of channels."""
     return lively(request.param)
 
 

@@ -235,11 +235,7 @@ def compose_values(kind: type[RunSettings], config: Mapping[str, Any], overrides
         below, above = as_table(key, config[key]), as_table(key, given[key])
         if above.get("name") == "custom" and "name" not in below:
             given[key] = {**below, **above}
-    defaults = _defaults(kind, config, given)
-    base = defaults.to_toml()
-    set_fields = defaults.method.model_dump(mode="json", exclude_unset=True)
-    base["method"] = {**set_fields, "name": base["method"]["name"]}  # its other defaults may depend on what is given
-    values = _overlay(kind, _overlay(kind, base, config), given)
+    values = _overlay(kind, _overlay(kind, _stated(_defaults(kind, config, given)), config), given)
     for key in values:
         if key not in kind.model_fields:
             if key in KEYS_ELSEWHERE:
@@ -256,6 +252,17 @@ def _defaults(kind: type[RunSettings], config: Mapping[str, Any], given: Mapping
     degree_given = any("degree" in as_table("topology", source.get("topology", {})) for source in (config, given))
     values = {} if peers is None or degree_given or "peers" not in kind.model_fields else {"peers": peers}
     return kind(**values)
+
+
+def _stated(defaults: RunSettings) -> dict[str, Any]:
+    """Return the default settings as TOML; of components only what differs from their class's defaults, because a
+    field may have another default where another field is given (`method.structure`).
+    """
+    content = defaults.to_toml()
+    for key in REGISTRIES.keys() & content.keys():
+        stated = getattr(defaults, key).model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        content[key] = {"name": content[key]["name"], **{k: v for k, v in stated.items() if k != "name"}}
+    return content
 
 
 def _overlay(kind: type[RunSettings], base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

@@ -118,6 +118,7 @@ class Federation:
             raise ConfigError("resume=True needs the run directory: give it as out=.")
         context = dataclasses.replace(self._context, rounds=_at_least_one("rounds", rounds))
         directory = None
+        context.check()
         connect_engine(self.engine, self.ray_address)
         if out is not None:
             config = _describe(context)

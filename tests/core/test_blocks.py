@@ -7,7 +7,7 @@ from tests.core.test_units import IMAGES, NETWORKS, half_of, units_of
 from torch import nn
 
 from dispfl.core.averaging import gossip_average
-from dispfl.core.blocks import block_average, mean_squares
+from dispfl.core.blocks import block_average, unit_strengths
 from dispfl.core.compact import compact_module
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
@@ -19,7 +19,8 @@ TINY = UnitLayout(
     ("hidden.weight", "hidden.bias", "linear.weight", "linear.bias"),
     ((3, 2), (3,), (2, 3), (2,)),
     (UnitGroup("hidden", 3, 1),),
-    (((0, 1, 2), None), ((0, 1, 2),), (None, (0, 1, 2)), (None,)),
+    ((0, 1, 2),),
+    ((0, None), (0,), (None, 0), (None,)),
     (0, 0, 0, 0),
 )
 """Two inputs, three hidden units, two outputs."""
@@ -120,12 +121,12 @@ def test_messages_have_a_bit_for_each_unit_and_the_common_block(values: str, cod
         assert len(codec.encode_model(model, rng=rng)) == codec.model_size(model)
 
 
-def test_mean_squares_by_hand() -> None:
-    """Unit 0: incoming 1 and 2, bias 5, outgoing 7 and 9; unit 2 alike; unit 1 is not held."""
+def test_strengths_by_hand() -> None:
+    """Unit 0: incoming 1 and 2, outgoing 7 and 9; unit 2: incoming 3 and 4, outgoing 8 and 10; unit 1 is not held."""
     model = tiny([True, False, True], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     assert isinstance(model.mask, UnitMask)
-    expected = [(1 + 4 + 25 + 49 + 81) / 5, 0, (9 + 16 + 36 + 64 + 100) / 5]
-    assert mean_squares(model.values, model.mask).tolist() == pytest.approx(expected)
+    expected = [(1 + 4) / 2 * (49 + 81) / 2, 0, (9 + 16) / 2 * (64 + 100) / 2]
+    assert unit_strengths(model.values, model.mask).tolist() == pytest.approx(expected)
 
 
 def test_the_weakest_unit_is_replaced_by_the_one_with_the_largest_growth_score() -> None:

@@ -192,8 +192,10 @@ def test_units_of_the_small_cnn() -> None:
         ("hidden", 64, 1, 1),
     ]
     rows, columns = layout.axes[layout.names.index("hidden.weight")]
-    assert rows == tuple(range(48, 112))
-    assert columns == tuple(np.repeat(np.arange(16, 48), 64).tolist())
+    assert rows is not None
+    assert columns is not None
+    assert layout.axis_units[rows] == tuple(range(48, 112))
+    assert layout.axis_units[columns] == tuple(np.repeat(np.arange(16, 48), 64).tolist())
     assert layout.axes[layout.names.index("conv1.weight")][1] is None  # inputs are never left out
     assert layout.axes[layout.names.index("linear.weight")][0] is None  # nor are the classes
 
@@ -260,6 +262,28 @@ def test_networks_that_cannot_be_cut_are_refused_in_a_sentence(module: nn.Module
     pattern = sentence.replace("(", r"\(").replace(")", r"\)")
     with pytest.raises(ConfigError, match=pattern):
         find_units(module, IMAGES)
+
+
+class Mixing(nn.Module):
+    """Mixes channels by an operation that looks like one on single elements; the last layer starts with zeros."""
+
+    def __init__(self, mix: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.mix = mix
+        self.conv = nn.Conv2d(3, 16, 3, stride=2)
+        self.inner = nn.Conv2d(16, 16, 3, stride=2)
+        self.linear = nn.Linear(16, 10)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.inner(self.mix(self.conv(x))))
+        return self.linear(x.mean((2, 3)))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("mix", [lambda x: x.flip(1), lambda x: x.softmax(1), lambda x: x.roll(1, 1)])
+def test_channels_that_are_mixed_stay_dense(mix: Callable[[Tensor], Tensor]) -> None:
+    layout = find_units(Mixing(mix), IMAGES)
+    assert [group.name for group in layout.groups] == ["inner"]
 
 
 def test_finding_units_does_not_change_the_network() -> None:

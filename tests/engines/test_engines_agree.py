@@ -79,6 +79,7 @@ def a_context(experiment: Experiment) -> RunContext:
     "overrides",
     [
         ["wire.values=int8", "wire.coding=zstd"],
+        ["method.structure=channels", "method.density=[0.3,0.8]", "wire.values=int8", "wire.coding=zstd"],
         ["method=fedfomo", "topology.offline_prob=0.2"],
         ["method=dpsgd-ft", "wire.values=float16"],
         [
@@ -135,13 +136,15 @@ class Killer:
             kill(self.engines[0], 1)
 
 
+@pytest.mark.parametrize("structure", ["weights", "channels"])
 def test_workers_killed_during_and_between_rounds_are_replaced_and_nothing_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
 ) -> None:
-    here = run(tiny(), tmp_path / "here")
+    masks = f"method.structure={structure}"
+    here = run(tiny(masks), tmp_path / "here")
     killer = Killer(monkeypatch, {"step 2", "step 8", "round 2"})
     progress = RunCallbacks(step=lambda: killer("step"), round=lambda record: killer("round"))
-    there = run(tiny("engine=ray"), tmp_path / "there", progress)
+    there = run(tiny(masks, "engine=ray"), tmp_path / "there", progress)
     assert here == there
     assert metrics_of(tmp_path / "here") == metrics_of(tmp_path / "there")
     assert not killer.left

@@ -65,6 +65,7 @@ def assert_equal_up_to_rounding(one: FinishedRound, other: FinishedRound) -> Non
     ("method", "rounds"),
     [
         (DisPFL(), 1),
+        (DisPFL(density=(0.3, 0.8), structure="channels"), 1),
         (Local(), 2),
         (DPSGD(), 2),
         (FedAvg(cohort=4), 2),
@@ -108,6 +109,12 @@ def test_four_peers_with_three_batches_each_call_the_loss_12_6_or_3_times(
 ) -> None:
     context = make_context(peers=4, method=Local())
     assert [loss_calls(replace(context, vmap_peers=size)) for size in (1, 2, 4, 9)] == [12, 6, 3, 3]
+
+
+def test_networks_of_one_density_are_stacked_where_others_are_smaller(make_context: MakeContext) -> None:
+    """Two peers keep 2 of 8 units and two keep 6: a stack of two sizes is two stacks."""
+    context = make_context(peers=4, method=DisPFL(density=(0.3, 0.8), structure="channels"))
+    assert [loss_calls(replace(context, vmap_peers=size)) for size in (1, 2, 4)] == [12, 6, 6]
 
 
 def test_any_number_of_threads_gives_the_same_bits(make_context: MakeContext, run_all: RunAll, bits: Bits) -> None:

@@ -29,7 +29,7 @@ def test_strings_are_stored_as_they_are_and_the_rest_as_json() -> None:
 
 
 def test_a_card_is_read_back_from_its_strings_and_unknown_keys_are_ignored() -> None:
-    card = a_card(model=Model(), data="mnist", peer="003", accuracy=0.1 + 0.2, rounds=5, dispfl="0.1.0")
+    card = a_card(model=Model(), data="mnist", peer="003", accuracy=0.1 + 0.2, rounds=5, structure="channels")
     assert Card.from_strings({**card.to_strings(), "quantized_by": "somebody else"}) == card
 
 
@@ -52,6 +52,7 @@ def test_a_peer_called_003_stays_a_string() -> None:
         ({"columns": ("age", "bmi")}, "shape must be [2], the number of different columns, got [1, 28, 28]."),
         ({"columns": ("age", "age"), "shape": (2,)}, "shape must be [1], the number of different columns, got [2]."),
         ({"columns": ("age", "bmi"), "shape": (2,)}, "mean must have a number for each of 2 columns, got 1."),
+        ({"structure": "layers"}, "structure: Input should be 'weights' or 'channels', got 'layers'."),
         ({"shape": (1, 9999, 1)}, "shape must be at most 4096 in each dimension, got [1, 9999, 1]."),
     ],
 )

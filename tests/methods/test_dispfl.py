@@ -13,11 +13,13 @@ from dispfl.core.sparsity import erk_densities
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.dpsgd import DPSGD
 from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states
 
 MakeContext = Callable[..., RunContext]
 RunAll = Callable[..., list[FinishedRound]]
+CHANNELS = DisPFL(density=1, structure="channels")
 
 
 def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask() -> None:
@@ -77,3 +79,26 @@ def test_regrowth_by_gradient_costs_one_dense_batch_and_at_random_nothing(
     for method, search in ((by_gradient, [(8, [32, 8, 24, 3])]), (by_chance, [])):
         [round_] = run_all(make_context(method=method, rounds=1))
         assert round_.steps["000"].report.passes == [(20, [16, 4, 12, 1]), *search]
+
+
+def test_channels_at_density_1_are_the_paper_at_density_1_bit_for_bit(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
+    """And that is D-PSGD (test_dpsgd.py). The mask never changes."""
+    runs = [run_all(make_context(method=method, rounds=3)) for method in (DisPFL(density=1), CHANNELS, DPSGD())]
+    for ours, channels, dpsgd in zip(*runs, strict=True):
+        for peer, state in channels.states.items():
+            assert state.model.unpack()[0].equal(ours.states[peer].model.unpack()[0])
+            assert state.model.unpack()[0].equal(dpsgd.states[peer].model.unpack()[0])
+            assert state.next_mask.kept == state.next_mask.size
+            assert channels.steps[peer].report.loss == ours.steps[peer].report.loss
+
+
+def test_channels_without_pruning_keep_their_first_masks(make_context: MakeContext, run_all: RunAll) -> None:
+    context = make_context(method=DisPFL(structure="channels", alpha_0=0), rounds=3)
+    start = {peer: state.next_mask.bits for peer, state in initial_states(context).items()}
+    assert len({tuple(mask.tolist()) for mask in start.values()}) > 1
+    for finished_round in run_all(context):
+        assert all(state.next_mask.bits.equal(start[peer]) for peer, state in finished_round.states.items())
+    moving = run_all(make_context(method=DisPFL(structure="channels"), rounds=3))[-1]
+    assert any(not state.next_mask.bits.equal(start[peer]) for peer, state in moving.states.items())

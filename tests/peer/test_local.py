@@ -102,6 +102,28 @@ def test_eight_real_peers_get_the_models_and_byte_counts_of_the_simulation(
     assert "network" not in simulated
 
 
+@pytest.mark.parametrize("wire", [[], ["wire.exchange=push", "wire.values=int8", "wire.coding=zstd"]])
+def test_real_peers_with_masks_of_channels_get_the_models_of_the_simulation(
+    tmp_path: Path, start: Callable[[int], PeerProcesses], wire: list[str]
+) -> None:
+    channels = ["model=cnn", "method.structure=channels", "method.density=[0.3,0.8]", *wire]
+    experiment = compose({}, [*TINY, *channels, "peers=4", "rounds=3"])
+    ExperimentRun.create(experiment, tmp_path / "simulated").run(RunCallbacks())
+    processes = start(4)
+    create_run(experiment, processes.out)
+    for name in processes.names:
+        processes.start(name)
+    until(lambda: len(processes.ended()) == 4)
+    assert set(processes.ended().values()) == {0}, (processes.out / SITES / "000/log.txt").read_text()
+    collect_results(processes.out)
+    simulated, real = summary_of(tmp_path / "simulated"), summary_of(processes.out)
+    for key in ("weights_sha256", "accuracy", "groups", "busiest", "flops_per_peer_round", "rounds", "failures"):
+        assert real[key] == simulated[key], key
+    for one, other in zip(read_metrics(processes.out), read_metrics(tmp_path / "simulated"), strict=True):
+        assert one["traffic"] == other["traffic"]
+        assert one["overlap"] == other["overlap"]
+
+
 def test_the_others_finish_without_a_killed_peer_which_rejoins_after_a_restart(
     start: Callable[[int], PeerProcesses],
 ) -> None:

@@ -1,18 +1,24 @@
 """Responses and refusals of one peer, on a virtual clock."""
 
 import asyncio
+import re
 from dataclasses import replace
 
 import numpy as np
 import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, reliable
+from torch import nn
 
+from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
+from dispfl.core.units import UnitMask
+from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.context import NodeContext
 from dispfl.peer.server import Server
 from dispfl.peer.spec import federation_spec, spec_difference, spec_digest
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
 from dispfl.testing.virtual_time import run
+from dispfl.wire.codec import Codec
 
 
 def send_all(world: World, requests: list[Request]) -> tuple[list[str], dict[str, int]]:
@@ -80,6 +86,29 @@ def test_every_bad_request_is_refused_by_name_and_counted() -> None:
     assert counted == {reason: answers.count(reason) for reason in answers if reason not in ("model", "sync")}
 
 
+def hidden_layer() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 5))
+
+
+def test_bad_requests_with_masks_of_channels_are_refused_by_name_and_counted() -> None:
+    """One unit more or fewer than announced, a message of another length, and a mask of single weights."""
+    world = World(8, reliable, peers=2, method=DisPFL(structure="channels"), model=hidden_layer)
+    codec, layout, asked = world.context.codec, world.context.layout, world.start["001"].next_mask
+    assert isinstance(asked, UnitMask)
+    spec = federation_spec("test", world.context, layout, world.weights, 0.5)
+    more, fewer = asked.units.copy(), asked.units.copy()
+    more[np.flatnonzero(~more)[0]], fewer[np.flatnonzero(fewer)[0]] = True, False
+    masks = [UnitMask.of(flags, asked.layout) for flags in (more, fewer, np.zeros(16, np.bool_))]
+    other_codec = Codec(Layout(layout.names, layout.shapes), [False] * 4, world.context.wire)
+    weights = other_codec.encode_request(PackedMask.pack(asked.unpack()))
+    bodies = [*map(codec.encode_request, masks), codec.encode_request(asked)[:-1], weights, codec.encode_request(asked)]
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0}
+    requests = [Request("model", {**header, "nonce": str(n)}, body) for n, body in enumerate(bodies)]
+    answers, counted = send_all(world, requests)
+    assert answers == ["density", "density", "density", "checksum", "length", "model"]
+    assert counted == {"density": 3, "checksum": 1, "length": 1}
+
+
 def test_a_request_for_a_later_round_is_held_no_longer_than_the_client_asks() -> None:
     world = World(8, reliable, peers=2)
     world.network.timeout = 5.0  # seconds; by default a request is held for 10
@@ -129,6 +158,19 @@ def test_a_spec_mismatch_names_the_entry_that_differs() -> None:
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     other = federation_spec("test", replace(world.context, rounds=21), LAYOUT, world.weights, 0.5)
     assert spec_difference(spec, other) == "rounds is 20 here and 21 there."
+
+
+def test_a_spec_mismatch_names_the_structure_of_the_masks() -> None:
+    worlds = [
+        World(9, reliable, peers=2, method=DisPFL(structure=structure), model=hidden_layer)  # type: ignore[arg-type]
+        for structure in ("weights", "channels")
+    ]
+    one, other = (federation_spec("test", w.context, w.context.layout, w.weights, 0.5) for w in worlds)
+    assert one["layout"] != other["layout"]
+    found = spec_difference(one, other, "at alice", "at carol") or ""
+    assert re.fullmatch(
+        r'method is .*"structure":"weights".* at alice and .*"structure":"channels".* at carol\.', found
+    )
 
 
 def test_a_repeat_offender_is_banned() -> None:

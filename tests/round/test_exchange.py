@@ -28,13 +28,18 @@ MakeContext = Callable[..., RunContext]
 RunAll = Callable[..., list[FinishedRound]]
 
 UNEQUAL = DisPFL(density=(0.3, 0.6, 1.0))
+DENSITIES = {
+    "equal densities": DisPFL(density=0.5),
+    "unequal densities": UNEQUAL,
+    "channels": DisPFL(density=(0.3, 0.6, 1.0), structure="channels"),
+}
 
 
 def weights(rounds: list[FinishedRound]) -> list[bytes]:
     return [state.model.unpack()[0].numpy().tobytes() for round_ in rounds for state in round_.states.values()]
 
 
-@pytest.mark.parametrize("method", [DisPFL(density=0.5), UNEQUAL], ids=["equal densities", "unequal densities"])
+@pytest.mark.parametrize("method", DENSITIES.values(), ids=DENSITIES)
 def test_pull_push_and_lossless_coding_give_the_same_models_to_the_bit(
     make_context: MakeContext, run_all: RunAll, method: DisPFL
 ) -> None:
@@ -45,7 +50,7 @@ def test_pull_push_and_lossless_coding_give_the_same_models_to_the_bit(
     assert all(other == first for other in others)
 
 
-@pytest.mark.parametrize("method", [DisPFL(density=0.5), UNEQUAL], ids=["equal densities", "unequal densities"])
+@pytest.mark.parametrize("method", DENSITIES.values(), ids=DENSITIES)
 @pytest.mark.parametrize("exchange", ["pull", "push"])
 def test_models_that_are_really_encoded_give_the_same_run(
     make_context: MakeContext, run_all: RunAll, method: DisPFL, exchange: str

@@ -46,6 +46,7 @@ def die_before(moment):
 
 def run(order):
     signal.alarm(60)
+    os.chdir(order["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     out = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(out, 1), os.dup2(out, 2)
@@ -87,9 +88,15 @@ class Forker:
         self._logs = logs
 
     def start(
-        self, *arguments: str, die_before: int | str = 0, part_a_peer: bool = False, largest_file: int = 0
+        self,
+        *arguments: str,
+        die_before: int | str = 0,
+        part_a_peer: bool = False,
+        largest_file: int = 0,
+        folder: Path = Path(),
     ) -> "Child":
         order = {
+            "folder": str(folder),
             "arguments": arguments,
             "die_before": die_before,
             "part_a_peer": part_a_peer,
@@ -355,3 +362,27 @@ def test_a_limit_on_file_size_is_a_sentence_and_the_run_resumes_without_it(
         assert resumed(forker, path) == quick[1]
     else:
         assert uninterrupted(forker, QUICK, path)[1] == quick[1]
+
+
+NETWORK = """
+from torch import nn
+
+def network(shape, classes):
+    block = (nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout(0.2))
+    return nn.Sequential(*block, nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.Flatten(), nn.Linear(576, classes))
+"""
+
+
+@pytest.mark.parametrize("moment", ["round-000002/.part-002", "round-000002/.complete", "round-000003"])
+def test_channels_with_buffers_and_dropout_resume_after_a_kill_in_a_round_and_between_rounds(
+    forker: Forker, tmp_path: Path, moment: str
+) -> None:
+    (tmp_path / "mine.py").write_text(NETWORK)
+    channels = [*QUICK, "method.structure=channels", "method.density=[0.4,0.8]", "model.factory=mine:network"]
+    whole = forker.start(*channels, "--out", "whole", folder=tmp_path)
+    killed = forker.start(*channels, "--out", "run", die_before=moment, part_a_peer=True, folder=tmp_path)
+    assert whole.end() == 0, whole.output
+    assert killed.end() == -signal.SIGKILL, killed.output
+    again = forker.start("--resume", "run", folder=tmp_path)
+    assert again.end() == 0, again.output
+    assert result(tmp_path / "run") == result(tmp_path / "whole")

@@ -121,24 +121,34 @@ class CheckedNode(Node):
 class World:
     """A federation and its network."""
 
-    def __init__(self, seed: int, delivery_model: Any = None, peers: int = PEERS, rounds: int = ROUNDS) -> None:
+    def __init__(
+        self,
+        seed: int,
+        delivery_model: Any = None,
+        peers: int = PEERS,
+        rounds: int = ROUNDS,
+        method: DisPFL = METHOD,
+        model: Callable[[], nn.Module] = net,
+    ) -> None:
         self.rng = random.Random(seed)
         self.names = peer_names(peers)
         torch.manual_seed(0)
-        self.weights = torch.cat([p.detach().flatten() for p in net().parameters()])
+        self.weights = torch.cat([p.detach().flatten() for p in model().parameters()])
         self.context = RunContext(
-            model=net,
+            model=model,
             peers={},
-            method=METHOD,
+            method=method,
             topology=CachedGraphs(degree=min(DEGREE, peers - 1)),
             train=Train(),
             task=Task(),
             seed=seed,
             rounds=rounds,
             remote_peers=self.names,
+            input_shape=(6,),
         )
-        self.start = {name: METHOD.start(self.weights, LAYOUT, 0.5, seed=seed, peer=name) for name in self.names}
-        self.members = AllMembers(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), LAYOUT))
+        layout = self.context.layout
+        self.start = {name: method.start(self.weights, layout, 0.5, seed=seed, peer=name) for name in self.names}
+        self.members = AllMembers(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), layout))
         self.network = MemoryNetwork(delivery_model or unreliable, seed=seed, timeout=TIMEOUT)
         self.stores = {name: MemoryStore(self, name) for name in self.names}
         self.published: dict[tuple[str, int], list[tuple[torch.Tensor, torch.Tensor]]] = {
@@ -157,7 +167,7 @@ class World:
             name=name,
             run=self.context,
             codec=self.context.codec,
-            spec=federation_spec("test", self.context, LAYOUT, self.weights, 0.5),
+            spec=federation_spec("test", self.context, self.context.layout, self.weights, 0.5),
             membership=self.members,
             log=log,
             published=RecordedModels(name, self),

@@ -12,9 +12,12 @@ import torch
 import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
+from dispfl.core.find_units import find_units
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.units import UnitMask
 from dispfl.errors import MessageError
 from dispfl.wire.codec import ANSWER, HEADER, MAGIC, MODEL, REQUEST, VERSION, Codec, Wire
 from dispfl.wire.refusals import Refusal
@@ -28,25 +31,40 @@ ASKED = torch.rand(LAYOUT.size, generator=torch.Generator().manual_seed(2)) < 0.
 ASKED[45:54] = True
 SENT = PackedModel.pack(torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(3)), KEPT)
 REQUESTED = PackedMask.pack(ASKED)
-FORMATS = list(product(("float32", "float16", "bfloat16", "int8"), ("plain", "zstd")))
+UNITS = find_units(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 6), nn.Linear(6, 3)), torch.zeros(2, 5))
+SENT_UNITS = UnitMask.of(np.arange(UNITS.units) % 2 == 0, UNITS)
+REQUESTED_UNITS = UnitMask.of(np.arange(UNITS.units) % 3 < 2, UNITS)
+EXCHANGED: dict[str, tuple[Layout, PackedModel, PackedMask]] = {
+    "weights": (LAYOUT, SENT, REQUESTED),
+    "channels": (UNITS, PackedModel(torch.linspace(-1, 1, SENT_UNITS.kept), SENT_UNITS), REQUESTED_UNITS),
+}
+"""With masks of single weights and of channels: the layout, a model that is sent, and a mask that is requested."""
+FORMATS = list(product(("float32", "float16", "bfloat16", "int8"), ("plain", "zstd"), EXCHANGED))
 
 
-def codec(values: str = "float32", coding: str = "plain") -> Codec:
-    return Codec(LAYOUT, [False, True, False], Wire(values=values, coding=coding))  # type: ignore[arg-type]
+def codec(values: str = "float32", coding: str = "plain", structure: str = "weights") -> Codec:
+    layout = EXCHANGED[structure][0]
+    dense = [name == "bias" for name in layout.names]
+    return Codec(layout, dense, Wire(values=values, coding=coding))  # type: ignore[arg-type]
+
+
+def exchanged(talk: Codec) -> tuple[PackedModel, PackedMask]:
+    return next((model, mask) for layout, model, mask in EXCHANGED.values() if layout is talk.layout)
 
 
 def frames(talk: Codec) -> dict[int, bytes]:
+    model, mask = exchanged(talk)
     return {
-        MODEL: talk.encode_model(SENT, rng=torch.Generator()),
-        REQUEST: talk.encode_request(REQUESTED),
-        ANSWER: talk.encode_answer(SENT, REQUESTED, rng=torch.Generator()),
+        MODEL: talk.encode_model(model, rng=torch.Generator()),
+        REQUEST: talk.encode_request(mask),
+        ANSWER: talk.encode_answer(model, mask, rng=torch.Generator()),
     }
 
 
 def decode(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask:
     if kind == MODEL:
         return talk.decode_model(frame)
-    return talk.decode_request(frame) if kind == REQUEST else talk.decode_answer(frame, REQUESTED)
+    return talk.decode_request(frame) if kind == REQUEST else talk.decode_answer(frame, exchanged(talk)[1])
 
 
 def outcome(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask | Refusal:
@@ -116,6 +134,18 @@ def test_bits_after_a_masks_end_must_be_zero() -> None:
     assert refusal(sealed(frame[:-1] + bytes([0b1101])), talk, REQUEST) == Refusal.PADDING
 
 
+def test_a_units_flag_that_does_not_fit_the_announced_weights_is_refused() -> None:
+    """Units 0 and 1 of 15 are the first bits: the sender has unit 0 and not unit 1, and a request has both."""
+    talk = codec(structure="channels")
+    good = frames(talk)
+    for kind in (MODEL, REQUEST):
+        begin = HEADER.size
+        other = good[kind][:begin] + bytes([good[kind][begin] ^ 2]) + good[kind][begin + 1 :]
+        assert refusal(sealed(other), talk, kind) == Refusal.COUNT
+        padded = good[kind][: begin + 1] + bytes([good[kind][begin + 1] | 128]) + good[kind][begin + 2 :]
+        assert refusal(sealed(padded), talk, kind) == Refusal.PADDING
+
+
 def test_a_scale_that_is_not_finite_or_makes_a_weight_infinite_is_refused() -> None:
     talk = codec("int8")
     good = frames(talk)[MODEL]
@@ -164,17 +194,17 @@ def test_a_damaged_compressed_block_is_refused(damage: Callable[[bytes], bytes])
 
 @pytest.mark.parametrize("kind", [MODEL, REQUEST, ANSWER])
 def test_every_prefix_of_a_message_is_refused(kind: int) -> None:
-    for values, coding in FORMATS:
-        talk = codec(values, coding)
+    for form in FORMATS:
+        talk = codec(*form)
         frame = frames(talk)[kind]
         for end in range(len(frame)):
             cut = frame[:end]
             assert refusal(sealed(cut) if end >= HEADER.size else cut, talk, kind)
 
 
-@pytest.mark.parametrize(("values", "coding"), FORMATS)
-def test_every_single_flipped_bit_is_detected(values: str, coding: str) -> None:
-    talk = codec(values, coding)
+@pytest.mark.parametrize(("values", "coding", "structure"), FORMATS)
+def test_every_single_flipped_bit_is_detected(values: str, coding: str, structure: str) -> None:
+    talk = codec(values, coding, structure)
     for kind, frame in frames(talk).items():
         for bit in range(8 * len(frame)):
             flipped = bytearray(frame)
@@ -203,9 +233,9 @@ def mutated(draw: st.DrawFn, good: bytes) -> bytes:
     return sealed(bytes(frame)) if len(frame) >= 12 and draw(st.booleans()) else bytes(frame)
 
 
-@pytest.mark.parametrize(("values", "coding"), FORMATS)
-def test_mutated_messages_are_either_refused_or_decoded(values: str, coding: str) -> None:
-    talk = codec(values, coding)
+@pytest.mark.parametrize(("values", "coding", "structure"), FORMATS)
+def test_mutated_messages_are_either_refused_or_decoded(values: str, coding: str, structure: str) -> None:
+    talk = codec(values, coding, structure)
     good = frames(talk)
 
     @settings(
@@ -216,9 +246,9 @@ def test_mutated_messages_are_either_refused_or_decoded(values: str, coding: str
         kind, frame = kind_and_frame
         read = outcome(talk, kind, frame)
         if isinstance(read, PackedMask):
-            assert read.size == LAYOUT.size
+            assert read.size == talk.layout.size
         elif isinstance(read, PackedModel):
-            assert read.mask.size == LAYOUT.size
+            assert read.mask.size == talk.layout.size
             assert read.mask.kept == read.values.numel()
             assert torch.isfinite(read.values).all()
 
@@ -227,7 +257,7 @@ def test_mutated_messages_are_either_refused_or_decoded(values: str, coding: str
 
 @settings(max_examples=300, deadline=None, database=None)
 @given(st.binary(max_size=400), st.sampled_from([MODEL, REQUEST, ANSWER]), st.sampled_from(FORMATS))
-def test_arbitrary_bytes_are_refused(noise: bytes, kind: int, form: tuple[str, str]) -> None:
+def test_arbitrary_bytes_are_refused(noise: bytes, kind: int, form: tuple[str, str, str]) -> None:
     talk = codec(*form)
     assert refusal(noise, talk, kind)
     header = frames(talk)[kind][: HEADER.size]

@@ -5,7 +5,7 @@ of a parameter is a block of each: some rows and some columns.
 """
 
 from collections.abc import Sequence
-from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +13,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.units import Axis, Flags, Positions, UnitMask
+from dispfl.core.units import AxisIndex, Flags, Positions, UnitMask
 
 Floats = NDArray[np.float32]
-Block = tuple[Positions | None, ...]
-"""The positions of a block in each dimension of a parameter; None: all."""
 
 LONG_RUN = 64
 """Values that lie side by side in both blocks, on average, from which adding slice by slice is fastest."""
+
+
+class Common(NamedTuple):
+    """What two masks hold in common of an axis."""
+
+    here: Positions
+    """Where it is among our positions."""
+    there: Positions
+    """Where it is among theirs."""
+    runs: list[tuple[int, int, int]]
+    """Runs (start here, start there, length) of positions that are neighbours in both."""
 
 
 def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: Tensor) -> Tensor:
@@ -29,40 +38,47 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
     Algorithm 1, line 7, as `gossip_average` computes it, and equal to the bit. A unit that no model holds starts with
     the first weights of all peers as its inputs and with zeros as its outputs: it changes nothing at first, and learns.
     """
-    layout, small = mask.layout, mask.small
     models = [model for model in models if model.mask.kept]  # a peer that joins later has no model yet
     if not models:
         return PackedModel.pack(first_weights, mask.unpack(), mask).values
-    average = torch.zeros(small.size)
-    parts = [view.numpy() for view in small.views(average)]
-    of_models = [(_unit_mask(model), [view.numpy() for view in _small_views(model)]) for model in models]
-    common = [_common_positions(theirs, mask) for theirs, _ in of_models]
-    for i, (part, axes) in enumerate(zip(parts, layout.axes, strict=True)):
-        holders = np.zeros([1 if axis is None else size for axis, size in zip(axes, part.shape, strict=True)], np.int32)
-        for (_, theirs), shared in zip(of_models, common, strict=True):
-            here = tuple(None if axis is None else shared[axis][1] for axis in axes)
-            there = tuple(None if axis is None else shared[axis][0] for axis in axes)
-            _add(part, here, theirs[i], there)
-            holders[_index(here, holders.shape)] += 1
-        np.divide(part, np.maximum(holders, 1), out=part, dtype=np.float32)
-    _start_units(parts, mask, mask.units & ~np.logical_or.reduce([m.units for m, _ in of_models]), first_weights)
+    average = torch.zeros(mask.small.size)
+    parts = [view.numpy() for view in mask.small.views(average)]
+    masks = [_unit_mask(model) for model in models]
+    sources = [[view.numpy() for view in m.small.views(model.values)] for m, model in zip(masks, models, strict=True)]
+    common = [_common(theirs, mask) for theirs in masks]
+    held = [
+        _held(of_models, len(ours)) for of_models, ours in zip(zip(*common, strict=True), mask.positions, strict=True)
+    ]
+    counts: dict[tuple[AxisIndex | None, ...], Tensor] = {}
+    for i, (part, axes) in enumerate(zip(parts, mask.layout.axes, strict=True)):
+        for source, shared in zip(sources, common, strict=True):
+            _add(part, source[i], [None if axis is None else shared[axis] for axis in axes])
+        if axes not in counts:
+            counts[axes] = _count([None if axis is None else held[axis] for axis in axes], len(models))
+        torch.from_numpy(part).div_(counts[axes])
+    _start_units(parts, mask, mask.units & ~np.logical_or.reduce([m.units for m in masks]), first_weights)
     return average
 
 
-def mean_squares(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
-    """Return the mean square of the weights of each unit, incoming and outgoing; 0 for units that are not held."""
+def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
+    """Return the mean square of each unit's incoming weights times that of its outgoing weights; 0 if it is not held.
+
+    A unit matters as far as it depends on its inputs and as the outputs depend on it. Biases and norms do not count.
+    """
     layout = mask.layout
-    totals, counts = np.zeros(layout.units + 1), np.zeros(layout.units + 1)
-    units = {axis: np.array(axis)[found] for axis, found in mask.positions.items()}
-    for view, axes in zip(mask.small.views(values), layout.axes, strict=True):
+    totals, counts = np.zeros((2, layout.units + 1)), np.zeros((2, layout.units + 1))
+    units = [axis[found] for axis, found in zip(layout.axis_arrays, mask.positions, strict=True)]
+    for view, axes, output in zip(mask.small.views(values), layout.axes, layout.output_dims, strict=True):
+        if view.ndim < 2:
+            continue
         squares = view.numpy() ** 2
         for dim, axis in enumerate(axes):
-            if axis is None:
-                continue
-            others = tuple(i for i in range(squares.ndim) if i != dim)
-            np.add.at(totals, units[axis], squares.sum(others, dtype=np.float64))
-            np.add.at(counts, units[axis], squares.size / max(1, squares.shape[dim]))
-    return np.divide(totals, counts, out=totals, where=counts > 0)[:-1]
+            if axis is not None:
+                side, others = int(dim != output), tuple(i for i in range(squares.ndim) if i != dim)
+                np.add.at(totals[side], units[axis], squares.sum(others, dtype=np.float64))
+                np.add.at(counts[side], units[axis], squares.size / max(1, squares.shape[dim]))
+    means = np.divide(totals, counts, out=totals, where=counts > 0)
+    return np.asarray((means[0] * means[1])[:-1])
 
 
 def _unit_mask(model: PackedModel) -> UnitMask:
@@ -70,67 +86,85 @@ def _unit_mask(model: PackedModel) -> UnitMask:
     return model.mask
 
 
-def _small_views(model: PackedModel) -> list[Tensor]:
-    return _unit_mask(model).small.views(model.values)
-
-
-def _common_positions(theirs: UnitMask, ours: UnitMask) -> dict[Axis, tuple[Positions, Positions]]:
-    """Return for every axis where what both hold is among their positions, and among ours."""
-    found = {}
-    for axis, mine in ours.positions.items():
-        _, there, here = np.intersect1d(theirs.positions[axis], mine, assume_unique=True, return_indices=True)
-        found[axis] = there, here
+def _common(theirs: UnitMask, ours: UnitMask) -> list[Common]:
+    """Return what both masks hold of each axis."""
+    found = []
+    of_ours, of_theirs = ours.layout.held(ours.units), theirs.layout.held(theirs.units)
+    for mine, other, we_hold, they_hold in zip(ours.positions, theirs.positions, of_ours, of_theirs, strict=True):
+        here, there = np.flatnonzero(they_hold[mine]), np.flatnonzero(we_hold[other])
+        starts_run = (here[1:] - here[:-1] != 1) | (there[1:] - there[:-1] != 1)
+        edges = np.array([0, *np.flatnonzero(starts_run) + 1, len(here)] if len(here) else [0])
+        runs = zip(here[edges[:-1]].tolist(), there[edges[:-1]].tolist(), np.diff(edges).tolist(), strict=True)
+        found.append(Common(here, there, list(runs)))
     return found
 
 
-def _add(total: Floats, here: Block, source: Floats, there: Block) -> None:
-    """Add a block of one parameter to a block of another: slice by slice where slices are long."""
-    if all(positions is None for positions in here):
+def _held(common: Sequence[Common], size: int) -> Tensor:
+    """Return for every model which of our positions of an axis it holds, as ones and zeros."""
+    held = torch.zeros(len(common), size)
+    for row, shared in zip(held, common, strict=True):
+        row.numpy()[shared.here] = 1
+    return held
+
+
+def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None:
+    """Add what a parameter of another model has in common with ours: slice by slice where slices are long."""
+    if not any(common):
         total += source
         return
-    if any(positions is not None for positions in here[2:]):
-        total[_index(here, total.shape)] += source[_index(there, source.shape)]
+    if len(common) == 1 and common[0] is not None:
+        total[common[0].here] += source[common[0].there]
         return
-    # As (rows, columns, values): a vector has one column, a convolution's values are its kernels.
-    total, source = (part.reshape(len(part), part.shape[1] if part.ndim > 1 else 1, -1) for part in (total, source))
-    here, there = (*here, None)[:2], (*there, None)[:2]
-    rows, columns = (_runs(h, t, size) for h, t, size in zip(here, there, total.shape, strict=False))
+    if any(common[2:]):
+        here = [np.arange(n) if c is None else c.here for n, c in zip(total.shape, common, strict=True)]
+        there = [np.arange(n) if c is None else c.there for n, c in zip(total.shape, common, strict=True)]
+        total[np.ix_(*here)] += source[np.ix_(*there)]
+        return
+    # As (rows, columns, values): a convolution's values are its kernels.
+    total, source = (part.reshape(*part.shape[:2], -1) for part in (total, source))
+    rows, columns = ([(0, 0, n)] if c is None else c.runs for n, c in zip(total.shape[:2], common[:2], strict=True))
     values = total.shape[2] * sum(length for _, _, length in columns)
     if values < LONG_RUN * len(columns):
-        _add_rows(total, here, source, there)
+        _add_rows(total, source, *common[:2])
         return
+    if len(columns) == 1:
+        ((c, from_c, width),) = columns
+        for r, from_r, height in rows:
+            block = total[r : r + height, c : c + width]
+            np.add(block, source[from_r : from_r + height, from_c : from_c + width], out=block)
+        return
+    # Copying slices into rows like ours and adding whole rows takes less time than adding slices.
+    buffer = np.zeros((max((height for _, _, height in rows), default=0), *total.shape[1:]), np.float32)
     for r, from_r, height in rows:
+        part, to = source[from_r : from_r + height], total[r : r + height]
+        like_ours = buffer[:height]
         for c, from_c, width in columns:
-            total[r : r + height, c : c + width] += source[from_r : from_r + height, from_c : from_c + width]
+            like_ours[:, c : c + width] = part[:, from_c : from_c + width]
+        np.add(to, like_ours, out=to)
 
 
-def _add_rows(total: Floats, here: Block, source: Floats, there: Block) -> None:
+def _add_rows(total: Floats, source: Floats, rows: Common | None, columns: Common | None) -> None:
     """Bring each row into our order of columns, with zeros where it has none, and add whole rows."""
     part = torch.from_numpy(source)
-    if there[0] is not None:
-        part = part.index_select(0, torch.from_numpy(there[0]))
-    if here[1] is not None and there[1] is not None:
-        columns = np.full(total.shape[1], source.shape[1])
-        columns[here[1]] = there[1]
+    if rows is not None:
+        part = part.index_select(0, torch.from_numpy(rows.there))
+    if columns is not None:
+        order = np.full(total.shape[1], source.shape[1])
+        order[columns.here] = columns.there
         nothing = torch.zeros(len(part), 1, part.shape[2])
-        part = torch.cat([part, nothing], 1).index_select(1, torch.from_numpy(columns))
-    rows = np.arange(len(total)) if here[0] is None else here[0]
-    torch.from_numpy(total).index_add_(0, torch.from_numpy(rows), part)
+        part = torch.cat([part, nothing], 1).index_select(1, torch.from_numpy(order))
+    here = np.arange(len(total)) if rows is None else rows.here
+    torch.from_numpy(total).index_add_(0, torch.from_numpy(here), part)
 
 
-def _runs(here: Positions | None, there: Positions | None, size: int) -> list[tuple[int, int, int]]:
-    """Return runs (start here, start there, length) of positions that are neighbours in both."""
-    if here is None or there is None:
-        return [(0, 0, size)]
-    if not len(here):
-        return []
-    cuts = np.flatnonzero((np.diff(here) != 1) | (np.diff(there) != 1)) + 1
-    edges = [0, *cuts.tolist(), len(here)]
-    return [(int(here[start]), int(there[start]), end - start) for start, end in pairwise(edges)]
-
-
-def _index(block: Block, shape: Sequence[int]) -> tuple[Positions, ...]:
-    return np.ix_(*(np.arange(size) if where is None else where for where, size in zip(block, shape, strict=True)))
+def _count(held: Sequence[Tensor | None], models: int) -> Tensor:
+    """Return how many models hold each weight of a parameter, at least 1; dimensions without units have size 1."""
+    one = torch.ones(models, 1)
+    rows, *others = [one if flags is None else flags for flags in held] or [one]
+    rest = one
+    for flags in others:
+        rest = (rest[:, :, None] * flags[:, None, :]).flatten(1)
+    return (rows.T @ rest).clamp_(min=1).view([1 if flags is None else flags.shape[1] for flags in held])
 
 
 def _start_units(parts: Sequence[Floats], mask: UnitMask, fresh: Flags, first_weights: Tensor) -> None:
@@ -150,8 +184,7 @@ def _start_units(parts: Sequence[Floats], mask: UnitMask, fresh: Flags, first_we
                 positions = where = np.arange(part.shape[dim])
             else:
                 positions = mask.positions[other]
-                units = np.array(other)[positions]
-                new = is_fresh[other][positions] & (units >= 0)
+                new = is_fresh[other][positions] & (layout.axis_arrays[other][positions] >= 0)
                 where = np.flatnonzero(new if dim == output else ~new)
                 positions = positions[where]
             here.append(where)

@@ -21,19 +21,20 @@ def compact_module(module: nn.Module, mask: UnitMask) -> nn.Module:
     for name, parameter in module.named_parameters():
         if name in shapes:
             memo[id(parameter)] = nn.Parameter(parameter.new_zeros(shapes[name]))
-    for name, axis in layout.buffer_axes.items():
+    for name, channels in layout.buffer_axes.items():
         buffer = module.get_buffer(name)
-        held = len(mask.positions[axis])
+        held = len(mask.positions[channels])
         memo[id(buffer)] = buffer.new_zeros(held, *buffer.shape[1:])
     small = copy.deepcopy(module, memo)
     axes = dict(zip(layout.names, layout.axes, strict=True))
     for (name, large), of_small in zip(module.named_modules(), small.modules(), strict=True):
-        _set_sizes(large, of_small, axes.get(f"{name}.weight", (None,)))
+        axis = axes.get(f"{name}.weight", (None,))[0]
+        _set_sizes(large, of_small, None if axis is None else layout.axis_units[axis])
     return small
 
 
-def _set_sizes(large: nn.Module, small: nn.Module, axes: tuple[Axis | None, ...]) -> None:
-    """Set the sizes that a layer keeps beside its parameters to those of its parameters."""
+def _set_sizes(large: nn.Module, small: nn.Module, axis: Axis | None) -> None:
+    """Set the sizes that a layer keeps beside its parameters to those of its parameters; `axis` is its channels'."""
     weight = getattr(small, "weight", None)
     if not isinstance(weight, Tensor):
         return
@@ -51,8 +52,8 @@ def _set_sizes(large: nn.Module, small: nn.Module, axes: tuple[Axis | None, ...]
             small.embedding_dim = weight.shape[1]
         case nn.GroupNorm():
             small.num_channels = rows
-            if axes[0] is not None and is_cut_by_norm_group(axes[0], small.num_groups):
-                small.num_groups = rows * small.num_groups // len(axes[0])
+            if axis is not None and is_cut_by_norm_group(axis, small.num_groups):
+                small.num_groups = rows * small.num_groups // len(axis)
         case nn.LayerNorm() | nn.RMSNorm():
             small.normalized_shape = tuple(weight.shape)
         case _NormBase():

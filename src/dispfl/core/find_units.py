@@ -7,6 +7,7 @@ must compute the same outputs as the large one whose left-out units are masked.
 
 import copy
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,13 +24,13 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
-from dispfl.core.units import FIXED, Axis, Flags, UnitGroup, UnitLayout, UnitMask, is_cut_by_norm_group
+from dispfl.core.units import FIXED, Flags, UnitGroup, UnitLayout, UnitMask, is_cut_by_norm_group
 from dispfl.errors import ConfigError
 
 NORMS_OF_ALL = (nn.LayerNorm, nn.RMSNorm)
 """Layers that normalize over all channels."""
-TOLERANCE = 1e-6
-"""By how much outputs in float64 may differ, relative to the largest."""
+TOLERANCES = {torch.float64: 1e-6, torch.float32: 1e-3}
+"""By how much outputs may differ, relative to the largest."""
 
 
 @dataclass
@@ -63,11 +64,9 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
     `example` is a batch of inputs. Inputs and outputs of the network always stay whole; so do layers whose couplings
     cannot be found, such as recurrent ones; the layout names the latter.
     """
-    module = copy.deepcopy(module).cpu().eval().double()
-    example = example.cpu().double() if example.is_floating_point() else example.cpu()
+    module, example = _working_copy(module, example)
     trainable = Layout.of(module)
-    for parameter in module.parameters():
-        parameter.requires_grad_(True)
+    _disturb(module)
     kept = _protected(module, keep)
     candidates = [each for each in _candidates(module, example, trainable) if not kept & set(each.layers)]
     good = [each for each in candidates if not each.problem]
@@ -79,6 +78,38 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
             "Use structure=weights."
         )
     return _layout(module, trainable, good)
+
+
+def _disturb(module: nn.Module) -> None:
+    """Add noise to all weights and statistics: zeros and ones, as layers start with, could hide a wrong coupling."""
+    rng = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for tensor in [*module.parameters(), *module.buffers()]:
+            if tensor.is_floating_point():
+                tensor.add_(0.1 * torch.rand(tensor.shape, generator=rng, dtype=tensor.dtype))
+    for parameter in module.parameters():
+        parameter.requires_grad_(True)
+
+
+def _working_copy(module: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
+    """Return a copy of a network and inputs that it takes: in float64, or in float32 where its forward needs that."""
+    for dtype in TOLERANCES:
+        try:
+            tried = copy.deepcopy(module).cpu().eval().to(dtype)
+            inputs = example.cpu().to(dtype) if example.is_floating_point() else example.cpu()
+            with torch.no_grad():
+                tried(inputs)
+            return tried, inputs
+        except Exception as problem:  # of the user's own code
+            failed = problem
+    raise _not_traceable(failed)
+
+
+def _not_traceable(problem: Exception) -> ConfigError:
+    reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
+    return ConfigError(
+        f"method.structure is channels, but the network cannot be traced ({reason}). Use structure=weights."
+    )
 
 
 def _protected(module: nn.Module, keep: Sequence[str]) -> set[str]:
@@ -102,12 +133,12 @@ def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[
             graph: Any = torch_pruning.DependencyGraph()
             graph.build_dependency(module, example_inputs=(example,), verbose=False)
     except Exception as problem:
-        raise ConfigError(
-            f"method.structure is channels, but the network cannot be traced ({type(problem).__name__}: {problem}). "
-            "Use structure=weights."
-        ) from problem
+        raise _not_traceable(problem) from problem
     names = {layer: name for name, layer in module.named_modules()}
     parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+    uses = Counter(id(parameter) for layer in module.modules() for parameter in layer.parameters(recurse=False))
+    own = {name for name, parameter in module.named_parameters() if name in layout.by_name and uses[id(parameter)] == 1}
+    can_be_cut = own | {name for name, _ in module.named_buffers()}
     seen: set[str] = set()
     for name, layer in module.named_modules():
         if name in seen or layer not in graph.module2node or not isinstance(layer, (_ConvNd, nn.Linear, nn.Embedding)):
@@ -115,15 +146,20 @@ def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[
         pruner = graph.get_pruner_of_module(layer)
         channels = pruner.get_out_channels(layer)
         found = _Candidate(name, channels, [])
-        for item in graph.get_pruning_group(layer, pruner.prune_out_channels, list(range(channels))):
+        try:
+            coupled = list(graph.get_pruning_group(layer, pruner.prune_out_channels, list(range(channels))))
+        except Exception:  # torch-pruning cannot follow the channels, for example into a recurrent layer
+            continue
+        for item in coupled:
             target = item.dep.target.module
             is_output = graph.is_out_channel_pruning_fn(item.dep.handler)
             positions, roots = np.array(item.idxs, np.int64), np.array(item.root_idxs, np.int64)
             if is_output and target in names:
                 found.layers.append(names[target])
             for tensor, dim in _tensors_of(found, target, is_output, names, parameters, item.dep.target):
-                if tensor in layout.by_name or tensor in dict(module.named_buffers()):
-                    found.places.append((tensor, dim, positions, roots))
+                found.places.append((tensor, dim, positions, roots))
+                if tensor not in can_be_cut:
+                    found.problem = f"{tensor} is frozen, or used by several layers"
         seen.update(found.layers)
         consumed = any(dim != _output_dim(module, tensor) for tensor, dim, _, _ in found.places)
         if consumed:  # otherwise it is an output of the network
@@ -188,23 +224,23 @@ def _layout(module: nn.Module, layout: Layout, candidates: Sequence[_Candidate])
             axis = axes.setdefault((tensor, dim), np.full(size, FIXED))
             axis[positions] = first + channels // group.channels
         first += group.units
+    found = {place: tuple(axis.tolist()) for place, axis in axes.items()}
+    distinct = tuple(dict.fromkeys(found.values()))
+    index = {place: distinct.index(axis) for place, axis in found.items()}
     of_parameters = tuple(
-        tuple(_axis(axes.get((name, dim))) for dim in range(len(shape)))
+        tuple(index.get((name, dim)) for dim in range(len(shape)))
         for name, shape in zip(layout.names, layout.shapes, strict=True)
     )
-    of_buffers = {name: tuple(axis.tolist()) for (name, _), axis in axes.items() if name not in layout.by_name}
+    of_buffers = {name: axis for (name, _), axis in index.items() if name not in layout.by_name}
     return UnitLayout(
         layout.names,
         layout.shapes,
         tuple(each.group for each in candidates),
+        distinct,
         of_parameters,
         tuple(_output_dim(module, name) for name in layout.names),
         of_buffers,
     )
-
-
-def _axis(axis: NDArray[np.int64] | None) -> Axis | None:
-    return None if axis is None else tuple(axis.tolist())
 
 
 def _all_can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidates: Sequence[_Candidate]) -> bool:
@@ -248,7 +284,8 @@ def _is_same_function(module: nn.Module, example: Tensor, layout: UnitLayout) ->
     found = small(example)
     if not isinstance(expected, Tensor) or found.shape != expected.shape:
         return False
-    return bool((found - expected).abs().max() <= TOLERANCE * max(1.0, float(expected.abs().max())))
+    tolerance = TOLERANCES.get(found.dtype, 0.0) * max(1.0, float(expected.abs().max()))
+    return bool((found - expected).abs().max() <= tolerance)
 
 
 def _about_half(layout: UnitLayout) -> Flags:
@@ -275,7 +312,7 @@ def masked(module: nn.Module, mask: UnitMask) -> Iterator[nn.Module]:
         axis = axes.get(f"{name}.weight", (None,))[0]
         if axis is None or not isinstance(layer, (nn.GroupNorm, *NORMS_OF_ALL)):
             continue
-        if isinstance(layer, nn.GroupNorm) and is_cut_by_norm_group(axis, layer.num_groups):
+        if isinstance(layer, nn.GroupNorm) and is_cut_by_norm_group(layout.axis_units[axis], layer.num_groups):
             continue
         hooks.append(layer.register_forward_hook(_normalize_kept(torch.from_numpy(mask.positions[axis]))))
     try:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError
 
@@ -140,3 +140,12 @@ class LiveModel:
         """Return which entries of a peer's buffer a small network has; None: all."""
         axis = self.mask.layout.buffer_axes.get(buffer) if self.mask is not None else None
         return None if axis is None or self.mask is None else torch.from_numpy(self.mask.positions[axis])
+
+
+def loaded_network(module: nn.Module, model: PackedModel, buffers: Mapping[str, Tensor]) -> nn.Module:
+    """Return the network that computes a peer's model, ready to use: the given one, or the small one of its units."""
+    live = LiveModel(module).for_mask(model.mask)
+    live.load(model.flat(), buffers)
+    for parameter in live.module.parameters():
+        parameter.grad = None
+    return live.module.eval()

@@ -45,6 +45,8 @@ class UnitGroup:
 
 Axis = tuple[int, ...]
 """The unit of every position of a tensor's dimension, or `FIXED`."""
+AxisIndex = int
+"""The index of an axis in the layout: tensors that share units share it."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +54,14 @@ class UnitLayout(Layout):
     """A layout that knows the units of every dimension of every parameter."""
 
     groups: tuple[UnitGroup, ...] = ()
-    axes: tuple[tuple[Axis | None, ...], ...] = ()
-    """For each parameter and dimension the units of its positions; None: the dimension belongs to no unit."""
+    axis_units: tuple[Axis, ...] = ()
+    """The distinct axes."""
+    axes: tuple[tuple[AxisIndex | None, ...], ...] = ()
+    """For each parameter and dimension its axis; None: the dimension belongs to no unit."""
     output_dims: tuple[int, ...] = ()
     """For each parameter the dimension of the units that it computes; its other dimension is that of their inputs."""
-    buffer_axes: Mapping[str, Axis] = field(default_factory=dict, hash=False)
-    """The units of the first dimension of buffers."""
+    buffer_axes: Mapping[str, AxisIndex] = field(default_factory=dict, hash=False)
+    """The axis of the first dimension of buffers."""
 
     @cached_property
     def units(self) -> int:
@@ -68,7 +72,7 @@ class UnitLayout(Layout):
     def dense_layers(self) -> list[str]:
         """The layers that every peer keeps whole, because none of their units can be left out."""
         layers = [name.rpartition(".")[0] or name for name in self.names]
-        cut = {layer for layer, axes in zip(layers, self.axes, strict=True) if any(axes)}
+        cut = {layer for layer, axes in zip(layers, self.axes, strict=True) if any(axis is not None for axis in axes)}
         return [layer for layer in dict.fromkeys(layers) if layer not in cut]
 
     @cached_property
@@ -78,14 +82,14 @@ class UnitLayout(Layout):
         return tuple(slice(int(end) - group.units, int(end)) for end, group in zip(ends, self.groups, strict=True))
 
     @cached_property
-    def _arrays(self) -> dict[Axis, Positions]:
-        found = {axis for axes in self.axes for axis in axes if axis is not None} | set(self.buffer_axes.values())
-        return {axis: np.array(axis, np.int64) for axis in found}
+    def axis_arrays(self) -> list[Positions]:
+        """The distinct axes as arrays."""
+        return [np.array(axis, np.int64) for axis in self.axis_units]
 
-    def held(self, flags: Flags) -> dict[Axis, Flags]:
+    def held(self, flags: Flags) -> list[Flags]:
         """Return for every axis which of its positions are held, given a flag for each unit."""
         padded = np.append(flags, True)  # FIXED is the last
-        return {axis: padded[array] for axis, array in self._arrays.items()}
+        return [padded[array] for array in self.axis_arrays]
 
     def kept_per_layer(self, flags: Flags) -> list[int]:
         """Return the number of weights of each parameter that are held, given a flag for each unit."""
@@ -93,7 +97,7 @@ class UnitLayout(Layout):
 
     def small_shapes(self, flags: Flags) -> list[tuple[int, ...]]:
         """Return the shape of each parameter of the small network, given a flag for each unit."""
-        counts = {axis: int(np.count_nonzero(held)) for axis, held in self.held(flags).items()}
+        counts = [int(np.count_nonzero(held)) for held in self.held(flags)]
         return [
             tuple(size if axis is None else counts[axis] for size, axis in zip(shape, axes, strict=True))
             for shape, axes in zip(self.shapes, self.axes, strict=True)
@@ -116,9 +120,10 @@ class UnitLayout(Layout):
             {
                 "parameters": [[name, list(shape)] for name, shape in zip(self.names, self.shapes, strict=True)],
                 "groups": [[group.name, group.units, group.channels, group.strata] for group in self.groups],
-                "axes": [[None if axis is None else _to_runs(axis) for axis in axes] for axes in self.axes],
+                "units": [_to_runs(axis) for axis in self.axis_units],
+                "axes": self.axes,
                 "outputs": self.output_dims,
-                "buffers": {name: _to_runs(axis) for name, axis in self.buffer_axes.items()},
+                "buffers": dict(self.buffer_axes),
             }
         )
 
@@ -135,9 +140,10 @@ def unit_layout(spec: str) -> UnitLayout:
         tuple(names),
         tuple(tuple(shape) for shape in shapes),
         tuple(UnitGroup(*group) for group in content["groups"]),
-        tuple(tuple(None if axis is None else _from_runs(axis) for axis in axes) for axes in content["axes"]),
+        tuple(map(_from_runs, content["units"])),
+        tuple(map(tuple, content["axes"])),
         tuple(content["outputs"]),
-        {name: _from_runs(axis) for name, axis in content["buffers"].items()},
+        content["buffers"],
     )
 
 
@@ -206,7 +212,8 @@ class UnitMask(PackedMask):
         """Return those of the values that another mask keeps too, and what both masks keep."""
         assert isinstance(other, UnitMask)
         common = UnitMask.of(self.units & other.units, self.layout)
-        kept = {axis: np.flatnonzero(np.isin(self.positions[axis], found)) for axis, found in common.positions.items()}
+        theirs = common.layout.held(common.units)
+        kept = [np.flatnonzero(held[mine]) for held, mine in zip(theirs, self.positions, strict=True)]
         result = torch.empty(common.kept)
         for to, source, axes in zip(
             common.small.views(result), self.small.views(values), self.layout.axes, strict=True
@@ -224,9 +231,9 @@ class UnitMask(PackedMask):
         return sum(self.layout.kept_per_layer(self.units & other.units))
 
     @cached_property
-    def positions(self) -> dict[Axis, Positions]:
+    def positions(self) -> list[Positions]:
         """For every axis of the layout the held positions."""
-        return {axis: np.flatnonzero(held) for axis, held in self.layout.held(self.units).items()}
+        return [np.flatnonzero(held) for held in self.layout.held(self.units)]
 
     @cached_property
     def small(self) -> Layout:

@@ -1,6 +1,7 @@
 """How many units of each group a peer keeps, and which ones at first."""
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from math import lcm
 
 import numpy as np
@@ -11,12 +12,13 @@ from dispfl.errors import ConfigError
 
 KERNEL = 8
 """Convolution kernels work on this many channels at once."""
-SMALL_SHARE = 8
+LARGE = 8
 """Counts are rounded to multiples of `KERNEL` channels in groups with at least this many such multiples."""
 LITTLE = 0.03
 """The share of the weights that rounding may cost."""
 
 
+@lru_cache(maxsize=64)
 def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, ...]:
     """Return how many units of each group are kept, so that at most `density` of all weights are held.
 
@@ -28,12 +30,12 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
     """
     budget = density * layout.size * (1 + 1e-9)
     ideal = [1.0 if layers == "uniform" else (group.units * group.channels) ** -0.5 for group in layout.groups]
-    least = [group.strata for group in layout.groups]
+    least = [_least(group) for group in layout.groups]
     if _weights(layout, least) > budget:
         smallest = _weights(layout, least) / layout.size
         dense = f", because {', '.join(layout.dense_layers)} cannot be cut" if layout.dense_layers else ""
         raise ConfigError(
-            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels: with one of each "
+            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels: with two of each "
             f"group this network keeps {smallest:.3g} of its weights{dense}. Use a larger density, or "
             "structure=weights."
         )
@@ -47,7 +49,7 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
     wanted = [min(1.0, low * share) * group.units for group, share in zip(layout.groups, ideal, strict=True)]
     counts = _filled(layout, _rounded(layout, ideal, low), wanted, budget, _step)
     if _weights(layout, counts) < (1 - LITTLE) * budget:
-        wider = [count + group.units / SMALL_SHARE for count, group in zip(wanted, layout.groups, strict=True)]
+        wider = [count + group.units / LARGE for count, group in zip(wanted, layout.groups, strict=True)]
         counts = _filled(layout, counts, wider, budget, lambda group: group.strata)
     return tuple(counts)
 
@@ -68,11 +70,16 @@ def _filled(
             return counts
 
 
+def _least(group: UnitGroup) -> int:
+    """Return the fewest units of a group: two of each norm group, because the normalization of one is constant."""
+    return min(group.units, 2 * group.strata)
+
+
 def _step(group: UnitGroup) -> int:
     """Return the number of units by which a group grows: a multiple of its strata, and of 8 channels if it is large."""
     step = group.strata
     kernel = lcm(step * group.channels, KERNEL) // group.channels
-    return kernel if group.units >= SMALL_SHARE * kernel else step
+    return kernel if group.units >= LARGE * kernel else step
 
 
 def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[int]:
@@ -80,7 +87,7 @@ def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[
     for group, share in zip(layout.groups, ideal, strict=True):
         step = _step(group)
         count = step * round(min(1.0, factor * share) * group.units / step)
-        counts.append(max(group.strata, min(group.units, count)))
+        counts.append(max(_least(group), min(group.units, count)))
     return counts
 
 

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
 from dispfl.core.stacked import can_stack, learn_stacked
 from dispfl.core.train import Samples, Trainer
@@ -115,6 +116,19 @@ def run_stacked(steps: Iterable[Callable[[MakeTrainer], StepResult]]) -> list[St
 
 
 def _learn_all(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
+    """Return each call's weights or exception. Calls of networks of one size are stacked: under masks of units, peers
+    of different densities have networks of different sizes.
+    """
+    learned: dict[int, Tensor | BaseException] = {}
+    by_layout: dict[Layout, list[int]] = {}
+    for k, call in enumerate(calls):
+        by_layout.setdefault(call.trainer.live.layout, []).append(k)
+    for group in by_layout.values():
+        learned |= zip(group, _learn_stack([calls[k] for k in group]), strict=True)
+    return [learned[k] for k in range(len(calls))]
+
+
+def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
     """Return each call's weights or exception; an exception of the stack, such as an interruption, ends all calls."""
     trainers = [call.trainer for call in calls]
     epochs = {call.epochs for call in calls}

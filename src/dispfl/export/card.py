@@ -16,6 +16,7 @@ LARGEST = 4096
 """The largest number of channels, and of pixels per side, that a card may declare."""
 Side = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
+Structure = Literal["weights", "channels"]
 
 
 class Card(Settings):
@@ -44,7 +45,13 @@ class Card(Settings):
     accuracy: float | None = None
     """On the peer's test data after the last of these rounds; None if it was not evaluated then."""
     density: float | None = None
-    """The share of weights that the peer keeps; the others are zero."""
+    """The share of weights that the peer keeps."""
+    structure: Structure | None = None
+    """What the peer leaves out: single weights, which are zeros in the file, or channels, which the file's network does
+    not have."""
+    parameters: int | None = None
+    """The number of weights that the peer keeps, of `whole_parameters`."""
+    whole_parameters: int | None = None
     weights_sha256: str | None = None
     """As in the run's `summary.json`."""
     dispfl: str | None = None
@@ -105,7 +112,7 @@ class Card(Settings):
         values: dict[str, Any] = {}
         for key, field in cls.model_fields.items():
             if key in strings:
-                plain = field.annotation == (str | None)
+                plain = field.annotation in (str | None, Structure | None)
                 values[key] = strings[key] if plain else _parsed(key, strings[key])
         return cls(**values)
 

@@ -3,7 +3,8 @@
 ONNX and .pt2 files contain the graph of a `DeployedModel`, and the card as metadata. `torch.export.load` unpickles
 whatever an archive marks as pickled and evaluates strings in it as sizes, so opening a .pt2 from an untrusted source
 runs its code. The archives written here contain no pickle: weights are raw bytes, and the example inputs, which
-torch would pickle, are removed. A safetensors file contains the weights alone, for a network that dispfl can build.
+torch would pickle, are removed. A safetensors file contains the weights alone, for a network that dispfl can build: of
+a network with fewer channels, the tensors tell the sizes, and the header has the groups of its group norms.
 """
 
 import contextlib
@@ -11,16 +12,18 @@ import io
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import safetensors.torch
 import torch
+from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
+from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export.card import Card
 from dispfl.export.classifier import Classifier, DeployedModel
@@ -34,6 +37,10 @@ OUTPUT = "probabilities"
 DYNAMIC = ({0: Dim("batch")},)
 """The batch size is free."""
 PT2_CARD = "card.json"
+NORM_GROUPS = "norm_groups"
+"""In a safetensors header, where the network has fewer channels: the number of groups of every group norm, as JSON."""
+NormGroups = TypeAdapter(dict[str, Annotated[int, Field(ge=1)]])
+OTHER_TENSORS = "Its tensors are not those of the network that its card names."
 
 
 class SavedModel(NamedTuple):
@@ -141,25 +148,58 @@ def _decode_pt2(content: bytes) -> Classifier:
 
 
 def _encode_safetensors(deployed: DeployedModel, card: Card) -> bytes:
-    """Encode parameters and buffers by name, dense: pruned weights are zeros. The card is in the header."""
-    card.network()  # refuses a network that could not be built again
-    state = deployed.network.state_dict()
-    return safetensors.torch.save(
-        {name: tensor.contiguous().clone() for name, tensor in state.items()}, card.to_strings()
-    )
+    """Encode parameters and buffers by name; pruned weights are zeros. The card is in the header."""
+    whole = card.network()  # refuses a network that could not be built again
+    strings, state = card.to_strings(), deployed.network.state_dict()
+    if Layout.of(deployed.network) != Layout.of(whole):
+        counts = {name: norm.num_groups for name, norm in _group_norms(deployed.network).items()}
+        strings[NORM_GROUPS] = NormGroups.dump_json(counts).decode()
+    return safetensors.torch.save({name: tensor.contiguous().clone() for name, tensor in state.items()}, strings)
 
 
 def _decode_safetensors(content: bytes) -> Classifier:
     """Build the network that the card names and load the weights."""
     tensors = safetensors.torch.load(content)
     length = int.from_bytes(content[:8], "little")  # of the header, which safetensors has just checked
-    card = Card.from_strings(json.loads(content[8 : 8 + length]).get("__metadata__", {}))
+    strings = json.loads(content[8 : 8 + length]).get("__metadata__", {})
+    card = Card.from_strings(strings)
     network = card.network()
+    if NORM_GROUPS in strings:
+        _cut(network, {name: tensor.shape for name, tensor in tensors.items()}, strings[NORM_GROUPS], card)
     try:
         network.load_state_dict(tensors, assign=True)
     except RuntimeError:
-        raise DataError("Its tensors are not those of the network that its card names.") from None
+        raise DataError(OTHER_TENSORS) from None
     return Classifier.of(DeployedModel(network.float(), card), card)
+
+
+def _cut(network: nn.Module, shapes: Mapping[str, Sequence[int]], norm_groups: str, card: Card) -> None:
+    """Cut a network on the meta device to the shapes of a small one, without memory for them, and try it there."""
+    for name, parameter in list(network.named_parameters()):
+        large, small = parameter.shape, shapes.get(name, ())
+        if len(small) != len(large) or not all(1 <= few <= most for few, most in zip(small, large, strict=True)):
+            raise DataError(OTHER_TENSORS)
+        layer, _, key = name.rpartition(".")
+        setattr(network.get_submodule(layer), key, nn.Parameter(parameter.new_empty(small)))
+    norms = _group_norms(network)
+    try:
+        counts = NormGroups.validate_json(norm_groups)
+    except ValidationError:
+        given = norm_groups[:40]
+        raise DataError(f"{NORM_GROUPS} must be JSON with a positive number for each layer, got {given!r}.") from None
+    if counts.keys() != norms.keys() or any(counts[name] > norm.num_groups for name, norm in norms.items()):
+        raise DataError(f"Its {NORM_GROUPS} are not those of the network that its card names.")
+    for name, norm in norms.items():
+        norm.num_groups, norm.num_channels = counts[name], len(norm.weight)
+    try:
+        network(torch.empty(2, *card.shape, device="meta"))
+    except (RuntimeError, ValueError) as problem:
+        reason = str(problem).strip().partition("\n")[0]
+        raise DataError(f"Its layers do not fit together: {reason}") from None
+
+
+def _group_norms(network: nn.Module) -> dict[str, nn.GroupNorm]:
+    return {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.GroupNorm)}
 
 
 def _graph_of(deployed: DeployedModel, card: Card) -> ExportedProgram:

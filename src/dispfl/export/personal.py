@@ -12,8 +12,9 @@ from torch import nn
 
 from dispfl.config import MADE_IN_PYTHON, Experiment, RunSettings, compose
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel
-from dispfl.core.rng import forked_generators
+from dispfl.core.live import LiveModel, loaded_network
+from dispfl.core.rng import forked_generators, global_stream
+from dispfl.core.units import UnitMask
 from dispfl.data.batches import Scaling
 from dispfl.data.catalogue import describe
 from dispfl.data.custom import CustomDataset
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PersonalModel:
-    """A peer's network with its weights, and its card."""
+    """The network that computes a peer's model, with its weights, and its card."""
 
     network: nn.Module
     card: Card
@@ -97,7 +98,7 @@ def _personal(
     folder: Path | None = None,
 ) -> PersonalModel:
     """Build the network with the peer's weights, and its card. A custom network is imported from the folder."""
-    model = settings.model
+    model, mask = settings.model, state.model.mask
     card = Card(
         **inputs,
         model=None if isinstance(model, CustomModel) else model,
@@ -107,17 +108,21 @@ def _personal(
         rounds=rounds,
         peer=name,
         accuracy=accuracy,
-        density=state.model.mask.kept / state.model.mask.size,
+        density=mask.kept / mask.size,
+        structure="channels" if isinstance(mask, UnitMask) else "weights",
+        parameters=mask.kept,
+        whole_parameters=mask.size,
         weights_sha256=weights_sha256(state.model),
         dispfl=version("dispfl"),
     )
-    network = card.network() if card.model else model.network(card.shape, len(card.classes), folder)
+    with global_stream(settings.seed, "model"):  # as in the run, for frozen parameters
+        network = model.network(card.shape, len(card.classes), folder)
     layout = Layout.of(network)
-    if layout.size != state.model.mask.size:
-        raise RunError(f"The checkpoint has {state.model.mask.size:,} weights; the run's network has {layout.size:,}.")
-    weights = dict(zip(layout.names, layout.views(state.model.unpack()[0]), strict=True))
-    network.load_state_dict({**weights, **state.buffers}, assign=True)
-    return PersonalModel(network, card)
+    if layout.size != mask.size:
+        raise RunError(f"The checkpoint has {mask.size:,} weights; the run's network has {layout.size:,}.")
+    if isinstance(mask, UnitMask) and mask.layout.by_name != layout.by_name:
+        raise RunError("The channels of the checkpoint are not those of the run's network: its layers have changed.")
+    return PersonalModel(loaded_network(network, state.model, state.buffers), card)
 
 
 def _needs_data(settings: Data) -> bool:

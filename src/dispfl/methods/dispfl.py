@@ -5,14 +5,14 @@ and a peer trains the small dense network that is left: sparsity then saves time
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
 from dispfl.core.averaging import average_of
-from dispfl.core.blocks import block_average, mean_squares
+from dispfl.core.blocks import block_average, unit_strengths
 from dispfl.core.find_units import find_units
 from dispfl.core.layout import Layout
 from dispfl.core.masks import layer_counts, random_mask
@@ -22,6 +22,7 @@ from dispfl.core.sparsity import erk_densities, prune_and_regrow, prune_rate, re
 from dispfl.core.train import Trainer
 from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.core.widths import kept_weights, random_units, unit_counts
+from dispfl.errors import ConfigError
 from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, spread_densities
 
 
@@ -42,6 +43,18 @@ class DisPFL(GossipMethod):
     """How the density is distributed over the layers; with channels, `uniform` unless stated."""
     keep: tuple[str, ...] = ()
     """With channels: layers whose outputs are never left out."""
+
+    @field_validator("keep", mode="before")
+    @classmethod
+    def _one_name(cls, value: Any) -> Any:
+        """Accept one name, and the numbers that name the layers of an nn.Sequential."""
+        return tuple(map(str, value if isinstance(value, (list, tuple)) else [value]))
+
+    @model_validator(mode="after")
+    def _keep_needs_channels(self) -> Self:
+        if self.keep and self.structure != "channels":
+            raise ConfigError(f"method.keep is {','.join(self.keep)}, which needs method.structure=channels; omit it.")
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -111,5 +124,5 @@ class DisPFL(GossipMethod):
         w_k = peer.learn(w_half, m_k)
         rng, alpha_t = peer.stream("regrow"), prune_rate(peer.t, peer.T, self.alpha_0)
         growth = torch.rand(m_k.layout.units, generator=rng, dtype=torch.float64).numpy()
-        next_mask = replace_units(m_k, mean_squares(w_k, m_k), growth, alpha_t, rng=rng)
+        next_mask = replace_units(m_k, unit_strengths(w_k, m_k), growth, alpha_t, rng=rng)
         return PeerState(PackedModel.under(w_k, m_k), next_mask, peer.buffers)

@@ -121,7 +121,8 @@ def _home(folder: Path | None) -> Path:
 
 
 def _row_major(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(x.contiguous() if isinstance(x, Tensor) else x for x in inputs)
+    # With one channel both orders are the same, but strides of channels-last would still select it for convolutions.
+    return tuple(x.reshape(-1).view(x.shape) if isinstance(x, Tensor) else x for x in inputs)
 
 
 def _kind(value: object) -> str:

@@ -38,7 +38,7 @@ from dispfl.registry import METHODS
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
 from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
-from dispfl.runs.execute import update_config
+from dispfl.runs.execute import prepare, update_config
 from dispfl.runs.files import RUN, SITE, SITES
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.topology import peer_names
@@ -59,9 +59,7 @@ def create_run(experiment: Experiment, out: Path) -> None:
         raise ConfigError(
             f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use one of: {gossip}."
         )
-    data = load_dataset(experiment.data)
-    split = experiment.split(data)
-    experiment.split_context(data, split).module()
+    data, split, _ = prepare(experiment)
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))

@@ -118,7 +118,7 @@ class Node:
         step = await self.training.step(task, state, responses.heard)
         self.client.deadlines.record_round((responses.arrived or began) - began + clock() - training_began)
         self._save(t, step, responses)
-        ctx.joining = False
+        ctx.joining = ctx.joining and step.next_state.model.mask.kept == 0  # its first step failed: still no model
         return t + 1, step.next_state
 
     def _skip(self, t: int, current: int) -> int:

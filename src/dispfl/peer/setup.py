@@ -51,6 +51,7 @@ class LocalSetup:
         settings: Mapping[str, Any] | None = None,
     ) -> "LocalSetup":
         """Return the setup of a peer; of the peers in `context`, only this one has data."""
+        context.method.kept_counts(context.layout, density)  # refuses a density that the network cannot have
         live = LiveModel(context.module())
         weights, buffers = live.read(), live.read_buffers()
         setup = cls(name, federation, context, density, smallest_density, context.layout, weights, buffers, schema)

@@ -86,6 +86,10 @@ class RunContext:
         densities = set(self.method.densities(len(self.roster)))
         return Codec(self.layout, self.method.always_dense(self.layout, densities), self.wire)
 
+    def check(self) -> None:
+        """Refuse a network or densities that the method cannot use, before anything is written or trained."""
+        _ = self.codec  # needs the network, its layout and what a peer of each density keeps
+
     def module(self) -> nn.Module:
         """Build the network with the weights that all peers start from."""
         with global_stream(self.seed, "model"):

@@ -218,9 +218,9 @@ def _overlap(mask: PackedMask, received: Mapping[str, PackedModel]) -> float | N
 
 
 def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerState:
-    weights, mask = state.model.unpack()
+    mask = state.model.mask
     lr = trainer.settings.lr if tuning.rate == "initial" else None
-    model = PackedModel.pack(trainer.learn(weights, mask, tuning.epochs, lr=lr), mask)
+    model = PackedModel.under(trainer.learn(state.model.flat(), mask, tuning.epochs, lr=lr), mask)
     return replace(state, model=model, buffers=trainer.buffers)
 
 

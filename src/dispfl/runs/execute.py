@@ -11,11 +11,13 @@ import torch
 from torch import nn
 
 from dispfl.config import EngineName, Experiment, compose, differing_keys
-from dispfl.core.live import LiveModel
+from dispfl.core.live import loaded_network
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Report
-from dispfl.data.datasets import load_dataset
+from dispfl.data.custom import CustomDataset
+from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback
+from dispfl.data.partition import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.extras import can_draw
@@ -54,16 +56,16 @@ class RunResult:
         return summarize(self.context, self.history, {name: state.model for name, state in self.personal.items()})
 
     def model(self, peer: int | str) -> nn.Module:
-        """Return the personal model of one peer, by position in the roster or by name, ready to use."""
+        """Return the personal model of one peer, by position in the roster or by name, ready to use.
+
+        With masks of channels it is the small network. `states[name].model.unpack()` returns the flat weights of the
+        whole network instead, with zeros for the channels that were left out.
+        """
         roster = self.context.roster
         name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
         if name not in self.personal:
             raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
-        live = LiveModel(self.context.module())
-        live.load(self.personal[name].model.unpack()[0], self.personal[name].buffers)
-        for parameter in live.module.parameters():
-            parameter.grad = None
-        return live.module.eval()
+        return loaded_network(self.context.module(), self.personal[name].model, self.personal[name].buffers)
 
 
 def execute(
@@ -150,6 +152,17 @@ def _evaluated(context: RunContext, history: RunHistory, engine: Engine) -> Mapp
     return dict(engine.evaluated)
 
 
+def prepare(
+    experiment: Experiment, decoding: ProgressCallback | None = None
+) -> tuple[ImageDataset | CustomDataset, Split, RunContext]:
+    """Return an experiment's data, who gets what, and its context; refuse a model that does not fit data or method."""
+    data = load_dataset(experiment.data, decoding)
+    split = experiment.split(data)
+    context = experiment.split_context(data, split)
+    context.check()
+    return data, split, context
+
+
 @dataclass(frozen=True)
 class ExperimentRun:
     """An experiment with its data and its run directory, ready to run."""
@@ -168,10 +181,7 @@ class ExperimentRun:
     ) -> "ExperimentRun":
         """Create a run in a new directory; `decoding` is called while images are decoded."""
         connect_engine(experiment.engine, ray_address)
-        data = load_dataset(experiment.data, decoding)
-        split = experiment.split(data)
-        context = experiment.split_context(data, split)
-        context.module()  # a model that does not fit the data leaves no directory behind
+        data, split, context = prepare(experiment, decoding)
         directory = RunDirectory.create(out, experiment.to_toml())
         with _closed_on_failure(directory):
             write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))

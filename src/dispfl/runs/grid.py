@@ -21,7 +21,7 @@ from dispfl.data.fetch import ProgressCallback
 from dispfl.errors import ConfigError
 from dispfl.registry import METHODS
 from dispfl.runs.directory import read_summary
-from dispfl.runs.execute import ExperimentRun, check_same_experiment
+from dispfl.runs.execute import ExperimentRun, check_same_experiment, prepare
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
@@ -161,11 +161,20 @@ def sweep_grid(overrides: Sequence[str], config: Mapping[str, Any], seeds: int, 
 
 
 def check_grid(runs: Iterable[GridRun]) -> None:
-    """Refuse run directories that hold other experiments, before anything runs."""
+    """Refuse run directories that hold other experiments, and networks that a method cannot use, before anything runs.
+
+    Whether a network has channels that can be left out takes its data; it does not depend on the seed.
+    """
+    tried: list[Experiment] = []
     for run in runs:
         if run.state is not RunState.MISSING:
             fix = "Give the settings that it was run with, or another --out."
             check_same_experiment(run.path, run.experiment, fix)
+            continue
+        experiment = run.experiment.model_copy(update={"seed": 0})
+        if getattr(experiment.method, "structure", "weights") == "channels" and experiment not in tried:
+            tried.append(experiment)
+            prepare(experiment)
 
 
 def run_missing(

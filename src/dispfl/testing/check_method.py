@@ -294,8 +294,8 @@ def offline(method: Method) -> None:
     online = context.topology.online(0, 0, context.roster)
     absent = min(set(context.roster) - online)
     states = initial_states(context)
-    weights, mask = states[absent].model.unpack()
-    changed = {**states, absent: replace(states[absent], model=PackedModel.pack(weights + 1, mask))}
+    model = states[absent].model
+    changed = {**states, absent: replace(states[absent], model=PackedModel(model.values + 1, model.mask))}
     with closing(PresetEngine(context, 1)) as engine:
         one, other = (run_from(context, given, 0, engine).states for given in (states, changed))
     for name in online | (set(states) - set(context.roster)):

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from dispfl.errors import MessageError
+from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.context import NodeContext
@@ -29,6 +31,8 @@ from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
+from dispfl.round.exchange import check_request
+from dispfl.testing.rounds import tiny_context
 
 CONFIG = SiteConfig.from_values({"model": {"name": "mlp"}}).to_toml()
 SOMEWHERE = Address("192.0.2.7", 7601)
@@ -152,6 +156,23 @@ def test_an_invalid_sync_body_is_refused_and_counted(two_sites: tuple[Site, Site
         return ctx
 
     assert dict(asyncio.run(scenario()).guard.refused["bob"]) == {"malformed": 1}
+
+
+def test_a_density_that_the_network_cannot_have_ends_no_node_but_no_request_of_it_is_accepted(
+    two_sites: tuple[Site, Site],
+) -> None:
+    """Bob announces a density that leaves layers without channels."""
+    alice, bob = two_sites
+    context = tiny_context(DisPFL(structure="channels"))
+    record = bob.members.announce(bob.identity, bob.info.address, 1e-6, 0)
+    alice.members.merge([record.to_json()])
+    membership = SiteMembership(alice, context.method, context.layout, 0.5)
+    announced = membership.kept("bob")
+    assert announced is not None
+    for density in (0.2, 0.5, 1.0):
+        mask = context.method.start(context.first_weights, context.layout, density, seed=0, peer="bob").next_mask
+        with pytest.raises(MessageError, match="does not keep the announced number of weights"):
+            check_request(mask, announced, "bob", context.layout)
 
 
 def receive(alice: Site, *syncs: list[JSON]) -> NodeContext:

@@ -132,3 +132,21 @@ def test_the_others_finish_every_round_whenever_a_peer_is_killed(federation: Cal
         assert sorted(peers.rounds(name)) == list(range(ROUNDS))
     for affected in (frozen, *killed[:3]):
         assert any(peers.status(name)["peers"][affected]["missed"] for name in scenario.healthy)
+
+
+def test_a_site_that_starts_late_joins_with_masks_of_channels(federation: Callable[..., Peers]) -> None:
+    """Its first model is its neighbours' average: it has none of its own to add."""
+    settings = ["peers=3", "rounds=60", "topology=full", "method.structure=channels", "method.density=[0.3,0.5,0.8]"]
+    peers = federation(compose({}, [*TINY, *settings]), Deadlines(min=2, startup=2))
+    peers.start("000", "001")
+    peers.until(lambda: peers.newest("000") >= 4)
+    peers.start("002")
+    peers.until(lambda: len(peers.ended()) == 3)
+    assert "joining" in peers.log("002")
+    own = peers.rounds("002")
+    assert min(own) > 1
+    assert own[min(own)]["heard"] == ["000", "001"]
+    assert max(own) == 59
+    assert any("002" in entry["heard"] for entry in peers.rounds("000").values())
+    state = peers.state("002")
+    assert 0.7 < state.model.mask.kept / state.model.mask.size <= 0.8

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from dispfl.core.layout import Layout
-from dispfl.errors import MessageError
+from dispfl.errors import ConfigError, MessageError
 from dispfl.methods.base import Method
 from dispfl.peer.site import Site
 from dispfl.peer.transport.base import JSON, Refused
@@ -73,7 +73,15 @@ class SiteMembership:
     def __init__(self, site: Site, method: Method, layout: Layout, density: float) -> None:
         self._site = site
         self._density = density
-        self._kept = lru_cache(maxsize=64)(lambda density: method.kept_counts(layout, density))
+
+        @lru_cache(maxsize=64)
+        def kept_counts(density: float) -> Sequence[int]:
+            try:
+                return method.kept_counts(layout, density)
+            except ConfigError:  # announced by a member, but the network cannot have it: no mask keeps these counts
+                return ()
+
+        self._kept = kept_counts
 
     def roster(self, t: int) -> list[str]:
         """Names of the participants in round t, including this site, sorted."""
