@@ -98,10 +98,9 @@ def test_a_variant_is_a_row_beside_its_method_everywhere(dispfl: Dispfl, tmp_pat
     assert "FLOPs of Dis-PFL (channels) are saved" in result.out
     for label in labels:
         assert f"<span>{label}</span>" in (out / "report.html").read_text()
-    (out / "dispfl").rename(tmp_path / "moved")  # labels come from the configs
-    shown = dispfl("show", *(row["seeds"][0]["run"] and out / row["seeds"][0]["run"] for row in found["rows"][1:]))
-    assert "Dis-PFL (channels)" in shown.out
-    (tmp_path / "moved").rename(out / "dispfl")
+    moved = (out / "dispfl@method.structure=channels").rename(tmp_path / "moved")
+    assert "Dis-PFL (channels)" in dispfl("show", moved / "seed-0").out  # from the config
+    moved.rename(out / "dispfl@method.structure=channels")
     (out / "dispfl@method.structure=channels/seed-0/summary.json").unlink()
     again = dispfl(*arguments)
     assert again.out.splitlines()[0] == "3 runs: 2 done, 1 to resume."

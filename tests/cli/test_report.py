@@ -16,6 +16,7 @@ from dispfl.errors import RunError
 from dispfl.methods.base import Method
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.local import Local
+from dispfl.report.markup import format_seconds
 from dispfl.runs.directory import RunDirectory, read_summary
 
 app = typer.Typer()
@@ -57,7 +58,11 @@ def test_a_folder_of_runs_becomes_one_page_with_the_numbers_of_the_summaries(
         megabytes = [busiest["paper_mb_per_round"], busiest["wire_mb_per_round"]]
         assert cells[2:4] == ["0.00" if value == 0 else f"{value:.2g}" for value in megabytes]
         assert float(cells[4]) == pytest.approx(summary["flops_per_peer_round"] / 1e6, rel=0.05)
-        assert cells[5:] == [str(summary["rounds"]), f"{summary['seconds']:.1f}"]
+        assert cells[5:] == [
+            format_seconds(summary["seconds_per_peer_round"]),
+            str(summary["rounds"]),
+            f"{summary['seconds']:.1f}",
+        ]
 
 
 def test_the_default_name_is_report_html(
