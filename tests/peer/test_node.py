@@ -10,8 +10,10 @@ import torch
 from simulated_world import LIMIT, ROUNDS, FakeTraining, World, events_about, reliable
 
 from dispfl.core.packed import PackedModel
+from dispfl.core.train import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
+from dispfl.peer.node import Node
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.testing.memory_transport import MemoryTransport
@@ -220,6 +222,49 @@ def test_a_late_peer_starts_from_its_neighbours_average_under_its_own_mask() -> 
     assert world.stores["015"].last is not None
     heard_by_others = [t for name, store in world.stores.items() for t, heard in store.heard.items() if "015" in heard]
     assert min(heard_by_others) > min(given)  # it is heard after its first round
+
+
+class FailsAtFirst(FakeTraining):
+    """The first step of a peer without a model fails: it keeps its state."""
+
+    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+        if state.model.mask.kept == 0 and isinstance(self.world, WorldWithFailure) and not self.world.failed:
+            self.world.failed.append(task.t)
+            return StepResult(Report(failure="nan"), state=state)
+        return await super().step(task, state, received)
+
+
+class WorldWithFailure(World):
+    """A federation in which the first step of a late peer fails."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed, reliable)
+        self.failed: list[int] = []
+
+    def node(self, name: str) -> Node:
+        node = super().node(name)
+        if name == "015":
+            node.training, save = FailsAtFirst(self, random.Random(0)), node.store.save
+            node.store.save = lambda t, step, *others: step.report.failure or save(t, step, *others)  # type: ignore[method-assign]
+        return node
+
+
+def test_a_late_peer_whose_first_step_fails_sends_no_empty_model() -> None:
+    world = WorldWithFailure(6)
+    world.members.joins["015"] = ROUNDS
+    world.members.newcomers.append("015")
+
+    async def story() -> None:
+        living = await everyone(world, "015")
+        while world.federation_round("015") < 7:
+            await asyncio.sleep(0.5)
+        living["015"] = asyncio.create_task(world.live("015"))
+        await asyncio.gather(*living.values())
+
+    run(story(), LIMIT)
+    [failed] = world.failed
+    assert world.published["015", failed + 1] == []
+    assert world.published["015", failed + 2] != []
 
 
 def test_joining_in_the_last_round_is_refused() -> None:

@@ -88,7 +88,8 @@ class RunContext:
 
     def check(self) -> None:
         """Refuse a network or densities that the method cannot use, before anything is written or trained."""
-        _ = self.codec  # needs the network, its layout and what a peer of each density keeps
+        LiveModel(self.module())
+        _ = self.codec  # finds the layout, and what a peer of each density keeps
 
     def module(self) -> nn.Module:
         """Build the network with the weights that all peers start from."""
