@@ -63,7 +63,8 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
 def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
     """Return the mean square of each unit's incoming weights times that of its outgoing weights; 0 if it is not held.
 
-    A unit matters as far as it depends on its inputs and as the outputs depend on it. Biases and norms do not count.
+    Scaling a ReLU unit's inputs by c and its outputs by 1/c changes neither the network nor this number. Biases and
+    norms do not count.
     """
     layout = mask.layout
     totals, counts = np.zeros((2, layout.units + 1)), np.zeros((2, layout.units + 1))

@@ -5,14 +5,15 @@ with the largest download; operations as `flops.py` counts them. On the wire: me
 masks, headers and requests. Both are of round 0; only a method that prunes in training (SubFedAvg) costs less later.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from statistics import fmean
 
 import torch
 
 from dispfl.core.layout import Layout
+from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train
 from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.costs.flops import ForwardCost, forward_cost
@@ -245,7 +246,7 @@ def wire_costs(inputs: CostInputs) -> WireCosts:
     """Return a round's messages as the codec sends them, under masks that the method itself draws."""
     context = inputs.context
     codec, drawn = context.codec, _drawn_peers(inputs)
-    states = initial_states(context, {peer for pair in drawn.values() for peer in pair})
+    states = _drawn_states(inputs, {peer for pair in drawn.values() for peer in pair})
     sizes: dict[tuple[str, str], tuple[int, int]] = {}
     messages: list[MessageCost] = []
     for sender, receiver in links(context):
@@ -263,15 +264,34 @@ def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
     """Return whose masks represent each node's when it sends and when it receives: its own, where all are drawn.
 
     For a large model two masks per density are drawn, one for all senders and one for all receivers. They are as
-    independent as any two, and so large that the overlap of any other two differs by about one in a thousand.
+    independent as any two, and so large that the overlap of any other two differs by about one in a thousand. A mask of
+    units is small, and overlaps differ more: all are drawn, unless messages are encoded to know their length.
     """
     drawn = {SERVER: (SERVER, SERVER)}
-    if inputs.peers * inputs.layout.size <= MAX_DRAWN_WEIGHTS:
+    if inputs.peers * inputs.layout.size <= MAX_DRAWN_WEIGHTS or _needs_only_masks(inputs):
         return drawn | {peer: (peer, peer) for peer in inputs.roster}
     by_density: dict[float, list[str]] = {}
     for peer, density in inputs.densities.items():
         by_density.setdefault(density, []).append(peer)
     return drawn | {peer: (by_density[d][0], by_density[d][:2][-1]) for peer, d in inputs.densities.items()}
+
+
+def _needs_only_masks(inputs: CostInputs) -> bool:
+    plain = inputs.wire.values == "float32" and inputs.wire.coding == "plain"
+    return plain and isinstance(inputs.context.layout, UnitLayout)
+
+
+def _drawn_states(inputs: CostInputs, peers: Set[str]) -> dict[str, PeerState]:
+    """Return the first states of these peers, without weights where only masks matter."""
+    context = inputs.context
+    if not _needs_only_masks(inputs):
+        return initial_states(context, peers)
+    states = {}
+    for peer in sorted(peers - {SERVER}):
+        density = inputs.densities[peer]
+        state = context.method.start(context.first_weights, context.layout, density, seed=context.seed, peer=peer)
+        states[peer] = replace(state, model=PackedModel(state.model.values[:0].clone(), state.model.mask))
+    return states
 
 
 def _message_sizes(

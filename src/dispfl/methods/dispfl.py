@@ -38,7 +38,7 @@ class DisPFL(GossipMethod):
     alpha_0: float = Field(default=0.5, ge=0, le=1)
     """Share of the kept weights that round 0 replaces; cosine-annealed to 0."""
     regrow: Literal["gradient", "random"] = "gradient"
-    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts; with channels)."""
+    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts; always with channels)."""
     layers: Literal["erk", "uniform"] = "erk"
     """How the density is distributed over the layers; with channels, `uniform` unless stated."""
     keep: tuple[str, ...] = ()
@@ -51,9 +51,13 @@ class DisPFL(GossipMethod):
         return tuple(map(str, value if isinstance(value, (list, tuple)) else [value]))
 
     @model_validator(mode="after")
-    def _keep_needs_channels(self) -> Self:
+    def _fits_structure(self) -> Self:
         if self.keep and self.structure != "channels":
             raise ConfigError(f"method.keep is {','.join(self.keep)}, which needs method.structure=channels; omit it.")
+        if self.regrow == "gradient" and self.structure == "channels":
+            raise ConfigError(
+                "method.regrow is gradient, which needs method.structure=weights; channels regrow at random: omit it."
+            )
         return self
 
     @model_validator(mode="before")
