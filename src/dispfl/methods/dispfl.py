@@ -38,7 +38,7 @@ class DisPFL(GossipMethod):
     alpha_0: float = Field(default=0.5, ge=0, le=1)
     """Share of the kept weights that round 0 replaces; cosine-annealed to 0."""
     regrow: Literal["gradient", "random"] = "gradient"
-    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts, and with channels)."""
+    """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts; with channels)."""
     layers: Literal["erk", "uniform"] = "erk"
     """How the density is distributed over the layers; with channels, `uniform` unless stated."""
     keep: tuple[str, ...] = ()
