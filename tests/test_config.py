@@ -314,8 +314,3 @@ def test_layers_to_keep_are_one_name_or_several_and_need_channels() -> None:
         assert compose({}, ["method.structure=channels", f"method.keep={value}"]).method.keep == names  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"method\.keep is conv1, which needs method\.structure=channels; omit it\."):
         compose({}, ["method.keep=conv1"])
-
-
-def test_channels_do_not_regrow_by_gradient() -> None:
-    with pytest.raises(ConfigError, match=r"method\.regrow is gradient, which needs method\.structure=weights"):
-        compose({}, ["method.structure=channels", "method.regrow=gradient"])

@@ -36,6 +36,10 @@ BAD = {
     "density": (["method.density=0.00001"], "method.density 1e-05 leaves the layer conv1 without channels: "),
     "one of two densities": (["method.density=[0.5,0.00001]"], "method.density 1e-05 leaves the layer conv1 without"),
     "keep": (["method.keep=cnv1"], "method.keep names 'cnv1', which this network does not have; did you mean conv1?"),
+    "regrow": (
+        ["method.regrow=gradient"],
+        "method.regrow is gradient, which needs method.structure=weights; channels regrow at random.",
+    ),
     "sizes": (
         ["model.factory=mine:sized"],
         "method.structure is channels, but the network's forward fails with fewer channels of conv (",
@@ -50,7 +54,8 @@ BAD = {
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "mine", raising=False)  # that of another test
+    monkeypatch.setitem(sys.modules, "mine", sys)  # so that neither another test's nor this one's stays loaded
+    del sys.modules["mine"]
     Path("mine.py").write_text(NETWORKS)
 
 

@@ -185,7 +185,7 @@ SMALL_RUN: dict[str, Any] = {
         ["method.density=[0.2,0.5,1.0]"],
         ["method.density=0.3", "method.structure=channels"],
         ["method.density=[0.2,0.5,1.0]", "method.structure=channels", "method.layers=erk", "wire.coding=zstd"],
-        ["method.density=0.3", "method.structure=channels", "method.regrow=gradient", "wire.exchange=push"],
+        ["method.density=0.3", "method.structure=channels", "wire.exchange=push"],
         ["method.density=0.3", "wire.exchange=push"],
         ["method.density=0.3", "wire.coding=zstd"],
         ["method=dpsgd", "method.density=0.5", "wire.values=int8"],

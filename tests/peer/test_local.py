@@ -67,6 +67,8 @@ def rounds_done(processes: PeerProcesses, name: str) -> list[int]:
 def summary_of(path: Path) -> dict[str, Any]:
     summary = read_summary(path)
     assert summary is not None
+    for group in summary["groups"]:
+        group.pop("seconds")
     return summary
 
 

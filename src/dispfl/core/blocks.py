@@ -113,6 +113,8 @@ def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None
     if not any(common):
         total += source
         return
+    if any(each is not None and not each.runs for each in common):
+        return
     if len(common) == 1 and common[0] is not None:
         total[common[0].here] += source[common[0].there]
         return

@@ -37,8 +37,8 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
         smallest = _weights(layout, least) / layout.size
         dense = f", because {', '.join(layout.dense_layers)} cannot be cut" if layout.dense_layers else ""
         raise ConfigError(
-            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels: with two of each "
-            f"group this network keeps {smallest:.3g} of its weights{dense}. Use a larger density, or "
+            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels: with the "
+            f"fewest of each group this network keeps {smallest:.3g} of its weights{dense}. Use a larger density, or "
             "structure=weights."
         )
     low, high = 0.0, 1.0 / min(ideal)
@@ -71,8 +71,8 @@ def _filled(
 
 
 def _least(group: UnitGroup) -> int:
-    """Return the fewest units of a group: two of each norm group, because the normalization of one is constant."""
-    return min(group.units, 2 * group.strata)
+    """Return the fewest units of a group: two of each norm group, because the normalization of one may be constant."""
+    return 1 if group.strata == 1 else min(group.units, 2 * group.strata)
 
 
 def _step(group: UnitGroup) -> int:

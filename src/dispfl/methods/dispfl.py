@@ -51,13 +51,9 @@ class DisPFL(GossipMethod):
         return tuple(map(str, value if isinstance(value, (list, tuple)) else [value]))
 
     @model_validator(mode="after")
-    def _fits_structure(self) -> Self:
+    def _keep_needs_channels(self) -> Self:
         if self.keep and self.structure != "channels":
             raise ConfigError(f"method.keep is {','.join(self.keep)}, which needs method.structure=channels; omit it.")
-        if self.regrow == "gradient" and self.structure == "channels":
-            raise ConfigError(
-                "method.regrow is gradient, which needs method.structure=weights; channels regrow at random: omit it."
-            )
         return self
 
     @model_validator(mode="before")
@@ -72,6 +68,10 @@ class DisPFL(GossipMethod):
 
     def layout(self, module: nn.Module, example: Callable[[], Tensor]) -> Layout:
         if self.structure == "channels":
+            if self.regrow == "gradient":
+                raise ConfigError(
+                    "method.regrow is gradient, which needs method.structure=weights; channels regrow at random."
+                )
             return find_units(module, example(), self.keep)
         return Layout.of(module)
 
