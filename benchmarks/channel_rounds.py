@@ -109,7 +109,7 @@ def measure(model: str, samples: int, tests: int, repeats: int) -> bool:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     keep_heap()
-    held = [measure("cnn", samples=500, tests=100, repeats=7)]
+    held = [measure("cnn", samples=500, tests=100, repeats=25)]
     if "--quick" not in sys.argv:
         held += [
             measure("vgg11", samples=256, tests=51, repeats=3),

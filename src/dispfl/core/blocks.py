@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.units import AxisIndex, Flags, Positions, UnitMask
 
@@ -42,9 +43,9 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
     if not models:
         return PackedModel.pack(first_weights, mask.unpack(), mask).values
     average = torch.zeros(mask.small.size)
-    parts = [view.numpy() for view in mask.small.views(average)]
+    parts = _arrays(mask.small, average)
     masks = [_unit_mask(model) for model in models]
-    sources = [[view.numpy() for view in m.small.views(model.values)] for m, model in zip(masks, models, strict=True)]
+    sources = [_arrays(m.small, model.values) for m, model in zip(masks, models, strict=True)]
     common = [_common(theirs, mask) for theirs in masks]
     held = [
         _held(of_models, len(ours)) for of_models, ours in zip(zip(*common, strict=True), mask.positions, strict=True)
@@ -69,10 +70,10 @@ def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
     layout = mask.layout
     totals, counts = np.zeros((2, layout.units + 1)), np.zeros((2, layout.units + 1))
     units = [axis[found] for axis, found in zip(layout.axis_arrays, mask.positions, strict=True)]
-    for view, axes, output in zip(mask.small.views(values), layout.axes, layout.output_dims, strict=True):
-        if view.ndim < 2:
+    for array, axes, output in zip(_arrays(mask.small, values), layout.axes, layout.output_dims, strict=True):
+        if array.ndim < 2:
             continue
-        squares = view.numpy() ** 2
+        squares = array**2
         for dim, axis in enumerate(axes):
             if axis is not None:
                 side, others = int(dim != output), tuple(i for i in range(squares.ndim) if i != dim)
@@ -80,6 +81,12 @@ def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
                 np.add.at(counts[side], units[axis], squares.size / max(1, squares.shape[dim]))
     means = np.divide(totals, counts, out=totals, where=counts > 0)
     return np.asarray((means[0] * means[1])[:-1])
+
+
+def _arrays(layout: Layout, values: Tensor) -> list[Floats]:
+    """Return the parameters in a flat vector, as `Layout.views` does, but several times faster for many small ones."""
+    flat = values.numpy()
+    return [flat[where].reshape(shape) for where, shape in zip(layout.slices, layout.shapes, strict=True)]
 
 
 def _unit_mask(model: PackedModel) -> UnitMask:
@@ -90,11 +97,12 @@ def _unit_mask(model: PackedModel) -> UnitMask:
 def _common(theirs: UnitMask, ours: UnitMask) -> list[Common]:
     """Return what both masks hold of each axis."""
     found = []
-    of_ours, of_theirs = ours.layout.held(ours.units), theirs.layout.held(theirs.units)
-    for mine, other, we_hold, they_hold in zip(ours.positions, theirs.positions, of_ours, of_theirs, strict=True):
-        here, there = np.flatnonzero(they_hold[mine]), np.flatnonzero(we_hold[other])
+    for mine, other, both in zip(
+        ours.positions, theirs.positions, ours.layout.held(ours.units & theirs.units), strict=True
+    ):
+        here, there = np.flatnonzero(both[mine]), np.flatnonzero(both[other])
         starts_run = (here[1:] - here[:-1] != 1) | (there[1:] - there[:-1] != 1)
-        edges = np.array([0, *np.flatnonzero(starts_run) + 1, len(here)] if len(here) else [0])
+        edges = np.concatenate([[0], np.flatnonzero(starts_run) + 1, [len(here)]]) if len(here) else np.zeros(1, int)
         runs = zip(here[edges[:-1]].tolist(), there[edges[:-1]].tolist(), np.diff(edges).tolist(), strict=True)
         found.append(Common(here, there, list(runs)))
     return found
@@ -176,7 +184,7 @@ def _start_units(parts: Sequence[Floats], mask: UnitMask, fresh: Flags, first_we
         return
     layout = mask.layout
     is_fresh = layout.held(fresh)
-    first = [view.numpy() for view in layout.views(first_weights)]
+    first = _arrays(layout, first_weights)
     for part, start, axes, output in zip(parts, first, layout.axes, layout.output_dims, strict=True):
         axis = axes[output] if axes else None
         if axis is None:
