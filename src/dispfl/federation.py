@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, EngineName, check_engine, check_vmap_peers
 from dispfl.core.live import LiveModel, Precision, resolve_device
+from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Task, Train, accuracy
@@ -33,10 +34,12 @@ class Federation:
 
     `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors;
     `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is any function that returns an
-    `nn.Module`. `init` gives the weights that all start from: a module or its state dict. `on_round` is called with
-    each round's metrics; `out` names a run directory. Both may be given to `run` instead. `vmap_peers=16` trains up to
-    16 peers as one stack: faster where models are tiny, and equal up to rounding. `engine="ray"` runs the peers in
-    `workers` processes, on the machines of the Ray cluster at `ray_address` or here.
+    `nn.Module`. `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in
+    place of `train.optimizer`; its learning rate follows the schedule of `train`. `init` gives the weights that all
+    start from: a module or its state dict. `on_round` is called with each round's metrics; `out` names a run directory.
+    Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as one stack: faster where models are
+    tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers` processes, on the machines of the Ray
+    cluster at `ray_address` or here.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class Federation:
         wire: Wire | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: Callable[[Tensor, Tensor], float] = accuracy,
+        optimizer: OptimizerFactory | None = None,
         init: nn.Module | Mapping[str, Tensor] | None = None,
         seed: int = 0,
         eval_every: int = 1,
@@ -98,6 +102,7 @@ class Federation:
             precision=precision,
             wire=wire or Wire(),
             vmap_peers=vmap_peers,
+            optimizer=optimizer,
         )
         self.workers = None if workers is None else _at_least_one("workers", workers)
         self.ray_address = ray_address
@@ -169,7 +174,8 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "device": context.device,
         "precision": context.precision,
         "vmap_peers": context.vmap_peers,
-        "metric": getattr(context.task.metric, "__name__", "metric"),
+        "metric": _function_name(context.task.metric),
+        "optimizer": _function_name(context.optimizer) if context.optimizer else context.train.optimizer,
         "samples": [len(context.peers[peer].train) for peer in context.roster],
         "initial_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),
         "method": context.method.model_dump(mode="json", exclude_none=True),
@@ -177,6 +183,10 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "train": context.train.model_dump(mode="json", exclude_none=True),
         "wire": context.wire.model_dump(mode="json"),
     }
+
+
+def _function_name(function: Callable[..., Any]) -> str:
+    return getattr(function, "__name__", type(function).__name__)
 
 
 def _open_same(path: Path, config: Mapping[str, Any]) -> RunDirectory:

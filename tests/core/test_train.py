@@ -118,7 +118,7 @@ def test_the_learning_rate_decays_by_0_998_a_round(make_trainer: Callable[..., T
     assert one_step(make_trainer, t=0) == pytest.approx(-0.1)
     assert one_step(make_trainer, t=1) == pytest.approx(-0.0998)
     assert one_step(make_trainer, t=500) == pytest.approx(-0.1 * 0.998**500, rel=1e-4)
-    assert Train().rate(500) == pytest.approx(0.1 * 0.998**500)
+    assert Train().rate(500, 1000) == pytest.approx(0.1 * 0.998**500)
 
 
 def test_a_gradient_of_100_is_clipped_to_10_and_with_clip_norm_0_it_is_not(

@@ -91,8 +91,8 @@ def test_a_sparse_layer_costs_in_proportion_to_what_it_keeps() -> None:
 
 def test_a_local_training_is_three_passes_over_every_sample_and_a_dense_batch_for_the_search() -> None:
     cost = cost_of(nn.Linear(3, 2), 3)  # dense 14, with 4 and 1 kept 9
-    assert cost.local_training([4, 1], samples=100, epochs=5) == 3 * 5 * 100 * 9
-    assert cost.local_training([4, 1], samples=100, epochs=5, search_batch=32) == 3 * (5 * 100 * 9 + 32 * 14)
+    assert cost.local_training([4, 1], samples=500) == 3 * 5 * 100 * 9
+    assert cost.local_training([4, 1], samples=500, search_batch=32) == 3 * (5 * 100 * 9 + 32 * 14)
 
 
 def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_density() -> None:
@@ -103,5 +103,5 @@ def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_de
     cost = forward_cost(module, layout, sample)
     densities = erk_densities(dict(zip(layout.names, layout.shapes, strict=True)), 0.5)
     kept = [kept_count(size, densities[name]) for name, size in zip(layout.names, layout.sizes, strict=True)]
-    assert cost.local_training(layout.sizes, samples=500, epochs=5) == pytest.approx(8.33e12, rel=1e-3)
-    assert cost.local_training(kept, samples=500, epochs=5, search_batch=128) == pytest.approx(7.06e12, rel=1e-3)
+    assert cost.local_training(layout.sizes, samples=2500) == pytest.approx(8.33e12, rel=1e-3)
+    assert cost.local_training(kept, samples=2500, search_batch=128) == pytest.approx(7.06e12, rel=1e-3)

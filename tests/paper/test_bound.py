@@ -17,13 +17,12 @@ import torch
 from PIL import Image
 
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.train import Report
+from dispfl.core.train import Report, batch_count
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.paper.bound import (
     GeneralizationBound,
     Premises,
-    batch_count,
     composed_log_delta,
     plot_bound,
     premises_of_run,

@@ -103,7 +103,8 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
             "wire": inputs.wire.model_dump(mode="json"),
             "peers": inputs.peers,
             "samples": inputs.samples,
-            "epochs": inputs.train.epochs,
+            "epochs": None if inputs.train.steps else inputs.train.epochs,
+            "steps": inputs.train.local_steps(inputs.samples),
             "batch": inputs.train.batch_size,
         },
         "parameters": found.parameters,
@@ -191,7 +192,7 @@ def _headline(inputs: "CostInputs") -> str:
     images = f"{_shape(inputs.data.shape)}, {inputs.data.classes} classes"
     return (
         f"{inputs.model.name} on {inputs.data.name} ({images}), {method}, {inputs.topology.name}; "
-        f"{inputs.peers} peers with {inputs.samples} samples, {inputs.train.epochs} epochs, "
+        f"{inputs.peers} peers with {inputs.samples} samples, {inputs.train.duration}, "
         f"batch {inputs.train.batch_size}"
     )
 

@@ -19,7 +19,9 @@ from dispfl.errors import NonFiniteError
 
 
 def can_stack(trainers: Sequence[Trainer]) -> bool:
-    """Whether these peers' batches have equal sizes and their model has no buffers."""
+    """Whether these peers' batches have equal sizes, their model has no buffers, and training is plain SGD."""
+    if any(trainer.optimizer is not None or not trainer.settings.is_plain for trainer in trainers):
+        return False
     alike = {
         (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.live.layout) for trainer in trainers
     }
@@ -56,12 +58,12 @@ def learn_stacked(
     trainers: Sequence[Trainer],
     weights: Sequence[Tensor],
     masks: Sequence[Tensor | PackedMask],
-    epochs: int | None = None,
+    steps: int | None = None,
 ) -> list[Tensor | NonFiniteError]:
     """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
     first, peers = trainers[0], len(trainers)
     s, live = first.settings, first.live
-    epochs, lr = epochs or s.epochs, s.rate(first.t)
+    steps, lr = steps or s.local_steps(len(first.train)), s.rate(first.t, first.T)
     began = step_clock(live)
     live.module.train()
     flat, flags = live.to_device(torch.stack(list(weights))), [weight_flags(mask) for mask in masks]
@@ -73,21 +75,19 @@ def learn_stacked(
 
     loss_of_each = vmap(_loss(live, first.task))
     losses = []
-    for _ in range(epochs):
-        own_batches = (trainer.train.batches(s.batch_size, rng=trainer.batch_rng) for trainer in trainers)
-        for batches in zip(*own_batches, strict=True):
-            for trainer in trainers:
-                trainer.before_batch()
-            x, y = (live.to_device(torch.stack(part)) for part in zip(*batches, strict=True))
-            of_each = loss_of_each(parameters, x, y)
-            gradients = torch.autograd.grad(of_each.sum(), list(parameters.values()))
-            _sgd_steps(flat, torch.cat([g.flatten(1) for g in gradients], 1), bits, lr, s, _noise(trainers, flat))
-            losses.append(of_each.detach())
+    samples = 0
+    for batches in zip(*(trainer.batches(steps) for trainer in trainers), strict=True):
+        x, y = (live.to_device(torch.stack(part)) for part in zip(*batches, strict=True))
+        of_each = loss_of_each(parameters, x, y)
+        gradients = torch.autograd.grad(of_each.sum(), list(parameters.values()))
+        _sgd_steps(flat, torch.cat([g.flatten(1) for g in gradients], 1), bits, lr, s, _noise(trainers, flat))
+        losses.append(of_each.detach())
+        samples += y.shape[1]
     means = torch.stack(losses).mean(0).cpu()
     for trainer in trainers:
         trainer.report.seconds += (step_clock(live) - began) / peers
     return [
-        _finish(trainer, learned, mask, mean, epochs)
+        _finish(trainer, learned, mask, mean, samples)
         for trainer, learned, mask, mean in zip(trainers, flat.cpu().unbind(), flags, means, strict=True)
     ]
 
@@ -112,10 +112,10 @@ def _sgd_steps(flat: Tensor, grad: Tensor, bits: Tensor | None, lr: float, s: Tr
 
 
 def _finish(
-    trainer: Trainer, learned: Tensor, mask: Tensor | None, loss: Tensor, epochs: int
+    trainer: Trainer, learned: Tensor, mask: Tensor | None, loss: Tensor, samples: int
 ) -> Tensor | NonFiniteError:
     """Complete one peer's report and return its weights."""
-    trainer.report.passes.append((epochs * len(trainer.train), trained_per_layer(mask, trainer.live.layout)))
+    trainer.report.passes.append((samples, trained_per_layer(mask, trainer.live.layout)))
     try:
         trainer.check_finite(loss, "training loss")
         trainer.check_finite(learned, "weights")

@@ -1,47 +1,132 @@
-"""Local training of one peer in one round: SGD under a mask, the dense gradient, and evaluation."""
+"""Local training of one peer in one round: steps under a mask, the dense gradient, and evaluation."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from math import cos, pi
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn import functional
+from torch.optim import Optimizer
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import keep_, kept_per_layer, mask_bits
+from dispfl.core.optimizers import (
+    Moments,
+    OptimizerFactory,
+    OptimizerName,
+    as_parameter,
+    named_optimizer,
+    own_optimizer,
+)
 from dispfl.core.packed import PackedMask
 from dispfl.core.rng import stream
 from dispfl.core.units import UnitMask
-from dispfl.errors import NonFiniteError
+from dispfl.errors import ConfigError, NonFiniteError
 from dispfl.settings import Settings
+
+UnitInterval = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Train(Settings):
-    """Local training: plain SGD, the paper's appendix "Hyper-Parameters"."""
+    """Local training: by default plain SGD, the paper's appendix "Hyper-Parameters"."""
 
     table: ClassVar[str] = "train"
     epochs: int = Field(default=5, ge=1)
     """Passes over the peer's data in a round."""
+    steps: int | None = Field(default=None, ge=1)
+    """Steps in a round, instead of epochs; any number, also less than an epoch."""
     batch_size: int = Field(default=128, ge=1)
     """Samples in a step."""
+    optimizer: OptimizerName = "sgd"
+    """sgd: plain SGD unless there is a momentum; adam: with an L2 penalty; adamw: with decoupled weight decay."""
     lr: float = Field(default=0.1, gt=0)
-    """Learning rate of round 0."""
+    """Learning rate of round 0, after the warm-up; 0.001 unless stated with adam and adamw."""
+    schedule: Literal["constant", "exponential", "cosine", "step"] = "exponential"
+    """How the learning rate changes from round to round; cosine: to 0 after the last round."""
     lr_decay: float = Field(default=0.998, gt=0, le=1)
-    """Factor on the learning rate after each round."""
+    """Factor on the learning rate: after each round (exponential), or after every `lr_step` rounds (step)."""
+    lr_step: int = Field(default=30, ge=1)
+    """Rounds between two changes of the learning rate, with schedule=step."""
+    warmup: int = Field(default=0, ge=0)
+    """Rounds at the beginning in which the learning rate increases in equal steps."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum of SGD."""
+    nesterov: bool = False
+    """Nesterov's momentum instead of the classical one."""
+    betas: tuple[UnitInterval, UnitInterval] = (0.9, 0.999)
+    """Decay rates of the first and the second moment of adam and adamw."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the denominator of adam and adamw."""
+    keep_moments: bool = False
+    """Keep momentum and moments between rounds; by default every round begins without them, as in the authors' code."""
     weight_decay: float = Field(default=5e-4, ge=0)
-    """L2 penalty, added to the gradient after clipping."""
+    """L2 penalty, added to the gradient after clipping; with adamw: decoupled weight decay."""
     clip_norm: float = Field(default=10.0, ge=0)
     """The masked gradient is clipped to this norm; 0 disables clipping."""
     noise_std: float = Field(default=0.0, ge=0)
     """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma."""
 
-    def rate(self, t: int) -> float:
-        """Return the learning rate of round t."""
-        return self.lr * self.lr_decay**t
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_adam(cls, given: Any) -> Any:
+        return (
+            {"lr": 1e-3} | given if isinstance(given, dict) and given.get("optimizer") in ("adam", "adamw") else given
+        )
+
+    @model_validator(mode="after")
+    def _momentum_fits(self) -> Self:
+        if self.momentum and self.optimizer != "sgd":
+            raise ConfigError(
+                f"train.momentum is {self.momentum:g}, which {self.optimizer} does not use; use train.betas."
+            )
+        if self.nesterov and not self.momentum:
+            raise ConfigError("train.nesterov needs a momentum: give train.momentum too, for example 0.9.")
+        return self
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether training is plain SGD, which remembers nothing from step to step."""
+        return self.optimizer == "sgd" and not self.momentum
+
+    def rate(self, t: int, T: int) -> float:
+        """Return the learning rate of round t of T."""
+        if t < self.warmup:
+            return self.lr * (t + 1) / (self.warmup + 1)
+        match self.schedule:
+            case "constant":
+                return self.lr
+            case "exponential":
+                return self.lr * self.lr_decay**t
+            case "cosine":
+                return self.lr * (1 + cos(pi * (t - self.warmup) / max(1, T - self.warmup))) / 2
+            case "step":
+                return self.lr * self.lr_decay ** (t // self.lr_step)
+
+    @property
+    def duration(self) -> str:
+        """How long a round trains, in words: `5 epochs`."""
+        count, unit = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
+        return f"{count} {unit}{'s' if count > 1 else ''}"
+
+    def steps_per_epoch(self, samples: int) -> int:
+        """Return the number of batches that so many samples make."""
+        return batch_count(samples, self.batch_size)
+
+    def local_steps(self, samples: int, epochs: int | None = None) -> int:
+        """Return the steps of a round on so many samples, or of some epochs."""
+        if self.steps is not None and epochs is None:
+            return self.steps
+        return (epochs or self.epochs) * self.steps_per_epoch(samples)
+
+    def samples_trained(self, samples: int, epochs: int | None = None) -> int:
+        """Return how many samples these steps pass forward and backward."""
+        whole, rest = divmod(self.local_steps(samples, epochs), self.steps_per_epoch(samples))
+        return whole * samples + rest * min(self.batch_size, samples)
 
 
 class Samples(Protocol):
@@ -118,6 +203,10 @@ class Trainer:
     """Returns the flat weights of the whole network that all peers started from."""
     before_batch: Callable[[], None] = lambda: None
     """Called before every batch; an exception that it raises ends the step."""
+    optimizer: OptimizerFactory | None = None
+    """Makes the optimizer, instead of the one of the settings."""
+    moments: dict[str, Moments] = field(default_factory=dict)
+    """What the optimizer remembers of each model that `learn` has trained, by its name."""
     report: Report = field(default_factory=Report)
 
     def __post_init__(self) -> None:
@@ -142,48 +231,102 @@ class Trainer:
         mask: Tensor | PackedMask,
         epochs: int | None = None,
         *,
+        steps: int | None = None,
         samples: Samples | None = None,
         lr: float | None = None,
         prox: tuple[float, Tensor] | None = None,
+        name: str = "model",
     ) -> Tensor:
-        """Local sparse SGD under a fixed mask.
+        """Local sparse training under a fixed mask.
 
         Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and weight decay added,
-        and Gaussian noise if `noise_std` is set (appendix, "Main proof": g(w) + N(0, sigma^2 I)).
-        By default: the settings' epochs, all training samples, this round's learning rate. `prox` = (mu, w_0) adds
-        the proximal term mu / 2 * |w - w_0|^2 to the loss.
+        and Gaussian noise if `noise_std` is set (appendix, "Main proof": g(w) + N(0, sigma^2 I)); or with another
+        optimizer of the settings in place of SGD.
+        By default: the settings' epochs or steps, all training samples, this round's learning rate. `prox` = (mu, w_0)
+        adds the proximal term mu / 2 * |w - w_0|^2 to the loss. A method that trains several models names them, so
+        that each has its own moments.
         """
         s, live = self.settings, self.live
-        epochs, lr = epochs or s.epochs, lr or s.rate(self.t)
         samples = self.train if samples is None else samples
-        live.load(weights, self.buffers)
-        live.module.train()
+        steps = steps or s.local_steps(len(samples), epochs)
+        self.begin(weights, mask)
         flags = weight_flags(mask)
         bits = None if flags is None else mask_bits(live.to_device(flags))
         anchor = prox and (prox[0], live.to_device(prox[1]))
+        lr = lr or s.rate(self.t, self.T)
+        optimizer, flat = self._optimizer(lr)
+        packed = mask if isinstance(mask, PackedMask) else PackedMask.pack(mask)
+        if optimizer is not None and name in self.moments:
+            self.moments[name].restore(optimizer, flat, packed)
         losses = []
-        for _ in range(epochs):
-            for x, y in samples.batches(s.batch_size, rng=self.batch_rng):
-                self.before_batch()
-                losses.append(self._backward(x, y))
-                noise = self.draw_noise(weights.numel())
-                drawn = None if noise is None else live.to_device(noise)
+        for x, y in self.batches(steps, samples):
+            losses.append(self.backward(x, y))
+            noise = self.draw_noise(weights.numel())
+            drawn = None if noise is None else live.to_device(noise)
+            if optimizer is None:
                 sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor, drawn)
-        self.report.passes.append((epochs * len(samples), trained_per_layer(flags, live.layout)))
-        loss = torch.stack(losses).mean()
-        learned = live.read()
+            else:
+                optimizer_step(optimizer, flat, bits, s.clip_norm, anchor, drawn)
+        learned = self.end(torch.stack(losses).mean())
+        if optimizer is not None:
+            self.moments[name] = Moments.of(optimizer, flat, packed)
+        return learned
+
+    def _optimizer(self, lr: float) -> tuple[Optimizer | None, Tensor]:
+        """Return the optimizer and the parameter that it updates; None for plain SGD, which `sgd_step` computes."""
+        s, live = self.settings, self.live
+        if self.optimizer is None and s.is_plain:
+            return None, live.weights
+        flat = as_parameter(live.weights, live.grad)
+        if self.optimizer is not None:
+            return own_optimizer(self.optimizer, flat, live.layout, lr / s.lr), flat
+        options = s.model_dump(include={"weight_decay", "momentum", "nesterov", "betas", "eps"})
+        return named_optimizer(s.optimizer, flat, lr=lr, **options), flat
+
+    # for methods with a training loop of their own
+
+    def begin(self, weights: Tensor, mask: Tensor | PackedMask) -> None:
+        """Begin to train these weights: load them into `live`, whose `weights` a loop then changes in place.
+
+        The operations of every `backward` from now on are counted for this mask.
+        """
+        self.live.load(weights, self.buffers)
+        self.live.module.train()
+        self.report.passes.append((0, trained_per_layer(weight_flags(mask), self.live.layout)))
+
+    def batches(self, steps: int | None = None, samples: Samples | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield shuffled and augmented batches, by default as many as the settings say, of all training samples."""
+        samples = self.train if samples is None else samples
+        steps = steps or self.settings.local_steps(len(samples))
+        while True:
+            for batch in samples.batches(self.settings.batch_size, rng=self.batch_rng):
+                self.before_batch()
+                yield batch
+                steps -= 1
+                if not steps:
+                    return
+
+    def backward(self, x: Tensor, y: Tensor) -> Tensor:
+        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not masked."""
+        self.live.grad.zero_()
+        loss = self.task.loss(self.live(x), self.live.to_device(y))
+        loss.backward()  # type: ignore[no-untyped-call]
+        passed, kept = self.report.passes[-1]
+        self.report.passes[-1] = (passed + len(y), kept)
+        return loss.detach()
+
+    def end(self, loss: Tensor) -> Tensor:
+        """Return the trained weights, with the mean loss for the report; refuse numbers that are not finite."""
+        learned = self.live.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
-        self.report.loss, self.buffers = float(loss), live.read_buffers()
+        self.report.loss, self.buffers = float(loss), self.live.read_buffers()
         return learned
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Return the dense gradient on one batch of the peer's training data (Algorithm 2, line 2)."""
-        self.live.load(weights, self.buffers)
-        self.live.module.train()
-        x, y = next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve")))
-        self._backward(x, y)
-        self.report.passes.append((len(y), list(self.live.layout.sizes)))
+        self.begin(weights, torch.ones_like(weights, dtype=torch.bool))
+        self.backward(*next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve"))))
         gradient = self.live.grad.to("cpu", copy=True)
         self.check_finite(gradient, "gradient")
         return gradient
@@ -211,12 +354,6 @@ class Trainer:
         if self.evaluate:
             self.report.mixed = self.score(weights)
 
-    def _backward(self, x: Tensor, y: Tensor) -> Tensor:
-        self.live.grad.zero_()
-        loss = self.task.loss(self.live(x), self.live.to_device(y))
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
     def check_finite(self, values: Tensor, what: str) -> None:
         if not torch.isfinite(values).all():
             raise NonFiniteError(
@@ -226,6 +363,13 @@ class Trainer:
 
 
 EVALUATION_BATCH = 500
+
+
+def batch_count(samples: int, batch: int) -> int:
+    """Return the number of batches per epoch: a last batch of a single sample is merged into the one before."""
+    whole, rest = divmod(samples, batch)
+    merged = rest == 1 and whole > 0 and batch > 1
+    return whole + (rest > 0 and not merged)
 
 
 def weight_flags(mask: Tensor | PackedMask) -> Tensor | None:
@@ -276,6 +420,35 @@ def sgd_step(
         weights.add_(grad, alpha=-lr * scale)
     if noise is not None:
         weights.add_(noise if bits is None else keep_(noise, bits), alpha=-lr)
+
+
+def optimizer_step(
+    optimizer: Optimizer,
+    flat: Tensor,
+    bits: Tensor | None,
+    clip_norm: float,
+    prox: tuple[float, Tensor] | None = None,
+    noise: Tensor | None = None,
+) -> None:
+    """One step of an optimizer on a flat parameter: mask, clip, add the proximal term and noise, update, mask.
+
+    Weight decay is the optimizer's.
+    """
+    grad = flat.grad
+    assert grad is not None
+    if bits is not None:
+        keep_(grad, bits)
+    if clip_norm:
+        grad.mul_(clip_scale(grad, clip_norm))
+    if prox is not None:
+        grad.add_(flat.detach() - prox[1], alpha=prox[0])
+    if noise is not None:
+        grad.add_(noise)
+    if bits is not None and (prox is not None or noise is not None):
+        keep_(grad, bits)
+    optimizer.step()
+    if bits is not None:
+        keep_(flat.detach(), bits)
 
 
 def clip_scale(grad: Tensor, clip_norm: float) -> float | Tensor:

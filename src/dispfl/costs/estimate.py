@@ -213,9 +213,9 @@ def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[La
 
 def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int], as_printed: bool) -> int:
     """Return the operations of a peer's training in one round, with one dense batch where it searches a mask."""
-    method, epochs, samples, search = inputs.method, inputs.train.epochs, inputs.samples, 0
+    method, epochs, samples, search = inputs.method, None, inputs.samples, 0
     match method:
-        case Ditto():
+        case Ditto() if inputs.train.steps is None:
             epochs = method.global_epochs + method.personal_epochs
         case FedFOMO() if samples > 1 and not as_printed:
             samples -= max(1, int(method.validation * samples))
@@ -223,7 +223,7 @@ def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int
             search = inputs.train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = inputs.train.batch_size
-    return forward.local_training(kept, samples, epochs, min(search, samples))
+    return forward.local_training(kept, inputs.train.samples_trained(samples, epochs), min(search, samples))
 
 
 def links(context: RunContext) -> Iterator[tuple[str, str]]:

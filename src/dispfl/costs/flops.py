@@ -41,9 +41,9 @@ class ForwardCost:
         """Return the operations of training on some samples, with this many weights kept in each parameter."""
         return TRAINING * samples * self.sparse(kept)
 
-    def local_training(self, kept: Sequence[int], samples: int, epochs: int, search_batch: int = 0) -> int:
-        """Return the operations of a peer's round: epochs over its samples, plus one dense batch for a mask search."""
-        return self.training(kept, epochs * samples) + self.training(self.sizes, search_batch)
+    def local_training(self, kept: Sequence[int], samples: int, search_batch: int = 0) -> int:
+        """Return the operations of a peer's round: the samples it trains on, plus one dense batch for a mask search."""
+        return self.training(kept, samples) + self.training(self.sizes, search_batch)
 
 
 @torch.no_grad()

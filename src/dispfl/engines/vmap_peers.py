@@ -32,7 +32,8 @@ class LearnCall:
     trainer: Trainer
     weights: Tensor
     mask: Tensor | PackedMask
-    epochs: int
+    steps: int
+    name: str
 
 
 @dataclass
@@ -47,14 +48,17 @@ class StackedTrainer(Trainer):
         mask: Tensor | PackedMask,
         epochs: int | None = None,
         *,
+        steps: int | None = None,
         samples: Samples | None = None,
         lr: float | None = None,
         prox: tuple[float, Tensor] | None = None,
+        name: str = "model",
     ) -> Tensor:
         """As `Trainer.learn`, up to rounding; with its own samples, learning rate or proximal term, trains alone."""
         if self.defer is None or samples is not None or lr is not None or prox is not None:
-            return super().learn(weights, mask, epochs, samples=samples, lr=lr, prox=prox)
-        return self.defer(LearnCall(self, weights, mask, epochs or self.settings.epochs))
+            return super().learn(weights, mask, epochs, steps=steps, samples=samples, lr=lr, prox=prox, name=name)
+        steps = steps or self.settings.local_steps(len(self.train), epochs)
+        return self.defer(LearnCall(self, weights, mask, steps, name))
 
 
 class PausableStep:
@@ -131,19 +135,19 @@ def _learn_all(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
 def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
     """Return each call's weights or exception; an exception of the stack, such as an interruption, ends all calls."""
     trainers = [call.trainer for call in calls]
-    epochs = {call.epochs for call in calls}
-    if len(calls) == 1 or len(epochs) > 1 or not can_stack(trainers):
+    steps = {call.steps for call in calls}
+    if len(calls) == 1 or len(steps) > 1 or not can_stack(trainers):
         return [_learn_alone(call) for call in calls]
     weights, masks = [call.weights for call in calls], [call.mask for call in calls]
     try:
-        return learn_stacked(trainers, weights, masks, epochs.pop())
+        return learn_stacked(trainers, weights, masks, steps.pop())
     except BaseException as problem:  # raised again in every step
         return [problem] * len(calls)
 
 
 def _learn_alone(call: LearnCall) -> Tensor | BaseException:
     try:
-        return Trainer.learn(call.trainer, call.weights, call.mask, call.epochs)
+        return Trainer.learn(call.trainer, call.weights, call.mask, steps=call.steps, name=call.name)
     except BaseException as problem:  # raised again in the step
         return problem
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
+from dispfl.core.optimizers import Moments
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Trainer
@@ -36,6 +37,8 @@ class PeerState:
     """The module's buffers, such as running means; they never leave the peer (deviation 10)."""
     memory: Mapping[str, Tensor] = field(default_factory=dict)
     """Anything else that a method remembers about the peer."""
+    moments: Mapping[str, Moments] = field(default_factory=dict)
+    """With `train.keep_moments`: what the optimizer remembers of each of the peer's models."""
     upload: PackedModel | None = None
     """Server methods: the model that the peer sends to the server, until the server has it."""
 

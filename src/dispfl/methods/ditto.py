@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Trainer
+from dispfl.core.train import Train, Trainer
 from dispfl.methods.base import PeerState, ServerMethod, fresh_state
 from dispfl.methods.fedavg import weighted_mean
 
@@ -26,14 +26,24 @@ class Ditto(ServerMethod):
     prox_mu: float = Field(default=0.5, ge=0)
     """lambda, the weight of the proximal term: how strongly the personal model is pulled towards the global one."""
     global_epochs: int = Field(default=2, ge=1)
+    """Epochs of a round that train the global model."""
     personal_epochs: int = Field(default=3, ge=1)
+    """Epochs of a round that train the personal model. `train.steps` is divided in the same proportion."""
 
     def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
         w, mask = received.unpack()
-        uploaded = PackedModel.pack(peer.learn(w, mask, self.global_epochs), mask)
-        v = peer.learn(state.model.unpack()[0], mask, self.personal_epochs, prox=(self.prox_mu, w))
+        of_global, of_personal = self._steps(peer.settings, len(peer.train))
+        uploaded = PackedModel.pack(peer.learn(w, mask, steps=of_global, name="global"), mask)
+        v = peer.learn(state.model.unpack()[0], mask, steps=of_personal, prox=(self.prox_mu, w))
         personal = PackedModel.pack(v, mask)
         return PeerState(personal, personal.mask, peer.buffers, upload=uploaded)
+
+    def _steps(self, train: Train, samples: int) -> tuple[int, int]:
+        """Return the steps for both models: their epochs, or `train.steps` divided in the same proportion."""
+        if train.steps is None:
+            return train.local_steps(samples, self.global_epochs), train.local_steps(samples, self.personal_epochs)
+        of_global = max(1, round(train.steps * self.global_epochs / (self.global_epochs + self.personal_epochs)))
+        return of_global, max(1, train.steps - of_global)
 
     def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
         return fresh_state(*weighted_mean(uploads, samples))

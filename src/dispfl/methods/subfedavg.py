@@ -46,8 +46,9 @@ class SubFedAvg(ServerMethod):
         """Compare the masks that pruning gives after the first and after the last epoch; prune if they still differ."""
         weights, mask = received.unpack()
         layout = peer.live.layout
-        first = peer.learn(weights, mask, 1)
-        last = peer.learn(first, mask, peer.settings.epochs - 1) if peer.settings.epochs > 1 else first
+        steps, epoch = peer.settings.local_steps(len(peer.train)), peer.settings.steps_per_epoch(len(peer.train))
+        first = peer.learn(weights, mask, steps=min(epoch, steps))
+        last = peer.learn(first, mask, steps=steps - epoch) if steps > epoch else first
         early, late = (pruned(w, mask, self.prune, self.density, layout) for w in (first, last))
         if hamming(early, late) > self.min_change * layout.size:
             thinner = torch.where(late, last, 0.0)

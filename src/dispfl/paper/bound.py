@@ -31,6 +31,7 @@ from typing import Any, TypeGuard
 
 from rich.console import Console
 
+from dispfl.core.train import batch_count
 from dispfl.errors import ConfigError, RunError
 from dispfl.report.run_table import number_table, print_text
 from dispfl.runs.files import write_atomically
@@ -228,7 +229,7 @@ def premises_of_run(path: Path) -> tuple[dict[str, float], list[str]]:
     found = {
         "samples": min(samples),
         "batch": min(samples) if batches == 1 else min(train["batch_size"], *samples),
-        "steps": rounds * train["epochs"] * batches,
+        "steps": rounds * (train.get("steps") or train["epochs"] * batches),
         "union_density": int(union.sum()) / union.numel(),
     }
     if train.get("noise_std"):
@@ -243,13 +244,6 @@ def premises_of_run(path: Path) -> tuple[dict[str, float], list[str]]:
             f"The theorem is about Dis-PFL; the number of steps of {method} may differ from rounds x epochs x batches."
         )
     return found, notes
-
-
-def batch_count(samples: int, batch: int) -> int:
-    """Return the number of batches per epoch: a last batch of a single sample is merged into the one before."""
-    whole, rest = divmod(samples, batch)
-    merged = rest == 1 and whole > 0 and batch > 1
-    return whole + (rest > 0 and not merged)
 
 
 def print_bound(premises: Premises, found: GeneralizationBound, corrected: bool, console: Console) -> None:

@@ -70,7 +70,7 @@ def samples_trained(experiment: Experiment) -> float:
     method, train, peers, rounds = experiment.method, experiment.train, experiment.peers, experiment.rounds
     samples = samples_per_peer(experiment)
     training = min(method.cohort, peers) if isinstance(method, ServerMethod) else peers
-    epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) else train.epochs
+    epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) and not train.steps else None
     search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.regrow == "gradient" else 0
     every = experiment.eval_every
     tuned = 0
@@ -79,7 +79,7 @@ def samples_trained(experiment: Experiment) -> float:
         tuned = peers * method.fine_tuning.epochs * samples
     evaluated = peers * experiment.partition.test_samples_per_peer * (2 if isinstance(method, DisPFL) else 1) / TRAINING
     evaluations = -(-rounds // every)
-    return rounds * training * (epochs * samples + search) + evaluations * (tuned + evaluated)
+    return rounds * training * (train.samples_trained(samples, epochs) + search) + evaluations * (tuned + evaluated)
 
 
 def dense_flops(experiment: Experiment) -> float:
@@ -126,7 +126,11 @@ def seconds_per_sample(experiment: Experiment) -> float:
     noise = ImageDataset(spec.name, inputs, labels, inputs, labels, classes, spec.mean, spec.std, spec.flip)
     indices = torch.arange(workers * batch).reshape(workers, batch).unbind()
     one_batch = experiment.model_copy(
-        update={"peers": workers, "method": Local(), "train": experiment.train.model_copy(update={"epochs": 1})}
+        update={
+            "peers": workers,
+            "method": Local(),
+            "train": experiment.train.model_copy(update={"epochs": 1, "steps": None}),
+        }
     )
     context = one_batch.split_context(noise, Split(indices, indices))
     threads_before = torch.get_num_threads()
@@ -168,7 +172,7 @@ def _properties(experiments: Iterable[Experiment]) -> Mapping[str, Sequence[str]
             "rounds": str(experiment.rounds),
             "samples per peer": str(samples_per_peer(experiment)),
             "classes per peer": str(partition.classes) if isinstance(partition, Pathological) else None,
-            "epochs": str(experiment.train.epochs),
+            "local training": experiment.train.duration,
             "samples per batch": str(experiment.train.batch_size),
         }
         for name, value in properties.items():

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel, Precision
+from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import global_stream
 from dispfl.core.train import Report, Samples, Task, Train
@@ -46,6 +47,8 @@ class RunContext:
     wire: Wire = field(default_factory=Wire)
     vmap_peers: int = 1
     """How many peers with equally many samples train as one stack of models."""
+    optimizer: OptimizerFactory | None = None
+    """Makes the optimizer of local training, instead of the one of `train`."""
     remote_peers: Sequence[str] = ()
     """Peers of the federation whose data are in other processes or on other machines."""
     known_layout: Layout | None = None

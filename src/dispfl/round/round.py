@@ -190,6 +190,8 @@ def peer_step(
         buffers=state.buffers,
         first_weights=lambda: context.first_weights,
         before_batch=before_batch,
+        optimizer=context.optimizer,
+        moments=dict(state.moments),
     )
     torch.manual_seed(stream_seed(context.seed, "torch", task.peer, task.t))  # for dropout, which takes no generator
     after = state
@@ -201,6 +203,8 @@ def peer_step(
         elif not task.idle and isinstance(method, GossipMethod):
             trainer.report.overlap = _overlap(state.next_mask, received)
             after = method.step(trainer, state, received)
+        if context.train.keep_moments and after is not state:
+            after = replace(after, moments=trainer.moments)
     except NonFiniteError as problem:
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
@@ -219,6 +223,7 @@ def _overlap(mask: PackedMask, received: Mapping[str, PackedModel]) -> float | N
 
 def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerState:
     mask = state.model.mask
+    trainer.moments = {}
     lr = trainer.settings.lr if tuning.rate == "initial" else None
     model = PackedModel.under(trainer.learn(state.model.flat(), mask, tuning.epochs, lr=lr), mask)
     return replace(state, model=model, buffers=trainer.buffers)

@@ -21,6 +21,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from dispfl.core.optimizers import Moments
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
 from dispfl.core.units import UnitLayout, UnitMask, unit_layout
@@ -126,6 +127,9 @@ def _encode(steps: Mapping[str, StepResult]) -> bytes:
             )
         for kind, named in (("buffers", state.buffers), ("memory", state.memory)):
             tensors |= {f"{peer}/{kind}/{name}": tensor for name, tensor in named.items()}
+        for model, moments in state.moments.items():
+            tensors[f"{peer}/moments/{model}/mask"] = moments.mask.bits.clone()
+            tensors |= {f"{peer}/moments/{model}/values/{name}": tensor for name, tensor in moments.values.items()}
         header[peer] = {"size": state.model.mask.size, "report": asdict(step.report), "messages": step.messages}
     metadata = {"peers": json.dumps(header)}
     masks = [step.next_state.next_mask for step in steps.values()]
@@ -156,7 +160,14 @@ def _step(
     next_bits = tensors.get(f"{peer}/next_mask")
     next_mask = model.mask if next_bits is None else _mask(peer, next_bits, size, layout)
     upload = _model(tensors, f"{peer}/upload", size, layout) if f"{peer}/upload/values" in tensors else None
-    state = PeerState(model, next_mask, _named(tensors, f"{peer}/buffers/"), _named(tensors, f"{peer}/memory/"), upload)
+    state = PeerState(
+        model,
+        next_mask,
+        _named(tensors, f"{peer}/buffers/"),
+        _named(tensors, f"{peer}/memory/"),
+        _moments(tensors, peer, size, layout),
+        upload,
+    )
     messages = tuple(MessageCost(*message) for message in entry.get("messages", ()))  # type: ignore[attr-defined]
     return StepResult(Report(**entry["report"]), messages, state=state)  # type: ignore[arg-type]
 
@@ -173,6 +184,21 @@ def _model(tensors: Mapping[str, Tensor], whose: str, size: int, layout: UnitLay
     if mask.kept != values.numel() or values.dtype != torch.float32:
         raise ValueError(f"peer {whose}'s mask and values do not fit")
     return PackedModel(values, mask)
+
+
+def _moments(tensors: Mapping[str, Tensor], peer: str, size: int, layout: UnitLayout | None) -> dict[str, Moments]:
+    """Return the moments of each of a peer's models."""
+    models = {name.split("/")[0] for name in _named(tensors, f"{peer}/moments/")}
+    found = {}
+    for model in sorted(models):
+        bits = tensors[f"{peer}/moments/{model}/mask"]
+        of_weights = layout is None or bits.numel() == -(-size // 8)  # a global model may be dense
+        mask = _mask(peer, bits, size, None if of_weights else layout)
+        values = _named(tensors, f"{peer}/moments/{model}/values/")
+        if any(value.dim() and value.numel() != mask.kept for value in values.values()):
+            raise ValueError(f"peer {peer}'s moments and their mask do not fit")
+        found[model] = Moments(mask, values)
+    return found
 
 
 def _named(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
