@@ -255,13 +255,13 @@ def _defaults(kind: type[RunSettings], config: Mapping[str, Any], given: Mapping
 
 
 def _stated(defaults: RunSettings) -> dict[str, Any]:
-    """Return the default settings as TOML; of components only what differs from their class's defaults, because a
-    field may have another default where another field is given (`method.structure`).
+    """Return the default settings as TOML; of components and of training only what differs from their class's defaults,
+    because a field may have another default where another field is given (`method.structure`, `train.optimizer`).
     """
     content = defaults.to_toml()
-    for key in REGISTRIES.keys() & content.keys():
+    for key in {*REGISTRIES, "train"} & content.keys():
         stated = getattr(defaults, key).model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-        content[key] = {"name": content[key]["name"], **{k: v for k, v in stated.items() if k != "name"}}
+        content[key] = stated | ({"name": content[key]["name"]} if "name" in content[key] else {})
     return content
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dispfl import Federation, Train
+from dispfl.config import compose
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import Moments, as_parameter
 from dispfl.core.packed import PackedMask
@@ -227,6 +228,8 @@ def test_schedules_by_hand() -> None:
 def test_adam_has_a_learning_rate_of_its_own() -> None:
     assert Train(optimizer="adam").lr == Train(optimizer="adamw").lr == 0.001
     assert Train(optimizer="adam", lr=0.1).lr == Train().lr == 0.1
+    assert compose({}, ["train.optimizer=adam"]).train == Train(optimizer="adam", batch_size=32)
+    assert compose({}, ["train.optimizer=adam", "train.lr=0.1"]).train.lr == 0.1
 
 
 def test_steps_replace_epochs(make_context: MakeContext, trainer_for: MakeTrainer) -> None:
