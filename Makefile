@@ -8,7 +8,7 @@ BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation
   kept_heap batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving \
   channel_exchange channel_export channel_rounds
 
-.PHONY: demo test check bench fuzz clean
+.PHONY: demo test check reference bench fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
@@ -23,6 +23,10 @@ check: $(VENV)/.installed
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest tests/test_imports.py
+
+# The pages in docs/reference, from the settings and the commands themselves.
+reference: $(VENV)/.installed
+	$(BIN)/python -m dispfl.cli.reference docs/reference
 
 bench: $(VENV)/.installed
 	for benchmark in $(BENCHMARKS); do $(BIN)/python benchmarks/$$benchmark.py || exit 1; done

@@ -18,7 +18,7 @@ TIERS = [
     {"registry"},
     {"costs", "round"},
     {"config"},
-    {"engines", "runs"},
+    {"engines", "reference", "runs"},
     {"federation", "peer"},
     {"export", "testing"},
     {"paper"},

@@ -51,9 +51,11 @@ class RunSettings(Settings):
     seed: int = Field(default=0, ge=0)
     """Everything random derives from it."""
     rounds: int = Field(default=16, ge=1)
+    """Communication rounds: the paper's T."""
     eval_every: int = Field(default=1, ge=1)
     """Evaluate the models every this many rounds, and after the last."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
+    """Where peers train; auto: the fastest device that the machine has."""
     precision: Precision = "float32"
     """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else stays float32."""
     data: SerializeAsAny[Data] = Data(augment=False)
@@ -142,6 +144,7 @@ class Experiment(RunSettings):
     """A complete description of a simulated run."""
 
     peers: int = Field(default=16, ge=1)
+    """Participants of the federation."""
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)

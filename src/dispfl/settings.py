@@ -83,11 +83,11 @@ def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
         return str(problem) if isinstance(problem, ConfigError) else f"{key} {problem}"
     field = cls.model_fields.get(name)
     allowed = _allowed(field.annotation) if field else ""
-    bounds = _bounds(field.metadata) if field else ""
+    limits = bounds(field.metadata) if field else ""
     if allowed:
         return f"{key} must be {allowed}, got {got}."
-    if bounds and error["type"].startswith(("greater", "less")):
-        return f"{key} must be {bounds}, got {got}."
+    if limits and error["type"].startswith(("greater", "less")):
+        return f"{key} must be {limits}, got {got}."
     wanted = {
         "finite": "a finite number",
         "int": "a whole number",
@@ -97,7 +97,7 @@ def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
     }
     kind = next((text for start, text in wanted.items() if error["type"].startswith(start)), "")
     if kind:
-        return f"{key} must be {kind}{' ' + bounds if bounds else ''}, got {got}."
+        return f"{key} must be {kind}{' ' + limits if limits else ''}, got {got}."
     return f"{key}: {error['msg']}, got {got}."
 
 
@@ -109,7 +109,7 @@ def _allowed(annotation: Any) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
 
 
-def _bounds(metadata: Iterable[Any]) -> str:
+def bounds(metadata: Iterable[Any]) -> str:
     """Return a field's limits as `in (0, 1]`, `at least 1` or `above 0`."""
     low = high = ""
     low_closed = high_closed = False

@@ -10,6 +10,7 @@ import typer
 from dispfl.cli import (
     costs,
     data,
+    explain,
     export,
     grid,
     paper,
@@ -53,6 +54,7 @@ app.command("compare")(grid.compare)
 app.command("sweep")(grid.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("costs")(costs.costs)
+app.command("explain")(explain.explain)
 app.command("masks")(paper.masks)
 app.command("bound")(paper.bound)
 app.command("report")(run.report)

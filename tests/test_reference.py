@@ -1,0 +1,72 @@
+"""The reference of settings and commands: complete, and the same as the code."""
+
+from pathlib import Path
+
+import pytest
+from program import Dispfl
+
+from dispfl.cli.reference import commands_as_markdown
+from dispfl.core.train import Train
+from dispfl.errors import ConfigError
+from dispfl.reference import as_markdown, find_entries, settings_reference
+
+DOCS = Path(__file__).parents[1] / "docs" / "reference"
+
+
+def test_the_pages_are_those_of_the_code() -> None:
+    """`make reference` writes them. Usage lines depend on Typer's version, so of commands only the names are compared."""
+    assert (DOCS / "settings.md").read_text() == as_markdown()
+    written, now = (
+        [line for line in page.splitlines() if line.startswith("## ")]
+        for page in ((DOCS / "commands.md").read_text(), commands_as_markdown())
+    )
+    assert written == now
+
+
+def test_every_setting_has_a_type_and_a_meaning() -> None:
+    entries = [entry for table in settings_reference() for entry in table.entries]
+    assert len(entries) > 60
+    assert [entry.key for entry in entries if not entry.meaning or not entry.kind] == []
+    assert {f"train.{field}" for field in Train.model_fields} <= {entry.key for entry in entries}
+
+
+def test_an_entry_has_the_range_and_the_default_of_dispfl_run() -> None:
+    _, [momentum] = find_entries("train.momentum")
+    assert (momentum.kind, momentum.default) == ("a number in [0, 1)", "0")
+    _, [batch_size] = find_entries("batch_size")
+    assert batch_size.default == "32"
+    _, densities = find_entries("method.density")
+    assert [entry.components for entry in densities] == [("dispfl",), ("subfedavg",), ("dpsgd", "dpsgd-ft")]
+
+
+def test_a_component_lists_its_own_settings() -> None:
+    table, entries = find_entries("ditto")
+    assert table.name == "method"
+    assert [entry.key for entry in entries] == [
+        "method.cohort", "method.prox_mu", "method.global_epochs", "method.personal_epochs",
+    ]  # fmt: skip
+
+
+def test_an_unknown_key_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^Unknown key train\.momentun\. Did you mean train\.momentum\?$"):
+        find_entries("train.momentun")
+
+
+def test_explain_prints_an_entry(dispfl: Dispfl) -> None:
+    said = dispfl("explain", "train.momentum")
+    assert said.out.split() == [
+        "train.momentum",
+        "a",
+        "number",
+        "in",
+        "[0,",
+        "1)",
+        "Momentum",
+        "of",
+        "SGD.",
+        "Default:",
+        "0.",
+    ]
+    assert "method.prox_mu" in dispfl("explain", "ditto").out
+    assert "dirichlet" in dispfl("explain", "partition").out
+    assert "top-level keys" in dispfl("explain").out
