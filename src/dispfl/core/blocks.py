@@ -5,7 +5,8 @@ of a parameter is a block of each: some rows and some columns.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,15 +23,25 @@ LONG_RUN = 64
 """Values that lie side by side in both blocks, on average, from which adding slice by slice is fastest."""
 
 
-class Common(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Common:
     """What two masks hold in common of an axis."""
 
     here: Positions
     """Where it is among our positions."""
     there: Positions
     """Where it is among theirs."""
-    runs: list[tuple[int, int, int]]
-    """Runs (start here, start there, length) of positions that are neighbours in both."""
+
+    @cached_property
+    def runs(self) -> list[tuple[int, int, int]]:
+        """Runs (start here, start there, length) of positions that are neighbours in both."""
+        here, there = self.here, self.there
+        if not len(here):
+            return []
+        starts_run = (here[1:] - here[:-1] != 1) | (there[1:] - there[:-1] != 1)
+        starts = np.concatenate([[0], np.flatnonzero(starts_run) + 1])
+        lengths = np.diff(starts, append=len(here))
+        return list(zip(here[starts].tolist(), there[starts].tolist(), lengths.tolist(), strict=True))
 
 
 def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: Tensor) -> Tensor:
@@ -46,9 +57,11 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
     parts = _arrays(mask.small, average)
     masks = [_unit_mask(model) for model in models]
     sources = [_arrays(m.small, model.values) for m, model in zip(masks, models, strict=True)]
-    common = [_common(theirs, mask) for theirs in masks]
+    ours = mask.layout.held(mask.units)
+    index = [np.cumsum(flags) - 1 for flags in ours]
+    common = [_common(theirs, ours, index) for theirs in masks]
     held = [
-        _held(of_models, len(ours)) for of_models, ours in zip(zip(*common, strict=True), mask.positions, strict=True)
+        _held(of_models, len(kept)) for of_models, kept in zip(zip(*common, strict=True), mask.positions, strict=True)
     ]
     counts: dict[tuple[AxisIndex | None, ...], Tensor] = {}
     for i, (part, axes) in enumerate(zip(parts, mask.layout.axes, strict=True)):
@@ -94,17 +107,12 @@ def _unit_mask(model: PackedModel) -> UnitMask:
     return model.mask
 
 
-def _common(theirs: UnitMask, ours: UnitMask) -> list[Common]:
-    """Return what both masks hold of each axis."""
+def _common(theirs: UnitMask, held: Sequence[Flags], index: Sequence[Positions]) -> list[Common]:
+    """Return what another mask and ours hold of each axis, given which positions we hold and their index among ours."""
     found = []
-    for mine, other, both in zip(
-        ours.positions, theirs.positions, ours.layout.held(ours.units & theirs.units), strict=True
-    ):
-        here, there = np.flatnonzero(both[mine]), np.flatnonzero(both[other])
-        starts_run = (here[1:] - here[:-1] != 1) | (there[1:] - there[:-1] != 1)
-        edges = np.concatenate([[0], np.flatnonzero(starts_run) + 1, [len(here)]]) if len(here) else np.zeros(1, int)
-        runs = zip(here[edges[:-1]].tolist(), there[edges[:-1]].tolist(), np.diff(edges).tolist(), strict=True)
-        found.append(Common(here, there, list(runs)))
+    for positions, ours, where in zip(theirs.positions, held, index, strict=True):
+        there = np.flatnonzero(ours[positions])
+        found.append(Common(where[positions[there]], there))
     return found
 
 
@@ -121,7 +129,7 @@ def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None
     if not any(common):
         total += source
         return
-    if any(each is not None and not each.runs for each in common):
+    if any(each is not None and not len(each.here) for each in common):
         return
     if len(common) == 1 and common[0] is not None:
         total[common[0].here] += source[common[0].there]
