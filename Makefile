@@ -8,7 +8,7 @@ BENCHMARKS = round_loop naive gossip_average prune_and_regrow packing evaluation
   kept_heap batched_peers memory_at_rest memory_peak many_peers ray_speed codec transport serving \
   channel_exchange channel_export channel_rounds
 
-.PHONY: demo test check reference bench fuzz clean
+.PHONY: demo test check reference docs bench fuzz clean
 
 demo: $(VENV)/.installed
 	$(BIN)/dispfl demo
@@ -27,6 +27,11 @@ check: $(VENV)/.installed
 # The pages in docs/reference, from the settings and the commands themselves.
 reference: $(VENV)/.installed
 	$(BIN)/python -m dispfl.cli.reference docs/reference
+
+# The documentation site, in build/site; a broken link is an error.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "Open build/site/index.html"
 
 bench: $(VENV)/.installed
 	for benchmark in $(BENCHMARKS); do $(BIN)/python benchmarks/$$benchmark.py || exit 1; done

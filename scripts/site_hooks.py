@@ -1,0 +1,55 @@
+"""What MkDocs does besides rendering docs/: it adds the project's own pages and the notebooks.
+
+CHANGELOG.md, CONTRIBUTING.md and SECURITY.md stay at the root of the repository, where people look for them; their
+links are rewritten for the site. A notebook becomes a page with its text, code and outputs.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parent.parent
+PROJECT_PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
+
+
+def on_files(files: Files, config: Any) -> Files:
+    """Add the project's pages, and each notebook as a page."""
+    for name in PROJECT_PAGES:
+        content = (ROOT / name).read_text()
+        content = content.replace("](docs/", "](").replace("](README.md)", "](index.md)")
+        files.append(File.generated(config, name, content=content))
+    for notebook in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        if (listed := files.get_file_from_path(f"notebooks/{notebook.name}")) is not None:
+            files.remove(listed)
+        page = f"notebooks/{notebook.stem}.md"
+        files.append(File.generated(config, page, content=as_markdown(json.loads(notebook.read_text()))))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Point links to the repository's root at the added pages; other files outside docs/ have no page."""
+    for name in PROJECT_PAGES:
+        markdown = markdown.replace(f"](../{name})", f"]({name})")
+    return re.sub(r"\[([^\]]+)\]\(\.\./(?:src|tests|experiments|benchmarks|scripts)/[^)]*\)", r"\1", markdown)
+
+
+def as_markdown(notebook: dict[str, Any]) -> str:
+    """Return a notebook as Markdown: text, code, and the printed and drawn outputs."""
+    parts = []
+    for cell in notebook["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            printed = "".join(output.get("text", [])) or "".join(data.get("text/plain", []))
+            if "image/png" in data:
+                parts.append(f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})")
+            elif printed.strip():
+                parts.append(f"```text\n{printed.rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
