@@ -35,7 +35,7 @@ class Topology(Component):
         """Return each peer's neighbours in round t if all were online (S_{k,t} in the paper)."""
 
     def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
-        """Return the peers that take part in the exchange of round t."""
+        """Return the peers that take part in the exchange of round t. Deviation 6: no others do, either way."""
         return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= self.offline_prob * _FULL_RANGE}
 
     def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:

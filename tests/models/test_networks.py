@@ -1,5 +1,7 @@
 """The built-in networks: number of parameters, inputs and outputs."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -62,3 +64,18 @@ def test_an_unknown_network_is_refused_with_the_nearest_name() -> None:
 def test_vgg_refuses_images_too_small_for_five_poolings() -> None:
     with pytest.raises(ConfigError, match="vgg11 needs images of at least 32x32, got 28x28"):
         Model(name="vgg11").build(1, 10, 28)
+
+
+def test_kaiming_initialization_draws_convolutions_with_the_fan_out_of_the_authors_vgg11() -> None:
+    torch.manual_seed(0)
+    theirs, ours = (Model(name="vgg11", init=init).build(3, 10, 32) for init in ("kaiming", "torch"))
+    last = [[m for m in network.modules() if isinstance(m, torch.nn.Conv2d)][-1].weight for network in (theirs, ours)]
+    assert last[0].std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
+    assert (last[0].std() / last[1].std()).item() == pytest.approx(6**0.5, rel=0.01)
+
+
+def test_the_papers_experiments_start_vgg11_as_the_authors_do() -> None:
+    files = (Path(__file__).parents[2] / "experiments" / "paper").glob("*.toml")
+    with_vgg = [text for path in files if "vgg11" in (text := path.read_text())]
+    assert len(with_vgg) == 2
+    assert all(text.count("vgg11") == text.count('{ name = "vgg11", init = "kaiming" }') for text in with_vgg)

@@ -47,6 +47,8 @@ def prune_rate(t: int, T: int, alpha_0: float) -> float:
     """Return the share of kept weights replaced in round t, cosine-annealed from alpha_0 to 0.
 
     Algorithm 2, line 1:  alpha_t = alpha_0 / 2 * (1 + cos(pi t / T))
+
+    Deviation 4: the paper does not give alpha_0 (docs/deviations.md).
     """
     return alpha_0 / 2 * (1 + cos(pi * t / T))
 

@@ -324,7 +324,10 @@ class Trainer:
         return learned
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """Return the dense gradient on one batch of the peer's training data (Algorithm 2, line 2)."""
+        """Return the dense gradient on one batch of the peer's training data (Algorithm 2, line 2).
+
+        Deviation 17: the network is in training mode.
+        """
         self.begin(weights, torch.ones_like(weights, dtype=torch.bool))
         self.backward(*next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve"))))
         gradient = self.live.grad.to("cpu", copy=True)
@@ -404,7 +407,8 @@ def sgd_step(
 ) -> None:
     """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add noise.
 
-    Without `bits` nothing is masked.
+    Without `bits` nothing is masked. Deviations 7 and 12: the paper does not mention clipping, and the authors clip the
+    dense gradient before they mask it (docs/deviations.md).
     """
     if bits is not None:
         keep_(grad, bits)

@@ -37,6 +37,8 @@ class Model(Settings):
 
     table: ClassVar[str] = "model"
     name: str = "cnn"
+    init: Literal["torch", "kaiming"] = "torch"
+    """How convolutions start: as torch does, or Kaiming-normal with fan-out, as the authors' VGG-11 (deviation 13)."""
 
     @field_validator("name")
     @classmethod
@@ -51,7 +53,12 @@ class Model(Settings):
         """Return a new network for inputs of this shape. A custom network is imported from the folder."""
         if self.name not in ANY_SHAPE:
             self._check_square_images(shape)
-        return MODELS[self.name](shape, classes)
+        network = MODELS[self.name](shape, classes)
+        if self.init == "kaiming":
+            for module in network.modules():
+                if isinstance(module, nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        return network
 
     def _check_square_images(self, shape: Sequence[int]) -> None:
         if len(shape) != 3 or shape[1] != shape[2]:
@@ -74,6 +81,8 @@ class CustomModel(Model):
     """
 
     name: Literal["custom"] = "custom"
+    init: Literal["torch"] = "torch"
+    """The function itself decides how its network starts."""
     factory: str
     """`module:function`, which returns a new `nn.Module`; it may have the parameters `classes` and `shape`."""
 
