@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from dispfl.core.masks import random_mask as random_mask
     from dispfl.core.packed import PackedMask as PackedMask
     from dispfl.core.packed import PackedModel as PackedModel
+    from dispfl.core.private import Privacy as Privacy
     from dispfl.core.rng import stream as stream
     from dispfl.core.sparsity import erk_densities as erk_densities
     from dispfl.core.sparsity import prune_and_regrow as prune_and_regrow
@@ -96,6 +97,7 @@ _MODULES = {
     "Partition": "data.partition",
     "Pathological": "data.partition",
     "PeerState": "methods.base",
+    "Privacy": "core.private",
     "RandomRegular": "topology",
     "ResNet18": "models.networks",
     "Ring": "topology",

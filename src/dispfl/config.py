@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator
 
 from dispfl.core.live import Precision, resolve_device
+from dispfl.core.private import Privacy
 from dispfl.core.rng import stream
 from dispfl.core.train import Samples, Task, Train
 from dispfl.data.custom import CustomDataset
@@ -64,13 +65,14 @@ class RunSettings(Settings):
     topology: SerializeAsAny[Topology] = RandomRegular.at_most(4)
     train: Train = Train(batch_size=32)
     wire: Wire = Wire()
+    privacy: Privacy = Privacy()
 
     @field_validator("data", "model", "method", "topology", "partition", mode="before", check_fields=False)
     @classmethod
     def _choose(cls, value: Any, info: Any) -> Any:
         return choose(info.field_name, value, cls.model_fields[info.field_name].default)
 
-    @field_validator("train", "wire", "limits", "deadlines", mode="before", check_fields=False)
+    @field_validator("train", "wire", "privacy", "limits", "deadlines", mode="before", check_fields=False)
     @classmethod
     def _table(cls, value: Any, info: Any) -> Any:
         if isinstance(value, Settings):
@@ -120,6 +122,11 @@ class RunSettings(Settings):
         folder = folder or Path.cwd()  # a Ray worker has another current directory
         train, test = data.samples(augment=self.data.augment)
         shape, classes, model = data.shape, len(data.classes), self.model
+        if self.privacy.enabled and getattr(self.data, "standardize", False):
+            raise ConfigError(
+                "privacy does not cover data.standardize, which computes means from the training data; scale the data "
+                "by constants instead, and leave it false."
+            )
         if isinstance(model, CustomModel):
             model.check_network(next(train.batches(2))[0], classes, folder)
         return RunContext(
@@ -135,6 +142,7 @@ class RunSettings(Settings):
             device=self.device,
             precision=self.precision,
             wire=self.wire,
+            privacy=self.privacy,
             vmap_peers=vmap_peers,
             remote_peers=remote_peers,
         )

@@ -14,6 +14,7 @@ from dispfl.config import MADE_IN_PYTHON, EngineName, check_engine, check_vmap_p
 from dispfl.core.live import LiveModel, Precision, resolve_device
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
+from dispfl.core.private import Privacy
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Task, Train, accuracy
 from dispfl.data.batches import DatasetLike, samples_from
@@ -35,7 +36,8 @@ class Federation:
     `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors;
     `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is any function that returns an
     `nn.Module`. `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in
-    place of `train.optimizer`; its learning rate follows the schedule of `train`. `init` gives the weights that all
+    place of `train.optimizer`; its learning rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes
+    training differentially private. `init` gives the weights that all
     start from: a module or its state dict. `on_round` is called with each round's metrics; `out` names a run directory.
     Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as one stack: faster where models are
     tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers` processes, on the machines of the Ray
@@ -51,6 +53,7 @@ class Federation:
         *,
         train: Train | None = None,
         wire: Wire | None = None,
+        privacy: Privacy | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: Callable[[Tensor, Tensor], float] = accuracy,
         optimizer: OptimizerFactory | None = None,
@@ -76,6 +79,7 @@ class Federation:
             ("topology", topology, Topology),
             ("train", train, Train),
             ("wire", wire, Wire),
+            ("privacy", privacy, Privacy),
         ):
             if value is not None and not isinstance(value, kind):
                 raise ConfigError(f"`{name}` must be a {kind.__name__} object, got {value!r}.")
@@ -101,6 +105,7 @@ class Federation:
             device=device,
             precision=precision,
             wire=wire or Wire(),
+            privacy=privacy or Privacy(),
             vmap_peers=vmap_peers,
             optimizer=optimizer,
         )
@@ -182,6 +187,7 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "topology": context.topology.model_dump(mode="json", exclude_none=True),
         "train": context.train.model_dump(mode="json", exclude_none=True),
         "wire": context.wire.model_dump(mode="json"),
+        "privacy": context.privacy.model_dump(mode="json", exclude_none=True),
     }
 
 

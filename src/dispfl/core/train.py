@@ -24,6 +24,7 @@ from dispfl.core.optimizers import (
     own_optimizer,
 )
 from dispfl.core.packed import PackedMask
+from dispfl.core.private import PrivateSteps, sum_clipped_
 from dispfl.core.rng import stream
 from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError, NonFiniteError
@@ -69,7 +70,10 @@ class Train(Settings):
     clip_norm: float = Field(default=10.0, ge=0)
     """The masked gradient is clipped to this norm; 0 disables clipping."""
     noise_std: float = Field(default=0.0, ge=0)
-    """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma."""
+    """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma.
+
+    It is drawn from the seed, which all members know, so that they can subtract it; private noise is `privacy`.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -172,6 +176,8 @@ class Report:
     """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
+    epsilon: float | None = None
+    """With privacy: what the peer has spent of its budget, this round included."""
     seconds: float = field(default=0.0, compare=False)
     """The time that the step computed, as `step_clock` measures it."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -207,11 +213,14 @@ class Trainer:
     """Makes the optimizer, instead of the one of the settings."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """What the optimizer remembers of each model that `learn` has trained, by its name."""
+    private: PrivateSteps | None = None
+    """With privacy: draws batches and noise in secret, and counts steps."""
     report: Report = field(default_factory=Report)
 
     def __post_init__(self) -> None:
         self.batch_rng = self.stream("batches")
         self._noise = self.stream("noise") if self.settings.noise_std else None
+        self._flags: Tensor | None = None
 
     def stream(self, purpose: str) -> torch.Generator:
         """Return the random stream of this peer and round for one purpose."""
@@ -258,15 +267,16 @@ class Trainer:
         packed = mask if isinstance(mask, PackedMask) else PackedMask.pack(mask)
         if optimizer is not None and name in self.moments:
             self.moments[name].restore(optimizer, flat, packed)
+        clip_norm = 0.0 if self.private else s.clip_norm
         losses = []
         for x, y in self.batches(steps, samples):
             losses.append(self.backward(x, y))
             noise = self.draw_noise(weights.numel())
             drawn = None if noise is None else live.to_device(noise)
             if optimizer is None:
-                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor, drawn)
+                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, clip_norm, anchor, drawn)
             else:
-                optimizer_step(optimizer, flat, bits, s.clip_norm, anchor, drawn)
+                optimizer_step(optimizer, flat, bits, clip_norm, anchor, drawn)
         learned = self.end(torch.stack(losses).mean())
         if optimizer is not None:
             self.moments[name] = Moments.of(optimizer, flat, packed)
@@ -292,12 +302,21 @@ class Trainer:
         """
         self.live.load(weights, self.buffers)
         self.live.module.train()
-        self.report.passes.append((0, trained_per_layer(weight_flags(mask), self.live.layout)))
+        self._flags = weight_flags(mask)
+        self.report.passes.append((0, trained_per_layer(self._flags, self.live.layout)))
 
     def batches(self, steps: int | None = None, samples: Samples | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled and augmented batches, by default as many as the settings say, of all training samples."""
+        """Yield shuffled and augmented batches, by default as many as the settings say, of all training samples.
+
+        With privacy each is a secret draw, and may be empty.
+        """
         samples = self.train if samples is None else samples
         steps = steps or self.settings.local_steps(len(samples))
+        if self.private is not None:
+            for batch in self.private.batches(samples, steps, self.batch_rng):
+                self.before_batch()
+                yield batch
+            return
         while True:
             for batch in samples.batches(self.settings.batch_size, rng=self.batch_rng):
                 self.before_batch()
@@ -307,7 +326,12 @@ class Trainer:
                     return
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not masked."""
+        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not masked.
+
+        With privacy the gradient is that of `core/private.py`, masked, and the loss is not told: it is 0.
+        """
+        if self.private is not None:
+            return self._private_backward(self.private, x, y)
         self.live.grad.zero_()
         loss = self.task.loss(self.live(x), self.live.to_device(y))
         loss.backward()  # type: ignore[no-untyped-call]
@@ -315,12 +339,21 @@ class Trainer:
         self.report.passes[-1] = (passed + len(y), kept)
         return loss.detach()
 
+    def _private_backward(self, private: PrivateSteps, x: Tensor, y: Tensor) -> Tensor:
+        live, flags = self.live, None if self._flags is None else self.live.to_device(self._flags)
+        private.check_budget(self.peer)
+        sum_clipped_(live, self.task.loss, live.to_device(x).contiguous(), live.to_device(y), flags, private.clip)
+        private.add_noise_(live.grad, flags)
+        passed, kept = self.report.passes[-1]
+        self.report.passes[-1] = (passed + round(private.batch_size), kept)  # the number of samples is secret
+        return torch.zeros((), device=live.device)
+
     def end(self, loss: Tensor) -> Tensor:
         """Return the trained weights, with the mean loss for the report; refuse numbers that are not finite."""
         learned = self.live.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
-        self.report.loss, self.buffers = float(loss), self.live.read_buffers()
+        self.report.loss, self.buffers = None if self.private else float(loss), self.live.read_buffers()
         return learned
 
     def gradient(self, weights: Tensor) -> Tensor:
@@ -329,18 +362,32 @@ class Trainer:
         Deviation 17: the network is in training mode.
         """
         self.begin(weights, torch.ones_like(weights, dtype=torch.bool))
-        self.backward(*next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve"))))
+        rng = self.stream("evolve")
+        if self.private is not None:
+            batch = next(self.private.batches(self.train, 1, rng))
+        else:
+            batch = next(self.train.batches(self.settings.batch_size, rng=rng))
+        self.backward(*batch)
         gradient = self.live.grad.to("cpu", copy=True)
         self.check_finite(gradient, "gradient")
         return gradient
 
     def score(self, weights: Tensor, samples: Samples | None = None) -> float:
         """Return the task's metric on the peer's test data, or on other samples."""
+        self._check_not_private(samples)
         return float(self.task.metric(*self._predict(weights, self.test if samples is None else samples)))
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
         """Return the task's loss on some samples, without training on them."""
+        self._check_not_private(samples)
         return float(self.task.loss(*self._predict(weights, samples)))
+
+    def _check_not_private(self, samples: Samples | None) -> None:
+        if self.private is not None and samples is not None and samples is not self.test:
+            raise ConfigError(
+                "privacy: a method may use training data in `learn`, `gradient` and `backward` only, which are "
+                "accounted; this one evaluates a model on them."
+            )
 
     @torch.no_grad()
     def _predict(self, weights: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:

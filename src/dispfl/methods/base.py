@@ -20,7 +20,7 @@ from dispfl.core.masks import kept_per_layer
 from dispfl.core.optimizers import Moments
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
-from dispfl.core.train import Trainer
+from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
 from dispfl.settings import Component
 
@@ -47,6 +47,8 @@ class Method(Component):
     """Base class of gossip and server methods."""
 
     table: ClassVar[str] = "method"
+    can_be_private: ClassVar[bool] = True
+    """Whether it uses a peer's training data to train only (`learn`, `gradient`), so that privacy can be accounted."""
     evaluates_global: ClassVar[bool] = False
     """Whether peers are evaluated with the global model (`global_model`, `evaluated_model`) instead of their own."""
 
@@ -54,6 +56,10 @@ class Method(Component):
     def fine_tuning(self) -> "FineTuning | None":
         """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at all."""
         return None
+
+    def private_steps(self, train: Train, samples: int) -> int:
+        """Return the steps of a peer in a round that use its data, each of which spends privacy."""
+        return train.local_steps(samples)
 
     def densities(self, peers: int) -> list[float]:
         """Return the density of each peer's model."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -27,6 +27,7 @@ class FedFOMO(GossipMethod):
     where L is the loss on held-back data. If no candidate helps, the peer keeps its own update.
     """
 
+    can_be_private: ClassVar[bool] = False
     name: Literal["fedfomo"] = "fedfomo"
     validation: float = Field(default=0.1, gt=0, lt=1)
     """Share of the training data that is held back."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ class SubFedAvg(ServerMethod):
     under the peer's mask.
     """
 
+    can_be_private: ClassVar[bool] = False
     name: Literal["subfedavg"] = "subfedavg"
     density: float = Field(default=0.5, gt=0, le=1)
     """Density at which pruning stops."""

@@ -12,9 +12,13 @@ from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel, Precision
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
+from dispfl.core.private import Privacy, PrivateSteps, SecretStream, check_private_network
 from dispfl.core.rng import global_stream
 from dispfl.core.train import Report, Samples, Task, Train
 from dispfl.costs.ledger import MessageCost
+from dispfl.costs.privacy import PrivacyPlan, make_plan
+from dispfl.errors import ConfigError
+from dispfl.extras import require
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.topology import Topology
 from dispfl.wire.codec import Codec, Wire
@@ -55,6 +59,9 @@ class RunContext:
     """The network's layout, where another process has found it already."""
     input_shape: Sequence[int] | None = None
     """The shape of an input, where no data are here."""
+    privacy: Privacy = field(default_factory=Privacy)
+    secret_key: bytes = field(default=b"", repr=False)
+    """With privacy: what batches and noise are drawn from; known to this process alone."""
 
     @cached_property
     def roster(self) -> list[str]:
@@ -93,6 +100,49 @@ class RunContext:
         """Refuse a network or densities that the method cannot use, before anything is written or trained."""
         LiveModel(self.module())
         _ = self.codec  # finds the layout, and what a peer of each density keeps
+        if self.privacy.enabled:
+            self._check_privacy()
+
+    def _check_privacy(self) -> None:
+        require("privacy", "The table privacy")
+        check_private_network(self.module())
+        name = self.method.name
+        if not self.method.can_be_private or self.method.fine_tuning is not None:
+            raise ConfigError(
+                f"privacy does not work with method.name={name}, which uses training data in other ways than training "
+                "steps. Use dispfl, dpsgd, fedavg, ditto or local."
+            )
+        if self.vmap_peers > 1:
+            raise ConfigError(f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.")
+        if self.train.noise_std:
+            raise ConfigError(
+                f"train.noise_std is {self.train.noise_std:g}: its noise is drawn from the public seed and protects "
+                "nothing. With privacy leave it 0; privacy.noise_multiplier is the secret noise."
+            )
+        for peer in self.peers:
+            self.privacy_plan(peer)
+
+    def privacy_plan(self, peer: str) -> PrivacyPlan:
+        """Return how a peer of this process trains privately."""
+        p, samples = self.privacy, len(self.peers[peer].train)
+        steps = self.method.private_steps(self.train, samples)
+        noise, batch = p.noise_multiplier, self.train.batch_size
+        return make_plan(p.epsilon, p.delta, noise, samples, batch, steps, self.rounds)
+
+    def private_steps(self, peer: str, t: int, taken: int) -> PrivateSteps | None:
+        """Return a peer's private steps of round t, after those taken in earlier rounds; None without privacy."""
+        if not self.privacy.enabled:
+            return None
+        plan = self.privacy_plan(peer)
+        return PrivateSteps(
+            SecretStream(self.secret_key),
+            (peer, t),
+            plan.noise_multiplier,
+            self.privacy.clip,
+            plan.rate,
+            plan.rate * len(self.peers[peer].train),
+            None if plan.max_steps is None else plan.max_steps - taken,
+        )
 
     def module(self) -> nn.Module:
         """Build the network with the weights that all peers start from."""

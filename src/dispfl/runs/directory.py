@@ -4,6 +4,7 @@ config.toml         complete; `dispfl run config.toml` repeats the run
 split.safetensors   which samples each peer has
 metrics.jsonl       one line per round
 checkpoints/        see checkpoint.py
+.secret-key         with privacy, until the end: never share it
 summary.json        at the end
 learning-curve.png  at the end
 report.html         at the end, from the command line
@@ -11,6 +12,7 @@ report.html         at the end, from the command line
 
 import fcntl
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +26,7 @@ from torch import Tensor
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
+from dispfl.core.private import KEY_BYTES
 from dispfl.data.catalogue import describe
 from dispfl.data.partition import Split
 from dispfl.errors import ConfigError, RunError
@@ -31,9 +34,11 @@ from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.files import append_durably, plain_disk_errors, write_atomically
+from dispfl.runs.files import append_durably, plain_disk_errors, sync_folder, write_atomically
 from dispfl.runs.metrics import Metrics
 from dispfl.topology import peer_names
+
+SECRET_KEY = ".secret-key"
 
 
 class RunDirectory:
@@ -103,6 +108,29 @@ class RunDirectory:
         lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
         write_atomically(self.path / "metrics.jsonl", lines)
         return records
+
+    def secret_key(self) -> bytes:
+        """Return the key of private training, for this user only; a new one where there is none, as in a copied run.
+
+        It is drawn from the operating system, not from the seed. Resuming needs it to repeat a round with the same
+        noise; a finished run does not, and keeps no copy.
+        """
+        file = self.path / SECRET_KEY
+        with plain_disk_errors(file):
+            if file.exists() and len(key := file.read_bytes()) == KEY_BYTES:
+                return key
+            file.unlink(missing_ok=True)
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                key = os.urandom(KEY_BYTES)
+                opened.write(key)
+                opened.flush()
+                os.fsync(opened.fileno())
+            sync_folder(self.path)
+        return key
+
+    def forget_secret_key(self) -> None:
+        """Delete the key of private training."""
+        (self.path / SECRET_KEY).unlink(missing_ok=True)
 
     def write_summary(self, summary: Metrics) -> None:
         """Write the summary, which makes the run count as finished."""

@@ -1,10 +1,11 @@
 """Execution of runs: of a context or an experiment, with or without a run directory, from the start or resumed."""
 
 import contextlib
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -12,6 +13,7 @@ from torch import nn
 
 from dispfl.config import EngineName, Experiment, compose, differing_keys
 from dispfl.core.live import loaded_network
+from dispfl.core.private import KEY_BYTES
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Report
 from dispfl.data.custom import CustomDataset
@@ -78,6 +80,8 @@ def execute(
 ) -> RunResult:
     """Run the remaining rounds and write the summary, which makes the run count as finished; then draw its curve."""
     out = directory.path if directory else None
+    if context.privacy.enabled:
+        context = replace(context, secret_key=directory.secret_key() if directory else os.urandom(KEY_BYTES))
     with contextlib.ExitStack() as stack:
         if directory is None and engine == "ray":  # a lost worker is restored from the disk
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dispfl-"))
@@ -102,6 +106,7 @@ def execute(
         result = RunResult(context, states, history.records, personal, out)
         if directory and out:
             directory.write_summary(result.summary)
+            directory.forget_secret_key()
             draw_learning_curve(out)
     return result
 

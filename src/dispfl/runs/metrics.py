@@ -45,6 +45,7 @@ def round_metrics(t: int, result: Round, cost: ForwardCost, seconds: float) -> M
         "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
         "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
         "flops_total": sum(worked),
+        "epsilon": spread([report.epsilon for report in reports.values()]),
         "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
         "seconds": round(seconds, 3),
         "peer_seconds": spread(
