@@ -107,10 +107,10 @@ def test_a_running_site_logs_changes_of_its_members(make_site: Callable[[str], S
             other = Site.open(alice.folder)  # as in another process
             await asyncio.sleep(0.1)
             other.members.accept(bob.invite())
-            assert await recorder.until("accepted") == {"peer": "bob"}
+            assert await recorder.until("accepted") == {"peer": "bob", "address": bob.info.listen}
             bob.rotate()
             other.members.accept(Site.open(bob.folder).invite())
-            assert await recorder.until("rotated") == {"peer": "bob"}
+            assert await recorder.until("rotated") == {"peer": "bob", "before": bob.identity.fingerprint}
             other.members.revoke("bob")
             assert await recorder.until("revoked") == {"peer": "bob"}
 
