@@ -30,6 +30,7 @@ from dispfl.peer.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.audit import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
+from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.setup import LocalSetup, local_setup
@@ -154,7 +155,7 @@ async def open_node(
             listening=str(site.info.listen_address),
         )
         client = Client(ctx, network.transport, deadlines, random.Random())
-        watcher = asyncio.create_task(_watch_site(site, ctx, network))
+        watcher = asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest()))
         try:
             yield Node(ctx, client, training, store), store
         finally:
@@ -227,9 +228,9 @@ class _Network:
         }
 
 
-async def _watch_site(site: Site, ctx: NodeContext, network: _Network) -> None:
+async def _watch_site(site: Site, ctx: NodeContext, network: _Network, members: MemberList) -> None:
     """Apply changes of the members by other processes and by members, save and log them, and update the status file."""
-    members, counted, last_problem = site.members.file.latest(), Counter[str](), ""
+    counted, last_problem = Counter[str](), ""
     for problem in site.members.file.problems:
         ctx.log("problem", {"detail": f"{site.members.path}: {problem}"})
     while True:

@@ -5,10 +5,12 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dispfl.errors import MessageError
 from dispfl.methods.dispfl import DisPFL
@@ -25,6 +27,7 @@ from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.member_list import Member, MemberList
 from dispfl.peer.membership.members_format import to_bytes
 from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SiteMembership, SyncMessage, check_progress
 from dispfl.peer.run import CodecExecutor, open_node
 from dispfl.peer.server import Server
@@ -103,6 +106,32 @@ def test_sync_transfers_records_in_both_directions(two_sites: tuple[Site, Site])
             member = site.members.get(name)
             assert member is not None
             assert member.density is not None
+
+
+def test_removal_from_a_roster_is_revocation_at_the_next_sync(
+    two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alice gets the second version from an administrator, bob from alice, in parts."""
+    monkeypatch.setattr(sync, "PAGE_BYTES", 500)
+    alice, bob = two_sites
+    carol, ann = Identity.make("carol"), Ed25519PrivateKey.generate()
+    invites = [alice.invite(), bob.invite(), Invite("dispfl", "carol", SOMEWHERE, carol.certificate)]
+    empty = Roster("dispfl", 1, 1, {"ann": ann.public_key().public_bytes_raw()})
+    first = empty.with_members(invites).signed_by(ann)
+    second = first.without_members(["carol"]).signed_by(ann)
+    assert len(second.text) > 2 * sync.PAGE_BYTES
+    for site in two_sites:
+        site.members.accept_roster(first, first.fingerprint)
+    alice.members.accept_roster(second)
+    assert bob.members.names() == ["alice", "carol"]
+    events = sync_members(bob, alice)
+    assert bob.members.names() == ["alice"]
+    assert bob.members.file.current().roster == second
+    assert "sync failed" not in events
+    fork = first.without_members(["alice"]).signed_by(ann)
+    alice.members.file.update(lambda members: replace(members, roster=fork), "a test")
+    sync_members(bob, alice)
+    assert (bob.members.names(), bob.members.file.current().forks) == (["alice"], (fork.digest,))
 
 
 class RecordingTransport:
