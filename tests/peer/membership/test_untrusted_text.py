@@ -1,19 +1,26 @@
 """Whatever others send, as an address, an invite, a record, a sync message or a file, is read or refused by name."""
 
 import contextlib
+import hashlib
 import json
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from yarl import URL
 
-from dispfl.errors import ConfigError, DispflError, MessageError
+from dispfl.errors import ConfigError, DispflError, MessageError, RunError
+from dispfl.peer.membership import sync
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite, InviteError
+from dispfl.peer.membership.member_list import Member, MemberList
+from dispfl.peer.membership.members_format import from_bytes, to_bytes
 from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.membership.roster import Roster, RosterError
+from dispfl.peer.membership.sync import Offer, SyncMessage
 
 BOB = Identity.make("bob")
 
@@ -138,3 +145,94 @@ def test_an_invite_with_any_address_is_read_or_refused_as_an_invite(address: str
 def test_no_other_exception_leaves_an_invite(content: bytes) -> None:
     with pytest.raises(DispflError):
         Invite.read("dispfl1-" + content.decode("latin-1"))
+
+
+# sync messages
+
+
+@settings(max_examples=200)
+@given(
+    st.binary(max_size=60)
+    | JSONS.map(lambda value: json.dumps(value).encode())
+    | st.dictionaries(
+        st.sampled_from(
+            ["records", "state", "roster", "known", "after", "until", "roster_from", "next", "part", "size"]
+        ),
+        JSONS | st.integers(0, 9) | st.lists(HOSTILE_TEXT, max_size=3),
+    ).map(lambda value: json.dumps(value).encode())
+)
+def test_any_sync_message_is_answered_or_refused_as_malformed(body: bytes) -> None:
+    try:
+        message = SyncMessage.read(body)
+    except MessageError as problem:
+        refusal = problem.refusal
+    else:
+        refusal = "malformed"
+        answer = Offer([RECORD]).answer(message)
+        assert len(answer) <= sync.MAX_BODY_BYTES
+        SyncMessage.read(answer)
+    assert refusal == "malformed"
+
+
+# rosters
+
+ANN = Ed25519PrivateKey.generate()
+EMPTY = Roster("hospitals", 1, 1, {"ann": ANN.public_key().public_bytes_raw()})
+ROSTER = EMPTY.with_members([Invite("hospitals", "bob", Address("bob", 1), BOB.certificate)]).signed_by(ANN)
+
+
+@settings(max_examples=200)
+@given(path=st.sampled_from(paths(ROSTER.to_json())), value=JSONS)
+def test_a_roster_with_any_value_at_any_place_is_refused(path: tuple[Any, ...], value: Any) -> None:
+    changed = replaced(ROSTER.to_json(), path, value)
+    assume(json.dumps(changed) != json.dumps(ROSTER.to_json()))
+    with pytest.raises(RosterError):
+        Roster.read(json.dumps(changed)).verify()
+
+
+@settings(max_examples=100)
+@given(st.text(max_size=60) | JSONS.map(json.dumps))
+def test_any_other_text_is_no_roster(text: str) -> None:
+    with pytest.raises(RosterError):
+        Roster.read(text)
+
+
+# the members file
+
+MEMBER = Member("bob", Address("bob.example.org", 7601), BOB.certificate, record=MemberRecord.parse(RECORD))
+FILE = to_bytes(MemberList(MemberRecord.parse(RECORD), {"bob": MEMBER}, ROSTER))
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=60) | st.tuples(st.integers(0, len(FILE) - 1), st.integers(1, 255)))
+def test_any_damage_of_the_members_file_is_detected(how: bytes | tuple[int, int]) -> None:
+    content = bytearray(FILE)
+    if isinstance(how, tuple):
+        content[how[0]] ^= how[1]
+    else:
+        content = bytearray(how)
+    with pytest.raises((ValueError, RunError)):  # another version is a RunError
+        from_bytes(bytes(content))
+
+
+ENTRY = json.loads(FILE.splitlines()[2])
+OTHER_LINES = [line for place, line in enumerate(FILE.splitlines()[1:]) if place != 1]
+
+
+@settings(max_examples=200)
+@given(path=st.sampled_from(paths(ENTRY)), value=JSONS)
+def test_an_entry_of_the_members_file_with_any_value_at_any_place_ends_nothing(
+    path: tuple[Any, ...], value: Any
+) -> None:
+    line = json.dumps(replaced(ENTRY, path, value)).encode()
+    body = b"\n".join([*OTHER_LINES, line]) + b"\n"
+    header = {"format": "dispfl members", "version": 2, "digest": hashlib.sha256(body).hexdigest()}
+    found, problems = from_bytes(json.dumps(header).encode() + b"\n" + body)
+    assert found.own is not None
+    assert found.roster == ROSTER
+    if "bob" not in found.members:
+        assert found.unreadable == (line,)
+        assert len(problems) == 1
+    elif found.members["bob"].address is not None:
+        URL.build(scheme="https", host=found.members["bob"].address.host, port=7600)
+    assert from_bytes(to_bytes(found))[0] == found
