@@ -12,7 +12,8 @@ DispflError
 ├── Refused          another peer refuses a request (dispfl.peer.transport)
 ├── Unreachable      no connection to another peer, or one that broke (dispfl.peer.transport)
 ├── IdentityError    a key or a certificate that cannot be used (dispfl.peer.membership.identity)
-└── InviteError      an invite that is damaged (dispfl.peer.membership.invite)
+├── InviteError      an invite that is damaged or cannot be accepted (dispfl.peer.membership.invite)
+└── RosterError      a roster that is damaged or not signed by enough administrators (dispfl.peer.membership.roster)
 """
 
 

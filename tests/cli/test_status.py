@@ -1,14 +1,13 @@
 """`dispfl peer status` on a narrow terminal."""
 
 import io
+import json
 from pathlib import Path
 
 from rich.console import Console
 
 from dispfl.cli.status import facts, print_status
-from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, readable_fingerprint
-from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.site import Site, SiteInfo
 
 
@@ -19,9 +18,9 @@ def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_c
     )
     alice.members.accept(bob.invite())
     carol = Identity.make("carol")
-    alice.members.merge(
-        [MemberRecord.sign(carol, "hospitals", Address("carol.example.org", 7602), 0.5, 0, 1).to_json()]
-    )
+    known = {"name": "carol", "address": "carol.example.org:7602", "fingerprint": carol.fingerprint}
+    (alice.folder / "run").mkdir()
+    (alice.folder / "run" / "status.json").write_text(json.dumps({"known": [known]}))
     written = io.StringIO()
     narrow = Console(file=written, width=80, force_terminal=True, color_system=None)
     print_status(facts(alice), tmp_path / "alice", narrow)

@@ -13,9 +13,12 @@ import pytest
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.local import free_ports
+from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.run import open_node, run_node
 from dispfl.peer.setup import local_setup
 from dispfl.peer.site import STATUS, Site, SiteInfo
+from dispfl.peer.transport.base import Request, Response, Unreachable
 
 PATIENCE = 60.0
 """Seconds after which a test fails; generous for a loaded machine."""
@@ -107,12 +110,68 @@ def test_a_running_site_logs_changes_of_its_members(make_site: Callable[[str], S
             other = Site.open(alice.folder)  # as in another process
             await asyncio.sleep(0.1)
             other.members.accept(bob.invite())
-            assert await recorder.until("accepted") == {"peer": "bob"}
+            assert await recorder.until("accepted") == {"peer": "bob", "address": bob.info.listen}
             bob.rotate()
             other.members.accept(Site.open(bob.folder).invite())
-            assert await recorder.until("rotated") == {"peer": "bob"}
+            assert await recorder.until("rotated") == {"peer": "bob", "before": bob.identity.fingerprint}
             other.members.revoke("bob")
             assert await recorder.until("revoked") == {"peer": "bob"}
 
     asyncio.run(story())
     assert recorder.events == ["accepted", "rotated", "revoked"]
+
+
+def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_tls(
+    make_site: Callable[[str], Site],
+) -> None:
+    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+    alice.members.accept(bob.invite())
+    bob.members.accept(alice.invite())
+    asked = asyncio.Event()
+
+    async def never(sender: str, request: Request) -> Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def story() -> None:
+        async with (
+            open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _),
+            open_node(bob, local_setup(bob), Deadlines(), EventRecorder()) as (other, _),
+        ):
+            await node.client.transport.serve(never)
+            transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
+            await asked.wait()
+            Site.open(alice.folder).members.revoke("bob")  # as in another process
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(Unreachable, match="the connection broke"):
+                    await transfer
+                with pytest.raises(Unreachable, match="alice may not have accepted our certificate"):
+                    await other.client.transport.request("alice", Request("model", {}))
+            assert node.ctx.guard.refused["unknown"]["unknown-certificate"] == 1
+            assert "bob" not in node.ctx.guard.refused  # no request of it was read
+
+    asyncio.run(story())
+
+
+def test_a_new_address_of_a_member_is_logged_and_not_used_outside_the_allowed_networks(
+    make_site: Callable[[str], Site],
+) -> None:
+    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+    config = alice.folder / "site.toml"
+    config.write_text(config.read_text().replace("allow_networks = []", 'allow_networks = ["127.0.0.2/32"]'))
+    alice = Site.open(alice.folder)
+    alice.members.accept(bob.invite())
+    record = MemberRecord.sign(bob.identity, "dispfl", Address("localhost", 9), 0.5, 0, 1).to_json()
+
+    async def story() -> None:
+        async with open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _):
+            await node.ctx.compute(lambda: node.ctx.membership.merge([record]))
+            changed = {"peer": "bob", "address": "localhost:9", "before": bob.info.listen}
+            assert await recorder.until("address changed") == changed
+            with pytest.raises(
+                Unreachable, match=r"cannot be reached at localhost:9: .*127\.0\.0\.1 is not in allow_networks"
+            ):
+                await node.client.transport.request("bob", Request("sync", {}))
+
+    asyncio.run(story())

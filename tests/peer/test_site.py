@@ -52,10 +52,12 @@ def test_two_sites_accept_each_other(tmp_path: Path) -> None:
 def test_a_rotated_site_has_a_certificate_that_follows_its_old_one(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
     site.rotate()
-    site.rotate()
     identity = Site.open(tmp_path / "alice").identity
     assert is_successor(identity.certificate, identity.issuers[0])
-    assert identity.issuers[1] == site.identity.certificate
+    assert identity.issuers[0] == site.identity.certificate
+    with pytest.raises(ConfigError, match=r"alice replaced its key 0 minutes ago, .* one rotation an hour: .* 60"):
+        site.rotate()
+    assert Site.open(tmp_path / "alice").identity.fingerprint == identity.fingerprint
 
 
 def test_site_toml_holds_all_settings_except_those_of_a_simulation(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import signal
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from shlex import quote
@@ -27,7 +28,9 @@ from dispfl.peer.context import NodeContext
 from dispfl.peer.guard import RequestGuard
 from dispfl.peer.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.membership import sync
+from dispfl.peer.membership.audit import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
+from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.setup import LocalSetup, local_setup
@@ -152,12 +155,14 @@ async def open_node(
             listening=str(site.info.listen_address),
         )
         client = Client(ctx, network.transport, deadlines, random.Random())
-        watcher = asyncio.create_task(_watch_site(site, ctx, network))
+        watcher = asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest()))
         try:
             yield Node(ctx, client, training, store), store
         finally:
             watcher.cancel()
             await asyncio.wait([watcher])
+            with contextlib.suppress(DispflError):  # what members have announced comes again with the next sync
+                site.members.file.save()
             await network.transport.close()
             training.close()
             executor.close()
@@ -193,19 +198,25 @@ class _Network:
             max_response=lambda kind: responses.get(kind, 0),
             limits=limits,
             guard=guard,
+            may_connect=site.info.may_connect,
         )
         self.previous = previous_traffic(site)
         self._generation = site.members.generation
         self._pinned = set(pinned)
 
-    def pin_new_members(self, site: Site) -> None:
-        """Trust certificates that were accepted since the last call."""
-        if site.members.generation != self._generation:
-            self._generation = site.members.generation
-            for certificate in set(site.members.pinned()) - self._pinned:
-                self._pinned.add(certificate)
-                for context in self.contexts:
-                    pin(context, certificate)
+    async def follow_members(self, site: Site) -> None:
+        """Trust certificates that were accepted since the last call, and no longer those that were not kept."""
+        if site.members.generation == self._generation:
+            return
+        self._generation, pinned = site.members.generation, set(site.members.pinned())
+        if self._pinned - pinned:  # certificates cannot be removed from a context
+            server = await asyncio.to_thread(server_context, site.identity, pinned)
+            self.contexts = (self.contexts[0], server)
+            self.transport.use_server_context(server)
+        for certificate in pinned - self._pinned:
+            for context in self.contexts:
+                pin(context, certificate)
+        self._pinned = pinned
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -217,15 +228,20 @@ class _Network:
         }
 
 
-async def _watch_site(site: Site, ctx: NodeContext, network: _Network) -> None:
-    """Apply changes by `dispfl peer accept` and `revoke`, and update the status file."""
-    listed, last_problem = _listed(site), ""
+async def _watch_site(site: Site, ctx: NodeContext, network: _Network, members: MemberList) -> None:
+    """Apply changes of the members by other processes and by members, save and log them, and update the status file."""
+    counted, last_problem = Counter[str](), ""
+    for problem in site.members.file.problems:
+        ctx.log("problem", {"detail": f"{site.members.path}: {problem}"})
     while True:
         try:
-            network.pin_new_members(site)
-            listed, before = _listed(site), listed
-            for event, name in member_changes(before, listed):
-                ctx.log(event, {"peer": name})
+            await network.follow_members(site)
+            members, before = site.members.file.current(), members
+            for change in limited(changes(before, members), counted):
+                if change.event == "revoked":
+                    await network.transport.disconnect(change.member)
+                ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
+            await ctx.compute(site.members.file.save)
             write_status(site, ctx, network)
             last_problem = ""
         except (DispflError, OSError) as problem:
@@ -233,24 +249,6 @@ async def _watch_site(site: Site, ctx: NodeContext, network: _Network) -> None:
                 last_problem = str(problem)
                 ctx.log("problem", {"detail": last_problem})
         await asyncio.sleep(STATUS_INTERVAL)
-
-
-Listed = Mapping[str, tuple[str, str]]
-"""Each member's state and fingerprint."""
-
-
-def _listed(site: Site) -> Listed:
-    return {member.name: (member.state, member.fingerprint) for member in site.members.all()}
-
-
-def member_changes(before: Listed, after: Listed) -> Iterator[tuple[str, str]]:
-    """The changes between two member lists: accepted, revoked or rotated, and the member's name."""
-    for name, (state, fingerprint) in after.items():
-        old_state, old_fingerprint = before.get(name, (None, fingerprint))
-        if state != old_state:
-            yield state, name
-        elif fingerprint != old_fingerprint:
-            yield "rotated", name
 
 
 def write_status(site: Site, ctx: NodeContext, network: _Network) -> None:
@@ -261,6 +259,10 @@ def write_status(site: Site, ctx: NodeContext, network: _Network) -> None:
         peer["last_seen"] = None if peer["last_seen"] is None else peer["last_seen"] + epoch
     found["sockets"], found["sockets_previous"] = network.traffic, network.previous
     found["updated"] = time.time()
+    found["known"] = [
+        {"name": record.name, "address": str(record.address), "fingerprint": record.fingerprint}
+        for record in site.members.known()
+    ]
     write_atomically(site.run_folder / STATUS, json.dumps(found).encode())
 
 

@@ -34,7 +34,8 @@ class HttpsTransport:
 
     `client` and `server` are TLS contexts that require a certificate; `identify` maps a certificate to a member;
     `address` returns the address of a member; `max_request` and `max_response` limit the size of a body by request
-    kind. If the handler uses the same `guard`, offences against the transport and the handler are counted together.
+    kind; `may_connect` decides about the IP address of every outgoing connection. If the handler uses the same `guard`,
+    offences against the transport and the handler are counted together.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class HttpsTransport:
         max_response: Callable[[str], int],
         limits: Limits | None = None,
         guard: RequestGuard | None = None,
+        may_connect: Callable[[str], bool] = lambda ip: True,
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
@@ -62,6 +64,7 @@ class HttpsTransport:
         self._address = address
         self._max_request = max_request
         self._max_response = max_response
+        self._may_connect = may_connect
         self._peers: dict[str, PeerConnections] = {}
         self._listener: Listener | None = None
         self._pending_requests = 0
@@ -88,6 +91,19 @@ class HttpsTransport:
             return await self._request(peer, request)
         finally:
             self._pending_requests -= 1
+
+    def use_server_context(self, server: ssl.SSLContext) -> None:
+        """Use another TLS context from the next incoming connection on."""
+        self._server = server
+        if self._listener:
+            self._listener.context = server
+
+    async def disconnect(self, peer: str) -> None:
+        """Close all connections with a peer, also those in the middle of a transfer."""
+        if self._listener:
+            self._listener.drop_member(peer)
+        if connections := self._peers.pop(peer, None):
+            await connections.close()
 
     async def close(self) -> None:
         """Stop listening and close all connections; pending requests fail."""
@@ -121,5 +137,7 @@ class HttpsTransport:
             raise AttemptError("this site is shutting down")
         if peer not in self._peers:
             counter = self.counters.counter(peer)
-            self._peers[peer] = PeerConnections(peer, self._client, self._identify, self.limits, counter)
+            self._peers[peer] = PeerConnections(
+                peer, self._client, self._identify, self.limits, counter, self._may_connect
+            )
         return self._peers[peer]

@@ -42,9 +42,16 @@ class PeerConnections:
     """The connections to one peer, kept open between rounds."""
 
     def __init__(
-        self, name: str, context: ssl.SSLContext, identify: Identify, limits: Limits, counter: ByteCounter
+        self,
+        name: str,
+        context: ssl.SSLContext,
+        identify: Identify,
+        limits: Limits,
+        counter: ByteCounter,
+        may_connect: Callable[[str], bool] = lambda ip: True,
     ) -> None:
         self.name = name
+        self._may_connect = may_connect
         self.sockets: dict[int, CountingSocket] = {}
         """Open sockets by file descriptor."""
         self._limits = limits
@@ -147,7 +154,9 @@ class PeerConnections:
         return self.sockets.get(found.fileno()) if found else None
 
     def _make_socket(self, found: Any) -> CountingSocket:
-        family, kind, proto = found[:3]
+        family, kind, proto, _, where = found
+        if not self._may_connect(where[0]):
+            raise OSError(f"{where[0]} is not in allow_networks of this site's site.toml")
         sock = CountingSocket(family, kind, proto, counter=self._counter, on_close=self._forget)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # detects a peer that lost power and does not acknowledge
