@@ -4,12 +4,14 @@ import contextlib
 import json
 from pathlib import Path
 
+import pytest
 import torch
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
+from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.store import PeerStore, report_of, rounds_of
 from dispfl.round.context import StepResult
@@ -95,3 +97,57 @@ def test_other_lines_are_ignored(tmp_path: Path) -> None:
     ]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
     assert rounds_of(tmp_path) == {4: {"round": 4, "heard": []}}
+
+
+@pytest.fixture
+def two_rounds(tmp_path: Path) -> Path:
+    """The folder of a peer that has finished rounds 0 and 1."""
+    with a_store(tmp_path / "run") as store:
+        for t in range(2):
+            store.save(t, a_step(), ["bob"], [])
+    return tmp_path / "run"
+
+
+def damage(folder: Path, rounds: int) -> bytes:
+    """Change a byte of a checkpoint; return the damaged part."""
+    part = folder / f"checkpoints/round-00000{rounds}/part-000.safetensors"
+    content = part.read_bytes()
+    part.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    return part.read_bytes()
+
+
+def test_a_damaged_checkpoint_is_kept_and_the_one_before_it_resumed(
+    two_rounds: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    content = damage(two_rounds, 2)
+    with a_store(two_rounds) as store:
+        assert store.last()[0] == 1  # type: ignore[index]
+    kept = two_rounds / "checkpoints/round-000002.damaged"
+    assert (kept / "part-000.safetensors").read_bytes() == content
+    assert caplog.messages == [
+        f"The checkpoint {two_rounds / 'checkpoints/round-000002/part-000.safetensors'} is damaged (the digest of peer "
+        f"alice does not match). It is kept as {kept}. Resuming from an earlier round, if there is one."
+    ]
+
+
+def test_a_site_with_only_damaged_checkpoints_starts_again_and_keeps_them_with_its_metrics(two_rounds: Path) -> None:
+    contents = {rounds: damage(two_rounds, rounds) for rounds in (1, 2)}
+    with a_store(two_rounds) as store:
+        assert store.last() is None
+        store.save(0, a_step(), [], [])
+    for rounds, content in contents.items():
+        kept = two_rounds / f"checkpoints/round-00000{rounds}.damaged/part-000.safetensors"
+        assert kept.read_bytes() == content
+    assert sorted(rounds_of(two_rounds)) == [0]
+    assert sorted(rounds_of(two_rounds / "checkpoints/round-000001.damaged")) == [0, 1]
+
+
+def test_a_checkpoint_that_the_system_cannot_read_stops_the_site_and_nothing_changes(two_rounds: Path) -> None:
+    manifest = two_rounds / "checkpoints/round-000002/complete.json"
+    manifest.unlink()
+    manifest.symlink_to("/proc/self/mem")  # reading its beginning is a real EIO
+    before = sorted(two_rounds.rglob("*"))
+    with a_store(two_rounds) as store, pytest.raises(RunError, match=r"cannot be read: Input/output error\."):
+        store.last()
+    assert sorted(two_rounds.rglob("*")) == before
+    assert sorted(rounds_of(two_rounds)) == [0, 1]

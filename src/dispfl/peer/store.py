@@ -1,5 +1,7 @@
 """A peer's run directory: the same files as a simulation's, with one peer in it, written by a node."""
 
+import contextlib
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -9,12 +11,13 @@ from typing import Any
 from dispfl.core.train import Report
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
-from dispfl.errors import RunError
+from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.spec import spec_difference
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics
+from dispfl.runs.files import plain_disk_errors
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 
 
@@ -47,19 +50,24 @@ class PeerStore:
         self._directory = RunDirectory.open(folder)
 
     def last(self) -> tuple[int, PeerState] | None:
-        """Return the number of finished rounds and the state after them, from the newest complete checkpoint.
+        """Return the number of finished rounds and the state after them, from the newest intact checkpoint.
 
-        Metrics of later rounds are dropped: these rounds are repeated.
+        Damaged ones are kept under another name. Metrics of later rounds are dropped: these rounds are repeated.
         """
-        checkpoints = self._directory.checkpoints
+        checkpoints, kept = self._directory.checkpoints, None
         for rounds in reversed(checkpoints.finished_rounds()):
             try:
-                state = checkpoints.load(rounds)[self.name].next_state
-            except (RunError, KeyError):
-                checkpoints.discard(rounds)
+                steps = checkpoints.load(rounds)
+            except DamagedError as damage:
+                kept = checkpoints.set_aside(rounds, damage, "Resuming from an earlier round, if there is one.")
                 continue
+            if self.name not in steps:
+                raise RunError(f"The checkpoint after {rounds} rounds in {self.folder} is of {', '.join(steps)}.")
             self._directory.truncate_metrics(rounds, gaps=True)
-            return rounds, state
+            return rounds, steps[self.name].next_state
+        if kept:  # the site starts or joins again; its earlier rounds are kept with the damaged checkpoint
+            with plain_disk_errors(kept), contextlib.suppress(FileNotFoundError):
+                shutil.copy(self.folder / "metrics.jsonl", kept)
         self._directory.truncate_metrics(0)
         return None
 
