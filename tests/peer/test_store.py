@@ -1,11 +1,14 @@
 """A peer's run directory."""
 
+import asyncio
 import contextlib
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 import torch
+from small_disk import SmallDisk
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report
@@ -13,7 +16,8 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.store import PeerStore, report_of, rounds_of
+from dispfl.peer.status import NodeStatus
+from dispfl.peer.store import PeerStore, SavingThread, report_of, rounds_of
 from dispfl.round.context import StepResult
 from dispfl.runs.directory import read_config
 
@@ -151,3 +155,74 @@ def test_a_checkpoint_that_the_system_cannot_read_stops_the_site_and_nothing_cha
         store.last()
     assert sorted(two_rounds.rglob("*")) == before
     assert sorted(rounds_of(two_rounds)) == [0, 1]
+
+
+class Saving:
+    """A saving thread of a peer, its status and its log."""
+
+    def __init__(self, store: PeerStore) -> None:
+        self.status, self.events = NodeStatus(), list[tuple[str, Mapping[str, object]]]()
+        self.thread = SavingThread(store, self.status, lambda *event: self.events.append(event))
+
+    @property
+    def unsaved(self) -> tuple[int, bool]:
+        """The number of unsaved rounds, and whether there is a reason."""
+        return self.status.unsaved_rounds, self.status.save_problem is not None
+
+
+@pytest.fixture
+def saving(small_disk: SmallDisk) -> Iterator[Saving]:
+    with a_store(small_disk.path / "run") as store:
+        yield Saving(store)
+
+
+def test_rounds_that_a_full_disk_refuses_are_saved_with_the_next_one_that_fits(
+    saving: Saving, small_disk: SmallDisk
+) -> None:
+    folder = small_disk.path / "run"
+
+    async def story() -> None:
+        await saving.thread.save(0, a_step(), ["bob"], [])
+        small_disk.fill()
+        for t in (1, 2):
+            await saving.thread.save(t, a_step(), [], ["bob"])
+            assert saving.unsaved == (t, True)
+        assert [path.name for path in (folder / "checkpoints").glob("*/part-*")] == ["part-000.safetensors"]
+        small_disk.free()
+        await saving.thread.save(3, a_step(), ["bob"], [])
+
+    asyncio.run(story())
+    saving.thread.close()
+    assert saving.unsaved == (0, False)
+    assert {t: entry["heard"] for t, entry in rounds_of(folder).items()} == {0: ["bob"], 1: [], 2: [], 3: ["bob"]}
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["round-000001", "round-000004"]
+    assert [event for event, _ in saving.events] == ["not saved", "saved"]  # once, not for each round
+    assert str(saving.events[0][1]["detail"]).startswith(f"No space left on device in {folder}; training continues")
+
+
+def test_the_last_round_is_waited_for_until_the_disk_has_space(
+    saving: Saving, small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SavingThread, "RETRY_SECONDS", 0.05)
+
+    async def story() -> None:
+        retrying = asyncio.create_task(saving.thread.retry())
+        small_disk.fill()
+        await saving.thread.save(0, a_step(), [], [])
+        waiting = asyncio.create_task(saving.thread.wait_until_saved())
+        await asyncio.sleep(0.2)
+        assert not waiting.done()
+        small_disk.free()
+        await asyncio.wait_for(waiting, 60)
+        retrying.cancel()
+
+    asyncio.run(story())
+    saving.thread.close()
+    assert saving.thread.store.last()[0] == 1  # type: ignore[index]
+
+
+def test_a_node_that_ends_on_a_full_disk_says_what_is_lost(saving: Saving, small_disk: SmallDisk) -> None:
+    small_disk.fill()
+    asyncio.run(saving.thread.save(0, a_step(), [], []))
+    saving.thread.close()
+    assert saving.events[-1] == ("lost", {"rounds": 1, "detail": f"No space left on device in {small_disk.path}/run"})

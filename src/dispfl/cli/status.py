@@ -55,6 +55,9 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     _print(console, f"fingerprint  {first}\n             {second}")
     _print(console, "\n" + _progress(found["node"], found["running"], quote(str(folder))))
     node = found["node"] or {}
+    if found["running"] and node.get("save_problem"):
+        unsaved = f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}."
+        _print(console, f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it can.")
     for title, table in (
         ("Members", _members(found["members"])),
         ("Traffic", _traffic(node.get("peers") or {})),
