@@ -149,7 +149,7 @@ async def open_node(
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
         site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)
         guard = RequestGuard()
-        network = _Network(site, setup, membership, limits or Limits(), guard)
+        network = SiteNetwork(site, setup, membership, limits or Limits(), guard)
         ctx = NodeContext(
             site.name,
             setup.run,
@@ -186,7 +186,7 @@ async def open_node(
                 log("problem", {"detail": str(problem)})
 
 
-class _Network:
+class SiteNetwork:
     """The transport and its TLS contexts, which trust new members while it runs."""
 
     def __init__(
@@ -235,7 +235,7 @@ class _Network:
         }
 
 
-async def _watch_site(site: Site, ctx: NodeContext, network: _Network, thread: ThreadPoolExecutor) -> None:
+async def _watch_site(site: Site, ctx: NodeContext, network: SiteNetwork, thread: ThreadPoolExecutor) -> None:
     """Apply changes by `dispfl peer accept` and `revoke`, and update the status file, on a thread."""
     listed, last_problem = _listed(site), ""
     while True:
@@ -272,7 +272,7 @@ def member_changes(before: Listed, after: Listed) -> Iterator[tuple[str, str]]:
             yield "rotated", name
 
 
-def current_status(ctx: NodeContext, network: _Network) -> dict[str, Any]:
+def current_status(ctx: NodeContext, network: SiteNetwork) -> dict[str, Any]:
     """The status that `dispfl peer status` reads."""
     found = ctx.status.as_json()
     epoch = time.time() - asyncio.get_running_loop().time()  # the loop's clock does not start in 1970
