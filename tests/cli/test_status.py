@@ -30,3 +30,12 @@ def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_c
         first, second = readable_fingerprint(print_)
         at = lines.index(f"{name} {first}")
         assert lines[at + 1] == second
+
+
+def test_rounds_that_are_only_in_memory_are_shown_while_the_node_runs(tmp_path: Path) -> None:
+    site = Site.create(tmp_path / "alice", SiteInfo(name="alice", listen="a.example.org:7600"), {})
+    node = {"round": 7, "rounds": 20, "state": "training", "unsaved_rounds": 3, "save_problem": "No space left in run"}
+    written = io.StringIO()
+    found = facts(site) | {"running": True, "node": node}
+    print_status(found, tmp_path / "alice", Console(file=written, width=80, color_system=None))
+    assert "3 rounds are only in memory: No space left in run. Free some space, and do not stop" in written.getvalue()

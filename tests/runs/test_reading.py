@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_says_how_to_repair_it(run: Callable[..., RunResult
     elif damage == "lost":
         part.unlink()
     else:
-        (folder / "complete.json").write_text('{"rounds": 2, "parts": []}')
+        (folder / "complete.json").write_text('{"version": 2, "rounds": 2, "parts": []}')
     with pytest.raises(RunError, match=r"round.* Resume the run: Federation\.run\(\.\.\., resume=True\)\.$"):
         final_states(done.out)
 

@@ -249,6 +249,22 @@ def log(directory: Directory, as_json: Annotated[bool, typer.Option("--json", he
 
 
 @app.command()
+def doctor(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check the site, its machine and its members, and say what to do.
+
+    Key, settings, time of a round, memory, disk, port, clock, and every
+    member both ways. The node may be running or not. The exit code is 1 if
+    something has failed.
+
+    Example: dispfl peer doctor alice
+    """
+    from dispfl.cli.doctor import print_findings
+
+    if not print_findings(directory, as_json):
+        raise typer.Exit(1)
+
+
+@app.command()
 def run(
     directory: Directory,
     log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON, one object per line.")] = False,

@@ -74,6 +74,9 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     if roster := found["roster"]:
         _print(console, _roster_text(roster))
     node = found["node"] or {}
+    if found["running"] and node.get("save_problem"):
+        unsaved = f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}."
+        _print(console, f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it can.")
     for title, table in (
         ("Members", _members(found["members"])),
         ("Traffic", _traffic(node.get("peers") or {})),

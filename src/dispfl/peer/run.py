@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import ssl
@@ -33,14 +32,14 @@ from dispfl.peer.membership.identity import client_context, pin, server_context
 from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
+from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import LocalSetup, local_setup
-from dispfl.peer.site import STATUS, Site
-from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.peer.site import Site
+from dispfl.peer.store import PeerStore, SavingThread, rounds_of
 from dispfl.peer.transport.base import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import peer_step
-from dispfl.runs.files import write_atomically
 from dispfl.wire.codec import HEADER
 
 T = TypeVar("T")
@@ -105,11 +104,16 @@ def run_site(site: Site, log_json: bool = False, *, alone: bool = True) -> None:
     log = event_logger(site.name, log_json)
     with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
         config, setup = site.config(), local_setup(site)
-        asyncio.run(run_node(site, setup, config.deadlines.start(), log, config.limits))
+        asyncio.run(run_node(site, setup, config.deadlines.start(), log, config.limits, ServiceManager.of_process()))
 
 
 async def run_node(
-    site: Site, setup: LocalSetup, deadlines: Deadlines, log: EventLog, limits: Limits | None = None
+    site: Site,
+    setup: LocalSetup,
+    deadlines: Deadlines,
+    log: EventLog,
+    limits: Limits | None = None,
+    service: ServiceManager | None = None,
 ) -> PeerState:
     """Run a site's node to the last round, resuming from its last checkpoint."""
     loop, me, signals = asyncio.get_running_loop(), asyncio.current_task(), list[str]()
@@ -121,28 +125,34 @@ async def run_node(
 
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, stop, which)
-    async with open_node(site, setup, deadlines, log, limits) as (node, store):
+    async with open_node(site, setup, deadlines, log, limits, service) as (node, saving):
         try:
-            final = await node.run(*(store.last() or (0, setup.initial_state())))
+            final = await node.run(*(saving.store.last() or (0, setup.initial_state())))
+            await saving.wait_until_saved()
         except asyncio.CancelledError:
             log("stopped", {"round": node.ctx.status.round, "by": signals})
             raise
-        store.finish(setup.run, final)
+        saving.store.finish(setup.run, final)
         log("finished", {"score": node.ctx.status.score})
     return final
 
 
 @contextlib.asynccontextmanager
 async def open_node(
-    site: Site, setup: LocalSetup, deadlines: Deadlines, log: EventLog, limits: Limits | None = None
-) -> AsyncIterator[tuple[Node, PeerStore]]:
+    site: Site,
+    setup: LocalSetup,
+    deadlines: Deadlines,
+    log: EventLog,
+    limits: Limits | None = None,
+    service: ServiceManager | None = None,
+) -> AsyncIterator[tuple[Node, SavingThread]]:
     """Open a site's node and its store; both are closed at the end."""
     with contextlib.closing(PeerStore(site.run_folder, site.name, setup.spec, setup.settings, setup.cost())) as store:
         training, executor = TrainingThread(setup.run, setup.threads), CodecExecutor()
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
         site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)
         guard = RequestGuard()
-        network = _Network(site, setup, membership, limits or Limits(), guard)
+        network = SiteNetwork(site, setup, membership, limits or Limits(), guard)
         ctx = NodeContext(
             site.name,
             setup.run,
@@ -155,25 +165,33 @@ async def open_node(
             listening=str(site.info.listen_address),
         )
         client = Client(ctx, network.transport, deadlines, random.Random())
-        watcher = asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest()))
+        saving, status_thread = SavingThread(store, ctx.status, log), ThreadPoolExecutor(1, "status")
+        background = [
+            asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest(), status_thread)),
+            asyncio.create_task(saving.retry()),
+            asyncio.create_task((service or ServiceManager()).watch(ctx.status, network.transport)),
+        ]
         try:
-            yield Node(ctx, client, training, store), store
+            yield Node(ctx, client, training, saving), saving
         finally:
-            watcher.cancel()
-            await asyncio.wait([watcher])
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
             with contextlib.suppress(DispflError):  # what members have announced comes again with the next sync
                 site.members.file.save()
             await network.transport.close()
             training.close()
             executor.close()
+            saving.close()
+            status_thread.shutdown()
             ctx.status.ended()
             try:
-                write_status(site, ctx, network)
+                site.write_status(current_status(site, ctx, network))
             except (DispflError, OSError) as problem:  # not raised: it would hide the exception that ended the node
                 log("problem", {"detail": str(problem)})
 
 
-class _Network:
+class SiteNetwork:
     """The transport and its TLS contexts, which trust new members while it runs."""
 
     def __init__(
@@ -228,7 +246,9 @@ class _Network:
         }
 
 
-async def _watch_site(site: Site, ctx: NodeContext, network: _Network, members: MemberList) -> None:
+async def _watch_site(
+    site: Site, ctx: NodeContext, network: SiteNetwork, members: MemberList, thread: ThreadPoolExecutor
+) -> None:
     """Apply changes of the members by other processes and by members, save and log them, and update the status file."""
     counted, last_problem = Counter[str](), ""
     for problem in site.members.file.problems:
@@ -242,7 +262,8 @@ async def _watch_site(site: Site, ctx: NodeContext, network: _Network, members: 
                     await network.transport.disconnect(change.member)
                 ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
             await ctx.compute(site.members.file.save)
-            write_status(site, ctx, network)
+            status = current_status(site, ctx, network)
+            await asyncio.get_running_loop().run_in_executor(thread, site.write_status, status)
             last_problem = ""
         except (DispflError, OSError) as problem:
             if last_problem != str(problem):
@@ -251,19 +272,20 @@ async def _watch_site(site: Site, ctx: NodeContext, network: _Network, members: 
         await asyncio.sleep(STATUS_INTERVAL)
 
 
-def write_status(site: Site, ctx: NodeContext, network: _Network) -> None:
-    """Write the file that `dispfl peer status` reads."""
+def current_status(site: Site, ctx: NodeContext, network: SiteNetwork) -> dict[str, Any]:
+    """The status that `dispfl peer status` reads."""
     found = ctx.status.as_json()
     epoch = time.time() - asyncio.get_running_loop().time()  # the loop's clock does not start in 1970
     for peer in found["peers"].values():
-        peer["last_seen"] = None if peer["last_seen"] is None else peer["last_seen"] + epoch
+        for when in ("last_seen", "last_request"):
+            peer[when] = None if peer[when] is None else peer[when] + epoch
     found["sockets"], found["sockets_previous"] = network.traffic, network.previous
     found["updated"] = time.time()
     found["known"] = [
         {"name": record.name, "address": str(record.address), "fingerprint": record.fingerprint}
         for record in site.members.known()
     ]
-    write_atomically(site.run_folder / STATUS, json.dumps(found).encode())
+    return found
 
 
 def previous_traffic(site: Site) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """The server half of a node: answers `sync` and `model` requests of other peers."""
 
+import asyncio
 from typing import NoReturn
 
 from dispfl.core.packed import PackedMask, PackedModel
@@ -23,6 +24,7 @@ class Server:
 
     async def __call__(self, sender: str, request: Request) -> Response:
         """Answer a request, or raise `Refused`."""
+        self.ctx.status.record_request(sender, asyncio.get_running_loop().time())
         self.ctx.guard.check(sender)
         if request.kind == "sync":
             return await self._sync(sender, request)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from dispfl.peer.config import SiteConfig
 
 IDENTITY, MEMBERS, STATUS = "identity", "members.json", "status.json"
+STATUS_SPARE = 1024
+"""Blanks at the end of the status file, so that a longer one can be written in its place on a full disk."""
 _COMMENT = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
 # All sites must agree on everything but name, addresses, device, precision, threads, [data], [train],
@@ -196,6 +198,21 @@ class Site:
         finally:
             os.close(lock)  # at once, so that a starting node finds it free
         return False
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Write the status that `status` reads; on a full disk in the place of the last one, which needs no space."""
+        file, content = self.run_folder / STATUS, json.dumps(status).encode()
+        try:
+            write_atomically(file, content + b" " * STATUS_SPARE, durable=False)
+        except RunError:
+            try:
+                with file.open("r+b") as last:
+                    last.write(content.ljust(file.stat().st_size))
+            except OSError:
+                pass
+            else:
+                return
+            raise
 
     def status(self) -> dict[str, Any] | None:
         """The last status that the node wrote; None if it never ran."""

@@ -29,7 +29,7 @@ from dispfl.core.layout import Layout
 from dispfl.core.private import KEY_BYTES
 from dispfl.data.catalogue import describe
 from dispfl.data.partition import Split
-from dispfl.errors import ConfigError, RunError
+from dispfl.errors import ConfigError, DamagedError, RunError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
@@ -217,8 +217,8 @@ def final_states(path: Path) -> dict[str, PeerState]:
     try:
         steps = Checkpoints(path / "checkpoints").load(rounds)
         if not steps:
-            raise RunError(f"The checkpoint of round {rounds} in {path} is empty.")
-    except RunError as damage:
+            raise DamagedError(f"The checkpoint of round {rounds} in {path} is empty.")
+    except DamagedError as damage:
         raise RunError(f"{damage} {_how_to_resume(path, read_config(path))}") from damage
     return {name: steps[name].next_state for name in sorted(steps)}
 

@@ -58,8 +58,7 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
             engine.restore(rounds)
             saved = checkpoints.load(rounds, [SERVER])
         except DamagedError as damage:
-            log.warning("%s Resuming from an earlier round.", damage)
-            checkpoints.discard(rounds)
+            checkpoints.set_aside(rounds, damage, "Resuming from an earlier round.")
             continue
         checkpoints.delete_old()
         server = saved[SERVER].state if saved else None
@@ -73,8 +72,7 @@ def _partial_round(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str
     try:
         return engine.partial_round(t)
     except DamagedError as damage:
-        log.warning("%s Repeating that part of the round.", damage)
-        checkpoints.discard(t + 1)
+        checkpoints.set_aside(t + 1, damage, "Repeating that part of the round.")
         return {}
 
 

@@ -13,6 +13,7 @@ it repeats the request with the number of bytes it has and their digest, and the
 """
 
 import asyncio
+import email.utils
 import ssl
 from collections.abc import Callable
 
@@ -69,11 +70,21 @@ class HttpsTransport:
         self._listener: Listener | None = None
         self._pending_requests = 0
         self._is_closed = False
+        self.is_serving = False
+        """Whether connections are accepted."""
 
     @property
     def port(self) -> int:
         """The port it listens on, chosen by the system if 0 was given."""
         return self._listener.port if self._listener else self._listen[1]
+
+    def clock_ahead(self, peer: str) -> float | None:
+        """By how many seconds a peer's clock was ahead of ours in its last response; None if it is not known."""
+        date, arrived = self._peers[peer].last_date if peer in self._peers else ("", 0.0)
+        try:
+            return email.utils.parsedate_to_datetime(date).timestamp() - arrived
+        except (ValueError, TypeError, OverflowError):
+            return None
 
     async def serve(self, handler: Handler) -> None:
         """Start listening; return once connections are accepted."""
@@ -82,6 +93,7 @@ class HttpsTransport:
         )
         self._listener = Listener(self._server, http_handler, self.limits, self.counters)
         await self._listener.open(*self._listen)
+        self.is_serving = True
 
     async def request(self, peer: str, request: Request) -> Response:
         """Return the response of an authenticated peer; raise `Refused` or `Unreachable`."""

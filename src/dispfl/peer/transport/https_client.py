@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -54,6 +55,8 @@ class PeerConnections:
         self._may_connect = may_connect
         self.sockets: dict[int, CountingSocket] = {}
         """Open sockets by file descriptor."""
+        self.last_date: tuple[str, float] = ("", 0.0)
+        """The date in the last response's header, and when it arrived by our clock."""
         self._limits = limits
         self._counter = counter
         self._slots = asyncio.Semaphore(limits.max_connections_to_peer)
@@ -113,6 +116,7 @@ class PeerConnections:
     async def _read(
         self, http_response: aiohttp.ClientResponse, kind: str, limit: int, partial: PartialBody
     ) -> Response:
+        self.last_date = (http_response.headers.get("Date", ""), time.time())
         fields = http.unpack_header(http_response.headers.get(HEADER_NAME, ""))
         if http_response.status == STATUS_REFUSED:
             raise Refused(str(fields.get("refused")), str(fields.get("message")))
