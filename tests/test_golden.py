@@ -120,8 +120,8 @@ def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -
 @pytest.mark.parametrize("method", GOLDEN)
 def test_accuracy_and_loss_are_the_golden_ones(method: str) -> None:
     for record, accuracy, loss in zip(run(method).history, GOLDEN[method].accuracy, GOLDEN[method].loss, strict=True):
-        assert record["accuracy"]["per_peer"] == pytest.approx(accuracy, abs=1e-4)
-        assert record["loss"]["per_peer"] == pytest.approx(loss, abs=1e-4)
+        assert record["scores"]["accuracy"]["per_peer"] == pytest.approx(accuracy, abs=1e-4)
+        assert record["train_loss"]["per_peer"] == pytest.approx(loss, abs=1e-4)
         assert record["failures"] == {}
 
 
@@ -143,8 +143,8 @@ def test_every_method_has_golden_numbers() -> None:
 def test_the_last_round_is_the_golden_one(method: str) -> None:
     golden = LAST_LINES[method]
     record = run(method, changes=golden.changes).history[-1]
-    assert record["accuracy"]["per_peer"] == pytest.approx(golden.accuracy, abs=1e-4)
-    assert record["loss"]["per_peer"] == [loss and pytest.approx(loss, abs=1e-4) for loss in golden.loss]
+    assert record["scores"]["accuracy"]["per_peer"] == pytest.approx(golden.accuracy, abs=1e-4)
+    assert record["train_loss"]["per_peer"] == [loss and pytest.approx(loss, abs=1e-4) for loss in golden.loss]
     assert record["flops_total"] == golden.flops
     assert record["busiest"]["paper_mb"] == 4 * golden.values / 1e6
     assert record["failures"] == {}

@@ -11,13 +11,15 @@ from dispfl.cli import app
 from dispfl.errors import RunError
 from dispfl.runs.directory import RunDirectory
 
-SPREAD = {"mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6]}
+SPREAD = {"higher_is_better": True, "format": ".3f", "mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6]}
 
 
 def a_record(t: int, evaluated: bool = True) -> dict[str, Any]:
     return {
         "round": t,
-        "accuracy": SPREAD if evaluated else None,
+        "metric": "accuracy",
+        "scores": {"accuracy": SPREAD} if evaluated else {},
+        "test_loss": None,
         "busiest": {"paper_mb": 1.0 + t, "wire_mb": 2.0 + t, "peer": "000"},
         "flops_per_peer": 3e9,
         "seconds": 1.5,
@@ -28,7 +30,9 @@ def a_summary(method: str) -> dict[str, Any]:
     return {
         "method": method,
         "rounds": 4,
-        "accuracy": SPREAD,
+        "metric": "accuracy",
+        "scores": {"accuracy": SPREAD},
+        "test_loss": None,
         "busiest": {"paper_mb_per_round": 1.25, "wire_mb_per_round": 1.5},
         "flops_per_peer_round": 2e9,
         "failures": 0,
@@ -102,7 +106,9 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
         "method": "local",
         "rounds": 2,
         "unfinished": f"2 of 4 rounds; resume with: dispfl run --resume {unfinished}",
-        "accuracy": SPREAD,
+        "metric": "accuracy",
+        "scores": {"accuracy": SPREAD},
+        "test_loss": None,
         "busiest": {"paper_mb_per_round": 1.5, "wire_mb_per_round": 2.5},
         "flops_per_peer_round": 3e9,
         "seconds": 3.0,

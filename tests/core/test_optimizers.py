@@ -283,7 +283,7 @@ def test_a_method_with_its_own_loop_is_charged_for_what_it_trains(points: Callab
     own, local = run(OwnLoop()), run(Local())
     assert own["flops_total"] == local["flops_total"]
     assert own["flops_total"] > 0
-    assert own["loss"] is not None
+    assert own["train_loss"] is not None
 
 
 @pytest.mark.parametrize(

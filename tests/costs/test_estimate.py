@@ -222,7 +222,7 @@ def _first_round(experiment: Experiment, run_all: Callable[..., list[FinishedRou
     context = experiment.split_context(images, experiment.split(images))
     model = context.module()
     sample = next(context.peers["000"].train.batches(1))[0]
-    return round_metrics(0, run_all(context)[0], forward_cost(model, Layout.of(model), sample), 0.0)
+    return round_metrics(0, run_all(context)[0], context.task, forward_cost(model, Layout.of(model), sample), 0.0)
 
 
 @pytest.mark.parametrize("method", [DisPFL(density=0.3), DisPFL(density=(0.2, 0.6, 1.0)), DPSGD(density=0.4), FedAvg()])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
+from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.methods.base import SERVER, PeerState, fresh_state
@@ -109,7 +110,8 @@ def test_a_single_epoch_has_nothing_to_compare_so_nothing_is_pruned(
 def test_an_accuracy_of_exactly_one_half_is_not_above_it_and_it_is_that_on_the_training_data(
     make_context: MakeContext, trainer_for: TrainerFor, accuracy: float, kept: int
 ) -> None:
-    task = Task(metric=lambda outputs, labels: accuracy if len(labels) == 20 else 0.0)  # 20 to train on, 10 to test
+    share = Metric(lambda _, labels: accuracy if len(labels) == 20 else 0.0, "share", higher_is_better=True)
+    task = Task(metrics=(share,))  # 20 samples to train on, 10 to test
     method = SubFedAvg(**{**EAGER, "min_accuracy": 0.5})
     context = make_context(method=method, task=task, train=Train(epochs=5, batch_size=4))
     assert kept_after_a_step(context, trainer_for) == kept

@@ -21,11 +21,13 @@ def spread(mean: float | None) -> dict[str, Any] | None:
 
 
 def a_run(
-    path: Path, means: list[float | None], mixed: float | None = None, config: dict[str, Any] | None = None
+    path: Path, means: list[float | None], mixed: float | None = None, metric: str = "accuracy", higher: bool = True
 ) -> Path:
-    directory = RunDirectory.create(path, {"rounds": len(means), "method": {"name": path.name}} | (config or {}))
+    directory = RunDirectory.create(path, {"rounds": len(means), "method": {"name": path.name}})
     for t, mean in enumerate(means):
-        directory.append({"round": t, "accuracy": spread(mean), "accuracy_mixed": spread(mixed)})
+        found = spread(mean)
+        scores = {metric: {"higher_is_better": higher, "format": ".3f", **found}} if found else {}
+        directory.append({"round": t, "metric": metric, "scores": scores, "mixed": spread(mixed)})
     directory.close()
     return path
 
@@ -82,7 +84,7 @@ def test_a_run_without_any_round_is_an_empty_plot(tmp_path: Path) -> None:
 
 
 def test_a_metric_other_than_accuracy_is_not_cut_off_at_one(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "dispfl", [30.0, 20.0, 30.0], config={"metric": "error"})
+    run = a_run(tmp_path / "dispfl", [30.0, 20.0, 30.0], metric="error", higher=False)
     plot_runs([run], tmp_path / "curve.png")
     assert drawn(tmp_path / "curve.png", BLUE)[: HEIGHT // 2].any()
 

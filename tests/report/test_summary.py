@@ -123,15 +123,23 @@ def test_one_row_of_two_seeds_reports_their_spread(write: Write) -> None:
     )
 
 
-def test_a_custom_metric_is_highest_and_never_best(write: Write) -> None:
-    paths = [write("a", [[0.6]], "dispfl", metric="mse"), write("b", [[0.4]], "local", metric="mse")]
-    text = " ".join(summary_sentences(read_results(paths)))
-    assert "Dis-PFL has the highest mse" in text
-    assert "best" not in text
+def test_the_lowest_error_leads_where_lower_is_better(write: Write) -> None:
+    """1.106 against 0.655: Local wins, and peer 001, with the largest error of Dis-PFL, is its worst."""
+    errors = {"metric": "mse", "higher_is_better": False}
+    paths = [write("a", [[0.5, 1.712]], "dispfl", **errors), write("b", [[0.61, 0.7]], "local", **errors)]
+    results = read_results(paths)
+    assert [series.label for series in results.series] == ["Local", "Dis-PFL"]
+    lead, _, peers, _ = summary_sentences(results)
+    assert lead == "Local has the lowest mse, 0.655 on average over 2 peers; Dis-PFL follows with 1.106 (0.451 higher)."
+    assert peers == "It is best for 1 of 2 peers, and behind for 1 (peer 000)."
+    html = results_section(results)
+    assert cells(html)[1][:4] == ["Dis-PFL", "1.106", "0.606", "1.71 to 0.50"]
+    assert "Mse (lower is better): mean over the peers" in html
+    assert "The worst peer (001) has 1.712, the best (000) 0.500." in summary_sentences(read_results(paths[:1]))
 
 
 def test_rows_that_were_never_evaluated_have_no_winner(write: Write) -> None:
-    paths = [write(name, [[0.6]], name, record={"accuracy": None}) for name in ("dispfl", "local")]
+    paths = [write(name, [[0.6]], name, record={"scores": {}}) for name in ("dispfl", "local")]
     assert summary_sentences(read_results(paths)) == ["No row has scores for all its seeds yet."]
 
 
@@ -139,8 +147,8 @@ def test_the_table_has_scores_costs_rounds_and_seconds_best_first(write: Write) 
     """Two peers at 0.4 and 0.8: mean 0.6, deviation 0.2; two rounds of 1.5 s."""
     results = read_results([write("a", [[0.1, 0.1]] * 2, "local", mb=0), write("b", [[0.4, 0.8]] * 2, mb=3, flops=5e8)])
     assert cells(results_section(results)) == [
-        ["Dis-PFL", "0.600 ± 0.200", "0.40 to 0.80", "1.50", "3.00", "0.50", "–", "2", "3.0"],
-        ["Local", "0.100 ± 0.000", "0.10 to 0.10", "0.00", "0.00", "1.00", "–", "2", "3.0"],
+        ["Dis-PFL", "0.600", "0.200", "0.40 to 0.80", "1.50", "3.00", "0.50", "–", "2", "3.0"],
+        ["Local", "0.100", "0.000", "0.10 to 0.10", "0.00", "0.00", "1.00", "–", "2", "3.0"],
     ]
 
 
@@ -148,12 +156,30 @@ def test_the_spread_of_several_seeds_is_that_over_seeds(write: Write) -> None:
     """0.5 and 0.7: sample deviation 0.141."""
     results = read_results([write("a", [[0.4, 0.6]], seed=0), write("b", [[0.6, 0.8]], seed=1)])
     html = results_section(results)
-    assert cells(html)[0][1:3] == ["0.600 ± 0.141", "0.40 to 0.80"]
+    assert cells(html)[0][1:4] == ["0.600 ± 0.141", "0.100", "0.40 to 0.80"]
     assert "Accuracy ± std over seeds" in html
 
 
+def test_a_mean_over_one_seed_has_no_deviation_not_even_beside_rows_of_several_seeds(write: Write) -> None:
+    """Rows with other data keep all their seeds: Dis-PFL two, Local one, whose peers' deviation is 0.1."""
+    runs = [write("a", [[0.4, 0.6]], seed=0), write("b", [[0.6, 0.8]], seed=1)]
+    html = results_section(read_results([*runs, write("c", [[0.4, 0.6]], "local", data={"name": "cifar10"})]))
+    assert [row[1] for row in cells(html)] == ["0.600 ± 0.141", "0.500"]
+    assert "±" not in results_section(read_results(runs[:1]))
+
+
+def test_other_metrics_and_the_test_loss_have_columns_of_their_own(write: Write) -> None:
+    f1 = {"higher_is_better": True, "format": ".3f", "mean": 0.25, "std": 0.0, "per_peer": [0.25]}
+    both = {"accuracy": {**f1, "mean": 0.5, "per_peer": [0.5]}, "macro_f1": f1}
+    path = write("a", [[0.5]], record={"scores": both, "test_loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5]}})
+    html = results_section(read_results([path]))
+    assert cells(html)[0][1:6] == ["0.500", "0.000", "0.50 to 0.50", "0.250", "1.500"]
+    assert "Macro_f1" in html
+    assert "Test loss" in html
+
+
 def test_an_unfinished_row_shows_its_rounds_out_of_the_total(write: Write) -> None:
-    assert cells(results_section(read_results([write("a", [[0.5]] * 2, rounds=9)])))[0][7] == "2 of 9"
+    assert cells(results_section(read_results([write("a", [[0.5]] * 2, rounds=9)])))[0][8] == "2 of 9"
 
 
 def test_no_row_is_marked_best_if_rows_are_not_comparable(write: Write) -> None:
@@ -168,7 +194,7 @@ def test_the_table_has_seconds_per_peer_and_its_legend_says_whose_flops_are_save
     channels = write("a", [[0.6]], own={"structure": "channels"}, record={"peer_seconds": times})
     results = read_results([channels, write("b", [[0.5]], own={"structure": "weights"})])
     html = results_section(results)
-    assert [(row[0], row[6]) for row in cells(html)] == [("Dis-PFL (channels)", "0.250"), ("Dis-PFL", "–")]
+    assert [(row[0], row[7]) for row in cells(html)] == [("Dis-PFL (channels)", "0.250"), ("Dis-PFL", "–")]
     assert "FLOPs of Dis-PFL (channels) are saved" in html
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dispfl.core.metric import Measure
 from dispfl.report.comparison import Budget, Comparison, ComparisonRow, RunPoint, SeedRun
 from dispfl.report.tables import (
     comparison_json,
@@ -22,6 +23,7 @@ from dispfl.report.tables import (
 )
 
 OUT = Path("out")
+ACCURACY = Measure("accuracy", higher_is_better=True)
 
 
 def row(name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: float = 2e9) -> ComparisonRow:
@@ -31,14 +33,14 @@ def row(name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: f
         first = RunPoint(1, 0.25, 0.1, mb, mb * 2, flops * 10, 1.0)
         last = RunPoint(2, accuracy, 0.2, mb * 2, mb * 4, flops * 20, 2.5)
         final = None if accuracy is None else last
-        runs.append(SeedRun(seed, OUT / name / f"seed-{seed}", [first, last], flops, final))
+        runs.append(SeedRun(seed, OUT / name / f"seed-{seed}", ACCURACY, [first, last], flops, final))
     return ComparisonRow({"method": name}, runs)
 
 
 def two_methods(**changes: object) -> Comparison:
     rows = [row("dispfl", [0.8, 0.9]), row("a_b|c", [0.5, 0.7], mb=0, flops=1e9)]
     given: dict[str, object] = {"rows": rows, "budget": Budget.ROUNDS, "limits": {}, "targets": (0.25, 0.8)}
-    return Comparison(**{**given, "metric": "accuracy", **changes})  # type: ignore[arg-type]
+    return Comparison(**{**given, "measure": ACCURACY, **changes})  # type: ignore[arg-type]
 
 
 def test_markdown_is_aligned_and_the_best_is_bold() -> None:
@@ -116,7 +118,7 @@ def test_json_has_every_seeds_values_and_directories_relative_to_the_folder() ->
     found = comparison_json(two_methods(), OUT)
     first, second = found["rows"]
     assert first["name"] == {"method": "dispfl"}
-    assert [seed["accuracy"] for seed in first["seeds"]] == [0.8, 0.9]
+    assert [seed["score"] for seed in first["seeds"]] == [0.8, 0.9]
     assert [seed["run"] for seed in first["seeds"]] == ["dispfl/seed-0", "dispfl/seed-1"]
     assert first["rounds_to"] == {"0.25": 1, "0.8": 2}
     assert second["rounds_to"]["0.8"] is None
@@ -139,7 +141,7 @@ def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
 def test_runs_of_different_lengths_are_compared_after_their_last_round() -> None:
     longer = row("b", [0.5])
     points = [*longer.runs[0].points, RunPoint(3, 0.5, 0.1, 1, 1, 1, 1)]
-    longer = ComparisonRow(longer.name, [SeedRun(0, OUT, points, 1, points[-1])])
+    longer = ComparisonRow(longer.name, [SeedRun(0, OUT, ACCURACY, points, 1, points[-1])])
     assert legend(two_methods(rows=[row("a", [0.5]), longer]))[0] == "Compared after each run's last round."
 
 

@@ -27,13 +27,13 @@ OutOption = Annotated[
     typer.Option(help="Folder for the runs; default: a new one under runs/. Existing runs are resumed."),
 ]
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
-TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these accuracies: 0.6,0.7,0.8.")]
+TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these scores: 0.6,0.7,0.8.")]
 BudgetOption = Annotated[
     Literal["rounds", "bytes", "flops"],
     typer.Option(
         "--budget",
         help="What is held equal: rounds, the busiest node's bytes, or the training FLOPs of all peers. With bytes and "
-        "flops, accuracies are those reached within the smallest total of the runs that spend any; nothing is "
+        "flops, scores are those reached within the smallest total of the runs that spend any; nothing is "
         "retrained.",
     ),
 ]
@@ -129,14 +129,15 @@ def run_and_compare(
 
     from dispfl.cli.run import data_dir_override, first_free
     from dispfl.config import read_toml
+    from dispfl.core.metric import METRICS
     from dispfl.runs.grid import check_grid
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(options.track)
-    targets = parse_targets(options.targets)
     arguments += data_dir_override(options.data_dir)
     out = options.out or first_free(Path("runs") / command)
     cells = grid(arguments, read_toml(options.config) if options.config else {}, options.seeds, out)
+    targets = parse_targets(options.targets, all(name in METRICS for cell in cells for name in cell.experiment.metric))
     check_grid(cells)
     console = Console()
     console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
@@ -166,8 +167,8 @@ def run_grid(
         raise typer.Exit(130) from None
 
 
-def parse_targets(text: str) -> list[float]:
-    """Parse `0.6,0.7`."""
+def parse_targets(text: str, shares: bool = True) -> list[float]:
+    """Parse `0.6,0.7`; `shares` are in (0, 1], as the built-in metrics of classification are."""
     targets = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -176,7 +177,7 @@ def parse_targets(text: str) -> list[float]:
             raise ConfigError(
                 f"--targets must be numbers separated by commas, such as 0.6,0.7; got {item!r}."
             ) from None
-        if not 0 < target <= 1:
+        if shares and not 0 < target <= 1:
             hint = f" For {target:g}% write {target / 100:g}." if 1 < target <= 100 else ""
             raise ConfigError(f"--targets must be in (0, 1], got {item}.{hint}")
         targets.append(target)

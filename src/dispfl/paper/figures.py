@@ -66,7 +66,7 @@ def draw_sparsity(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: -float(row["density"]))
     sparsity = [round(1 - float(row["density"]), 3) for row in ordered]
-    axes.plot(sparsity, [_percent(row.row.accuracy) for row in ordered], "o-", color="C0", label="ours")
+    axes.plot(sparsity, [_percent(row.row.score) for row in ordered], "o-", color="C0", label="ours")
     axes.plot(sparsity, [_percent(row.printed_accuracy) for row in ordered], "s--", color="C7", label="paper")
     axes.set(xlabel="sparsity (1 − density)", ylabel="accuracy, mean over peers, %", xticks=sparsity)
     axes.grid(alpha=0.3)

@@ -1,16 +1,20 @@
-"""Comparisons of runs: accuracy and cost of each row over its seeds, after equal rounds, bytes or FLOPs."""
+"""Comparisons of runs: score and cost of each row over its seeds, after equal rounds, bytes or FLOPs."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from math import inf
 from pathlib import Path
 
+from dispfl.core.metric import Measure
 from dispfl.errors import RunError
 from dispfl.report.labels import COUNTED, flops_kind
 from dispfl.runs.directory import read_config, read_metrics
-from dispfl.runs.metrics import Metrics, seconds_per_peer_round
+from dispfl.runs.metrics import Metrics, main_scores, measure_of, seconds_per_peer_round
+
+TEST_LOSS = "test loss"
+"""The name of the loss on test data in tables."""
 
 
 class Budget(StrEnum):
@@ -23,12 +27,12 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True)
 class RunPoint:
-    """A run after some round: its accuracy then and its total cost so far."""
+    """A run after some round: its scores then and its total cost so far."""
 
     round: int
     """1 is the first."""
-    accuracy: float | None
-    """Mean over the peers; None if the round was not evaluated."""
+    score: float | None
+    """The main metric, mean over the peers; None if the round was not evaluated."""
     peer_std: float | None
     paper_mb: float
     """Total traffic of the busiest node, as the paper counts it (values only)."""
@@ -40,6 +44,8 @@ class RunPoint:
     """Wall time of all rounds so far."""
     peer_seconds: float | None = None
     """Time that a peer has computed so far, mean over all peers; None if it was not measured."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """The other metrics and the loss on test data, mean over the peers, by name."""
 
     def spent(self, budget: Budget) -> float:
         """Return the total cost in the unit of a budget."""
@@ -52,6 +58,8 @@ class SeedRun:
 
     seed: int
     path: Path
+    measure: Measure
+    """What its scores measure."""
     points: Sequence[RunPoint]
     """One per round."""
     flops_per_peer: float
@@ -83,12 +91,13 @@ class SeedRun:
     def within(self, budget: Budget, limit: float) -> "SeedRun":
         """Return the run with `final` set to the last evaluated round within a limit."""
         tolerant = limit * (1 + 1e-9)  # equal costs may differ in the last bits of their sums
-        points = [point for point in self.points if point.accuracy is not None and point.spent(budget) <= tolerant]
+        points = [point for point in self.points if point.score is not None and point.spent(budget) <= tolerant]
         return replace(self, final=points[-1] if points else None)
 
     def rounds_to(self, target: float) -> int | None:
-        """Return the first evaluated round that reaches an accuracy, or None."""
-        return next((p.round for p in self.points if p.accuracy is not None and p.accuracy >= target), None)
+        """Return the first evaluated round that is at least as good as a target, or None."""
+        reached = (p.round for p in self.points if p.score is not None and self.measure.reaches(p.score, target))
+        return next(reached, None)
 
 
 @dataclass(frozen=True)
@@ -106,19 +115,24 @@ class ComparisonRow:
         return ", ".join(value if only_method else f"{key}={value}" for key, value in self.name.items())
 
     @property
-    def accuracies(self) -> list[float]:
-        """The final accuracy of each seed that has one."""
-        return [run.final.accuracy for run in self.runs if run.final and run.final.accuracy is not None]
+    def scores(self) -> list[float]:
+        """The final score of each seed that has one."""
+        return [run.final.score for run in self.runs if run.final and run.final.score is not None]
 
     @property
-    def accuracy(self) -> float | None:
-        """Mean over seeds; None if a seed has no accuracy, because means over different seeds are not comparable."""
-        return statistics.fmean(self.accuracies) if len(self.accuracies) == len(self.runs) else None
+    def score(self) -> float | None:
+        """Mean over seeds; None if a seed has no score, because means over different seeds are not comparable."""
+        return statistics.fmean(self.scores) if len(self.scores) == len(self.runs) else None
 
     @property
-    def accuracy_std(self) -> float | None:
+    def score_std(self) -> float | None:
         """Sample standard deviation over seeds (n - 1); None with one seed."""
-        return statistics.stdev(self.accuracies) if self.accuracy is not None and len(self.runs) > 1 else None
+        return statistics.stdev(self.scores) if self.score is not None and len(self.runs) > 1 else None
+
+    def other(self, name: str) -> float | None:
+        """Return another metric, or the loss on test data, mean over seeds; None if a seed has not measured it."""
+        values = [run.final.others[name] for run in self.runs if run.final and name in run.final.others]
+        return statistics.fmean(values) if len(values) == len(self.runs) else None
 
     @property
     def peer_std(self) -> float | None:
@@ -143,7 +157,7 @@ class ComparisonRow:
         return statistics.fmean(known) if len(known) == len(self.runs) else None
 
     def rounds_to(self, target: float) -> float | None:
-        """Return the rounds needed to reach an accuracy, mean over seeds; None if a seed does not reach it."""
+        """Return the rounds needed to reach a score, mean over seeds; None if a seed does not reach it."""
         reached = [run.rounds_to(target) for run in self.runs]
         known = [rounds for rounds in reached if rounds is not None]
         return statistics.fmean(known) if len(known) == len(reached) else None
@@ -167,7 +181,10 @@ class Comparison:
     limits: Mapping[int, float]
     """The budget of each seed; empty if there is no limit."""
     targets: Sequence[float]
-    metric: str
+    measure: Measure
+    """What the scores measure."""
+    others: Sequence[str] = ()
+    """The names of the other metrics; the loss on test data comes last."""
 
     @property
     def limit(self) -> float | None:
@@ -176,9 +193,10 @@ class Comparison:
 
     @property
     def best(self) -> list[ComparisonRow]:
-        """The rows with the highest accuracy, compared at the three decimals that are printed."""
-        known = {id(row): round(row.accuracy, 3) for row in self.rows if row.accuracy is not None}
-        return [row for row in self.rows if known and known.get(id(row)) == max(known.values())]
+        """The rows with the best mean score, as it is printed."""
+        known = [row.score for row in self.rows if row.score is not None]
+        best = self.measure.text(self.measure.best(known)) if known else None
+        return [row for row in self.rows if row.score is not None and self.measure.text(row.score) == best]
 
 
 NamedRuns = Iterable[tuple[Mapping[str, str], Path]]
@@ -189,7 +207,7 @@ def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[f
     """Read run directories and compare them.
 
     Under `bytes` and `flops` each seed has its own budget: the smallest total of its runs that spend anything, so that
-    the cheapest row keeps all its rounds. Nothing is retrained: a row's accuracy is the one it had at that point.
+    the cheapest row keeps all its rounds. Nothing is retrained: a row's score is the one it had at that point.
     """
     rows: dict[tuple[tuple[str, str], ...], list[SeedRun]] = {}
     for name, path in runs:
@@ -206,7 +224,8 @@ def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[f
         budget,
         limits,
         tuple(targets),
-        str(read_config(all_runs[0].path).get("metric", "accuracy")),
+        all_runs[0].measure,
+        _other_metrics(all_runs),
     )
 
 
@@ -228,7 +247,7 @@ def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> tuple[list[float], lis
 
 
 def mean_curve(row: ComparisonRow, budget: Budget) -> tuple[list[float], list[float], list[float]]:
-    """Return cost, mean accuracy and its standard deviation over seeds, at every round that all seeds evaluated."""
+    """Return cost, mean score and its standard deviation over seeds, at every round that all seeds evaluated."""
     return _mean_curve(row, lambda point: point.spent(budget))
 
 
@@ -242,7 +261,7 @@ def _mean_curve(
 ) -> tuple[list[float], list[float], list[float]]:
     def sample(point: RunPoint) -> Sample:
         spent = x(point)
-        return None if point.accuracy is None or spent is None else (spent, point.accuracy)
+        return None if point.score is None or spent is None else (spent, point.score)
 
     return mean_over_seeds([[sample(point) for point in run.points] for run in row.runs])
 
@@ -259,17 +278,14 @@ def _read(path: Path) -> SeedRun:
         flops += record["flops_total"]
         seconds = round(seconds + record["seconds"], 3)
         computed = _add_peer_seconds(computed, record)
-        accuracy = record["accuracy"] or {"mean": None, "std": None}
-        points.append(
-            RunPoint(
-                record["round"] + 1, accuracy["mean"], accuracy["std"], paper_mb, wire_mb, flops, seconds, computed
-            )
-        )
+        score, std, others = _scores(record)
+        points.append(RunPoint(record["round"] + 1, score, std, paper_mb, wire_mb, flops, seconds, computed, others))
     flops_per_peer = statistics.fmean(record["flops_per_peer"] for record in records)
     failures = sum(len(record["failures"]) for record in records)
     return SeedRun(
         config["seed"],
         path,
+        measure_of(records),
         points,
         flops_per_peer,
         None,
@@ -277,6 +293,21 @@ def _read(path: Path) -> SeedRun:
         seconds_per_peer_round(records),
         flops_kind(config),
     )
+
+
+def _scores(record: Metrics) -> tuple[float | None, float | None, dict[str, float]]:
+    """Return mean and standard deviation of the main metric over peers, and the means of the others."""
+    main = main_scores(record) or {"mean": None, "std": None}
+    others = {name: found["mean"] for name, found in record["scores"].items() if name != record["metric"]}
+    if record.get("test_loss"):
+        others[TEST_LOSS] = record["test_loss"]["mean"]
+    return main["mean"], main["std"], others
+
+
+def _other_metrics(runs: Iterable[SeedRun]) -> list[str]:
+    """Return the names of all metrics but the main one, the loss on test data last."""
+    names = dict.fromkeys(name for run in runs for point in run.points for name in point.others)
+    return sorted(names, key=lambda name: name == TEST_LOSS)
 
 
 def _add_peer_seconds(before: float | None, record: Metrics) -> float | None:

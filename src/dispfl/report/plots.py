@@ -12,6 +12,7 @@ from dispfl.report.comparison import Budget, Comparison, mean_curve
 from dispfl.report.labels import row_labels
 from dispfl.runs.directory import read_config, read_metrics
 from dispfl.runs.files import write_atomically
+from dispfl.runs.metrics import main_scores, measure_of
 
 MARKER_LIMIT = 40
 """Curves with fewer points have markers."""
@@ -23,7 +24,7 @@ X_LABELS = {
 
 
 def plot_runs(paths: Sequence[Path], to: Path) -> None:
-    """Plot accuracy against rounds: mean over peers and, dashed, after mixing.
+    """Plot the main metric against rounds: mean over peers and, dashed, after mixing.
 
     A single run has a band of one standard deviation over peers; bands of several runs would hide each other.
     """
@@ -31,27 +32,26 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
     axes = figure.subplots()
     labels = row_labels([read_config(path) for path in paths])
     for number, (path, name) in enumerate(zip(paths, labels, strict=True)):
-        records = [record for record in read_metrics(path) if record["accuracy"]]
+        records = [record for record in read_metrics(path) if main_scores(record)]
+        scores = [found for record in records if (found := main_scores(record))]
         rounds = [record["round"] + 1 for record in records]
-        mean = [record["accuracy"]["mean"] for record in records]
+        mean = [found["mean"] for found in scores]
         colour = f"C{number}"
         axes.plot(rounds, mean, color=colour, marker=_marker(mean), label=name)
         if len(paths) == 1:
-            _band(axes, rounds, mean, [record["accuracy"]["std"] for record in records], colour, "one std over peers")
-        mixed = [
-            (record["round"] + 1, record["accuracy_mixed"]["mean"]) for record in records if record["accuracy_mixed"]
-        ]
+            _band(axes, rounds, mean, [found["std"] for found in scores], colour, "one std over peers")
+        mixed = [(record["round"] + 1, record["mixed"]["mean"]) for record in records if record["mixed"]]
         if mixed:
             axes.plot(
                 *zip(*mixed, strict=True), color=colour, linestyle="--", linewidth=1, label=f"{name}, after mixing"
             )
-    _label(axes, Budget.ROUNDS, read_config(paths[0]).get("metric", "accuracy"))
+    _label(axes, Budget.ROUNDS, measure_of(read_metrics(paths[0])).name)
     axes.legend(loc="lower right")
     _save(figure, to)
 
 
 def plot_comparison(comparison: Comparison, to: Path) -> None:
-    """Plot accuracy against rounds, bytes or FLOPs: one line per row, with a band of one std over seeds."""
+    """Plot the main metric against rounds, bytes or FLOPs: one line per row, with a band of one std over seeds."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(comparison.rows):
@@ -62,7 +62,7 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
         _band(axes, spent, mean, std, colour)
     if comparison.limit is not None:
         axes.axvline(comparison.limit, color="grey", linestyle=":", linewidth=1)
-    _label(axes, comparison.budget, comparison.metric)
+    _label(axes, comparison.budget, comparison.measure.name)
     title = "band: one standard\ndeviation over seeds" if any(len(row.runs) > 1 for row in comparison.rows) else None
     figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
     _save(figure, to)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
+from dispfl.core.metric import Measure
 from dispfl.report.labels import flops_note, join_and
 from dispfl.report.markup import (
     UNKNOWN,
@@ -14,8 +15,8 @@ from dispfl.report.markup import (
     element,
     flops_unit_of_largest,
     format_amount,
+    format_number,
     format_ratio,
-    format_score,
     format_seconds,
     html_table,
     join_markup,
@@ -70,19 +71,21 @@ def summary_sentences(results: ReportResults) -> list[str]:
 def _lead(results: ReportResults, best: Sequence[ReportSeries]) -> str:
     """Name the rows with the highest score, and the margin."""
     so_far = "So far, " if any(series.unfinished for series in results.series) else ""
-    value = format_score(best[0].row.accuracy)
+    measure = results.measure
+    value, metric = measure.text(best[0].row.score), measure.name
     over = _averaged_over(best[0])
+    top, apart = ("highest", "lower") if measure.higher_is_better else ("lowest", "higher")
     if len(best) > 1:
         labels = join_and([series.label for series in best])
-        return f"{so_far}{labels} share the highest {results.metric}, {value} {over}."
-    others = [series for series in results.series if series is not best[0] and series.row.accuracy is not None]
+        return f"{so_far}{labels} share the {top} {metric}, {value} {over}."
+    others = [series for series in results.series if series is not best[0] and series.row.score is not None]
     if not others:
-        return f"{so_far}{best[0].label} reaches {results.metric} {value} {over}; the others have no score yet."
-    margin = round(best[0].row.accuracy or 0, 3) - round(others[0].row.accuracy or 0, 3)
-    next_value = format_score(others[0].row.accuracy)
-    second = [series.label for series in others if format_score(series.row.accuracy) == next_value]
+        return f"{so_far}{best[0].label} reaches {metric} {value} {over}; the others have no score yet."
+    next_value = measure.text(others[0].row.score)
+    margin = measure.text(measure.gain(best[0].row.score or 0.0, others[0].row.score or 0.0))
+    second = [series.label for series in others if measure.text(series.row.score) == next_value]
     follow = f"{join_and(second)} {'follows' if len(second) == 1 else 'follow'} with {next_value}"
-    return f"{so_far}{best[0].label} has the highest {results.metric}, {value} {over}; {follow} ({margin:.3f} lower)."
+    return f"{so_far}{best[0].label} has the {top} {metric}, {value} {over}; {follow} ({margin} {apart})."
 
 
 def _averaged_over(series: ReportSeries) -> str:
@@ -93,7 +96,7 @@ def _averaged_over(series: ReportSeries) -> str:
 
 def _seeds(results: ReportResults, best: Sequence[ReportSeries]) -> list[str]:
     """Say whether the seeds agree on the leader."""
-    rivals = [series for series in results.series if series not in best and series.row.accuracy is not None]
+    rivals = [series for series in results.series if series not in best and series.row.score is not None]
     if not rivals or len(best) > 1:
         return []
     seeds = results.common_seeds
@@ -103,7 +106,8 @@ def _seeds(results: ReportResults, best: Sequence[ReportSeries]) -> list[str]:
         return ["Only one seed is compared, so small differences may be due to chance."]
     means = {s.label: {seed: fmean(s.seeds[seed].scores.values()) for seed in seeds} for s in (best[0], *rivals)}
     leader = means.pop(best[0].label)
-    ahead = sum(all(leader[seed] > other[seed] + TIE for other in means.values()) for seed in seeds)
+    gain = results.measure.gain
+    ahead = sum(all(gain(leader[seed], other[seed]) > TIE for other in means.values()) for seed in seeds)
     if ahead == len(seeds):
         return [f"It leads in {'both' if ahead == 2 else f'each of the {ahead}'} seeds."]
     return [f"It leads in only {ahead} of {len(seeds)} seeds, so the order is not certain."]
@@ -116,12 +120,11 @@ def _peers(results: ReportResults, best: Sequence[ReportSeries]) -> list[str]:
         return []
     seeds = results.common_seeds
     peers = plural(counts.peers, "peer") + (f" over {len(seeds)} seeds" if len(seeds) > 1 else "")
-    top = "best" if results.metric == "accuracy" else "highest"
     if len(best) > 1:
-        wins = [f"{series.label} alone is {top} for {counts.wins[series.label]}" for series in best]
+        wins = [f"{series.label} alone is best for {counts.wins[series.label]}" for series in best]
         return [f"Of {peers}, {join_and(wins)}."]
     label = best[0].label
-    sentence = f"It is {top} for {counts.wins[label]} of {peers}"
+    sentence = f"It is best for {counts.wins[label]} of {peers}"
     sentence += f", tied for {counts.ties[label]}" if counts.ties[label] else ""
     losses = counts.losses[label]
     if not losses:
@@ -169,29 +172,30 @@ def _single_row(results: ReportResults, series: ReportSeries) -> list[str]:
     """Summarize a page about one row."""
     rounds = plural(series.row.rounds, "round")
     after = f"So far, after {rounds}," if series.unfinished else f"After {rounds},"
-    if series.row.accuracy is None:
+    measure = results.measure
+    if series.row.score is None:
         return [f"{after} {series.label} has not been evaluated in all its runs.", _own_cost(series)]
-    std = f" (± {format_score(series.row.accuracy_std)} over seeds)" if series.row.accuracy_std is not None else ""
-    accuracy = f"{results.metric} {format_score(series.row.accuracy)} {_averaged_over(series)}{std}"
-    extremes = _extremes(series.runs[0], results.metric) if len(series.runs) == 1 else []
-    return [f"{after} {series.label} reaches {accuracy}.", *extremes, *_by_density(series), _own_cost(series)]
+    std = f" (± {measure.text(series.row.score_std)} over seeds)" if series.row.score_std is not None else ""
+    score = f"{measure.name} {measure.text(series.row.score)} {_averaged_over(series)}{std}"
+    extremes = _extremes(series.runs[0], measure) if len(series.runs) == 1 else []
+    return [f"{after} {series.label} reaches {score}.", *extremes, *_by_density(series, measure), _own_cost(series)]
 
 
-def _extremes(run: ReportRun, metric: str) -> list[str]:
+def _extremes(run: ReportRun, measure: Measure) -> list[str]:
     scores = run.scores
     if len(scores) < 2:
         return []
-    worst, best = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
-    low, high = ("worst", "best") if metric == "accuracy" else ("lowest", "highest")
-    worst_score, best_score = format_score(scores[worst]), format_score(scores[best])
-    return [f"The {low} peer ({worst}) has {worst_score}, the {high} ({best}) {best_score}."]
+    gains = {peer: measure.gain(score, 0.0) for peer, score in scores.items()}
+    worst, best = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
+    texts = measure.text(scores[worst]), measure.text(scores[best])
+    return [f"The worst peer ({worst}) has {texts[0]}, the best ({best}) {texts[1]}."]
 
 
-def _by_density(series: ReportSeries) -> list[str]:
+def _by_density(series: ReportSeries, measure: Measure) -> list[str]:
     """Return the mean of each group of peers, if densities differ."""
     seconds = seconds_by_density(series)
     means = [
-        f"{format_score(fmean(values))} at {density:g}"
+        f"{measure.text(fmean(values))} at {density:g}"
         + (f" ({format_seconds(fmean(seconds[density]))} s per round)" if density in seconds else "")
         for density, values in scores_by_density(series).items()
     ]
@@ -268,11 +272,14 @@ def _failures(series: ReportSeries) -> list[str]:
 def results_section(results: ReportResults) -> Markup:
     """Return a table with the score and the costs of every row, best first."""
     several = max(len(series.runs) for series in results.series) > 1
+    metric, others = results.measure.name, results.comparison.others
     scale, unit = flops_unit_of_largest([series.flops for series in results.series])
     headings = [
         ("Method", ""),
-        (f"{capitalized(results.metric)} ± std over {'seeds' if several else 'peers'}", "number score"),
+        (capitalized(metric) + (" ± std over seeds" if several else ""), "number score"),
+        ("Std over peers", "number"),
         ("Worst to best peer", "range"),
+        *((capitalized(name), "number") for name in others),
         ("Busiest MB/round", "number"),
         ("On wire MB/round", "number"),
         (f"{unit}/peer", "number"),
@@ -283,8 +290,10 @@ def results_section(results: ReportResults) -> Markup:
     rows = [
         [
             join_markup([swatch(series), element("span", series.label)]),
-            _score(series),
+            _score(series, results.measure),
+            results.measure.text(series.row.peer_std),
             _range(series, results),
+            *(format_number(series.row.other(name), 3) for name in others),
             format_amount(series.paper_mb),
             format_amount(series.wire_mb),
             format_amount(series.flops / scale),
@@ -296,23 +305,22 @@ def results_section(results: ReportResults) -> Markup:
     ]
     marks_best = len(rows) > 1 and results.comparable
     best = [k for k, series in enumerate(results.series) if marks_best and series.row in results.comparison.best]
-    caption = f"{capitalized(results.metric)} and costs" + (", highest first" if len(rows) > 1 else "")
+    caption = f"{capitalized(metric)} and costs" + (", best first" if len(rows) > 1 else "")
     table = element("div", html_table(caption, headings, rows, "cards", best), class_="scrolling")
     return section("results", "Results", table, remark(_table_legend(results, several)))
 
 
-def _score(series: ReportSeries) -> str:
-    std = series.row.accuracy_std if len(series.runs) > 1 else series.row.peer_std
-    if series.row.accuracy is None or std is None:
-        return format_score(series.row.accuracy)
-    return f"{format_score(series.row.accuracy)} ± {format_score(std)}"
+def _score(series: ReportSeries, measure: Measure) -> str:
+    """Return the mean score, with its standard deviation over seeds where there are several."""
+    std = series.row.score_std
+    return measure.text(series.row.score) + ("" if std is None else f" ± {measure.text(std)}")
 
 
 def _range(series: ReportSeries, results: ReportResults) -> str:
     """Return a line from the worst to the best peer with a dot at the mean, all rows on one scale."""
     all_scores = [value for run in results.runs for value in run.scores.values()]
     own = [value for run in series.runs for value in run.scores.values()]
-    if not own or series.row.accuracy is None:
+    if not own or series.row.score is None:
         return UNKNOWN
     low, high = min(all_scores), max(all_scores)
 
@@ -324,14 +332,15 @@ def _range(series: ReportSeries, results: ReportResults) -> str:
         "svg",
         element("path", d="M6 8H114", class_="rail"),
         element("path", d=line, class_=f"range-bar {series.css_class}"),
-        element("circle", class_=f"dot {series.css_class}", cx=x(series.row.accuracy), cy=8, r=5),
+        element("circle", class_=f"dot {series.css_class}", cx=x(series.row.score), cy=8, r=5),
         class_="ranges",
         viewBox="0 0 120 16",
         width=120,
         height=16,
         aria_hidden="true",
     )
-    return join_markup([drawing, element("span", f"{min(own):.2f} to {max(own):.2f}")])
+    measure = results.measure
+    return join_markup([drawing, element("span", f"{measure.worst(own):.2f} to {measure.best(own):.2f}")])
 
 
 def _rounds(series: ReportSeries) -> str:
@@ -348,10 +357,12 @@ def _seconds(series: ReportSeries) -> str:
 def _table_legend(results: ReportResults, several: bool) -> str:
     seeds = max(len(series.runs) for series in results.series)
     flops = flops_note({series.label: series.row.flops_kind for series in results.series})
-    over = plural(seeds, "seed") if several else "peers"
+    spread = f"; ± is the sample standard deviation over {seeds} seeds" if several else ""
+    direction = "" if results.measure.higher_is_better else " (lower is better)"
     return (
-        f"{capitalized(results.metric)}: mean over the peers, each on its own test data, in the last evaluated round; "
-        f"± is the standard deviation over {over}. MB: megabytes (10⁶ bytes) per round through the busiest node, first "
-        "as the paper counts them (values only), then on the wire (as sent). FLOPs: training of one peer in one round. "
-        f"{flops} Seconds/peer: computing time of a peer’s whole step in one round. Time: wall time of all rounds."
+        f"{capitalized(results.measure.name)}{direction}: mean over the peers, each on its own test data, in the last "
+        f"evaluated round{spread}. Std over peers: standard deviation{', mean over seeds' if several else ''}. MB: "
+        "megabytes (10⁶ bytes) per round through the busiest node, first as the paper counts them (values only), then "
+        f"on the wire (as sent). FLOPs: training of one peer in one round. {flops} Seconds/peer: computing time of a "
+        "peer’s whole step in one round. Time: wall time of all rounds."
     )
