@@ -74,7 +74,7 @@ LAST_LINES = {
         "method.cohort=2", [0.64, 0.28, 0.38, 0.64], [None, None, 1.9203, 1.0845], flops=EPOCHS, values=2 * DENSE
     ),
     "fedavg-ft": LastLine(
-        "method.tune_epochs=2",
+        "method.tune_epochs=2 method.cohort=4",
         [0.88, 0.84, 0.56, 0.74],
         [1.0015, 1.4080, 2.3413, 1.2518],
         flops=2 * EPOCHS,
@@ -91,7 +91,7 @@ LAST_LINES = {
         "", [0.72, 0.58, 0.76, 0.72], [0.8000, 1.4399, 1.0179, 1.1373], flops=2 * EPOCHS * 9 // 10, values=2 * DENSE
     ),
     "subfedavg": LastLine(
-        "method.prune=0.2 method.min_accuracy=0.1",
+        "method.prune=0.2 method.min_accuracy=0.1 method.cohort=4",
         [0.78, 0.50, 0.82, 0.76],
         [0.6372, 1.1800, 1.5685, 0.9119],
         flops=661_832_640,

@@ -185,6 +185,7 @@ class Experiment(RunSettings):
         check_vmap_peers(self.vmap_peers, self.engine)
         self.topology.check(self.peers)
         self.method.densities(self.peers)
+        object.__setattr__(self, "method", self.method.fitted(self.topology, self.peers))
 
     def split(self, data: ImageDataset | CustomDataset) -> Split:
         """Return which samples each peer gets."""

@@ -102,7 +102,7 @@ def test_a_failed_fine_tuning_is_reported_and_the_untuned_model_evaluated(
     """One batch a round for each of two peers, so the third and the fourth loss are those of tuning."""
     losses = iter([1.0, 1.0, nan, nan])
     task = Task(loss=lambda outputs, _: (next(losses) if outputs.requires_grad else 1) * outputs.square().mean())
-    context = make_context(peers=2, method=FedAvgFT(tune_epochs=1), task=task, rounds=1)
+    context = make_context(peers=2, method=FedAvgFT(cohort=2, tune_epochs=1), task=task, rounds=1)
     peers = {p: replace(data, train=data.train.take(torch.arange(8))) for p, data in context.peers.items()}
     [round_] = run_all(replace(context, peers=peers))
     assert round_.server is not None

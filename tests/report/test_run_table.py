@@ -147,7 +147,7 @@ def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -
         measured: dict[str, Any] = {"metric": "accuracy"}
         measured["scores"] = {} if t else scores(mean=0.5, std=0.0, per_peer=[0.5])
         measured["test_loss"] = None if t else {"mean": 1.5, "std": 0.0, "per_peer": [1.5]}
-        busiest = {"paper_mb": mb, "wire_mb": 2 * mb}
+        busiest = {"paper_mb": mb, "wire_mb": 2 * mb, "connections": 4 - t}
         directory.append({"round": t, **measured, "busiest": busiest, "flops_per_peer": mb, "seconds": mb})
     directory.close()
     assert overview(tmp_path / "run") == {
@@ -157,7 +157,7 @@ def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -
         "metric": "accuracy",
         "scores": scores(mean=0.5, std=0.0, per_peer=[0.5]),
         "test_loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5]},
-        "busiest": {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0},
+        "busiest": {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0, "connections": 4},
         "flops_per_peer_round": 2.0,
         "seconds": 4.0,
         "seconds_per_peer_round": None,

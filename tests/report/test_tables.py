@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from rich.console import Console
@@ -13,6 +14,7 @@ from rich.console import Console
 from dispfl.core.metric import Measure
 from dispfl.report.comparison import Budget, Comparison, ComparisonRow, RunPoint, SeedRun
 from dispfl.report.tables import (
+    against_sentence,
     comparison_json,
     csv_table,
     latex_table,
@@ -51,6 +53,53 @@ def test_markdown_is_aligned_and_the_best_is_bold() -> None:
     assert lines[3].startswith(r"| a_b\|c |       0.600 ± 0.141 |")
     assert len({len(line) for line in lines[:4]}) == 1
     assert lines[5] == "- Compared after 2 rounds."
+
+
+def paired(name: str, scores: Sequence[float], method: str = "", **more: object) -> ComparisonRow:
+    """A method with one seed whose peers have these scores."""
+    last = RunPoint(1, fmean(scores), 0.1, 1, 1, 1, 1, per_peer=scores)
+    return ComparisonRow({"method": name}, [SeedRun(0, OUT, ACCURACY, [last], 1, last, method=method, **more)])  # type: ignore[arg-type]
+
+
+def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
+    """0.1 lower for each of six peers; 0.2 higher for three and 0.2 lower for three; too few peers with scores."""
+    rows = [
+        paired("Local", [0.4] * 6),
+        paired("Dis-PFL", [0.5] * 6, "dispfl"),
+        paired("Ditto", [0.7, 0.3] * 3),
+        paired("Other data", [0.5] * 6, data={"data.name": "mnist"}),
+    ]
+    comparison = two_methods(rows=rows, targets=())
+    heading, _, *lines = (line.split("|")[2:6] for line in markdown_table(comparison).splitlines()[:6])
+    assert [cell.strip() for cell in heading[2:]] == ["against Dis-PFL", "difference to Dis-PFL"]
+    verdicts = [line[2].strip() for line in lines]
+    assert verdicts == ["behind", "–", "level", "–"]
+    assert lines[0][3].strip() == "-0.100 [-0.100, -0.100]"
+    assert (
+        "Against Dis-PFL: paired difference over 6 pairs of peers, with its 95 % bootstrap interval; ahead or behind "
+        "where that excludes 0, otherwise level." in legend(comparison)
+    )
+    found = comparison_json(comparison, OUT)
+    assert found["reference"] == "Dis-PFL"
+    assert found["rows"][0]["difference"] == {
+        "mean": pytest.approx(-0.1), "low": pytest.approx(-0.1), "high": pytest.approx(-0.1), "verdict": "behind",
+    }  # fmt: skip
+    assert found["rows"][1]["difference"]["verdict"] is None
+    first, *_ = csv.DictReader(io.StringIO(csv_table(comparison)))
+    assert first["difference_verdict"] == "behind"
+    assert float(first["difference_high"]) == pytest.approx(-0.1)
+
+
+def test_without_dispfl_the_first_row_is_the_reference_and_a_long_label_is_not_in_headings() -> None:
+    rows = [paired("method.density=0.2", [0.4] * 6), paired("method.density=0.5", [0.5] * 6)]
+    comparison = two_methods(rows=rows, targets=())
+    assert comparison.reference is rows[0]
+    assert "against reference" in markdown_table(comparison)
+    assert against_sentence(comparison) == (
+        "Against method.density=0.2 in accuracy: method.density=0.5 ahead, +0.100 [+0.100, +0.100] (paired difference "
+        "over 6 pairs of peers, with its 95 % bootstrap interval; ahead or behind where that excludes 0, otherwise "
+        "level)."
+    )
 
 
 def test_the_two_flops_columns_have_separate_units() -> None:

@@ -152,6 +152,7 @@ def test_the_busiest_node_hears_two_neighbours() -> None:
         "wire_up_mb": 86 / 1e6,
         "wire_down_mb": 70 / 1e6,
         "peer": "001",
+        "connections": 2,
     }
     assert record["traffic"] == {"000": [54, 70], "001": [86, 54], "002": [54, 70]}
 
@@ -199,7 +200,7 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
             "metric": "accuracy",
             "scores": {"accuracy": accuracy} if accuracy else {},
             "test_loss": None,
-            "busiest": {"paper_mb": mb, "wire_mb": 2 * mb},
+            "busiest": {"paper_mb": mb, "wire_mb": 2 * mb, "connections": int(mb)},
             "flops_per_peer": 100 * mb,
             "flops_total": 200 * mb,
             "failures": failures,
@@ -213,7 +214,7 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
     assert summary["method"] == "local"
     assert (summary["rounds"], summary["peers"], summary["failures"]) == (2, 2, 1)
     assert summary["scores"] == {"accuracy": {"mean": 0.5}}
-    assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0}
+    assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0, "connections": 3}
     assert (summary["flops_per_peer_round"], summary["flops_total_round"], summary["seconds"]) == (200, 400, 0.5)
     assert summary["seconds_per_peer_round"] == 2.0
     assert summary["weights_sha256"] == [hashlib.sha256(struct.pack("<9f", *[1.0] * 9)).hexdigest()] * 2

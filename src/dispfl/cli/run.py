@@ -162,19 +162,23 @@ def first_free(path: Path) -> Path:
 
 
 def show(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="One or more run directories.")],
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, or folders that contain some, such as compare's."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
 ) -> None:
-    """Print the result table of one or more runs, finished or not.
+    """Print the result table of one or more runs, finished or not, and who is ahead of Dis-PFL, or of the first.
 
     Example: dispfl show runs/dispfl-fashion-sample
+    Example: dispfl show runs/five
     """
     from rich.console import Console
 
-    from dispfl.report.run_table import overview, print_results
+    from dispfl.report.run_table import find_shown, overview, print_results
 
     if as_json:
-        summaries = [overview(path) for path in directories]
+        summaries = [overview(path) for path in find_shown(directories)]
         typer.echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=2))
     else:
         print_results(directories, Console())

@@ -69,7 +69,7 @@ def samples_trained(experiment: Experiment) -> float:
     """
     method, train, peers, rounds = experiment.method, experiment.train, experiment.peers, experiment.rounds
     samples = samples_per_peer(experiment)
-    training = min(method.cohort, peers) if isinstance(method, ServerMethod) else peers
+    training = min(method.cohort or peers, peers) if isinstance(method, ServerMethod) else peers
     epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) and not train.steps else None
     search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.regrow == "gradient" else 0
     every = experiment.eval_every

@@ -4,12 +4,14 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from math import inf
 from pathlib import Path
 
 from dispfl.core.metric import Measure
 from dispfl.errors import RunError
-from dispfl.report.labels import COUNTED, flops_kind
+from dispfl.report.differences import Difference, paired_difference
+from dispfl.report.labels import COUNTED, flat_settings, flops_kind, prevents_comparison
 from dispfl.runs.directory import read_config, read_metrics
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, seconds_per_peer_round
 
@@ -46,6 +48,8 @@ class RunPoint:
     """Time that a peer has computed so far, mean over all peers; None if it was not measured."""
     others: Mapping[str, float] = field(default_factory=dict)
     """The other metrics and the loss on test data, mean over the peers, by name."""
+    per_peer: Sequence[float | None] = ()
+    """The main metric of every peer."""
 
     def spent(self, budget: Budget) -> float:
         """Return the total cost in the unit of a budget."""
@@ -72,6 +76,11 @@ class SeedRun:
     """Seconds that a peer computes in a round; None if they were not measured."""
     flops_kind: str = COUNTED
     """Whether its FLOPs are counted, by dense kernels, or saved by small networks."""
+    connections: int = 0
+    """The largest number of nodes that one node receives models from in a round."""
+    method: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """The settings that must be equal for peers to be compared one by one."""
 
     @property
     def paper_mb(self) -> float:
@@ -146,6 +155,16 @@ class ComparisonRow:
         return max(len(run.points) for run in self.runs)
 
     @property
+    def connections(self) -> int:
+        """The largest number of nodes that one node receives models from in a round."""
+        return max(run.connections for run in self.runs)
+
+    @property
+    def peer_scores(self) -> dict[int, Sequence[float | None]]:
+        """By seed, the final score of every peer."""
+        return {run.seed: run.final.per_peer for run in self.runs if run.final}
+
+    @property
     def flops_kind(self) -> str:
         """Whether the row's FLOPs are counted or saved."""
         return self.runs[0].flops_kind
@@ -197,6 +216,23 @@ class Comparison:
         known = [row.score for row in self.rows if row.score is not None]
         best = self.measure.text(self.measure.best(known)) if known else None
         return [row for row in self.rows if row.score is not None and self.measure.text(row.score) == best]
+
+    @property
+    def reference(self) -> ComparisonRow:
+        """The row that the others are compared with, peer by peer: Dis-PFL, or the first."""
+        return next((row for row in self.rows if row.runs[0].method == "dispfl"), self.rows[0])
+
+    @cached_property
+    def differences(self) -> dict[str, Difference]:
+        """By label, how each row differs from the reference, where both have the same peers and data."""
+        found = {row.label: self.difference(row, self.reference) for row in self.rows if row is not self.reference}
+        return {label: difference for label, difference in found.items() if difference}
+
+    def difference(self, row: ComparisonRow, reference: ComparisonRow) -> Difference | None:
+        """Return the paired difference of two rows; None if their peers or data are not the same."""
+        if row.runs[0].data != reference.runs[0].data:
+            return None
+        return paired_difference(row.peer_scores, reference.peer_scores)
 
 
 NamedRuns = Iterable[tuple[Mapping[str, str], Path]]
@@ -278,8 +314,9 @@ def _read(path: Path) -> SeedRun:
         flops += record["flops_total"]
         seconds = round(seconds + record["seconds"], 3)
         computed = _add_peer_seconds(computed, record)
-        score, std, others = _scores(record)
-        points.append(RunPoint(record["round"] + 1, score, std, paper_mb, wire_mb, flops, seconds, computed, others))
+        score, std, others, per_peer = _scores(record)
+        spent = (paper_mb, wire_mb, flops, seconds, computed)
+        points.append(RunPoint(record["round"] + 1, score, std, *spent, others, per_peer))
     flops_per_peer = statistics.fmean(record["flops_per_peer"] for record in records)
     failures = sum(len(record["failures"]) for record in records)
     return SeedRun(
@@ -292,16 +329,19 @@ def _read(path: Path) -> SeedRun:
         failures,
         seconds_per_peer_round(records),
         flops_kind(config),
+        max(record["busiest"].get("connections", 0) for record in records),
+        config["method"]["name"],
+        {key: value for key, value in flat_settings(config).items() if prevents_comparison(key)},
     )
 
 
-def _scores(record: Metrics) -> tuple[float | None, float | None, dict[str, float]]:
-    """Return mean and standard deviation of the main metric over peers, and the means of the others."""
-    main = main_scores(record) or {"mean": None, "std": None}
+def _scores(record: Metrics) -> tuple[float | None, float | None, dict[str, float], list[float | None]]:
+    """Return mean and standard deviation of the main metric over peers, the others' means, and every peer's value."""
+    main = main_scores(record) or {"mean": None, "std": None, "per_peer": []}
     others = {name: found["mean"] for name, found in record["scores"].items() if name != record["metric"]}
     if record.get("test_loss"):
         others[TEST_LOSS] = record["test_loss"]["mean"]
-    return main["mean"], main["std"], others
+    return main["mean"], main["std"], others, main["per_peer"]
 
 
 def _other_metrics(runs: Iterable[SeedRun]) -> list[str]:

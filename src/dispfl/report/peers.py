@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dispfl.core.metric import Measure
 from dispfl.report.charts import LARGE, Bar, Curve, DotColumn, bar_chart, dot_chart, line_chart, thin_out
 from dispfl.report.diagrams import heat_map
-from dispfl.report.labels import flat_settings
+from dispfl.report.labels import DATA_TABLES, flat_settings
 from dispfl.report.markup import (
     UNKNOWN,
     Markup,
@@ -23,7 +23,6 @@ from dispfl.report.markup import (
     section,
 )
 from dispfl.report.results import (
-    DATA_TABLES,
     TIE,
     ReportResults,
     ReportSeries,

@@ -7,10 +7,9 @@ from pathlib import Path
 from dispfl.core.metric import Measure
 from dispfl.errors import RunError
 from dispfl.report.comparison import Comparison, ComparisonRow, compare
-from dispfl.report.labels import flat_settings, row_labels
+from dispfl.report.labels import flat_settings, prevents_comparison, row_labels
 from dispfl.report.runs import ReportRun, find_runs, read_run
 
-DATA_TABLES = ("data.", "partition.")
 COLOURS = 9
 TIE = 1e-9
 """Scores are ratios of counts: smaller differences are rounding errors."""
@@ -107,11 +106,6 @@ def read_results(paths: Iterable[Path]) -> ReportResults:
     series = [ReportSeries(row.label, colour, rows[row.label], row) for colour, row in enumerate(comparison.rows)]
     series.sort(key=lambda one: (one.row.score is None, -comparison.measure.gain(one.row.score or 0.0, 0.0)))
     return ReportResults(series, comparison, differing, omitted, omitted_seeds)
-
-
-def prevents_comparison(key: str) -> bool:
-    """Return whether rows that differ in this key have different peers, data or metrics."""
-    return key in ("peers", "samples", "metric", "made_in_python") or key.startswith(DATA_TABLES)
 
 
 def scores_by_density(series: ReportSeries) -> dict[float, list[float]]:

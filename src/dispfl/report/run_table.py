@@ -10,11 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from dispfl.config import MADE_IN_PYTHON
-from dispfl.report.labels import flops_kind, flops_note, join_and, row_labels
+from dispfl.report.comparison import compare
+from dispfl.report.labels import connections_note, flops_kind, flops_note, join_and, row_labels
 from dispfl.report.markup import UNKNOWN, format_number, format_seconds
-from dispfl.report.tables import NEEDED, TableColumn, fit_table
+from dispfl.report.runs import find_runs
+from dispfl.report.tables import NEEDED, TableColumn, against_sentence, fit_table
 from dispfl.runs.directory import read_config, read_metrics, read_summary
-from dispfl.runs.files import run_folder
+from dispfl.runs.files import is_site, run_folder
 from dispfl.runs.metrics import last, main_scores, measure_of, seconds_per_peer_round
 
 
@@ -42,7 +44,8 @@ def overview(path: Path) -> dict[str, Any]:
         "busiest": {
             f"{unit}_mb_per_round": sum(record["busiest"][f"{unit}_mb"] for record in records) / count
             for unit in ("paper", "wire")
-        },
+        }
+        | {"connections": max((record["busiest"]["connections"] for record in records), default=0)},
         "flops_per_peer_round": sum(record["flops_per_peer"] for record in records) / count,
         "seconds": sum(record["seconds"] for record in records),
         "seconds_per_peer_round": seconds_per_peer_round(records),
@@ -54,23 +57,52 @@ def short(number: float, decimals: int) -> str:
     return f"{number:.{decimals}f}" if number < 1000 else f"{number:.0f}"
 
 
-def print_results(paths: Sequence[Path], console: Console) -> None:
-    """Print one row per run: its scores, traffic of the busiest node, FLOPs and seconds."""
+def find_shown(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the runs and sites among these paths, and all runs in folders among them, with their names in a table."""
+    shown: dict[Path, str] = {}
+    for path in paths:
+        if is_site(path) or (path / "config.toml").exists() or not path.is_dir():
+            shown[path] = path.resolve().name
+        else:
+            shown |= {run: str(run.relative_to(path)) for run in find_runs([path])}
+    return shown
+
+
+def print_results(given: Sequence[Path], console: Console) -> None:
+    """Print one row per run, also of all in a folder: its scores, traffic of the busiest node, FLOPs and seconds."""
     notes = []
+    names = find_shown(given)
+    paths = list(names)
     configs = [read_config(run_folder(path)) for path in paths]
     labels, summaries = row_labels(configs), [overview(path) for path in paths]
     for path, label, summary in zip(paths, labels, summaries, strict=True):
-        notes.append(f"{label}: {summary['unfinished']}" if "unfinished" in summary else f"Run directory: {path}")
+        if "unfinished" in summary:
+            notes.append(f"{label}: {summary['unfinished']}")
+        elif path in given:
+            notes.append(f"Run directory: {path}")
         notes += [_group_note(group, summary) for group in summary.get("groups", [])]
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons.")
-    table, _ = fit_table(_columns(labels, summaries, [path.resolve().name for path in paths]), console)
+    table, _ = fit_table(_columns(labels, summaries, list(names.values())), console)
     console.print("", table, "", sep="\n")
     flops = flops_note(dict(zip(labels, map(flops_kind, configs), strict=True)))
     metric = join_and(list(dict.fromkeys(summary["metric"] for summary in summaries)))
     print_text(console, f"{metric}: mean ± std over peers on own test data. {flops}", "dim")
+    for sentence in _compared(paths, labels):
+        print_text(console, sentence)
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
+
+
+def _compared(paths: Sequence[Path], labels: Sequence[str]) -> list[str]:
+    """Return who is ahead of whom, and whether at equal connections, of runs with different settings."""
+    folders = {run_folder(path): label for path, label in zip(paths, labels, strict=True)}
+    runs = [({"method": label}, folder) for folder, label in folders.items() if read_metrics(folder)]
+    if len(set(folders.values())) < 2 or len(runs) < len(folders):
+        return []
+    comparison = compare(runs)
+    counts = {row.label: row.connections for row in comparison.rows}
+    return [sentence for sentence in (against_sentence(comparison), connections_note(counts)) if sentence]
 
 
 def _group_note(group: dict[str, Any], summary: dict[str, Any]) -> str:

@@ -105,7 +105,8 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         if (path / "config.toml").exists():
             runs = [path]
         else:
-            runs = sorted((file.parent for file in path.rglob("config.toml")), key=_natural_order)
+            found = {file.parent for file in path.rglob("config.toml")}
+            runs = sorted((run for run in found if not found & {*run.parents}), key=_natural_order)  # not a run's sites
         if not runs:
             raise RunError(f"{path} neither is nor contains a run directory: there is no config.toml.")
         for run in runs:

@@ -6,32 +6,23 @@ from pathlib import Path
 from statistics import fmean
 
 from dispfl.core.metric import Measure
-from dispfl.report.labels import flops_note, join_and
+from dispfl.report.differences import Verdict
+from dispfl.report.labels import connections_note, join_and, prevents_comparison
 from dispfl.report.markup import (
-    UNKNOWN,
     Markup,
-    capitalized,
-    coordinate,
     element,
     flops_unit_of_largest,
     format_amount,
-    format_number,
     format_ratio,
     format_seconds,
-    html_table,
     join_markup,
     plural,
     relative_to_page,
-    remark,
-    section,
-    swatch,
 )
 from dispfl.report.results import (
-    TIE,
     ReportResults,
     ReportSeries,
     count_wins,
-    prevents_comparison,
     scores_by_density,
     seconds_by_density,
 )
@@ -61,31 +52,47 @@ def summary_sentences(results: ReportResults) -> list[str]:
     if not results.comparable:
         keys = [key for key in results.differing if prevents_comparison(key)]
         return [f"The runs differ in {join_and(keys)}, so their scores cannot be compared."]
-    best = [series for series in results.series if series.row in results.comparison.best]
-    if not best:
+    scored = [series for series in results.series if series.row.score is not None]
+    if not scored:
         return ["No row has scores for all its seeds yet."]
-    sentences = [_lead(results, best), *_seeds(results, best), *_peers(results, best)]
-    return [*sentences, _cost_of_leader(results, best[0]) if len(best) == 1 else _traffic_of_all(results.series)]
+    leader, others = scored[0], scored[1:]
+    cost = _cost_of_leader(results, leader)
+    return [_lead(results, leader, others), *_margin(results, leader, others), *_peers(results, leader), cost]
 
 
-def _lead(results: ReportResults, best: Sequence[ReportSeries]) -> str:
-    """Name the rows with the highest score, and the margin."""
+def _lead(results: ReportResults, leader: ReportSeries, others: Sequence[ReportSeries]) -> str:
+    """Say which rows the one with the best mean is ahead of, and which it is level with, by the paired test."""
     so_far = "So far, " if any(series.unfinished for series in results.series) else ""
     measure = results.measure
-    value, metric = measure.text(best[0].row.score), measure.name
-    over = _averaged_over(best[0])
-    top, apart = ("highest", "lower") if measure.higher_is_better else ("lowest", "higher")
-    if len(best) > 1:
-        labels = join_and([series.label for series in best])
-        return f"{so_far}{labels} share the {top} {metric}, {value} {over}."
-    others = [series for series in results.series if series is not best[0] and series.row.score is not None]
+    score = f"{measure.name} {measure.text(leader.row.score)} {_averaged_over(leader)}"
     if not others:
-        return f"{so_far}{best[0].label} reaches {metric} {value} {over}; the others have no score yet."
-    next_value = measure.text(others[0].row.score)
-    margin = measure.text(measure.gain(best[0].row.score or 0.0, others[0].row.score or 0.0))
-    second = [series.label for series in others if measure.text(series.row.score) == next_value]
-    follow = f"{join_and(second)} {'follows' if len(second) == 1 else 'follow'} with {next_value}"
-    return f"{so_far}{best[0].label} has the {top} {metric}, {value} {over}; {follow} ({margin} {apart})."
+        return f"{so_far}{leader.label} reaches {score}; the others have no score yet."
+    by_verdict: dict[Verdict, list[str]] = {}
+    for series in others:
+        found = results.comparison.difference(leader.row, series.row)
+        verdict = found.verdict(measure) if found else Verdict.UNTESTED
+        by_verdict.setdefault(verdict, []).append(series.label)
+    words = {Verdict.AHEAD: "ahead of", Verdict.LEVEL: "level with", Verdict.BEHIND: "behind"}
+    parts = [f"{word} {join_and(by_verdict[verdict])}" for verdict, word in words.items() if verdict in by_verdict]
+    second = f"the next, {others[0].label}, has {measure.text(others[0].row.score)}"
+    if not parts:
+        return f"{so_far}{leader.label} has the best mean, {score}; {second}. Too few pairs of peers to test it."
+    return f"{so_far}{leader.label} is {' and '.join(parts)}: {score}; {second}."
+
+
+def _margin(results: ReportResults, leader: ReportSeries, others: Sequence[ReportSeries]) -> list[str]:
+    """Return the difference to the next row with its interval, and what the interval does not cover."""
+    if not others:
+        return []
+    if not results.common_seeds:
+        return ["No seed is common to all rows, so differences may come from the data."]
+    found = results.comparison.difference(leader.row, others[0].row)
+    if found is None or found.interval is None:
+        return []
+    over = f"{plural(found.peers, 'pair')} of peers" + (f" in {found.seeds} seeds" if found.seeds > 1 else "")
+    text = f"Its paired difference to {others[0].label} is {found.text(results.measure)}, over {over}"
+    one = "; with one seed, this says nothing about other splits and first weights" if found.seeds == 1 else ""
+    return [f"{text} (95 % bootstrap interval){one}."]
 
 
 def _averaged_over(series: ReportSeries) -> str:
@@ -94,44 +101,22 @@ def _averaged_over(series: ReportSeries) -> str:
     return f"on average over {peers}" + (f" and {seeds} seeds" if seeds > 1 else "")
 
 
-def _seeds(results: ReportResults, best: Sequence[ReportSeries]) -> list[str]:
-    """Say whether the seeds agree on the leader."""
-    rivals = [series for series in results.series if series not in best and series.row.score is not None]
-    if not rivals or len(best) > 1:
-        return []
-    seeds = results.common_seeds
-    if not seeds:
-        return ["No seed is common to all rows, so differences may come from the data."]
-    if len(seeds) == 1:
-        return ["Only one seed is compared, so small differences may be due to chance."]
-    means = {s.label: {seed: fmean(s.seeds[seed].scores.values()) for seed in seeds} for s in (best[0], *rivals)}
-    leader = means.pop(best[0].label)
-    gain = results.measure.gain
-    ahead = sum(all(gain(leader[seed], other[seed]) > TIE for other in means.values()) for seed in seeds)
-    if ahead == len(seeds):
-        return [f"It leads in {'both' if ahead == 2 else f'each of the {ahead}'} seeds."]
-    return [f"It leads in only {ahead} of {len(seeds)} seeds, so the order is not certain."]
-
-
-def _peers(results: ReportResults, best: Sequence[ReportSeries]) -> list[str]:
-    """Count the peers for which the best rows win."""
+def _peers(results: ReportResults, leader: ReportSeries) -> list[str]:
+    """Count the peers for which the row with the best mean wins."""
     counts = count_wins(results)
     if counts is None:
         return []
     seeds = results.common_seeds
     peers = plural(counts.peers, "peer") + (f" over {len(seeds)} seeds" if len(seeds) > 1 else "")
-    if len(best) > 1:
-        wins = [f"{series.label} alone is best for {counts.wins[series.label]}" for series in best]
-        return [f"Of {peers}, {join_and(wins)}."]
-    label = best[0].label
+    label = leader.label
     sentence = f"It is best for {counts.wins[label]} of {peers}"
     sentence += f", tied for {counts.ties[label]}" if counts.ties[label] else ""
     losses = counts.losses[label]
     if not losses:
-        return [f"{sentence}, and behind for none."]
+        return [f"{sentence}, and worse for none."]
     named = len(seeds) == 1 and len(losses) <= MAX_NAMED
     names = f" ({join_and([f'peer {peer}' for peer in losses])})" if named else ""
-    return [f"{sentence}, and behind for {len(losses)}{names}."]
+    return [f"{sentence}, and worse for {len(losses)}{names}."]
 
 
 def _cost_of_leader(results: ReportResults, best: ReportSeries) -> str:
@@ -161,11 +146,6 @@ def _cost_of_leader(results: ReportResults, best: ReportSeries) -> str:
 def _first_and_last(series: Sequence[ReportSeries]) -> list[ReportSeries]:
     """Return all of a few rows, or the first and the last of many."""
     return list(series) if len(series) <= MAX_NAMED else [series[0], series[-1]]
-
-
-def _traffic_of_all(series: Sequence[ReportSeries]) -> str:
-    amounts = [f"{one.label} {format_amount(one.wire_mb) if one.wire_mb else '0'}" for one in series]
-    return f"MB per round through the busiest node: {', '.join(amounts)}."
 
 
 def _single_row(results: ReportResults, series: ReportSeries) -> list[str]:
@@ -216,6 +196,7 @@ def caveats(results: ReportResults, page: Path) -> list[str]:
         *(f"{relative_to_page(page, path)} has no finished round yet and is omitted." for path in results.omitted),
         *(sentence for series in results.series for sentence in _unfinished(series)),
         *_differing_settings(results),
+        *_differing_connections(results),
         *_differing_seeds(results),
         *(sentence for series in results.series for sentence in _failures(series)),
     ]
@@ -236,6 +217,11 @@ def _differing_settings(results: ReportResults) -> list[str]:
     several = len({series.runs[0].method for series in results.series}) > 1
     rows = "Besides the method, the rows" if several else "The rows"
     return [f"{rows} differ in {join_and(keys)}; see Settings."]
+
+
+def _differing_connections(results: ReportResults) -> list[str]:
+    counts = {series.label: series.row.connections for series in results.series}
+    return [connections_note(counts)] if len({count for count in counts.values() if count}) > 1 else []
 
 
 def _differing_seeds(results: ReportResults) -> list[str]:
@@ -267,102 +253,3 @@ def _failures(series: ReportSeries) -> list[str]:
         f"{series.label}: {plural(len(failures), 'step')} of {plural(len(peers), 'peer')} failed, and the peers kept "
         f"their last valid model. First reason: {failures[0][2]}"
     ]
-
-
-def results_section(results: ReportResults) -> Markup:
-    """Return a table with the score and the costs of every row, best first."""
-    several = max(len(series.runs) for series in results.series) > 1
-    metric, others = results.measure.name, results.comparison.others
-    scale, unit = flops_unit_of_largest([series.flops for series in results.series])
-    headings = [
-        ("Method", ""),
-        (capitalized(metric) + (" ± std over seeds" if several else ""), "number score"),
-        ("Std over peers", "number"),
-        ("Worst to best peer", "range"),
-        *((capitalized(name), "number") for name in others),
-        ("Busiest MB/round", "number"),
-        ("On wire MB/round", "number"),
-        (f"{unit}/peer", "number"),
-        ("Seconds/peer", "number"),
-        ("Rounds", "number"),
-        ("Time s", "number"),
-    ]
-    rows = [
-        [
-            join_markup([swatch(series), element("span", series.label)]),
-            _score(series, results.measure),
-            results.measure.text(series.row.peer_std),
-            _range(series, results),
-            *(format_number(series.row.other(name), 3) for name in others),
-            format_amount(series.paper_mb),
-            format_amount(series.wire_mb),
-            format_amount(series.flops / scale),
-            format_seconds(series.row.seconds_per_peer),
-            _rounds(series),
-            _seconds(series),
-        ]
-        for series in results.series
-    ]
-    marks_best = len(rows) > 1 and results.comparable
-    best = [k for k, series in enumerate(results.series) if marks_best and series.row in results.comparison.best]
-    caption = f"{capitalized(metric)} and costs" + (", best first" if len(rows) > 1 else "")
-    table = element("div", html_table(caption, headings, rows, "cards", best), class_="scrolling")
-    return section("results", "Results", table, remark(_table_legend(results, several)))
-
-
-def _score(series: ReportSeries, measure: Measure) -> str:
-    """Return the mean score, with its standard deviation over seeds where there are several."""
-    std = series.row.score_std
-    return measure.text(series.row.score) + ("" if std is None else f" ± {measure.text(std)}")
-
-
-def _range(series: ReportSeries, results: ReportResults) -> str:
-    """Return a line from the worst to the best peer with a dot at the mean, all rows on one scale."""
-    all_scores = [value for run in results.runs for value in run.scores.values()]
-    own = [value for run in series.runs for value in run.scores.values()]
-    if not own or series.row.score is None:
-        return UNKNOWN
-    low, high = min(all_scores), max(all_scores)
-
-    def x(value: float) -> float:
-        return 6 + (value - low) / (high - low or 1) * 108
-
-    line = f"M{coordinate(x(min(own)))} 8H{coordinate(x(max(own)))}"
-    drawing = element(
-        "svg",
-        element("path", d="M6 8H114", class_="rail"),
-        element("path", d=line, class_=f"range-bar {series.css_class}"),
-        element("circle", class_=f"dot {series.css_class}", cx=x(series.row.score), cy=8, r=5),
-        class_="ranges",
-        viewBox="0 0 120 16",
-        width=120,
-        height=16,
-        aria_hidden="true",
-    )
-    measure = results.measure
-    return join_markup([drawing, element("span", f"{measure.worst(own):.2f} to {measure.best(own):.2f}")])
-
-
-def _rounds(series: ReportSeries) -> str:
-    counts = sorted({len(run.records) for run in series.runs})
-    text = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
-    return f"{text} of {series.runs[0].config['rounds']}" if series.unfinished else text
-
-
-def _seconds(series: ReportSeries) -> str:
-    """Return the time of all rounds, mean over seeds."""
-    return f"{series.row.mean(lambda run: run.points[-1].seconds):.1f}"
-
-
-def _table_legend(results: ReportResults, several: bool) -> str:
-    seeds = max(len(series.runs) for series in results.series)
-    flops = flops_note({series.label: series.row.flops_kind for series in results.series})
-    spread = f"; ± is the sample standard deviation over {seeds} seeds" if several else ""
-    direction = "" if results.measure.higher_is_better else " (lower is better)"
-    return (
-        f"{capitalized(results.measure.name)}{direction}: mean over the peers, each on its own test data, in the last "
-        f"evaluated round{spread}. Std over peers: standard deviation{', mean over seeds' if several else ''}. MB: "
-        "megabytes (10⁶ bytes) per round through the busiest node, first as the paper counts them (values only), then "
-        f"on the wire (as sent). FLOPs: training of one peer in one round. {flops} Seconds/peer: computing time of a "
-        "peer’s whole step in one round. Time: wall time of all rounds."
-    )

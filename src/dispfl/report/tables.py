@@ -18,7 +18,8 @@ from rich.text import Text
 
 from dispfl.core.metric import Measure
 from dispfl.report.comparison import TEST_LOSS, Budget, Comparison, ComparisonRow
-from dispfl.report.labels import flops_note
+from dispfl.report.differences import paired_over
+from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number, format_seconds
 from dispfl.runs.files import write_atomically
 
@@ -64,6 +65,8 @@ def columns(comparison: Comparison) -> list[TableColumn]:
     scores = [_score(row, measure) for row in rows]
     table.append(TableColumn((measure.name, "over seeds" if several else ""), scores, 9, best=best))
     table.append(column("std over", "peers", 1 if several else 3, lambda row: measure.text(row.peer_std)))
+    if comparison.differences:
+        table += _difference_columns(comparison)
     if comparison.budget is not Budget.ROUNDS:
         table.append(column("at", "round", 7, lambda row: _rounds(row.mean_final(lambda point: point.round))))
     table.append(column("busiest", "MB/round", 8, lambda row: f"{row.mean(lambda run: run.paper_mb):.2f}"))
@@ -88,6 +91,8 @@ def legend(comparison: Comparison) -> list[str]:
     sentences = [
         _budget_sentence(comparison),
         f"{metric}{_direction(comparison)}: mean over peers, each on its own test data{spread}.",
+        *_reference_sentence(comparison),
+        *filter(None, [connections_note({row.label: row.connections for row in comparison.rows})]),
         "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire (as sent).",
         f"FLOPs: training per round, of one participating peer and of all peers. {_flops_note(comparison)}",
     ]
@@ -108,6 +113,34 @@ def legend(comparison: Comparison) -> list[str]:
     return sentences
 
 
+def _difference_columns(comparison: Comparison) -> list[TableColumn]:
+    """Return what the test says about each row and its reference, and the difference with its interval."""
+    label, measure = comparison.reference.label, comparison.measure
+    name = label if len(label) <= MAX_REFERENCE else "reference"
+    found = [comparison.differences.get(row.label) for row in comparison.rows]
+    verdicts = [str(difference.verdict(measure)) if difference else UNKNOWN for difference in found]
+    texts = [difference.text(measure) if difference else UNKNOWN for difference in found]
+    return [TableColumn(("against", name), verdicts, 8), TableColumn(("difference", f"to {name}"), texts, 5)]
+
+
+def _reference_sentence(comparison: Comparison) -> list[str]:
+    """Explain the two columns."""
+    if not comparison.differences:
+        return []
+    return [f"Against {comparison.reference.label}: {paired_over(comparison.differences)}"]
+
+
+def against_sentence(comparison: Comparison) -> str | None:
+    """`Against Dis-PFL: Local behind, -0.031 [-0.045, -0.017]; FedAvg level, ...`; None if nothing can be paired."""
+    measure, differences = comparison.measure, comparison.differences
+    parts = [f"{label} {one.verdict(measure)}, {one.text(measure)}" for label, one in differences.items()]
+    if not parts:
+        return None
+    return (
+        f"Against {comparison.reference.label} in {measure.name}: {'; '.join(parts)} ({paired_over(differences)[:-1]})."
+    )
+
+
 def _flops_note(comparison: Comparison) -> str:
     return flops_note({row.label: row.flops_kind for row in comparison.rows})
 
@@ -117,6 +150,8 @@ def rich_table(comparison: Comparison, console: Console) -> tuple[Table, list[st
     return fit_table(columns(comparison), console)
 
 
+MAX_REFERENCE = 12
+"""Longer labels of the reference row do not fit a heading."""
 NEEDED = 9
 """Columns of this priority are never dropped."""
 
@@ -185,6 +220,7 @@ def csv_table(comparison: Comparison) -> str:
             f"{metric}_std": row.score_std,
             f"{metric}_std_over_peers": row.peer_std,
             **{f"{name.replace(' ', '_')}_mean": row.other(name) for name in comparison.others},
+            **_difference_json(row, comparison, "difference_"),
             "busiest_paper_mb_per_round": row.mean(lambda run: run.paper_mb),
             "busiest_wire_mb_per_round": row.mean(lambda run: run.wire_mb),
             "flops_per_peer_round": row.mean(lambda run: run.flops_per_peer),
@@ -209,6 +245,7 @@ def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
     """Return all values, those of each seed included; run directories are relative to `out`."""
     return {
         "metric": comparison.measure.name,
+        "reference": comparison.reference.label,
         "higher_is_better": comparison.measure.higher_is_better,
         "budget": {
             "of": comparison.budget.value,
@@ -241,6 +278,7 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
         "rounds": row.rounds,
         "score": {"mean": row.score, "std": row.score_std, "std_over_peers": row.peer_std},
         "others": {name: row.other(name) for name in comparison.others},
+        "difference": _difference_json(row, comparison),
         "busiest": {
             "paper_mb_per_round": row.mean(lambda run: run.paper_mb),
             "wire_mb_per_round": row.mean(lambda run: run.wire_mb),
@@ -268,6 +306,17 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
             }
             for run in row.runs
         ],
+    }
+
+
+def _difference_json(row: ComparisonRow, comparison: Comparison, prefix: str = "") -> dict[str, Any]:
+    found = comparison.differences.get(row.label)
+    low, high = (found and found.interval) or (None, None)
+    return {
+        f"{prefix}mean": found.mean if found else None,
+        f"{prefix}low": low,
+        f"{prefix}high": high,
+        f"{prefix}verdict": str(found.verdict(comparison.measure)) if found else None,
     }
 
 

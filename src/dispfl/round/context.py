@@ -56,6 +56,9 @@ class RunContext:
     input_shape: Sequence[int] | None = None
     """The shape of an input, where no data are here."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", self.method.fitted(self.topology, len(self.roster)))
+
     @cached_property
     def roster(self) -> list[str]:
         """All peers' names, sorted: the order of every sum."""

@@ -44,6 +44,7 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
             "wire_up_mb": busiest.up / 1e6,
             "wire_down_mb": busiest.down / 1e6,
             "peer": busiest.peer,
+            "connections": busiest.connections,
         },
         "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
         "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
@@ -104,6 +105,7 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
         "busiest": {
             "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
             "wire_mb_per_round": statistics.fmean(record["busiest"]["wire_mb"] for record in records),
+            "connections": max(record["busiest"]["connections"] for record in records),
         },
         "flops_per_peer_round": statistics.fmean(record["flops_per_peer"] for record in records),
         "flops_total_round": statistics.fmean(record["flops_total"] for record in records),
