@@ -37,6 +37,9 @@ BudgetOption = Annotated[
         "retrained.",
     ),
 ]
+FormatOption = Annotated[
+    Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
+]
 TrackOption = Annotated[str | None, typer.Option(help="Also log the runs to another tool: tensorboard.")]
 
 
@@ -51,6 +54,7 @@ class GridOptions:
     targets: str
     budget: str
     track: str | None = None
+    figure: str = "png"
 
 
 def compare(
@@ -68,6 +72,7 @@ def compare(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    figure: FormatOption = "png",
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
@@ -84,7 +89,7 @@ def compare(
     """
     from dispfl.runs.grid import methods_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, figure)
     run_and_compare("compare", methods_grid, list(arguments or []), options)
 
 
@@ -100,6 +105,7 @@ def sweep(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    figure: FormatOption = "png",
 ) -> None:
     """Train with every value of a setting, and print one table.
 
@@ -114,7 +120,7 @@ def sweep(
     """
     from dispfl.runs.grid import sweep_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, figure)
     run_and_compare("sweep", sweep_grid, list(arguments or []), options)
 
 
@@ -142,7 +148,7 @@ def run_and_compare(
     console = Console()
     console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
     run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)])
-    _write_comparison(cells, out, targets, options.budget, console)
+    _write_comparison(cells, out, targets, options.budget, options.figure, console)
 
 
 def run_grid(
@@ -204,7 +210,7 @@ def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:
 
 
 def _write_comparison(
-    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, console: "Console"
+    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, figure: str, console: "Console"
 ) -> None:
     from dispfl.extras import can_draw
     from dispfl.report.comparison import Budget
@@ -226,8 +232,8 @@ def _write_comparison(
     if can_draw():
         from dispfl.report.plots import plot_comparison
 
-        plot_comparison(comparison, out / "learning-curves.png")
-        pages.insert(0, out / "learning-curves.png")
+        plot_comparison(comparison, out / f"learning-curves.{figure}")
+        pages.insert(0, out / f"learning-curves.{figure}")
     suffixes = ", ".join(file.suffix for file in files[1:])
     written = f"Written: {files[0]}, {suffixes}; {'; '.join(map(str, pages))}"
     console.print(written, soft_wrap=True, highlight=False, markup=False)

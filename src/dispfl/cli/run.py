@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -82,6 +82,9 @@ def run(
 def demo(
     out: Annotated[Path | None, typer.Option(help="The folder of the runs; by default a new one under runs/.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of the split, the weights and the masks.")] = 0,
+    figure: Annotated[
+        Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
+    ] = "png",
 ) -> None:
     """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled images, print a table and draw the learning curves.
 
@@ -106,8 +109,8 @@ def demo(
     if can_draw():
         from dispfl.report.plots import plot_runs
 
-        plot_runs(paths, out / "learning-curves.png")
-        files = f"Learning curves: {out / 'learning-curves.png'}. {files}"
+        plot_runs(paths, out / f"learning-curves.{figure}")
+        files = f"Learning curves: {out / f'learning-curves.{figure}'}. {files}"
     console.print(files, soft_wrap=True, highlight=False, markup=False)
 
 

@@ -1,9 +1,10 @@
-"""Learning curves as PNG images, drawn with matplotlib; imported only where they are drawn, because it is slow."""
+"""Learning curves as PNG, PDF or SVG, drawn with matplotlib; imported only where they are drawn, because it is slow."""
 
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -16,6 +17,7 @@ from dispfl.runs.metrics import main_scores, measure_of
 
 MARKER_LIMIT = 40
 """Curves with fewer points have markers."""
+LEGEND_COLUMNS = 3
 X_LABELS = {
     Budget.ROUNDS: "communication round",
     Budget.BYTES: "MB on the wire of the busiest node",
@@ -46,8 +48,8 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
                 *zip(*mixed, strict=True), color=colour, linestyle="--", linewidth=1, label=f"{name}, after mixing"
             )
     _label(axes, Budget.ROUNDS, measure_of(read_metrics(paths[0])).name)
-    axes.legend(loc="lower right")
-    _save(figure, to)
+    figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False)
+    save_figure(figure, to)
 
 
 def plot_comparison(comparison: Comparison, to: Path) -> None:
@@ -65,7 +67,7 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
     _label(axes, comparison.budget, comparison.measure.name)
     title = "band: one standard\ndeviation over seeds" if any(len(row.runs) > 1 for row in comparison.rows) else None
     figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
-    _save(figure, to)
+    save_figure(figure, to)
 
 
 def _marker(values: Sequence[float]) -> str:
@@ -88,7 +90,10 @@ def _label(axes: Axes, budget: Budget, metric: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _save(figure: Figure, to: Path) -> None:
-    image = BytesIO()
-    figure.savefig(image, format="png", dpi=150)
+def save_figure(figure: Figure, to: Path) -> None:
+    """Write a figure in the format of the file's name; the same figure gives the same bytes."""
+    kind, image = to.suffix.lower().removeprefix("."), BytesIO()
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    with rc_context({"svg.hashsalt": "dispfl", "pdf.fonttype": 42}):  # fonts that publishers accept
+        figure.savefig(image, format=kind, dpi=150, metadata=undated)
     write_atomically(to, image.getvalue())

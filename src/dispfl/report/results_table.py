@@ -31,14 +31,13 @@ def results_section(results: ReportResults) -> Markup:
     headings = [
         ("Method", ""),
         (capitalized(metric) + (" ± std over seeds" if several else ""), "number score"),
-        *([(f"Difference to {reference.label}", "number")] if differences else []),
-        ("Std over peers", "number"),
+        *([(f"Difference to {reference.label}", "number difference")] if differences else []),
         ("Worst to best peer", "range"),
         *((capitalized(name), "number") for name in others),
         ("Busiest MB/round", "number"),
         ("On wire MB/round", "number"),
-        (f"{unit}/peer", "number"),
-        ("Seconds/peer", "number"),
+        (f"{unit} per peer", "number"),
+        ("Seconds per peer", "number"),
         ("Rounds", "number"),
         ("Time s", "number"),
     ]
@@ -47,7 +46,6 @@ def results_section(results: ReportResults) -> Markup:
             join_markup([swatch(series), element("span", series.label)]),
             _score(series, results.measure),
             *([_difference(series, results)] if differences else []),
-            results.measure.text(series.row.peer_std),
             _range(series, results),
             *(format_number(series.row.other(name), 3) for name in others),
             format_amount(series.paper_mb),
@@ -73,9 +71,13 @@ def _score(series: ReportSeries, measure: Measure) -> str:
 
 
 def _difference(series: ReportSeries, results: ReportResults) -> str:
-    """`-0.031 [-0.045, -0.017], behind`."""
-    found = results.comparison.differences.get(series.label)
-    return f"{found.text(results.measure)}, {found.verdict(results.measure)}" if found else UNKNOWN
+    """`-0.031, behind`, and below it `[-0.045, -0.017]`."""
+    found, measure = results.comparison.differences.get(series.label), results.measure
+    if found is None:
+        return UNKNOWN
+    mean, _, interval = found.text(measure).partition(" ")
+    below = [Markup("<br>"), element("small", interval)] if interval else []
+    return element("span", f"{mean}, {found.verdict(measure)}", *below)
 
 
 def _range(series: ReportSeries, results: ReportResults) -> str:
@@ -134,9 +136,8 @@ def _table_legend(results: ReportResults, several: bool) -> str:
     direction = "" if results.measure.higher_is_better else " (lower is better)"
     return (
         f"{capitalized(results.measure.name)}{direction}: mean over the peers, each on its own test data, in the last "
-        f"evaluated round{spread}. {_paired(results)}Std over peers: standard deviation"
-        f"{', mean over seeds' if several else ''}. MB: megabytes (10⁶ bytes) per round through the busiest node, "
+        f"evaluated round{spread}. {_paired(results)}MB: megabytes (10⁶ bytes) per round through the busiest node, "
         "first as the paper counts them (values only), then on the wire (as sent). FLOPs: training of one peer in one "
-        f"round. {flops} Seconds/peer: computing time of a peer’s whole step in one round. Time: wall time of all "
+        f"round. {flops} Seconds per peer: computing time of a peer’s whole step in one round. Time: wall time of all "
         "rounds."
     )
