@@ -27,7 +27,7 @@ from dispfl import (
     run_experiment,
 )
 from dispfl.config import compose
-from dispfl.core.train import accuracy
+from dispfl.core.metric import Metric, accuracy
 from dispfl.errors import ConfigError, DataError, RunError
 from dispfl.runs.directory import read_config, read_summary
 
@@ -168,8 +168,8 @@ def test_regression_with_a_custom_loss_and_metric() -> None:
         metric=rmse,
     )
     run = fed.run(rounds=10)
-    assert max(run.accuracy) < 0.3  # the targets' own deviation is about 3.8
-    assert rmse(run.model(0)(inputs[20:]), targets[20:]) == pytest.approx(run.accuracy[0])
+    assert max(run.scores["rmse"]) < 0.3  # the targets' own deviation is about 3.8
+    assert rmse(run.model(0)(inputs[20:]), targets[20:]) == pytest.approx(run.scores["rmse"][0])
 
 
 @pytest.mark.parametrize("as_state_dict", [False, True])
@@ -310,7 +310,7 @@ def test_a_peer_with_broken_data_is_named_and_the_run_finishes(
     for t, record in enumerate(run.history):
         assert list(record["failures"]) == ["002"]
         assert record["failures"]["002"].startswith(f"Peer 002, round {t}: the training loss became infinite or nan")
-        assert record["loss"]["per_peer"][2] is None
+        assert record["train_loss"]["per_peer"][2] is None
     assert len(caplog.messages) == 2
     assert run.summary["failures"] == 2
     assert len(run.accuracy) == 6
@@ -391,10 +391,11 @@ def test_a_copy_of_a_trained_module_may_be_a_model(pairs: list[Pair]) -> None:
 
 def test_a_nan_score_is_left_out_of_the_mean(pairs: list[Pair], tmp_path: Path) -> None:
     scores = iter([0.5, float("nan"), 1.0, float("inf"), 0.0, 0.5])
-    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=lambda *_: next(scores), workers=1)
+    metric = Metric(lambda *_: next(scores), "luck", higher_is_better=True)
+    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=metric, workers=1)
     run = fed.run(rounds=1, out=tmp_path / "run")
-    assert run.accuracy == [0.5, None, 1.0, None, 0.0, 0.5]
-    assert run.summary["accuracy"]["mean"] == 0.5
+    assert run.scores["luck"] == [0.5, None, 1.0, None, 0.0, 0.5]
+    assert run.summary["scores"]["luck"]["mean"] == 0.5
 
 
 class Counting(MyNet):

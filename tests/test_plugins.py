@@ -124,7 +124,7 @@ def config(run: Path) -> dict[str, Any]:
 
 def results(run: Path) -> tuple[Any, ...]:
     found = summary(run)
-    return found["weights_sha256"], found["accuracy"]
+    return found["weights_sha256"], found["scores"]
 
 
 def test_installed_components_run_by_short_name_and_the_config_finds_them_again(by_name: Path) -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dispfl.core.layout import Layout as Layout
     from dispfl.core.masks import hamming as hamming
     from dispfl.core.masks import random_mask as random_mask
+    from dispfl.core.metric import Metric as Metric
     from dispfl.core.packed import PackedMask as PackedMask
     from dispfl.core.packed import PackedModel as PackedModel
     from dispfl.core.private import Privacy as Privacy
@@ -91,6 +92,7 @@ _MODULES = {
     "Local": "methods.local",
     "MLP": "models.networks",
     "Method": "methods.base",
+    "Metric": "core.metric",
     "Neighbourhood": "methods.base",
     "PackedMask": "core.packed",
     "PackedModel": "core.packed",

@@ -1,6 +1,6 @@
 """Settings of runs: the components' own settings composed, from a TOML file and `key=value` overrides.
 
-    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every        top-level keys
+    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, metric        top-level keys
     data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
 A table may be given by name alone (`method=dispfl`). Every key has a default; the defaults together are the demo.
@@ -15,11 +15,13 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, SerializeAsAny, field_validator
 
 from dispfl.core.live import Precision, resolve_device
+from dispfl.core.metric import as_metric, as_metrics
 from dispfl.core.private import Privacy
 from dispfl.core.rng import stream
 from dispfl.core.train import Samples, Task, Train
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import Data, ImageDataset
+from dispfl.data.factory import import_reference
 from dispfl.data.partition import Dirichlet, Partition, Split
 from dispfl.errors import ConfigError
 from dispfl.extras import require
@@ -55,6 +57,8 @@ class RunSettings(Settings):
     """Communication rounds: the paper's T."""
     eval_every: int = Field(default=1, ge=1)
     """Evaluate the models every this many rounds, and after the last."""
+    metric: tuple[str, ...] = Field(default=("accuracy",), min_length=1)
+    """What is measured on test data: names of built-in metrics, or `module:function`; the first is the main one."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """Where peers train; auto: the fastest device that the machine has."""
     precision: Precision = "float32"
@@ -82,6 +86,15 @@ class RunSettings(Settings):
         kind = cls.model_fields[info.field_name].annotation
         assert isinstance(kind, type)
         return kind(**value)
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _known_metrics(cls, value: Any) -> Any:
+        names = [value] if isinstance(value, str) else value
+        for name in names if isinstance(names, (list, tuple)) else ():
+            if not (isinstance(name, str) and ":" in name):
+                as_metric(str(name))
+        return names
 
     @field_validator("device")
     @classmethod
@@ -135,7 +148,7 @@ class RunSettings(Settings):
             method=self.method,
             topology=self.topology,
             train=self.train,
-            task=Task(),
+            task=self.task(folder),
             seed=self.seed,
             rounds=self.rounds,
             eval_every=self.eval_every,
@@ -146,6 +159,11 @@ class RunSettings(Settings):
             vmap_peers=vmap_peers,
             remote_peers=remote_peers,
         )
+
+    def task(self, folder: Path | None = None) -> Task:
+        """Return the loss and the metrics; a metric of the user's own is imported from the folder."""
+        own = [import_reference("metric", name, folder) if ":" in name else name for name in self.metric]
+        return Task(metrics=as_metrics(own))
 
 
 class Experiment(RunSettings):
@@ -175,6 +193,7 @@ class Experiment(RunSettings):
         check_vmap_peers(self.vmap_peers, self.engine)
         self.topology.check(self.peers)
         self.method.densities(self.peers)
+        object.__setattr__(self, "method", self.method.fitted(self.topology, self.peers))
 
     def split(self, data: ImageDataset | CustomDataset) -> Split:
         """Return which samples each peer gets."""

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, EngineName, check_engine, check_vmap_peers
 from dispfl.core.live import LiveModel, Precision, resolve_device
+from dispfl.core.metric import MetricLike
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.private import Privacy
 from dispfl.core.rng import forked_generators
-from dispfl.core.train import Task, Train, accuracy
+from dispfl.core.train import Task, Train
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method
@@ -35,9 +36,11 @@ class Federation:
 
     `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors;
     `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is any function that returns an
-    `nn.Module`. `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in
-    place of `train.optimizer`; its learning rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes
-    training differentially private. `init` gives the weights that all
+    `nn.Module`. `metric` is a `Metric`, the name of a built-in one (`"macro_f1"`), a function whose name says whether a
+    higher value is better, or a list of these, the main one first; without it, the accuracy of a classification.
+    `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in place of
+    `train.optimizer`; its learning rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes training
+    differentially private. `init` gives the weights that all
     start from: a module or its state dict. `on_round` is called with each round's metrics; `out` names a run directory.
     Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as one stack: faster where models are
     tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers` processes, on the machines of the Ray
@@ -55,7 +58,7 @@ class Federation:
         wire: Wire | None = None,
         privacy: Privacy | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
-        metric: Callable[[Tensor, Tensor], float] = accuracy,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
         init: nn.Module | Mapping[str, Tensor] | None = None,
         seed: int = 0,
@@ -98,7 +101,7 @@ class Federation:
             method=method,
             topology=topology,
             train=train or Train(),
-            task=Task(loss, metric),
+            task=Task.of(loss, metric),
             seed=operator.index(seed),  # a NumPy number must name the same random streams
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
@@ -179,7 +182,7 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "device": context.device,
         "precision": context.precision,
         "vmap_peers": context.vmap_peers,
-        "metric": _function_name(context.task.metric),
+        "metric": [metric.name for metric in context.task.metrics],
         "optimizer": _function_name(context.optimizer) if context.optimizer else context.train.optimizer,
         "samples": [len(context.peers[peer].train) for peer in context.roster],
         "initial_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),

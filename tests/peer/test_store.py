@@ -11,7 +11,7 @@ import torch
 from small_disk import SmallDisk
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Report
+from dispfl.core.train import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import RunError
@@ -25,12 +25,12 @@ COST = ForwardCost((2,), (3,))
 
 
 def a_store(folder: Path) -> contextlib.closing[PeerStore]:
-    return contextlib.closing(PeerStore(folder, "alice", {"seed": "0"}, {"rounds": 4, "seed": 0}, COST))
+    return contextlib.closing(PeerStore(folder, "alice", {"seed": "0"}, {"rounds": 4, "seed": 0}, COST, Task()))
 
 
 def a_step() -> StepResult:
     model = PackedModel.pack(torch.zeros(3), torch.ones(3, dtype=torch.bool))
-    report = Report(score=0.5, passes=[(10, [3])])
+    report = Report(scores={"accuracy": 0.5}, passes=[(10, [3])])
     return StepResult(report, (MessageCost("bob", "alice", 12, 40),), state=PeerState(model, model.mask))
 
 
@@ -38,7 +38,7 @@ def test_a_line_is_one_of_a_runs_metrics_and_has_the_report_and_the_messages(tmp
     with a_store(tmp_path / "run") as store:
         store.save(0, a_step(), ["bob"], ["carol"])
     line = rounds_of(tmp_path / "run")[0]
-    assert line["accuracy"] == {"mean": 0.5, "std": 0.0, "per_peer": [0.5]}
+    assert line["scores"]["accuracy"]["per_peer"] == [0.5]
     assert line["busiest"] | {"peer": None} == {
         "paper_mb": 12e-6,
         "wire_mb": 40e-6,

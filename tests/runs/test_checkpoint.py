@@ -26,7 +26,7 @@ def a_step(which: int, size: int = 11) -> StepResult:
     mask, next_mask = torch.rand(2, size, generator=rng) < 0.5
     model = PackedModel.pack(torch.randn(size, generator=rng), mask)
     state = PeerState(model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))})
-    report = Report(score=which / 7, loss=0.1, failure="Peer 001 failed." if which else None)
+    report = Report(scores={"accuracy": which / 7}, loss=0.1, failure="Peer 001 failed." if which else None)
     return StepResult(report, state=state)
 
 

@@ -69,7 +69,7 @@ def digests(run: Any) -> list[str]:
 def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_counts(method: Method) -> None:
     run = federation(method).run(rounds=3)
     last = run.history[-1]
-    assert last["loss"] is None
+    assert last["train_loss"] is None
     assert 0 < max(last["epsilon"]["per_peer"]) <= 8.0
     passed = {samples for state in run.history for samples in [state["flops_per_peer"]]}
     assert len(passed) == 1  # the same in every round: batches are counted with their expected size

@@ -27,15 +27,18 @@ OutOption = Annotated[
     typer.Option(help="Folder for the runs; default: a new one under runs/. Existing runs are resumed."),
 ]
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
-TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these accuracies: 0.6,0.7,0.8.")]
+TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these scores: 0.6,0.7,0.8.")]
 BudgetOption = Annotated[
     Literal["rounds", "bytes", "flops"],
     typer.Option(
         "--budget",
         help="What is held equal: rounds, the busiest node's bytes, or the training FLOPs of all peers. With bytes and "
-        "flops, accuracies are those reached within the smallest total of the runs that spend any; nothing is "
+        "flops, scores are those reached within the smallest total of the runs that spend any; nothing is "
         "retrained.",
     ),
+]
+FormatOption = Annotated[
+    Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
 ]
 TrackOption = Annotated[str | None, typer.Option(help="Also log the runs to another tool: tensorboard.")]
 
@@ -51,6 +54,7 @@ class GridOptions:
     targets: str
     budget: str
     track: str | None = None
+    figure: str = "png"
 
 
 def compare(
@@ -68,6 +72,7 @@ def compare(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    figure: FormatOption = "png",
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
@@ -84,7 +89,7 @@ def compare(
     """
     from dispfl.runs.grid import methods_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, figure)
     run_and_compare("compare", methods_grid, list(arguments or []), options)
 
 
@@ -100,6 +105,7 @@ def sweep(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    figure: FormatOption = "png",
 ) -> None:
     """Train with every value of a setting, and print one table.
 
@@ -114,7 +120,7 @@ def sweep(
     """
     from dispfl.runs.grid import sweep_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, figure)
     run_and_compare("sweep", sweep_grid, list(arguments or []), options)
 
 
@@ -129,19 +135,20 @@ def run_and_compare(
 
     from dispfl.cli.run import data_dir_override, first_free
     from dispfl.config import read_toml
+    from dispfl.core.metric import METRICS
     from dispfl.runs.grid import check_grid
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(options.track)
-    targets = parse_targets(options.targets)
     arguments += data_dir_override(options.data_dir)
     out = options.out or first_free(Path("runs") / command)
     cells = grid(arguments, read_toml(options.config) if options.config else {}, options.seeds, out)
+    targets = parse_targets(options.targets, all(name in METRICS for cell in cells for name in cell.experiment.metric))
     check_grid(cells)
     console = Console()
     console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
     run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)])
-    _write_comparison(cells, out, targets, options.budget, console)
+    _write_comparison(cells, out, targets, options.budget, options.figure, console)
 
 
 def run_grid(
@@ -166,8 +173,8 @@ def run_grid(
         raise typer.Exit(130) from None
 
 
-def parse_targets(text: str) -> list[float]:
-    """Parse `0.6,0.7`."""
+def parse_targets(text: str, shares: bool = True) -> list[float]:
+    """Parse `0.6,0.7`; `shares` are in (0, 1], as the built-in metrics of classification are."""
     targets = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -176,7 +183,7 @@ def parse_targets(text: str) -> list[float]:
             raise ConfigError(
                 f"--targets must be numbers separated by commas, such as 0.6,0.7; got {item!r}."
             ) from None
-        if not 0 < target <= 1:
+        if shares and not 0 < target <= 1:
             hint = f" For {target:g}% write {target / 100:g}." if 1 < target <= 100 else ""
             raise ConfigError(f"--targets must be in (0, 1], got {item}.{hint}")
         targets.append(target)
@@ -203,7 +210,7 @@ def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:
 
 
 def _write_comparison(
-    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, console: "Console"
+    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, figure: str, console: "Console"
 ) -> None:
     from dispfl.extras import can_draw
     from dispfl.report.comparison import Budget
@@ -225,8 +232,8 @@ def _write_comparison(
     if can_draw():
         from dispfl.report.plots import plot_comparison
 
-        plot_comparison(comparison, out / "learning-curves.png")
-        pages.insert(0, out / "learning-curves.png")
+        plot_comparison(comparison, out / f"learning-curves.{figure}")
+        pages.insert(0, out / f"learning-curves.{figure}")
     suffixes = ", ".join(file.suffix for file in files[1:])
     written = f"Written: {files[0]}, {suffixes}; {'; '.join(map(str, pages))}"
     console.print(written, soft_wrap=True, highlight=False, markup=False)

@@ -41,6 +41,9 @@ def reproduce(
     only: Annotated[
         str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
     ] = "",
+    figure: Annotated[
+        Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure, where there is one.")
+    ] = "png",
     yes: Annotated[bool, typer.Option("--yes", help="Start, regardless of the estimated time.")] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
@@ -73,7 +76,7 @@ def reproduce(
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
     _run(experiment, [run.cell for run in runs], scale == "paper", yes, Console(stderr=as_json), as_json)
-    found = _report(experiment, runs, caveat, out, Console(quiet=as_json))
+    found = _report(experiment, runs, caveat, out, figure, Console(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **found}, indent=2))
 
@@ -129,7 +132,12 @@ def _caveat(experiment: "PaperExperiment", runs: "Sequence[PaperRun]", selected:
 
 
 def _report(
-    experiment: "PaperExperiment", runs: "Sequence[PaperRun]", caveat: str, out: Path, console: "Console"
+    experiment: "PaperExperiment",
+    runs: "Sequence[PaperRun]",
+    caveat: str,
+    out: Path,
+    figure_format: str,
+    console: "Console",
 ) -> dict[str, Any]:
     from dispfl.costs.estimate import estimate
     from dispfl.paper.comparison import PaperReference
@@ -145,7 +153,9 @@ def _report(
             references[key] = PaperReference(run.labels, run.printed, run.targets, mean)
     paths = [(run.cell.row, run.cell.path) for run in runs]
     figure, folder = experiment.about.figure, out / experiment.name
-    results = ReproducedRuns(experiment.title, caveat, table, figure, paths, list(references.values()), folder)
+    results = ReproducedRuns(
+        experiment.title, caveat, table, figure, paths, list(references.values()), folder, figure_format
+    )
     return write_report(results, console)
 
 

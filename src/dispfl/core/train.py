@@ -8,13 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import keep_, kept_per_layer, mask_bits
+from dispfl.core.metric import METRICS, Metric, MetricLike, as_metrics
 from dispfl.core.optimizers import (
     Moments,
     OptimizerFactory,
@@ -147,27 +148,48 @@ class Samples(Protocol):
         ...
 
 
-def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """Return the share of samples whose largest output is the label's."""
-    return int((outputs.argmax(1) == labels).sum()) / len(labels)
+CLASSIFICATION = (functional.cross_entropy, functional.nll_loss)
+"""Losses of classification, whose metric is the accuracy unless stated; so are torch's modules of these."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The loss to minimize and the metric to report; by default those of classification."""
+    """The loss to minimize and the metrics to report, the main one first; by default those of classification."""
 
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
-    metric: Callable[[Tensor, Tensor], float] = accuracy
+    metrics: tuple[Metric, ...] = (METRICS["accuracy"],)
+
+    @classmethod
+    def of(
+        cls, loss: Callable[[Tensor, Tensor], Tensor], metric: MetricLike | Sequence[MetricLike] | None = None
+    ) -> "Task":
+        """Return the task of a loss, and of one or several metrics; without any, refuse a loss of no classification."""
+        if metric is not None:
+            return cls(loss, as_metrics(metric))
+        if loss not in CLASSIFICATION and not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+            name = getattr(loss, "__name__", type(loss).__name__)
+            raise ConfigError(
+                f"The loss {name} needs a metric that fits it: give metric='rmse', another of {', '.join(METRICS)}, or "
+                "a function of your own."
+            )
+        return cls(loss)
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric."""
+        return self.metrics[0]
 
 
 @dataclass
 class Report:
     """Measurements of one peer in one round. `None` means not measured."""
 
-    score: float | None = None
-    """The metric on the peer's test data after the step."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """The metrics on the peer's test data after the step, by name, the main one first."""
+    test_loss: float | None = None
+    """The loss on the same data."""
     mixed: float | None = None
-    """The same after mixing and before training."""
+    """The main metric after mixing and before training."""
     loss: float | None = None
     """Mean training loss over the steps of the round's last call of `learn`."""
     mask_change: float | None = None
@@ -185,6 +207,11 @@ class Report:
 
     def __post_init__(self) -> None:
         self.passes = [(samples, list(kept)) for samples, kept in self.passes]  # JSON gives lists for tuples
+
+    @property
+    def score(self) -> float | None:
+        """The main metric."""
+        return next(iter(self.scores.values()), None)
 
 
 @dataclass
@@ -373,9 +400,9 @@ class Trainer:
         return gradient
 
     def score(self, weights: Tensor, samples: Samples | None = None) -> float:
-        """Return the task's metric on the peer's test data, or on other samples."""
+        """Return the task's main metric on the peer's test data, or on other samples."""
         self._check_not_private(samples)
-        return float(self.task.metric(*self._predict(weights, self.test if samples is None else samples)))
+        return self.task.metric(*self._predict(weights, self.test if samples is None else samples))
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
         """Return the task's loss on some samples, without training on them."""
@@ -398,6 +425,12 @@ class Trainer:
             outputs.append(self.live(x))
             labels.append(self.live.to_device(y))
         return torch.cat(outputs), torch.cat(labels)
+
+    def observe(self, weights: Tensor) -> None:
+        """Evaluate the model at the end of the step: all metrics and the loss on the peer's test data."""
+        outputs, labels = self._predict(weights, self.test)
+        self.report.scores = {metric.name: metric(outputs, labels) for metric in self.task.metrics}
+        self.report.test_loss = float(self.task.loss(outputs, labels))
 
     def observe_mixed(self, weights: Tensor) -> None:
         """Evaluate the model between mixing and training, in rounds with evaluation."""

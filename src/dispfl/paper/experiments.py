@@ -177,15 +177,25 @@ def read_experiment(path: Path) -> PaperExperiment:
 def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]:
     """Return the runs with these methods, data sets, partitions, ..., given by the paper's names (`--only`)."""
     wanted: dict[str, set[str]] = {}
-    known = {value: key for run in runs for key, value in run.labels.items()}
+    known = {value: key for run in runs for key, value in run.labels.items() if value != NONE}
     for name in only:
         if name not in known:
-            raise ConfigError(f"--only {name!r} matches no label of these runs. {did_you_mean(name, known)}")
+            raise ConfigError(f"--only {name!r} matches no label of these runs. {_labels_hint(name, runs)}")
         wanted.setdefault(known[name], set()).add(name)
     found = [run for run in runs if all(run.labels[key] in values for key, values in wanted.items())]
     if not found:
         raise ConfigError(f"--only {','.join(only)} selects no run; no run has all of these labels.")
     return found
+
+
+def _labels_hint(name: str, runs: Sequence[PaperRun]) -> str:
+    """`Did you mean dispfl?`, or the labels in which the runs differ: `They differ in method: dispfl, local.`"""
+    values = {key: dict.fromkeys(run.labels[key] for run in runs if run.labels[key] != NONE) for key in runs[0].labels}
+    differing = {key: list(own) for key, own in values.items() if len(own) > 1}
+    hint = did_you_mean(name, [label for own in differing.values() for label in own])
+    if hint.startswith("Did you mean"):
+        return hint
+    return f"They differ in {'; '.join(f'{key}: ' + ', '.join(own) for key, own in differing.items())}."
 
 
 def samples_per_peer(experiment: Experiment) -> int:

@@ -217,7 +217,7 @@ def collect_results(out: Path) -> None:
                 report, messages = report_of(entry) if entry else (Report(), ())
                 results[name] = StepResult(report, messages)
                 ends += [entry["time"]] if entry else []
-            records.append(round_metrics(t, Round(results), cost, max(ends) - before))
+            records.append(round_metrics(t, Round(results), context.task, cost, max(ends) - before))
             before = max(ends)
             directory.append(records[-1])
         for name, step in final.items():

@@ -147,7 +147,8 @@ async def open_node(
     service: ServiceManager | None = None,
 ) -> AsyncIterator[tuple[Node, SavingThread]]:
     """Open a site's node and its store; both are closed at the end."""
-    with contextlib.closing(PeerStore(site.run_folder, site.name, setup.spec, setup.settings, setup.cost())) as store:
+    opened = PeerStore(site.run_folder, site.name, setup.spec, setup.settings, setup.cost(), setup.run.task)
+    with contextlib.closing(opened) as store:
         training, executor = TrainingThread(setup.run, setup.threads), CodecExecutor()
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
         site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dispfl.core.train import Report
+from dispfl.core.train import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError, DispflError, RunError
@@ -36,15 +36,16 @@ class PeerStore:
         spec: Mapping[str, str],
         settings: Mapping[str, Any] | None = None,
         cost: ForwardCost | None = None,
+        task: Task | None = None,
     ) -> None:
         """Create the directory, or open an existing one, which must have the same federation spec.
 
-        `settings` are saved with a new one; `cost` is needed to save rounds.
+        `settings` are saved with a new one; `cost` and `task` are needed to save rounds.
         """
         self.name = name
         self.folder = folder
         self._last_save = time.time()
-        self._cost = cost
+        self._cost, self._task = cost, task
         self._lines: list[Metrics] = []
         """Lines of rounds that are not on the disk."""
         self._newest: tuple[int, StepResult] | None = None
@@ -95,8 +96,9 @@ class PeerStore:
         If this fails, the round is saved by the next call of `save` or `save_again`.
         """
         assert self._cost is not None
-        now = time.time()
-        line = round_metrics(t, Round({self.name: step.without_state()}), self._cost, max(0.0, now - self._last_save))
+        assert self._task is not None
+        now, result = time.time(), Round({self.name: step.without_state()})
+        line = round_metrics(t, result, self._task, self._cost, max(0.0, now - self._last_save))
         line |= {"time": now, "heard": list(heard), "missed": list(missed)}
         line |= {"report": asdict(step.report), "messages": step.messages}
         self._last_save = now

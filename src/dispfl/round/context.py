@@ -63,6 +63,9 @@ class RunContext:
     secret_key: bytes = field(default=b"", repr=False)
     """With privacy: what batches and noise are drawn from; known to this process alone."""
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", self.method.fitted(self.topology, len(self.roster)))
+
     @cached_property
     def roster(self) -> list[str]:
         """All peers' names, sorted: the order of every sum."""

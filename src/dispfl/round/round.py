@@ -146,7 +146,9 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
         report, found = results[peer].report, evaluation.report
-        report = replace(report, score=found.score, failure=report.failure or found.failure)
+        report = replace(
+            report, scores=found.scores, test_loss=found.test_loss, failure=report.failure or found.failure
+        )
         results[peer] = replace(results[peer], report=report)
     return replace(result, results=results)
 
@@ -270,7 +272,7 @@ def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerS
 def _evaluate(trainer: Trainer, state: PeerState) -> None:
     """Add to the report how good the model is, and how much of its mask will change."""
     if trainer.evaluate:
-        trainer.report.score = trainer.score(state.model.flat())
+        trainer.observe(state.model.flat())
     mask, next_mask = state.model.mask, state.next_mask
     if next_mask is not mask and mask.kept:
         changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)

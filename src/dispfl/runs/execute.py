@@ -48,9 +48,16 @@ class RunResult:
     """The run directory, if there is one."""
 
     @property
+    def scores(self) -> dict[str, list[float]]:
+        """Each metric on every peer's test data after the last round, in roster order; the main metric comes first."""
+        return {name: list(found["per_peer"]) for name, found in last(self.history, "scores").items()}
+
+    @property
     def accuracy(self) -> list[float]:
-        """The metric on each peer's test data after the last round, in roster order."""
-        return list(last(self.history, "accuracy")["per_peer"])
+        """Every peer's accuracy on its own test data after the last round, in roster order."""
+        if "accuracy" not in self.scores:
+            raise ConfigError(f"This run has no accuracy; it has {', '.join(self.scores)}: use run.scores.")
+        return self.scores["accuracy"]
 
     @property
     def summary(self) -> Metrics:

@@ -94,7 +94,7 @@ def run_rounds(
         except BaseException:
             engine.flush(t)
             raise
-        record = round_metrics(t, result, cost, time.perf_counter() - began)
+        record = round_metrics(t, result, context.task, cost, time.perf_counter() - began)
         failures = list(record["failures"].values())
         for failure in failures[:FAILURES_SHOWN]:
             log.warning(failure)
