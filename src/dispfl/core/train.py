@@ -321,6 +321,7 @@ class Trainer:
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
         self.report.loss, self.buffers = float(loss), self.live.read_buffers()
+        self.live.uncharged -= len(x)
         return learned
 
     def gradient(self, weights: Tensor) -> Tensor:
@@ -333,6 +334,13 @@ class Trainer:
         gradient = self.live.grad.to("cpu", copy=True)
         self.check_finite(gradient, "gradient")
         return gradient
+
+    def charge_own_loop(self, mask: PackedMask) -> None:
+        """Charge the samples that a method passed through `live` without `backward`, under the mask of its result."""
+        if self.live.uncharged > 0:
+            kept = trained_per_layer(weight_flags(mask), self.live.layout)
+            self.report.passes.append((self.live.uncharged, kept))
+            self.live.uncharged = 0
 
     def score(self, weights: Tensor, samples: Samples | None = None) -> float:
         """Return the task's metric on the peer's test data, or on other samples."""

@@ -143,6 +143,10 @@ class RoundCosts:
     """With masks of channels: the layers that stay whole, because none of their units can be left out."""
 
     @property
+    fixed_flops: int = 0
+    """Operations of one sample's forward pass that no parameter has, as in attention."""
+    omission: str | None = None
+    """A sentence about operations that are not counted, if there are any."""
     def kept(self) -> float:
         """Weights that a peer keeps, mean over peers."""
         return sum(layer.kept for layer in self.layers)
@@ -191,6 +195,8 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
         dense_layers=tuple(layout.dense_layers) if isinstance(layout, UnitLayout) else (),
     )
 
+        fixed_flops=forward.fixed,
+        omission=forward.omission,
 
 def _small_shapes(inputs: CostInputs) -> Sequence[tuple[int, ...]] | None:
     """Return the shapes of the small network's parameters, if masks are of channels and all peers' are equally wide."""

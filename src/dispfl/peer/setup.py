@@ -66,7 +66,9 @@ class LocalSetup:
     def cost(self) -> ForwardCost:
         """Return the operations of the network's forward pass."""
         sample = next(self.run.peers[self.name].train.batches(1))[0]
-        return forward_cost(self.run.module(), self.layout, sample)
+        cost = forward_cost(self.run.module(), self.layout, sample)
+        cost.warn()
+        return cost
 
     def codec(self) -> Codec:
         """The codec of its messages."""

@@ -211,6 +211,7 @@ def peer_step(
     trainer.live = live.for_mask(after.model.mask)
     _evaluate(trainer, after)
     trainer.report.seconds += step_clock(live) - began
+    trainer.charge_own_loop((after.upload or after.model).mask)
     return StepResult(trainer.report, state=after)
 
 
