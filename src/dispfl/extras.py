@@ -14,6 +14,7 @@ EXTRAS = {
     "ray": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),
+    "hub": ("datasets",),
 }
 """The packages that each extra of pyproject.toml installs."""
 

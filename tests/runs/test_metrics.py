@@ -34,6 +34,8 @@ from dispfl.topology import Full
 KEYS = [
     "round",
     "accuracy",
+    "validation",
+    "global_test",
     "accuracy_mixed",
     "loss",
     "mask_change",

@@ -31,6 +31,8 @@ def round_metrics(t: int, result: Round, cost: ForwardCost, seconds: float) -> M
     return {
         "round": t,
         "accuracy": spread([report.score for report in reports.values()]),
+        "validation": spread([report.validation for report in reports.values()]),
+        "global_test": spread([report.global_score for report in reports.values()]),
         "accuracy_mixed": spread([report.mixed for report in reports.values()]),
         "loss": spread([report.loss for report in reports.values()]),
         "mask_change": spread([report.mask_change for report in reports.values()]),
@@ -71,6 +73,8 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
         "rounds": len(records),
         "peers": len(context.peers),
         "accuracy": last(records, "accuracy"),
+        "validation": last(records, "validation"),
+        "global_test": last(records, "global_test"),
         "groups": groups(densities, last(records, "accuracy"), mean_peer_seconds(records)),
         "busiest": {
             "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
@@ -127,7 +131,7 @@ def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
 
 def last(records: Sequence[Metrics], key: str) -> Any:
     """Return the newest value of a key that is not measured in every round."""
-    return next((record[key] for record in reversed(records) if record[key] is not None), None)
+    return next((record[key] for record in reversed(records) if record.get(key) is not None), None)
 
 
 def flops_of(report: Report, cost: ForwardCost) -> int:
