@@ -22,7 +22,8 @@ from dispfl.core.train import Samples, Task, Train
 from dispfl.data.by_column import ByColumn
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import Data, ImageDataset
-from dispfl.data.partition import Dirichlet, Partition, Split
+from dispfl.data.partition import Dirichlet, Partition
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.methods.base import Method

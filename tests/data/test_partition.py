@@ -12,7 +12,8 @@ from torch import Tensor
 
 from dispfl.data.apportion import Counts, fit_to_supply, unequal_sizes
 from dispfl.data.by_column import ByColumn
-from dispfl.data.partition import IID, Dirichlet, Grouped, Partition, Pathological, Split
+from dispfl.data.partition import IID, Dirichlet, Grouped, Partition, Pathological
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.registry import PARTITIONS
 

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from dispfl.data.apportion import Counts
 from dispfl.data.datasets import CustomData, Data
-from dispfl.data.partition import Partition, Split
+from dispfl.data.partition import Partition
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError, PartitionError
 
 if TYPE_CHECKING:

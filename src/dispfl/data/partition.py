@@ -6,7 +6,6 @@ whole matrices, so no choice of settings can loop forever: an impossible one is 
 """
 
 from abc import abstractmethod
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
@@ -26,6 +25,7 @@ from dispfl.data.apportion import (
     split_totals,
     unequal_sizes,
 )
+from dispfl.data.split import Split, assign_samples, by_class, draw_samples, hold_out
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.settings import Component
 
@@ -33,37 +33,6 @@ if TYPE_CHECKING:
     from dispfl.core.train import Samples
     from dispfl.data.custom import CustomDataset
     from dispfl.data.datasets import ImageDataset
-
-
-@dataclass(frozen=True, eq=False)
-class Split:
-    """The samples of every peer, in roster order: ascending int64 indices into the training and the test data."""
-
-    train: tuple[Tensor, ...]
-    test: tuple[Tensor, ...]
-    validation: tuple[Tensor, ...] = ()
-    """Of the training data, with `partition.validation`: empty otherwise."""
-    global_test: Tensor | None = None
-    """Of the test data, with `partition.global_test_samples`: the same for all peers."""
-    unseen: "Split | None" = None
-    """The samples of peers that do not take part."""
-
-    @property
-    def parts(self) -> dict[str, tuple[Tensor, ...]]:
-        """The rows of every peer, by the name of the part."""
-        return {"train": self.train, "test": self.test, "validation": self.validation}
-
-    def without_last(self, count: int) -> "Split":
-        """Return the split with its last peers as unseen ones."""
-        if not count:
-            return self
-        first, last = slice(-count), slice(-count, None)
-        unseen = Split(self.train[last], self.test[last], self.validation[last])
-        return Split(self.train[first], self.test[first], self.validation[first], self.global_test, unseen)
-
-    def label_counts(self, labels: Tensor, classes: int) -> Tensor:
-        """The number of training samples of each class that a peer has, as (peers, classes)."""
-        return torch.stack([torch.bincount(labels[mine], minlength=classes) for mine in self.train])
 
 
 class Partition(Component):
@@ -111,7 +80,7 @@ class Partition(Component):
         """
         # NumPy draws gamma variates and permutations much faster; its generator is seeded from ours.
         draws = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng)))
-        train_pools, test_pools = _by_class(train_labels, "training"), _by_class(test_labels, "test")
+        train_pools, test_pools = by_class(train_labels, "training"), by_class(test_labels, "test")
         counts = self.counts(np.array([len(pool) for pool in train_pools]), peers, rng=draws)
         for label in np.flatnonzero(counts.any(axis=0)):
             if label >= len(test_pools) or not len(test_pools[label]):
@@ -119,8 +88,8 @@ class Partition(Component):
                     f"Class {label} is assigned to peers but the test labels have none of it; "
                     f"add test samples of class {label} or remove it from the training data."
                 )
-        train = _assign_samples(train_pools, counts, draws)
-        test = [_draw_samples(test_pools, mine, draws) for mine in proportional(counts, self.test_samples_per_peer)]
+        train = assign_samples(train_pools, counts, draws)
+        test = [draw_samples(test_pools, mine, draws) for mine in proportional(counts, self.test_samples_per_peer)]
         return self.completed(train, tuple(test), train_labels, test_labels, draws)
 
     def completed(
@@ -134,7 +103,7 @@ class Partition(Component):
         """Return a split of these samples, with the validation data and the global test data that are set."""
         held_out: tuple[Tensor, ...] = ()
         if self.validation:
-            train, held_out = zip(*(self._hold_out(mine, train_labels, rng) for mine in train), strict=True)
+            train, held_out = zip(*(hold_out(mine, train_labels, self.validation, rng) for mine in train), strict=True)
         return Split(train, test, held_out, self._global_test(test_labels, rng))
 
     def split_data(self, data: "ImageDataset | CustomDataset", peers: int, *, rng: torch.Generator) -> Split:
@@ -144,29 +113,14 @@ class Partition(Component):
     def _global_test(self, test_labels: Tensor, rng: np.random.Generator) -> Tensor | None:
         if not self.global_test_samples:
             return None
-        pools = _by_class(test_labels, "test")
+        pools = by_class(test_labels, "test")
         supply = np.array([[len(pool) for pool in pools]])
         if self.global_test_samples > supply.sum():
             raise PartitionError(
                 f"partition.global_test_samples is {self.global_test_samples} but there are {supply.sum()} test "
                 f"samples; use at most {supply.sum()}."
             )
-        return _draw_samples(pools, proportional(supply, self.global_test_samples)[0], rng)
-
-    def _hold_out(self, mine: Tensor, labels: Tensor, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-        """Divide a peer's samples into those to train on and those to validate with, in equal label proportions."""
-        if len(mine) < 2:
-            raise PartitionError(
-                f"partition.validation is {self.validation:g}, but a peer has a single training sample; "
-                "give each at least two, or set partition.validation=0."
-            )
-        held_out = validation_samples(len(mine), self.validation)
-        pools = _by_class(labels[mine], "training")
-        counts = proportional(np.array([[len(pool) for pool in pools]]), held_out)[0]
-        drawn = _draw_samples(pools, counts, rng)
-        kept = torch.ones(len(mine), dtype=torch.bool)
-        kept[drawn] = False
-        return mine[kept], mine[drawn]
+        return draw_samples(pools, proportional(supply, self.global_test_samples)[0], rng)
 
     def peers(
         self, data: "ImageDataset | CustomDataset", peers: int, *, seed: int = 0, augment: bool = False
@@ -325,37 +279,3 @@ class IID(Partition):
 
     def class_counts(self, supply: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
         return split_totals(proportional(supply[None], int(sizes.sum()))[0], sizes)
-
-
-def validation_samples(samples: int, share: float) -> int:
-    """Return how many of a peer's samples are held out: the share, rounded, but at least one, and not all."""
-    return min(max(1, round(share * samples)), samples - 1) if share else 0
-
-
-def _by_class(labels: Tensor, which: str) -> list[Counts]:
-    """The indices of the samples of each class."""
-    if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
-        raise PartitionError(
-            f"The {which} labels must be one integer per sample, got {labels.dtype} of shape {tuple(labels.shape)}."
-        )
-    if not len(labels):
-        raise PartitionError(f"The {which} labels are empty; give at least one sample.")
-    values = labels.numpy(force=True).astype(np.int64)
-    if values.min() < 0:
-        raise PartitionError(f"The {which} labels must count from 0, got {values.min()}.")
-    return np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values))[:-1])
-
-
-def _assign_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> tuple[Tensor, ...]:
-    """Shuffle each class and assign its samples by the counts."""
-    peers, classes = counts.shape
-    samples = np.concatenate([rng.permutation(p)[:used] for p, used in zip(pools, counts.sum(axis=0), strict=True)])
-    owners = np.repeat(np.tile(np.arange(peers), classes), counts.T.ravel())
-    rows = np.split(samples[np.lexsort((samples, owners))], np.cumsum(counts.sum(axis=1))[:-1])
-    return tuple(torch.from_numpy(row) for row in rows)
-
-
-def _draw_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> Tensor:
-    """Draw one peer's test samples: shuffle each class and take the first ones, repeatedly if there are too few."""
-    drawn = [np.resize(rng.permutation(pools[label]), counts[label]) for label in np.flatnonzero(counts)]
-    return torch.from_numpy(np.sort(np.concatenate(drawn)))

@@ -22,7 +22,7 @@ from pydantic import Field
 from dispfl.config import Experiment, compose, differing_keys, read_toml
 from dispfl.costs.estimate import CostInputs
 from dispfl.data.catalogue import describe
-from dispfl.data.partition import validation_samples
+from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tables
 from dispfl.runs.grid import GridRun

@@ -68,6 +68,7 @@ def print_results(paths: Sequence[Path], console: Console) -> None:
         rows.append(_cells(summary, label, path.resolve().name))
         notes.append(f"{label}: {summary['unfinished']}" if "unfinished" in summary else f"Run directory: {path}")
         notes += [_group_note(group) for group in summary.get("groups", [])]
+        notes += _other_scores(summary)
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons.")
     console.print("", _table(rows, console.width), "", sep="\n")
@@ -81,6 +82,18 @@ def _group_note(group: dict[str, Any]) -> str:
     """`  density 0.2: accuracy 0.805, 0.122 s per peer and round, 2 peers`"""
     seconds = f"{format_seconds(group['seconds'])} s per peer and round, " if "seconds" in group else ""
     return f"  density {group['density']:g}: accuracy {group['mean']:.3f}, {seconds}{group['peers']} peers"
+
+
+def _other_scores(summary: dict[str, Any]) -> list[str]:
+    """`  on validation data 0.712 ± 0.050; on the global test data 0.412 ± 0.030`, where there are such scores."""
+    unseen = summary.get("unseen_peers") or {}
+    scores = {
+        "on validation data": summary.get("validation"),
+        "on the global test data": summary.get("global_test"),
+        f"of {unseen.get('peers')} unseen peers after {unseen.get('steps')} steps": unseen.get("accuracy"),
+    }
+    found = [f"{what} {score['mean']:.3f} ± {score['std']:.3f}" for what, score in scores.items() if score]
+    return [f"  {'; '.join(found)}"] if found else []
 
 
 def _cells(summary: dict[str, Any], label: str, directory: str) -> dict[str, str]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
 from dispfl.data.catalogue import describe
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL

@@ -17,7 +17,7 @@ from dispfl.core.train import Report
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.extras import can_draw
