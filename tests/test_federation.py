@@ -504,10 +504,14 @@ def test_a_label_beyond_the_outputs_is_refused_before_training(points: Points, t
     for peers, sentence in (
         (
             [((x, y), test), ((x, y + 2), test)],
-            "Peer 001's training data have the label 4, but the model has 3 outputs.",
+            "Peer 001's training data have the label 4, but the model has 3 outputs, for",
         ),
-        ([((x, y), (x, y), (x, y + 5))], "Peer 000's test data have the label 7, but the model has 3 outputs."),
-        ([((x, y), (x, y + 1), (x, y))], "Peer 000's validation data have the label 3, but the model has 3 outputs."),
+        ([((x, y), (x, y), (x, y + 5))], "Peer 000's test data have the label 7, but the model has 3 outputs, for"),
+        ([((x, y - 1), test)], "Peer 000's training data have the label -1, but the model has 3 outputs, for"),
+        (
+            [((x, y), (x, y + 1), (x, y))],
+            "Peer 000's validation data have the label 3, but the model has 3 outputs, for",
+        ),
     ):
         federation = Federation(MyNet, peers, Local(), Full(), train=QUICK)
         with pytest.raises(DataError) as refused:

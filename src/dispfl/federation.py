@@ -208,6 +208,8 @@ def _open_same(path: Path, config: Mapping[str, Any]) -> RunDirectory:
     """Open a run directory that must be of this federation."""
     written = read_config(path)
     for key, value in config.items():
+        if key == "data_sha256" and value != written.get(key):
+            raise ConfigError(f"The peers' data are not those that {path} was run with; use the same to resume.")
         if value != written.get(key):
             raise ConfigError(f"{path} was run with {key} = {written.get(key)}, got {value}; use the same to resume.")
     return RunDirectory.open(path)

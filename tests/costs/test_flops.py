@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_count
@@ -252,6 +253,28 @@ def test_what_is_not_counted_is_named_and_norms_are_free() -> None:
         "there is no formula for these operations."
     )
     assert cost_of(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4)), 4).omission is None
+
+
+class Uncountable(nn.Module):
+    """Fails where its operations are observed, as compiled code may."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if _get_current_dispatch_mode() is not None:
+            raise RuntimeError("observed")
+        outputs: Tensor = self.linear(x)
+        return outputs
+
+
+def test_a_network_that_cannot_be_counted_trains_all_the_same_and_says_so() -> None:
+    cost = cost_of(Uncountable(), 3)
+    assert cost.per_weight == (0, 0)
+    assert cost.uncounted == ("anything of Uncountable, which torch cannot count",)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        cost_of(nn.Linear(3, 2), 4)
 
 
 def test_a_sparse_layer_costs_in_proportion_to_what_it_keeps() -> None:

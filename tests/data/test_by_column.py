@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dispfl import run_experiment
 from dispfl.config import Experiment, compose
@@ -122,16 +123,22 @@ def test_data_without_columns_are_refused() -> None:
         experiment("partition.column=site")
 
 
-def test_a_saved_data_set_is_divided_by_a_column(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+@pytest.fixture
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The package, with its cache in the test's own folder."""
+    package = pytest.importorskip("datasets")
+    monkeypatch.setattr(package.config, "HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    return package
+
+
+def test_a_saved_data_set_is_divided_by_a_column(tmp_path: Path, datasets: Any) -> None:
     datasets.Dataset.from_list(rows()).save_to_disk(str(tmp_path / "saved"))
     found = experiment(f"data.hub={tmp_path / 'saved'}", "partition.column=site")
     assert sites_of(found) == [{0.0}, {1.0}, {2.0}]
     assert len(run_experiment(found, tmp_path / "run").accuracy) == 3
 
 
-def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
+def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(tmp_path: Path, datasets: Any) -> None:
     whole = datasets.Dataset.from_list(rows())
     classes = datasets.ClassLabel(names=["well", "ill"])
     folder = tmp_path / "parquet"
@@ -148,10 +155,8 @@ def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(tm
     assert [len(mine) for mine in split.train] == [expected[site] for site in SITES]
 
 
-def test_images_and_arrays_of_a_saved_data_set_become_inputs(tmp_path: Path) -> None:
-    datasets = pytest.importorskip("datasets")
-    image_module = pytest.importorskip("PIL.Image")
-    images = [image_module.fromarray(np.full((12, 10, 3), 20 * k, np.uint8)) for k in range(8)]
+def test_images_and_arrays_of_a_saved_data_set_become_inputs(tmp_path: Path, datasets: Any) -> None:
+    images = [Image.fromarray(np.full((12, 10, 3), 20 * k, np.uint8)) for k in range(8)]
     pictures = datasets.Dataset.from_dict({"image": images, "label": [0, 1] * 4})
     signals = datasets.Dataset.from_dict(
         {"signal": [[[k, 0.5], [1.0, 2.0]] for k in range(8)], "label": ["x", "y"] * 4}
@@ -178,9 +183,8 @@ def test_images_and_arrays_of_a_saved_data_set_become_inputs(tmp_path: Path) -> 
     ],
 )
 def test_a_data_set_that_cannot_be_used_is_refused(
-    tmp_path: Path, content: dict[str, list[Any]], changes: list[str], sentence: str
+    tmp_path: Path, datasets: Any, content: dict[str, list[Any]], changes: list[str], sentence: str
 ) -> None:
-    datasets = pytest.importorskip("datasets")
     datasets.Dataset.from_dict(content).save_to_disk(str(tmp_path / "saved"))
     found = compose({}, ["peers=1", "model=mlp", "topology=full", f"data.hub={tmp_path / 'saved'}", *changes])
     with pytest.raises(DataError) as refused:
@@ -188,8 +192,8 @@ def test_a_data_set_that_cannot_be_used_is_refused(
     assert sentence in str(refused.value)
 
 
+@pytest.mark.usefixtures("datasets")
 def test_a_folder_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
-    pytest.importorskip("datasets")
     (tmp_path / "empty").mkdir()
     found = compose({}, ["peers=1", "topology=full", f"data.hub={tmp_path / 'empty'}"])
     with pytest.raises(DataError, match=r"^data\.hub .*empty cannot be loaded: "):

@@ -453,6 +453,11 @@ def test_unequal_sizes_that_the_supply_cannot_meet_are_refused(
     ("kind", "values", "sentence"),
     [
         (IID, {"sizes": "zipf"}, "partition.sizes must be 'equal', 'dirichlet' or 'lognormal', got 'zipf'."),
+        (
+            IID,
+            {"min_samples": 2},
+            "partition.min_samples needs unequal partition.sizes: dirichlet or lognormal; omit it.",
+        ),
         (IID, {"size_alpha": 2}, "partition.size_alpha needs partition.sizes=dirichlet, which is equal; omit it."),
         (
             IID,

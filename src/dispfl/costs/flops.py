@@ -81,6 +81,10 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
     try:
         with _without_fused_attention(), counter:
             module(sample)
+    except Exception:
+        module(sample)  # an error of the network itself is raised here
+        nothing = (f"anything of {type(module).__name__}, which torch cannot count",)
+        return ForwardCost((0,) * len(layout.sizes), layout.sizes, 0, nothing)
     finally:
         module.train(training)
     trained = set(layout.names)

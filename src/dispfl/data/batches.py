@@ -223,12 +223,12 @@ def labels_of(samples: ResidentSamples | DatasetSamples, classes: tuple[str, ...
     return labels
 
 
-def highest_label(samples: Samples) -> int | None:
-    """Return the highest label of samples in memory, if their labels are one whole number each."""
+def label_range(samples: Samples) -> tuple[int, int] | None:
+    """Return the lowest and the highest label of samples in memory, if their labels are one whole number each."""
     if not isinstance(samples, ResidentSamples) or samples.labels.ndim != 1 or samples.labels.is_floating_point():
         return None
     labels = samples.labels if samples.index is None else samples.labels[samples.index]
-    return int(labels.max())
+    return int(labels.min()), int(labels.max())
 
 
 def _chunks(count: int, size: int, rng: torch.Generator | None) -> list[Tensor]:

@@ -70,6 +70,8 @@ class Partition(Component):
         for key, sizes in uses.items():
             if self.sizes != sizes and getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(f"partition.{key} needs partition.sizes={sizes}, which is {self.sizes}; omit it.")
+        if self.sizes == "equal" and self.min_samples != type(self).model_fields["min_samples"].default:
+            raise ConfigError("partition.min_samples needs unequal partition.sizes: dirichlet or lognormal; omit it.")
         return self
 
     def split(self, train_labels: Tensor, test_labels: Tensor, peers: int, *, rng: torch.Generator) -> Split:

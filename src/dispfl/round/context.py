@@ -16,11 +16,14 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.train import Report, Samples, Task, Train
 from dispfl.costs.ledger import MessageCost
-from dispfl.data.batches import data_digest, highest_label
+from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import DataError
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.topology import Topology
 from dispfl.wire.codec import Codec, Wire
+
+IGNORED_LABEL = -100
+"""The label that torch's cross-entropy ignores."""
 
 
 @dataclass(frozen=True)
@@ -127,14 +130,15 @@ class RunContext:
                 return
         if not isinstance(outputs, Tensor) or outputs.ndim != 2:
             return
+        count = outputs.shape[1]
         for peer, data in {**self.peers, **self.unseen}.items():
-            parts = zip(("training", "test", "validation"), data.parts, strict=False)
-            for which, samples in parts:
-                high, count = highest_label(samples), outputs.shape[1]
-                if high is not None and high >= count:
+            for which, samples in zip(("training", "test", "validation"), data.parts, strict=False):
+                low, high = label_range(samples) or (0, 0)
+                wrong = high if high >= count else low
+                if wrong >= count or (wrong < 0 and wrong != IGNORED_LABEL):
                     raise DataError(
-                        f"Peer {peer}'s {which} data have the label {high}, but the model has {count} outputs. "
-                        f"Labels count from 0: give it at least {high + 1} outputs, or correct the labels."
+                        f"Peer {peer}'s {which} data have the label {wrong}, but the model has {count} outputs, for "
+                        f"the labels 0 to {count - 1}. Give it more outputs, or correct the labels."
                     )
 
     def module(self) -> nn.Module:

@@ -211,15 +211,17 @@ class ExperimentRun:
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
             split = saved[0] if saved else experiment.split(data)
+            if saved is not None and not _fits(split, data):
+                raise _other_data(path, experiment, "number of samples differs")
             counts = split.label_counts(data.train_labels, len(data.classes))
             context = experiment.split_context(data, split)
             digest = context.data_digest()
             if saved is None:  # interrupted before it was written
                 write_split(path, split, counts, digest)
-            elif not counts.equal(saved[1]) or read_data_digest(path) != digest:
-                what = "samples" if counts.equal(saved[1]) else "labels"
-                name = experiment.data.name
-                raise RunError(f"The data set {name} is not the one that {path} was run with: its {what} differ.")
+            elif not counts.equal(saved[1]):
+                raise _other_data(path, experiment, "labels differ")
+            elif read_data_digest(path) != digest:
+                raise _other_data(path, experiment, "samples differ")
             update_config(directory, experiment)
         return cls(experiment, context, directory)
 
@@ -234,6 +236,16 @@ class ExperimentRun:
             experiment.engine,
             ray_address,
         )
+
+
+def _fits(split: Split, data: ImageDataset | CustomDataset) -> bool:
+    """Whether the data have all the rows of a split."""
+    last = [max(int(rows.max()) for rows in part) for part in (split.train, split.test)]
+    return last[0] < len(data.train_labels) and last[1] < len(data.test_labels)
+
+
+def _other_data(path: Path, experiment: Experiment, how: str) -> RunError:
+    return RunError(f"The data set {experiment.data.name} is not the one that {path} was run with: its {how}.")
 
 
 def run_experiment(experiment: Experiment, out: Path | str, *, resume: bool = False) -> RunResult:
