@@ -498,3 +498,24 @@ def test_a_run_is_finished_before_its_learning_curve_is_drawn(
 def test_an_argument_of_another_type_is_refused_by_name(points: Points, name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"`{name}` must be a \w+ object, got"):
         Federation(MyNet, [(points(8, 0), points(4, 1))], **{name: value})
+
+
+def test_a_label_beyond_the_outputs_is_refused_before_training(points: Points, tmp_path: Path) -> None:
+    (x, y), test = points(20, 0), points(10, 1)
+    for peers, sentence in (
+        (
+            [((x, y), test), ((x, y + 2), test)],
+            "Peer 001's training data have the label 4, but the model has 3 outputs, for",
+        ),
+        ([((x, y), (x, y), (x, y + 5))], "Peer 000's test data have the label 7, but the model has 3 outputs, for"),
+        ([((x, y - 1), test)], "Peer 000's training data have the label -1, but the model has 3 outputs, for"),
+        (
+            [((x, y), (x, y + 1), (x, y))],
+            "Peer 000's validation data have the label 3, but the model has 3 outputs, for",
+        ),
+    ):
+        federation = Federation(MyNet, peers, Local(), Full(), train=QUICK)
+        with pytest.raises(DataError) as refused:
+            federation.run(rounds=1, out=tmp_path / "run")
+        assert str(refused.value).startswith(sentence)
+        assert not (tmp_path / "run").exists()

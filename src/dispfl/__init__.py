@@ -25,13 +25,14 @@ if TYPE_CHECKING:
     from dispfl.core.sparsity import prune_rate as prune_rate
     from dispfl.core.train import Train as Train
     from dispfl.core.train import Trainer as Trainer
+    from dispfl.data.by_column import ByColumn as ByColumn
     from dispfl.data.datasets import load_dataset as load_dataset
     from dispfl.data.partition import IID as IID
     from dispfl.data.partition import Dirichlet as Dirichlet
     from dispfl.data.partition import Grouped as Grouped
     from dispfl.data.partition import Partition as Partition
     from dispfl.data.partition import Pathological as Pathological
-    from dispfl.data.partition import Split as Split
+    from dispfl.data.split import Split as Split
     from dispfl.errors import ConfigError as ConfigError
     from dispfl.errors import DispflError as DispflError
     from dispfl.federation import Federation as Federation
@@ -73,6 +74,7 @@ _MODULES = {
     "DPSGD": "methods.dpsgd",
     "DPSGDFT": "methods.finetuned",
     "Density": "methods.base",
+    "ByColumn": "data.by_column",
     "Dirichlet": "data.partition",
     "DisPFL": "methods.dispfl",
     "DispflError": "errors",
@@ -106,7 +108,7 @@ _MODULES = {
     "RunResult": "runs.execute",
     "ServerMethod": "methods.base",
     "SmallCNN": "models.networks",
-    "Split": "data.partition",
+    "Split": "data.split",
     "SubFedAvg": "methods.subfedavg",
     "Topology": "topology",
     "Train": "core.train",

@@ -1,6 +1,7 @@
 """Settings of runs: the components' own settings composed, from a TOML file and `key=value` overrides.
 
-    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, metric        top-level keys
+    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, metric,      top-level keys
+    unseen_peers, unseen_steps
     data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
 A table may be given by name alone (`method=dispfl`). Every key has a default; the defaults together are the demo.
@@ -9,6 +10,7 @@ A table may be given by name alone (`method=dispfl`). Every key has a default; t
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
@@ -19,10 +21,12 @@ from dispfl.core.metric import as_metric, as_metrics
 from dispfl.core.private import Privacy
 from dispfl.core.rng import stream
 from dispfl.core.train import Samples, Task, Train
+from dispfl.data.by_column import ByColumn
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import Data, ImageDataset
 from dispfl.data.factory import import_reference
-from dispfl.data.partition import Dirichlet, Partition, Split
+from dispfl.data.partition import Dirichlet, Partition
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.methods.base import Method
@@ -180,6 +184,10 @@ class Experiment(RunSettings):
     """
     engine: EngineName = "inprocess"
     """What runs the peers: threads of this process, or Ray's processes here or on a cluster."""
+    unseen_peers: int = Field(default=0, ge=0)
+    """Peers that do not take part, and join after the last round: `summary.json` has the scores of their models."""
+    unseen_steps: int = Field(default=20, ge=1)
+    """The local steps of an unseen peer."""
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
 
     @field_validator("engine", mode="before")
@@ -190,6 +198,8 @@ class Experiment(RunSettings):
     def model_post_init(self, context: Any, /) -> None:
         """Fit the default degree to the number of peers, and refuse settings that do not fit each other."""
         object.__setattr__(self, "topology", self.topology.fitted(self.peers))
+        if isinstance(self.partition, ByColumn):
+            object.__setattr__(self, "data", self.partition.column_of(self.data))
         check_vmap_peers(self.vmap_peers, self.engine)
         self.topology.check(self.peers)
         self.method.densities(self.peers)
@@ -198,18 +208,28 @@ class Experiment(RunSettings):
     def split(self, data: ImageDataset | CustomDataset) -> Split:
         """Return which samples each peer gets."""
         rng = stream(self.seed, "partition")
-        return self.partition.split(data.train_labels, data.test_labels, self.peers, rng=rng)
+        peers = self.peers + self.unseen_peers
+        return self.partition.split_data(data, peers, rng=rng).without_last(self.unseen_peers)
 
     def split_context(self, data: ImageDataset | CustomDataset, split: Split) -> RunContext:
         """Return the context of the rounds with the data divided by a split."""
+        extra: dict[str, Any] = {"unseen_steps": self.unseen_steps}
 
         def assign(train: Samples, test: Samples) -> dict[str, PeerData]:
-            return {
-                name: PeerData(train.take(train_rows), test.take(test_rows))
-                for name, train_rows, test_rows in zip(peer_names(self.peers), split.train, split.test, strict=True)
-            }
+            if split.global_test is not None:
+                extra["global_test"] = test.take(split.global_test)
+            if split.unseen is not None:
+                names = [f"new-{name}" for name in peer_names(self.unseen_peers)]
+                extra["unseen"] = _peer_data(names, split.unseen, train, test)
+            return _peer_data(peer_names(self.peers), split, train, test)
 
-        return self.context(data, assign, vmap_peers=self.vmap_peers)
+        return replace(self.context(data, assign, vmap_peers=self.vmap_peers), **extra)
+
+
+def _peer_data(names: Sequence[str], split: Split, train: Samples, test: Samples) -> dict[str, PeerData]:
+    held_out: list[Samples | None] = [train.take(rows) for rows in split.validation]
+    rows = zip(names, split.train, split.test, held_out or [None] * len(names), strict=True)
+    return {name: PeerData(train.take(mine), test.take(tested), validation) for name, mine, tested, validation in rows}
 
 
 def check_engine(engine: Any) -> EngineName:

@@ -14,6 +14,7 @@ EXTRAS = {
     "ray": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),
+    "hub": ("datasets",),
     "privacy": ("dp_accounting",),
 }
 """The packages that each extra of pyproject.toml installs."""

@@ -34,23 +34,24 @@ from dispfl.wire.codec import Wire
 class Federation:
     """Peers that train together: each has its own data, and all share a model architecture.
 
-    `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors;
-    `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is any function that returns an
-    `nn.Module`. `metric` is a `Metric`, the name of a built-in one (`"macro_f1"`), a function whose name says whether a
-    higher value is better, or a list of these, the main one first; without it, the accuracy of a classification.
-    `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in place of
-    `train.optimizer`; its learning rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes training
-    differentially private. `init` gives the weights that all
-    start from: a module or its state dict. `on_round` is called with each round's metrics; `out` names a run directory.
-    Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as one stack: faster where models are
-    tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers` processes, on the machines of the Ray
-    cluster at `ray_address` or here.
+    `peers` lists (training data, test data) pairs, or (training data, validation data, test data) triples: torch
+    Datasets or (inputs, labels) tensors; `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is
+    any function that returns an `nn.Module`. `metric` is a `Metric`, the name of a built-in one (`"macro_f1"`), a
+    function whose name says whether a higher value is better, or a list of these, the main one first; without it, the
+    accuracy of a classification. `optimizer` is a function from flat weights and their `Layout` to a
+    `torch.optim.Optimizer` of them, in place of `train.optimizer`; its learning rate follows the schedule of `train`.
+    `privacy=Privacy(epsilon=4)` makes training differentially private. `init` gives the weights that all start from: a
+    module or its state dict. Every model is evaluated on `global_test` too, if it is given; `unseen` lists peers as
+    `peers` does, which join after the last round for `unseen_steps` local steps. `on_round` is called with each round's
+    metrics; `out` names a run directory. Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as
+    one stack: faster where models are tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers`
+    processes, on the machines of the Ray cluster at `ray_address` or here.
     """
 
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        peers: Sequence[tuple[DatasetLike, DatasetLike]],
+        peers: Sequence[tuple[DatasetLike, ...]],
         method: Method | None = None,
         topology: Topology | None = None,
         *,
@@ -60,6 +61,9 @@ class Federation:
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
+        global_test: DatasetLike | None = None,
+        unseen: Sequence[tuple[DatasetLike, ...]] = (),
+        unseen_steps: int = 20,
         init: nn.Module | Mapping[str, Tensor] | None = None,
         seed: int = 0,
         eval_every: int = 1,
@@ -111,6 +115,9 @@ class Federation:
             privacy=privacy or Privacy(),
             vmap_peers=vmap_peers,
             optimizer=optimizer,
+            global_test=None if global_test is None else samples_from(global_test, "The global test data"),
+            unseen={f"new-{k:03d}": _peer_data(k, given, "unseen") for k, given in enumerate(unseen)},
+            unseen_steps=_at_least_one("unseen_steps", unseen_steps),
         )
         self.workers = None if workers is None else _at_least_one("workers", workers)
         self.ray_address = ray_address
@@ -147,11 +154,17 @@ def _at_least_one(name: str, value: int) -> int:
     return int(value)
 
 
-def _peer_data(k: int, pair: tuple[DatasetLike, DatasetLike]) -> PeerData:
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ConfigError(f"peers[{k}] must be a pair (training data, test data).")
-    train, test = pair
-    return PeerData(samples_from(train, f"Peer {k}'s training data"), samples_from(test, f"Peer {k}'s test data"))
+def _peer_data(k: int, given: tuple[DatasetLike, ...], kind: str = "peers") -> PeerData:
+    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+        raise ConfigError(
+            f"{kind}[{k}] must be a pair (training data, test data), or (training data, validation data, test data)."
+        )
+    train, *validation, test = given
+    return PeerData(
+        samples_from(train, f"Peer {k}'s training data"),
+        samples_from(test, f"Peer {k}'s test data"),
+        samples_from(validation[0], f"Peer {k}'s validation data") if validation else None,
+    )
 
 
 def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]) -> Callable[[], nn.Module]:
@@ -184,7 +197,9 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "vmap_peers": context.vmap_peers,
         "metric": [metric.name for metric in context.task.metrics],
         "optimizer": _function_name(context.optimizer) if context.optimizer else context.train.optimizer,
+        "unseen_steps": context.unseen_steps,
         "samples": [len(context.peers[peer].train) for peer in context.roster],
+        "data_sha256": context.data_digest(),
         "initial_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),
         "method": context.method.model_dump(mode="json", exclude_none=True),
         "topology": context.topology.model_dump(mode="json", exclude_none=True),
@@ -202,6 +217,8 @@ def _open_same(path: Path, config: Mapping[str, Any]) -> RunDirectory:
     """Open a run directory that must be of this federation."""
     written = read_config(path)
     for key, value in config.items():
+        if key == "data_sha256" and value != written.get(key):
+            raise ConfigError(f"The peers' data are not those that {path} was run with; use the same to resume.")
         if value != written.get(key):
             raise ConfigError(f"{path} was run with {key} = {written.get(key)}, got {value}; use the same to resume.")
     return RunDirectory.open(path)

@@ -185,3 +185,14 @@ def test_a_row_of_channels_is_labelled_and_its_flops_are_saved(tmp_path: Path) -
     assert not any("seed-0" in line for line in lines[: lines.index("")] + lines[1:8])
     assert "FLOPs of Dis-PFL (channels) are saved" in "".join(lines)
     assert "those of the others are counted" in "".join(lines)
+
+
+def test_scores_on_other_data_follow_the_table(tmp_path: Path) -> None:
+    score = {"mean": 0.7123, "std": 0.05, "per_peer": [0.66, 0.76]}
+    run = a_run(
+        tmp_path / "run",
+        validation=score,
+        global_test=None,
+        unseen_peers={"peers": 4, "steps": 20, "accuracy": score, "failures": []},
+    )
+    assert "  on validation data 0.712 ± 0.050; of 4 unseen peers after 20 steps 0.712 ± 0.050" in printed(run)

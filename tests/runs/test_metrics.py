@@ -35,6 +35,8 @@ KEYS = [
     "round",
     "metric",
     "scores",
+    "validation",
+    "global_test",
     "mixed",
     "test_loss",
     "train_loss",

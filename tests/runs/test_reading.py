@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dispfl.core.units import UnitLayout, UnitMask
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.errors import RunError
 from dispfl.federation import Federation
 from dispfl.methods.base import PeerState

@@ -188,8 +188,12 @@ class Report:
     """The metrics on the peer's test data after the step, by name, the main one first."""
     test_loss: float | None = None
     """The loss on the same data."""
+    validation: float | None = None
+    """The main metric on the peer's validation data, if it has any."""
+    global_score: float | None = None
+    """The main metric on the global test data, if there are any."""
     mixed: float | None = None
-    """The main metric after mixing and before training."""
+    """The main metric on the test data after mixing and before training."""
     loss: float | None = None
     """Mean training loss over the steps of the round's last call of `learn`."""
     mask_change: float | None = None
@@ -230,6 +234,10 @@ class Trainer:
     roster: Sequence[str] = ()
     """All peers' names, in the order of every sum."""
     evaluate: bool = True
+    validation: Samples | None = None
+    """The peer's validation data, if it has any."""
+    global_test: Samples | None = None
+    """Test data that are the same for all peers, if there are any."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """The peer's buffers: those of its state at first, then those after the last call of `learn`."""
     first_weights: Callable[[], Tensor] = lambda: torch.empty(0)
@@ -364,6 +372,7 @@ class Trainer:
         loss.backward()  # type: ignore[no-untyped-call]
         passed, kept = self.report.passes[-1]
         self.report.passes[-1] = (passed + len(y), kept)
+        self.live.uncharged -= len(x)
         return loss.detach()
 
     def _private_backward(self, private: PrivateSteps, x: Tensor, y: Tensor) -> Tensor:
@@ -382,6 +391,13 @@ class Trainer:
         self.check_finite(learned, "weights")
         self.report.loss, self.buffers = None if self.private else float(loss), self.live.read_buffers()
         return learned
+
+    def charge_own_loop(self, mask: PackedMask) -> None:
+        """Charge the samples that a method passed through `live` without `backward`, under the mask of its result."""
+        if self.live.uncharged > 0:
+            kept = trained_per_layer(weight_flags(mask), self.live.layout)
+            self.report.passes.append((self.live.uncharged, kept))
+            self.live.uncharged = 0
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Return the dense gradient on one batch of the peer's training data (Algorithm 2, line 2).

@@ -186,6 +186,8 @@ class FineTuning:
     epochs: int
     rate: Literal["initial", "current"]
     every: int
+    steps: int | None = None
+    """Steps, instead of epochs."""
 
 
 def fresh_state(weights: Tensor, mask: Tensor) -> PeerState:

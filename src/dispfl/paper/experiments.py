@@ -22,6 +22,7 @@ from pydantic import Field
 from dispfl.config import Experiment, compose, differing_keys, read_toml
 from dispfl.costs.estimate import CostInputs
 from dispfl.data.catalogue import describe
+from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tables
 from dispfl.runs.grid import GridRun
@@ -199,9 +200,10 @@ def _labels_hint(name: str, runs: Sequence[PaperRun]) -> str:
 
 
 def samples_per_peer(experiment: Experiment) -> int:
-    """Return the number of training samples of a peer."""
+    """Return the number of samples that a peer trains on."""
     given = experiment.partition.samples_per_peer
-    return describe(experiment.data.name).train // experiment.peers if given == "all" else given
+    samples = describe(experiment.data.name).train // experiment.peers if given == "all" else given
+    return samples - validation_samples(samples, experiment.partition.validation)
 
 
 def cost_inputs(experiment: Experiment) -> CostInputs:
@@ -216,6 +218,7 @@ def cost_inputs(experiment: Experiment) -> CostInputs:
         train=experiment.train,
         wire=experiment.wire,
         seed=experiment.seed,
+        validation=bool(experiment.partition.validation),
     )
 
 

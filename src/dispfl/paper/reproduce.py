@@ -17,7 +17,8 @@ from dispfl.costs.estimate import network
 from dispfl.costs.flops import TRAINING
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import ImageDataset
-from dispfl.data.partition import Pathological, Split
+from dispfl.data.partition import Pathological
+from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.extras import can_draw
 from dispfl.methods.base import GossipMethod, ServerMethod

@@ -59,6 +59,8 @@ def create_run(experiment: Experiment, out: Path) -> None:
         raise ConfigError(
             f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use one of: {gossip}."
         )
+    if experiment.unseen_peers:
+        raise ConfigError("unseen_peers is only for simulations: use `dispfl run`, or omit it.")
     data, split, _ = prepare(experiment)
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):

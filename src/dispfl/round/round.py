@@ -147,7 +147,12 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
     for peer, evaluation in engine.run_tasks(tasks):
         report, found = results[peer].report, evaluation.report
         report = replace(
-            report, scores=found.scores, test_loss=found.test_loss, failure=report.failure or found.failure
+            report,
+            scores=found.scores,
+            test_loss=found.test_loss,
+            validation=found.validation,
+            global_score=found.global_score,
+            failure=report.failure or found.failure,
         )
         results[peer] = replace(results[peer], report=report)
     return replace(result, results=results)
@@ -181,6 +186,8 @@ def peer_step(
         live=live.for_mask(state.next_mask),
         train=data.train,
         test=data.test,
+        validation=data.validation,
+        global_test=context.global_test,
         settings=context.train,
         task=context.task,
         seed=context.seed,
@@ -213,6 +220,7 @@ def peer_step(
     except NonFiniteError as problem:
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
+    trainer.charge_own_loop((after.upload or after.model).mask)
     if context.privacy.enabled:
         after = _charged(context, trainer, state, after)
     trainer.live = live.for_mask(after.model.mask)
@@ -265,14 +273,18 @@ def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerS
     mask = state.model.mask
     trainer.moments = {}
     lr = trainer.settings.lr if tuning.rate == "initial" else None
-    model = PackedModel.under(trainer.learn(state.model.flat(), mask, tuning.epochs, lr=lr), mask)
-    return replace(state, model=model, buffers=trainer.buffers)
+    learned = trainer.learn(state.model.flat(), mask, tuning.epochs, steps=tuning.steps, lr=lr)
+    return replace(state, model=PackedModel.under(learned, mask), buffers=trainer.buffers)
 
 
 def _evaluate(trainer: Trainer, state: PeerState) -> None:
     """Add to the report how good the model is, and how much of its mask will change."""
     if trainer.evaluate:
         trainer.observe(state.model.flat())
+        if trainer.validation is not None:
+            trainer.report.validation = trainer.score(state.model.flat(), trainer.validation)
+        if trainer.global_test is not None:
+            trainer.report.global_score = trainer.score(state.model.flat(), trainer.global_test)
     mask, next_mask = state.model.mask, state.next_mask
     if next_mask is not mask and mask.kept:
         changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)

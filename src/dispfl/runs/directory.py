@@ -15,6 +15,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -28,7 +29,7 @@ from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
 from dispfl.core.private import KEY_BYTES
 from dispfl.data.catalogue import describe
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError, DamagedError, RunError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
@@ -181,12 +182,16 @@ def read_summary(path: Path) -> Metrics | None:
 SPLIT = "split.safetensors"
 
 
-def write_split(path: Path, split: Split, label_counts: Tensor) -> None:
-    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes)."""
+def write_split(path: Path, split: Split, label_counts: Tensor, data_digest: str = "") -> None:
+    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes), and the digest of the data."""
     tensors = {"label_counts": label_counts}
-    for name, train, test in zip(peer_names(len(split.train)), split.train, split.test, strict=True):
-        tensors |= {f"train/{name}": train, f"test/{name}": test}
-    write_atomically(path / SPLIT, safetensors.torch.save(tensors))
+    for prefix, peers in (("", split), ("unseen/", split.unseen)):
+        for part, rows in (peers.parts if peers else {}).items():
+            names = peer_names(len(rows))
+            tensors |= {f"{prefix}{part}/{name}": mine for name, mine in zip(names, rows, strict=True)}
+    if split.global_test is not None:
+        tensors["global_test"] = split.global_test
+    write_atomically(path / SPLIT, safetensors.torch.save(tensors, {"data_sha256": data_digest}))
 
 
 def read_split(path: Path) -> tuple[Split, Tensor] | None:
@@ -194,12 +199,27 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
     try:
         tensors = safetensors.torch.load_file(path / SPLIT)
         names = peer_names(len(tensors["label_counts"]))
-        parts = [tuple(tensors[f"{part}/{name}"] for name in names) for part in ("train", "test")]
-        return Split(parts[0], parts[1]), tensors["label_counts"]
+        unseen = sorted(name.rpartition("/")[2] for name in tensors if name.startswith("unseen/train/"))
+        split = _rows(tensors, "", names)
+        if unseen:
+            split = replace(split, unseen=_rows(tensors, "unseen/", unseen))
+        return replace(split, global_test=tensors.get("global_test")), tensors["label_counts"]
     except FileNotFoundError:
         return None
     except (safetensors.SafetensorError, KeyError, OSError) as problem:
         raise RunError(f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again.") from problem
+
+
+def _rows(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> Split:
+    train, test = (tuple(tensors[f"{prefix}{part}/{name}"] for name in names) for part in ("train", "test"))
+    held_out = [f"{prefix}validation/{name}" for name in names]
+    return Split(train, test, tuple(tensors[name] for name in held_out if name in tensors))
+
+
+def read_data_digest(path: Path) -> str:
+    """Return the digest of the data that a run with a saved split was started with; empty where there is none."""
+    with safetensors.safe_open(path / SPLIT, "pt") as file:
+        return str((file.metadata() or {}).get("data_sha256", ""))
 
 
 def saved_rounds(path: Path) -> int:

@@ -19,7 +19,7 @@ from dispfl.core.train import Report
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.extras import can_draw
@@ -27,10 +27,11 @@ from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import RunDirectory, SavedStates, read_config, read_split, write_split
+from dispfl.runs.directory import RunDirectory, SavedStates, read_config, read_data_digest, read_split, write_split
 from dispfl.runs.files import SITES
 from dispfl.runs.loop import RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, last, summarize
+from dispfl.runs.newcomers import evaluate_newcomers
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class RunResult:
     """The state that each peer uses from now on: its own, or one with the global model."""
     out: Path | None = None
     """The run directory, if there is one."""
+    unseen: Metrics | None = None
+    """The scores of the unseen peers, if there are any."""
 
     @property
     def scores(self) -> dict[str, list[float]]:
@@ -62,7 +65,8 @@ class RunResult:
     @property
     def summary(self) -> Metrics:
         """The run as one object, as in `summary.json`."""
-        return summarize(self.context, self.history, {name: state.model for name, state in self.personal.items()})
+        models = {name: state.model for name, state in self.personal.items()}
+        return summarize(self.context, self.history, models) | {"unseen_peers": self.unseen}
 
     def model(self, peer: int | str) -> nn.Module:
         """Return the personal model of one peer, by position in the roster or by name, ready to use.
@@ -110,7 +114,8 @@ def execute(
             saved = SavedStates(out, context.roster) if out and engine == "ray" else None
             states = dict(started.states) if saved is None else saved
             personal = _evaluated(context, history, started) if context.method.evaluates_global else states
-        result = RunResult(context, states, history.records, personal, out)
+            unseen = evaluate_newcomers(context, states, history.server)
+        result = RunResult(context, states, history.records, personal, out, unseen)
         if directory and out:
             directory.write_summary(result.summary)
             directory.forget_secret_key()
@@ -196,7 +201,8 @@ class ExperimentRun:
         data, split, context = prepare(experiment, decoding)
         directory = RunDirectory.create(out, experiment.to_toml())
         with _closed_on_failure(directory):
-            write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+            counts = split.label_counts(data.train_labels, len(data.classes))
+            write_split(out, split, counts, context.data_digest())
         return cls(experiment, context, directory)
 
     @classmethod
@@ -217,14 +223,19 @@ class ExperimentRun:
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
             split = saved[0] if saved else experiment.split(data)
+            if saved is not None and not _fits(split, data):
+                raise _other_data(path, experiment, "number of samples differs")
             counts = split.label_counts(data.train_labels, len(data.classes))
+            context = experiment.split_context(data, split)
+            digest = context.data_digest()
             if saved is None:  # interrupted before it was written
-                write_split(path, split, counts)
+                write_split(path, split, counts, digest)
             elif not counts.equal(saved[1]):
-                name = experiment.data.name
-                raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
+                raise _other_data(path, experiment, "labels differ")
+            elif read_data_digest(path) != digest:
+                raise _other_data(path, experiment, "samples differ")
             update_config(directory, experiment)
-        return cls(experiment, experiment.split_context(data, split), directory)
+        return cls(experiment, context, directory)
 
     def run(self, callbacks: RunCallbacks | None = None, ray_address: str | None = None) -> RunResult:
         """Run the remaining rounds."""
@@ -237,6 +248,16 @@ class ExperimentRun:
             experiment.engine,
             ray_address,
         )
+
+
+def _fits(split: Split, data: ImageDataset | CustomDataset) -> bool:
+    """Whether the data have all the rows of a split."""
+    last = [max(int(rows.max()) for rows in part) for part in (split.train, split.test)]
+    return last[0] < len(data.train_labels) and last[1] < len(data.test_labels)
+
+
+def _other_data(path: Path, experiment: Experiment, how: str) -> RunError:
+    return RunError(f"The data set {experiment.data.name} is not the one that {path} was run with: its {how}.")
 
 
 def run_experiment(experiment: Experiment, out: Path | str, *, resume: bool = False) -> RunResult:

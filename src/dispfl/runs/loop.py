@@ -82,6 +82,7 @@ def run_rounds(
     """Run the remaining rounds. Metrics are written before the checkpoint that makes the round count."""
     module = context.module()
     cost = forward_cost(module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0])
+    cost.warn()
     peers = len(context.roster)
     callbacks.begin(len(history.records) * peers + len(history.partial_round), context.rounds * peers)
 

@@ -33,6 +33,8 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
         "round": t,
         "metric": task.metric.name,
         "scores": scores(task.metrics, list(reports.values())),
+        "validation": spread([report.validation for report in reports.values()]),
+        "global_test": spread([report.global_score for report in reports.values()]),
         "mixed": spread([report.mixed for report in reports.values()]),
         "test_loss": spread([report.test_loss for report in reports.values()]),
         "train_loss": spread([report.loss for report in reports.values()]),
@@ -102,6 +104,8 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
         "metric": context.task.metric.name,
         "scores": last(records, "scores"),
         "test_loss": last(records, "test_loss"),
+        "validation": last(records, "validation"),
+        "global_test": last(records, "global_test"),
         "groups": groups(densities, last_scores(records), mean_peer_seconds(records)),
         "busiest": {
             "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
