@@ -46,6 +46,7 @@ KEYS = [
     "traffic",
     "flops_per_peer",
     "flops_total",
+    "epsilon",
     "failures",
     "seconds",
     "peer_seconds",
