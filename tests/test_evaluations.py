@@ -56,7 +56,7 @@ def test_every_model_is_scored_on_its_validation_data_and_on_the_global_test_dat
     last = found.history[-1]
     for k, (_, validation, test) in enumerate(triples):
         model = found.model(k)
-        assert last["accuracy"]["per_peer"][k] == pytest.approx(accuracy(model, test))
+        assert last["scores"]["accuracy"]["per_peer"][k] == pytest.approx(accuracy(model, test))
         assert last["validation"]["per_peer"][k] == pytest.approx(accuracy(model, validation))
         assert last["global_test"]["per_peer"][k] == pytest.approx(accuracy(model, everywhere))
     assert found.summary["validation"] == last["validation"]
@@ -107,7 +107,7 @@ def test_unseen_peers_are_personalized_after_the_run(method: str, tmp_path: Path
     changes = [f"method={method}", "unseen_peers=2", "unseen_steps=5"]
     found = run(changes, tmp_path / "run")["unseen_peers"]
     assert (found["peers"], found["steps"], found["failures"]) == (2, 5, [])
-    assert len(found["accuracy"]["per_peer"]) == 2
+    assert len(found["score"]["per_peer"]) == 2
 
 
 def test_unseen_peers_take_no_part_and_share_no_training_sample(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_unseen_peers_take_no_part_and_share_no_training_sample(tmp_path: Path) 
     assert split.unseen is not None
     rows = torch.cat([*split.train, *split.unseen.train])
     assert len(rows) == len(set(rows.tolist())) == 5 * 24
-    assert len(counts) == len(read_metrics(tmp_path / "run")[-1]["accuracy"]["per_peer"]) == 3
+    assert len(counts) == len(read_metrics(tmp_path / "run")[-1]["scores"]["accuracy"]["per_peer"]) == 3
 
 
 @pytest.mark.parametrize("method", [DisPFL(density=1.0), FedAvg(), DPSGD()], ids=lambda method: method.name)
@@ -133,7 +133,7 @@ def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> No
         )
         unseen = federation.run(rounds=6).unseen
         assert unseen is not None
-        return float(unseen["accuracy"]["mean"])
+        return float(unseen["score"]["mean"])
 
     assert score(method) > score(Local()) + 0.1
 

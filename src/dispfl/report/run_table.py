@@ -149,7 +149,7 @@ def _other_scores(summary: dict[str, Any]) -> list[str]:
     scores = {
         "on validation data": summary.get("validation"),
         "on the global test data": summary.get("global_test"),
-        f"of {unseen.get('peers')} unseen peers after {unseen.get('steps')} steps": unseen.get("accuracy"),
+        f"of {unseen.get('peers')} unseen peers after {unseen.get('steps')} steps": unseen.get("score"),
     }
     found = [f"{what} {score['mean']:.3f} ± {score['std']:.3f}" for what, score in scores.items() if score]
     return [f"  {'; '.join(found)}"] if found else []

@@ -163,7 +163,9 @@ def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
 
 def last(records: Sequence[Metrics], key: str) -> Any:
     """Return the newest value of a key that is not measured in every round; None or nothing if it never was."""
-    return next((record[key] for record in reversed(records) if record[key]), records[-1][key] if records else None)
+    return next(
+        (record[key] for record in reversed(records) if record.get(key)), records[-1].get(key) if records else None
+    )
 
 
 def last_scores(records: Sequence[Metrics]) -> Metrics | None:

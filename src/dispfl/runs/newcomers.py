@@ -26,7 +26,7 @@ def evaluate_newcomers(
     return {
         "peers": len(reports),
         "steps": context.unseen_steps,
-        "accuracy": spread([report.score for report in reports]),
+        "score": spread([report.score for report in reports]),
         "failures": [report.failure for report in reports if report.failure],
     }
 
