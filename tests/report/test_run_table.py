@@ -195,4 +195,4 @@ def test_scores_on_other_data_follow_the_table(tmp_path: Path) -> None:
         global_test=None,
         unseen_peers={"peers": 4, "steps": 20, "score": score, "failures": []},
     )
-    assert "  on validation data 0.712 ± 0.050; of 4 unseen peers after 20 steps 0.712 ± 0.050" in printed(run)
+    assert "  accuracy on validation data 0.712 ± 0.050; of 4 unseen peers after 20 steps 0.712 ± 0.050" in printed(run)

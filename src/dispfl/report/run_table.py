@@ -144,15 +144,15 @@ def _columns(
 
 
 def _other_scores(summary: dict[str, Any]) -> list[str]:
-    """`  on validation data 0.712 ± 0.050; on the global test data 0.412 ± 0.030`, where there are such scores."""
-    unseen = summary.get("unseen_peers") or {}
+    """`  accuracy on validation data 0.712 ± 0.050; on the global test data 0.412 ± 0.030`, of those that there are."""
+    unseen, text = summary.get("unseen_peers") or {}, measure_of([summary]).text
     scores = {
         "on validation data": summary.get("validation"),
         "on the global test data": summary.get("global_test"),
         f"of {unseen.get('peers')} unseen peers after {unseen.get('steps')} steps": unseen.get("score"),
     }
-    found = [f"{what} {score['mean']:.3f} ± {score['std']:.3f}" for what, score in scores.items() if score]
-    return [f"  {'; '.join(found)}"] if found else []
+    found = [f"{what} {text(score['mean'])} ± {text(score['std'])}" for what, score in scores.items() if score]
+    return [f"  {summary['metric']} {'; '.join(found)}"] if found else []
 
 
 def _mean_and_std(name: str, summary: dict[str, Any]) -> str:
