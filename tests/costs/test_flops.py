@@ -232,6 +232,18 @@ def test_parameters_without_a_layer_count_too() -> None:
     assert cost.uncounted == ()
 
 
+class OneRow(ByName):
+    """Passes a vector to its layer, not a batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs: Tensor = self.linear(x[0])
+        return outputs[None]
+
+
+def test_a_layer_of_a_vector_costs_as_much_as_of_a_batch_of_one() -> None:
+    assert cost_of(OneRow(), 3).per_weight == (2, 1)
+
+
 class Odd(nn.Module):
     """Operations without a formula, and a layer that is not used."""
 

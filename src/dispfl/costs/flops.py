@@ -117,8 +117,8 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count_product(flop_registry[operation](*args, **kwargs, out_val=result), _FACTORS.get(kind, ()), args)
             self._count_bias(_SUMMAND.get(kind), args, result)
         elif kind in ("mv", "dot", "addmv"):
-            matrix = args[1 if kind == "addmv" else 0]
-            self._count_product(2 * matrix.numel(), (0, 1, 2), args)
+            first = 1 if kind == "addmv" else 0
+            self._count_product(2 * args[first].numel(), (first, first + 1), args)
             self._count_bias(0 if kind == "addmv" else None, args, result)
         elif kind == "mkldnn_rnn_layer":  # input, weights and biases: those of the input, then those of the state
             positions = args[0].numel() // args[0].shape[-1]
