@@ -147,8 +147,11 @@ def _accept_roster(site: "Site", text: str, fingerprint: str | None) -> None:
     typer.echo(f"Version {version} of the roster is in force: {len(names)} other sites are accepted by it.")
     for problem in roster.unusable:
         typer.echo(problem)
-    if site.name not in roster.members():
+    own = roster.members().get(site.name)
+    if own is None:
         typer.echo(f"This site, {site.name}, is not on it: send an administrator its invite.")
+    elif own.certificate not in site.identity.chain:
+        typer.echo(f"It lists {site.name} with another key than this site's: send an administrator a new invite.")
 
 
 @app.command()

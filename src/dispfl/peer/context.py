@@ -149,7 +149,7 @@ class NodeContext:
         def prepare() -> Offer:
             records, roster, last = self.membership.records(), self.membership.signed_roster(), self._offer
             is_same = last is not None and last.records is records and last.roster is roster
-            return last if last is not None and is_same else Offer(records, roster)
+            return last if last is not None and is_same else Offer(records, roster, last)
 
         self._offer = await self.compute(prepare)
         return self._offer

@@ -262,9 +262,9 @@ async def _watch_site(
                 if change.event == "revoked":
                     await network.transport.disconnect(change.member)
                 ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
-            await ctx.compute(site.members.file.save)
             status = current_status(site, ctx, network)
             await asyncio.get_running_loop().run_in_executor(thread, site.write_status, status)
+            await ctx.compute(site.members.file.save)
             last_problem = ""
         except (DispflError, OSError) as problem:
             if last_problem != str(problem):

@@ -39,7 +39,7 @@ STATUS_SPARE = 1024
 """Blanks at the end of the status file, so that a longer one can be written in its place on a full disk."""
 _COMMENT = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
-# All sites must agree on everything but name, addresses, device, precision, threads, [data], [train],
+# All sites must agree on everything but name, addresses, allow_networks, device, precision, threads, [data], [train],
 # method.density, [limits] and [deadlines].
 
 """

@@ -349,6 +349,21 @@ def test_the_messages_of_a_sync_do_not_grow_with_the_number_of_members(two_thous
     assert Offer(two_thousand).state == Offer(two_thousand[::-1]).state
 
 
+def test_an_offer_encodes_only_the_records_that_the_last_one_did_not_have(
+    two_thousand: list[JSON], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last, encoded, encode = Offer(two_thousand[:-1]), list[JSON](), sync._encode
+
+    def counted(record: JSON) -> tuple[str, str]:
+        encoded.append(record)
+        return encode(record)
+
+    monkeypatch.setattr(sync, "_encode", counted)
+    offer = Offer(two_thousand, before=last)
+    assert encoded == two_thousand[-1:]
+    assert offer.state == Offer(two_thousand).state
+
+
 @pytest.mark.parametrize("response", [b'{"records":[],"next":""}', b'{"records":[],"next":"~"}'])
 def test_a_page_that_does_not_lead_on_is_refused(response: bytes) -> None:
     with pytest.raises(MessageError, match="does not say where the next one begins"):

@@ -35,6 +35,8 @@ class Change:
 
 def changes(before: MemberList, after: MemberList) -> Iterator[Change]:
     """The changes between two lists."""
+    if before is after:
+        return
     for name, member in after.members.items():
         old = before.members.get(name)
         if old is not member:

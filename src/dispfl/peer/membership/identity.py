@@ -70,6 +70,7 @@ def fingerprint(cert_der: bytes) -> str:
     return hashlib.sha256(cert_der).hexdigest()
 
 
+@lru_cache(maxsize=8192)
 def key_digest(certificate: x509.Certificate) -> str:
     """Return a digest of a certificate's public key, which stays the same if the key is certified again."""
     encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo

@@ -32,7 +32,7 @@ def to_bytes(members: MemberList) -> bytes:
     lines = [_line({"own": members.own.to_json()})] if members.own else []
     lines += [member_line(member) for _, member in sorted(members.members.items())]
     if members.roster:
-        lines.append(_line({"roster": members.roster.to_json(), "forks": list(members.forks)}))
+        lines.append(_roster_line(members.roster, members.forks))
     body = b"".join(line + b"\n" for line in (*lines, *members.unreadable))
     header = {"format": _FORMAT, "version": VERSION, "digest": hashlib.sha256(body).hexdigest()}
     return _line(header) + b"\n" + body
@@ -43,13 +43,17 @@ def from_bytes(content: bytes, before: MemberList | None = None) -> tuple[Member
 
     Entries that are in the list `before` are taken from it. Damage raises ValueError, another version `RunError`.
     """
-    body = _check_header(content)
-    known = {member_line(member): member for member in before.members.values()} if before else {}
+    body, before = _check_header(content), before or MemberList()
+    known = {member_line(member): member for member in before.members.values()}
+    same_roster = _roster_line(before.roster, before.forks) if before.roster else b""
     own, members, roster, unreadable, problems = None, {}, None, [], list[str]()
     forks: tuple[str, ...] = ()
     for line in body.splitlines():
         if (member := known.get(line)) is not None:
             members[member.name] = member
+            continue
+        if line == same_roster:
+            roster, forks = before.roster, before.forks
             continue
         try:
             entry = json.loads(line)
@@ -58,9 +62,7 @@ def from_bytes(content: bytes, before: MemberList | None = None) -> tuple[Member
                 member.__dict__["line"] = line
                 members[member.name] = member
             elif "roster" in entry:
-                is_same = before and before.roster and before.roster.to_json() == entry["roster"]
-                roster = before.roster if before and is_same else Roster.from_json(entry["roster"])
-                forks = tuple(map(str, entry["forks"]))
+                roster, forks = Roster.from_json(entry["roster"]), tuple(map(str, entry["forks"]))
             else:
                 own = MemberRecord.parse(entry["own"])
         except (DispflError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
@@ -75,6 +77,10 @@ def member_line(member: Member) -> bytes:
     if line is None:
         line = member.__dict__["line"] = _line({"member": _entry(member)})
     return line
+
+
+def _roster_line(roster: Roster, forks: tuple[str, ...]) -> bytes:
+    return f'{{"roster":{roster.text},"forks":{json.dumps(forks)}}}'.encode()
 
 
 def _check_header(content: bytes) -> bytes:

@@ -77,7 +77,11 @@ class MemberRecord:
         return other is not None and self._content() | {"serial": 0} == other._content() | {"serial": 0}
 
     def to_json(self) -> JSON:
-        """Convert to JSON, for sync messages and the members file."""
+        """Convert to JSON, for sync messages and the members file; the same object every time."""
+        return self._json
+
+    @cached_property
+    def _json(self) -> JSON:
         return {
             "record": self._content(),
             "chain": [_to_text(der(certificate)) for certificate in self.chain],

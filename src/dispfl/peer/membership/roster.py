@@ -30,8 +30,8 @@ from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.transport.base import JSON
 from dispfl.settings import did_you_mean
 
-MAX_ROSTER_BYTES = 32_000_000
-"""Maximum size of a roster: about 45,000 members."""
+MAX_ROSTER_BYTES = 8_000_000
+"""Maximum size of a roster: about 12,000 members."""
 _MAX_ADMINS = 20
 _MAX_VERSION = 2**53
 _FIELDS = {"federation", "version", "threshold", "admins", "members"}

@@ -112,13 +112,18 @@ def _number(value: object) -> int:
 class Offer:
     """What a site passes on to others, until its list changes."""
 
-    def __init__(self, records: Sequence[JSON], roster: Roster | None = None) -> None:
+    def __init__(self, records: Sequence[JSON], roster: Roster | None = None, before: "Offer | None" = None) -> None:
         self.records = records
         self.roster = roster
-        self._texts = {_digest(record): json.dumps(record, separators=(",", ":")) for record in records}
+        known: dict[int, tuple[str, str]] = before._encoded if before else {}
+        self._encoded: dict[int, tuple[str, str]] = {
+            id(record): known.get(id(record)) or _encode(record) for record in records
+        }
+        """Digest and text of every record; those of the offer `before`, which keeps its records, are not made again."""
+        self._texts = dict(self._encoded.values())
         self.digests = sorted(self._texts)
         self.state = hashlib.blake2b("".join(self.digests).encode(), digest_size=16).hexdigest()
-        self._own = self._texts[_digest(records[0])] if records else ""
+        self._own = self._encoded[id(records[0])][1] if records else ""
 
     def greeting(self) -> bytes:
         """The first message of a sync, and the response to it."""
@@ -178,8 +183,9 @@ def check_part(response: SyncMessage, parts: Sequence[str]) -> None:
         raise MessageError(Refusal.ROSTER, f"A roster of {response.size} bytes came in {received} bytes.")
 
 
-def _digest(record: JSON) -> str:
-    return record_digest(str(record.get("signature") if isinstance(record, dict) else None))
+def _encode(record: JSON) -> tuple[str, str]:
+    signature = record.get("signature") if isinstance(record, dict) else None
+    return record_digest(str(signature)), json.dumps(record, separators=(",", ":"))
 
 
 class SiteMembership:
