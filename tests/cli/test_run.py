@@ -190,7 +190,12 @@ def test_an_existing_run_is_not_overwritten(dispfl: Dispfl, finished: Path) -> N
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("rounds=9", "was run with rounds=3, got 9 (the prune rate depends on it). Omit it, or start a new run."),
+        (
+            "rounds=9",
+            "was run with rounds=3, got 9 (the prune rate depends on it, unless method.horizon is set). "
+            "Omit it, or start a new run.",
+        ),
+        ("rounds=2", "was run with rounds=3, got 2 (a run can only be extended). Omit it, or start a new run."),
         ("method.density=0.2", "was run with method.density=0.5, got 0.2. Omit it, or start a new run."),
         ("seed=7", "was run with seed=0, got 7. Omit it, or start a new run."),
         ("topology=ring", "was run with topology.degree=2, got None. Omit it, or start a new run."),

@@ -35,6 +35,9 @@ def run(
     """Train a federation of simulated peers and save everything in a run directory.
 
     Without a config it runs the demo's settings on the bundled data.
+    With --resume, more rounds (rounds=40) extend a run, also a finished one,
+    to the run that had been started with so many, unless a schedule of its
+    method or training depends on the number of rounds.
 
     Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2 --data-dir DATA
     """
@@ -44,7 +47,7 @@ def run(
     from dispfl.config import compose, read_toml
     from dispfl.report.page import write_report
     from dispfl.report.run_table import print_results
-    from dispfl.runs.directory import read_config, read_summary
+    from dispfl.runs.directory import is_finished, read_config
     from dispfl.runs.execute import ExperimentRun, check_same_experiment, draw_learning_curve
     from dispfl.runs.tracking import check_tracker
 
@@ -64,8 +67,9 @@ def run(
         path = resume
         if out is not None:
             raise ConfigError("--resume continues in the run's own directory; omit --out.")
-        check_same_experiment(path, compose(read_config(path), overrides))
-        if read_summary(path) is None:
+        experiment = compose(read_config(path), overrides)
+        check_same_experiment(path, experiment)
+        if not is_finished(path, experiment.rounds):
             with show_decoding(console) as bar:
                 resumed = ExperimentRun.resume(path, overrides, bar)
             run_to_end(resumed, console, track, ray_address)

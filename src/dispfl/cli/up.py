@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +66,8 @@ def up(
         experiment = compose(read_config(path), [*arguments, *options])
         _refuse_simulation_settings(experiment)
         check_same_experiment(path, experiment)
+        if experiment.rounds != (was := read_config(path)["rounds"]):
+            raise RunError(f"{path} was run with rounds={was}, got {experiment.rounds}; dispfl up cannot extend a run.")
         if read_summary(path) is not None:
             _print(console, f"{path} is already finished.")
             show(path, console)

@@ -55,6 +55,14 @@ class Method(Component):
         """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at all."""
         return None
 
+    @property
+    def bound_to_rounds(self) -> str:
+        """What depends on the number of rounds (`Trainer.T`), so that a finished run cannot be extended; empty: nothing.
+
+        Override it in a method whose `step` uses `Trainer.T`: "the prune rate depends on it".
+        """
+        return ""
+
     def densities(self, peers: int) -> list[float]:
         """Return the density of each peer's model."""
         return [1.0] * peers

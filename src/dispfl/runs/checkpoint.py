@@ -15,6 +15,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import safetensors
 import safetensors.torch
@@ -69,12 +70,13 @@ class Checkpoints:
             self._waiting = {}
         self._last_write = time.monotonic()
 
-    def complete(self, t: int) -> None:
-        """Complete the checkpoint of round t, and delete all older ones except one."""
+    def complete(self, t: int, *, last: bool = False) -> None:
+        """Complete the checkpoint of round t, and delete all older ones except one; `last`: of the run's last round."""
         self.flush(t)
         folder = self._round(t + 1)
         parts = sorted(part.name for part in folder.glob("part-*.safetensors"))
-        write_atomically(folder / "complete.json", json.dumps({"rounds": t + 1, "parts": parts}).encode())
+        manifest = {"rounds": t + 1, "parts": parts} | ({"last": True} if last else {})
+        write_atomically(folder / "complete.json", json.dumps(manifest).encode())
         self.delete_old()
 
     def delete_old(self) -> None:
@@ -91,18 +93,28 @@ class Checkpoints:
             steps |= _decode(part, peers)
         return steps
 
+    def was_last(self, rounds: int) -> bool:
+        """Whether these rounds were all of the run when they were finished; it may have been extended since."""
+        return bool(self._manifest(rounds).get("last"))
+
     def discard(self, rounds: int) -> None:
         """Delete the checkpoint after this many rounds, complete or partial."""
         shutil.rmtree(self._round(rounds))
 
     def _parts(self, rounds: int) -> list[Path]:
         """Return a round's files; `complete.json` names those of a complete round, so that a missing one is noticed."""
+        folder, manifest = self._round(rounds), self._manifest(rounds)
+        return [folder / name for name in manifest["parts"]] if manifest else sorted(folder.glob("part-*.safetensors"))
+
+    def _manifest(self, rounds: int) -> dict[str, Any]:
+        """Return the content of `complete.json`; nothing for a round in progress."""
         folder = self._round(rounds)
         try:
-            return [folder / name for name in json.loads((folder / "complete.json").read_text())["parts"]]
+            found = json.loads((folder / "complete.json").read_text())
+            return {"parts": list(map(str, found["parts"])), "last": found.get("last")}
         except FileNotFoundError:
-            return sorted(folder.glob("part-*.safetensors"))
-        except (OSError, KeyError, TypeError, ValueError) as problem:
+            return {}
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as problem:
             raise DamagedError(f"The checkpoint {folder} is damaged ({problem}).") from problem
 
     def _round(self, rounds: int) -> Path:

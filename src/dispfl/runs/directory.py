@@ -31,7 +31,7 @@ from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.files import append_durably, plain_disk_errors, write_atomically
+from dispfl.runs.files import append_durably, plain_disk_errors, sync_folder, write_atomically
 from dispfl.runs.metrics import Metrics
 from dispfl.topology import peer_names
 
@@ -84,6 +84,13 @@ class RunDirectory:
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the config."""
         write_atomically(self.path / "config.toml", tomli_w.dumps(dict(config)).encode())
+
+    def extend(self, config: Mapping[str, Any]) -> None:
+        """Continue with a config of more rounds: the run no longer counts as finished, and then gets the config."""
+        with plain_disk_errors(self.path):
+            (self.path / "summary.json").unlink(missing_ok=True)
+            sync_folder(self.path)
+        self.write_config(config)
 
     def append(self, record: Metrics) -> None:
         """Append a line to the metrics."""
@@ -148,6 +155,11 @@ def read_summary(path: Path) -> Metrics | None:
     except (OSError, ValueError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
     return summary
+
+
+def is_finished(path: Path, rounds: int) -> bool:
+    """Whether a run is finished, and is not to be extended to this many rounds."""
+    return read_summary(path) is not None and int(read_config(path).get("rounds", rounds)) >= rounds
 
 
 SPLIT = "split.safetensors"

@@ -13,7 +13,7 @@ from torch import nn
 from dispfl.config import EngineName, Experiment, compose, differing_keys
 from dispfl.core.live import loaded_network
 from dispfl.core.rng import forked_generators
-from dispfl.core.train import Report
+from dispfl.core.train import Report, Train
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback
@@ -21,7 +21,7 @@ from dispfl.data.partition import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.extras import can_draw
-from dispfl.methods.base import PeerState
+from dispfl.methods.base import Method, PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.checkpoint import Checkpoints
@@ -211,7 +211,10 @@ class ExperimentRun:
             elif not counts.equal(saved[1]):
                 name = experiment.data.name
                 raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
-            update_config(directory, experiment)
+            if experiment.rounds > read_config(path)["rounds"]:
+                directory.extend(experiment.to_toml())
+            else:
+                update_config(directory, experiment)
         return cls(experiment, experiment.split_context(data, split), directory)
 
     def run(self, callbacks: RunCallbacks | None = None, ray_address: str | None = None) -> RunResult:
@@ -236,11 +239,21 @@ def run_experiment(experiment: Experiment, out: Path | str, *, resume: bool = Fa
 
 
 def check_same_experiment(path: Path, experiment: Experiment, fix: str = "Omit it, or start a new run.") -> None:
-    """Refuse a run directory of another experiment; the data's folder, the engine and the workers may differ."""
+    """Refuse a run directory of another experiment.
+
+    The data's folder, the engine and the workers may differ, and there may be more rounds where nothing forbids it.
+    """
     for key, (was, now) in differing_keys(compose(read_config(path)), experiment).items():
-        if key not in ("data.dir", "workers", "engine"):
-            why = " (the prune rate depends on it)" if key == "rounds" else ""
-            raise RunError(f"{path} was run with {key}={was}, got {now}{why}. {fix}")
+        why = why_not_extended(was, now, experiment.method, experiment.train) if key == "rounds" else ""
+        if key not in ("data.dir", "workers", "engine", "rounds") or why:
+            raise RunError(f"{path} was run with {key}={was}, got {now}{f' ({why})' if why else ''}. {fix}")
+
+
+def why_not_extended(was: int, now: int, method: Method, train: Train) -> str:
+    """Return why a run of `was` rounds cannot be continued as one of `now` rounds; empty if it can."""
+    if now <= was:
+        return "a run can only be extended" if now < was else ""
+    return method.bound_to_rounds or train.bound_to_rounds
 
 
 def update_config(directory: RunDirectory, experiment: Experiment) -> None:

@@ -20,7 +20,7 @@ from dispfl.config import Experiment, compose
 from dispfl.data.fetch import ProgressCallback
 from dispfl.errors import ConfigError
 from dispfl.registry import METHODS
-from dispfl.runs.directory import read_summary
+from dispfl.runs.directory import is_finished
 from dispfl.runs.execute import ExperimentRun, check_same_experiment, prepare
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
@@ -62,7 +62,7 @@ class GridRun:
         """The state of its run directory."""
         if not (self.path / "config.toml").exists():
             return RunState.MISSING
-        return RunState.INTERRUPTED if read_summary(self.path) is None else RunState.DONE
+        return RunState.DONE if is_finished(self.path, self.experiment.rounds) else RunState.INTERRUPTED
 
 
 def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:

@@ -55,6 +55,9 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
     checkpoints = directory.checkpoints
     for rounds in reversed(checkpoints.finished_rounds()):
         try:
+            if checkpoints.was_last(rounds) and rounds < context.rounds and not context.evaluates(rounds - 1):
+                checkpoints.discard(rounds)  # extended: repeat the round without its evaluation, as in a longer run
+                continue
             engine.restore(rounds)
             saved = checkpoints.load(rounds, [SERVER])
         except DamagedError as damage:
@@ -107,7 +110,7 @@ def run_rounds(
             if result.server is not None:
                 directory.checkpoints.add(t, SERVER, StepResult(Report(), state=result.server))
             directory.append(record)
-            directory.checkpoints.complete(t)
+            directory.checkpoints.complete(t, last=t + 1 == context.rounds)
         history.server = result.server
         history.records.append(record)
         history.partial_round = {}
