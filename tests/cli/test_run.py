@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ import tomli_w
 import torch
 from program import CommandResult, Dispfl
 
+from dispfl.cli.run import output_folder
 from dispfl.config import compose
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, layout_of, read_config, read_metrics, read_summary
@@ -151,6 +153,29 @@ def test_output_is_a_line_per_round_then_the_table_then_the_path(
         assert (tmp_path / path / "summary.json").exists()
 
 
+def test_processes_that_start_at_the_same_time_get_folders_of_their_own(tmp_path: Path) -> None:
+    barrier, found = threading.Barrier(8), set()
+
+    def start() -> None:
+        barrier.wait()
+        with output_folder(None, tmp_path / "runs/mine") as path:
+            (path / "config.toml").touch()
+            found.add(path.name)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"mine", *(f"mine-{number}" for number in range(2, 9))}
+
+
+def test_a_folder_that_nothing_was_written_to_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), output_folder(None, tmp_path / "runs/mine"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_config_file_may_be_in_a_folder_named_like_a_setting(dispfl: Dispfl, tmp_path: Path) -> None:
     file = tmp_path / "rounds=9" / "config.toml"
     file.parent.mkdir()
@@ -168,13 +193,17 @@ def test_a_config_file_may_be_in_a_folder_named_like_a_setting(dispfl: Dispfl, t
         (["none.toml"], "The config file none.toml does not exist."),
         (["model=[/b]"], "model '[/b]' does not exist. Known: cnn, mlp, resnet18, vgg11."),
         (["--resume", "none"], "none is not a run directory: it has no config.toml."),
+        (["partition.samples_per_peer=9999"], "partition.samples_per_peer is 9999 but 4000 training samples give"),
     ],
 )
 def test_a_refusal_is_one_sentence_on_stderr_and_creates_nothing(
     dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert dispfl("run", *arguments) == CommandResult(1, "", f"dispfl: {sentence}\n")
+    result = dispfl("run", *arguments)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(f"dispfl: {sentence}")
+    assert len(result.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 

@@ -13,7 +13,7 @@ from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun, run_experiment
-from dispfl.runs.grid import RunState, methods_grid, run_missing
+from dispfl.runs.grid import GridCallbacks, RunState, methods_grid, run_missing
 from dispfl.runs.loop import RunCallbacks
 
 TINY = [
@@ -110,11 +110,12 @@ def test_a_run_with_a_schedule_over_all_rounds_is_not_extended(
 
 def test_a_comparison_with_more_rounds_extends_its_runs(tmp_path: Path) -> None:
     arguments = ["local", "dispfl@method.horizon=3", *TINY]
-    run_missing(methods_grid([*arguments, "rounds=2"], {}, 1, tmp_path), lambda cell: RunCallbacks())
+    run_missing(methods_grid([*arguments, "rounds=2"], {}, 1, tmp_path))
     cells = methods_grid([*arguments, "rounds=3"], {}, 1, tmp_path)
     assert [cell.state for cell in cells] == [RunState.INTERRUPTED] * 2
     rounds: list[int] = []
-    run_missing(cells, lambda cell: RunCallbacks(round=lambda record: rounds.append(record["round"])))
+    watched = RunCallbacks(round=lambda record: rounds.append(record["round"]))
+    run_missing(cells, GridCallbacks(run=lambda cell: watched))
     assert rounds == [2, 2]
     assert [cell.state for cell in cells] == [RunState.DONE] * 2
     run_experiment(cells[1].experiment, tmp_path / "whole")

@@ -37,6 +37,10 @@ BudgetOption = Annotated[
         "retrained.",
     ),
 ]
+JobsOption = Annotated[
+    int,
+    typer.Option("--jobs", "-j", min=1, help="Processes, each with a run of its own; they divide the workers."),
+]
 TrackOption = Annotated[str | None, typer.Option(help="Also log the runs to another tool: tensorboard.")]
 
 
@@ -50,7 +54,8 @@ class GridOptions:
     data_dir: Path | None
     targets: str
     budget: str
-    track: str | None = None
+    track: str | None
+    jobs: int
 
 
 def compare(
@@ -68,6 +73,7 @@ def compare(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    jobs: JobsOption = 1,
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
@@ -75,7 +81,8 @@ def compare(
     an @, and the settings in which it differs.
     Runs are written to OUT/<method>/seed-<n>. Finished runs are skipped and
     interrupted ones are resumed, so the same command can be repeated with
-    more methods, more seeds, other targets or another budget.
+    more methods, more seeds, more rounds, other targets or another budget,
+    and several processes may run it on the same folder at the same time.
     The table is also written as Markdown, LaTeX, CSV and JSON, together with
     a plot of the learning curves and an HTML report.
 
@@ -84,7 +91,7 @@ def compare(
     """
     from dispfl.runs.grid import methods_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs)
     run_and_compare("compare", methods_grid, list(arguments or []), options)
 
 
@@ -100,6 +107,7 @@ def sweep(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    jobs: JobsOption = 1,
 ) -> None:
     """Train with every value of a setting, and print one table.
 
@@ -114,7 +122,7 @@ def sweep(
     """
     from dispfl.runs.grid import sweep_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs)
     run_and_compare("sweep", sweep_grid, list(arguments or []), options)
 
 
@@ -127,7 +135,7 @@ def run_and_compare(
     """Build a grid of runs, run those that are not finished, then print and write the comparison."""
     from rich.console import Console
 
-    from dispfl.cli.run import data_dir_override, first_free
+    from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
     from dispfl.runs.grid import check_grid
     from dispfl.runs.tracking import check_tracker
@@ -135,17 +143,21 @@ def run_and_compare(
     check_tracker(options.track)
     targets = parse_targets(options.targets)
     arguments += data_dir_override(options.data_dir)
-    out = options.out or first_free(Path("runs") / command)
-    cells = grid(arguments, read_toml(options.config) if options.config else {}, options.seeds, out)
-    check_grid(cells)
-    console = Console()
-    console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
-    run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)])
-    _write_comparison(cells, out, targets, options.budget, console)
+    config, console = read_toml(options.config) if options.config else {}, Console()
+    with output_folder(options.out, Path("runs") / command) as out:
+        cells = grid(arguments, config, options.seeds, out)
+        check_grid(cells)
+        console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
+        run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)], options.jobs)
+        _write_comparison(cells, out, targets, options.budget, console)
 
 
 def run_grid(
-    cells: "Sequence[GridRun]", console: "Console", track: str | None = None, resume_options: Sequence[str] = ()
+    cells: "Sequence[GridRun]",
+    console: "Console",
+    track: str | None = None,
+    resume_options: Sequence[str] = (),
+    jobs: int = 1,
 ) -> None:
     """Run the unfinished runs of a grid with a progress bar.
 
@@ -154,11 +166,15 @@ def run_grid(
     from dispfl.cli.progress import show_grid_progress
     from dispfl.cli.run import warn_about_noise
     from dispfl.runs.grid import RunState, run_missing
+    from dispfl.runs.jobs import run_in_processes
 
     warn_about_noise(cell.experiment for cell in cells if cell.state is not RunState.DONE)
     try:
         with show_grid_progress(cells, console) as display:
-            run_missing(cells, display, display.decoding, track)
+            if jobs > 1:
+                run_in_processes(cells, jobs, display, track)
+            else:
+                run_missing(cells, display, track)
     except KeyboardInterrupt:
         command = shlex.join(["dispfl", *sys.argv[1:], *resume_options])
         message = f"\nStopped; all finished rounds are saved. Resume with: {command}"

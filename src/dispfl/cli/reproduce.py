@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.grid import JobsOption
 from dispfl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def reproduce(
     only: Annotated[
         str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
     ] = "",
+    jobs: JobsOption = 1,
     yes: Annotated[bool, typer.Option("--yes", help="Start, regardless of the estimated time.")] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
@@ -72,14 +74,20 @@ def reproduce(
     selected = [label.strip() for label in only.split(",") if label.strip()]
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
-    _run(experiment, [run.cell for run in runs], scale == "paper", yes, Console(stderr=as_json), as_json)
+    _run(experiment, [run.cell for run in runs], scale == "paper", yes, Console(stderr=as_json), as_json, jobs)
     found = _report(experiment, runs, caveat, out, Console(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **found}, indent=2))
 
 
 def _run(
-    experiment: "PaperExperiment", cells: "Sequence[GridRun]", long: bool, yes: bool, console: "Console", as_json: bool
+    experiment: "PaperExperiment",
+    cells: "Sequence[GridRun]",
+    long: bool,
+    yes: bool,
+    console: "Console",
+    as_json: bool,
+    jobs: int,
 ) -> None:
     """Run the missing and interrupted runs; at the paper's scale, print the hours and require --yes."""
     from dispfl.cli.grid import run_grid
@@ -100,7 +108,7 @@ def _run(
             if problem:
                 print_text(console, str(problem))
             raise ConfigError("Nothing was started. To start anyway, repeat the command with --yes.")
-    run_grid(cells, console)
+    run_grid(cells, console, jobs=jobs)
 
 
 def _missing_data(cells: "Sequence[GridRun]") -> DataError | None:

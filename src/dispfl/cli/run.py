@@ -1,7 +1,9 @@
 """`dispfl run`, `demo`, `show` and `report`: a run, four methods on the bundled data, and the results of runs."""
 
+import contextlib
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -59,8 +61,8 @@ def run(
         has_config = overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file())  # a folder may be lr=0.1
         config = read_toml(Path(overrides.pop(0))) if has_config else {}
         experiment = compose(config, overrides)
-        path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
-        with show_decoding(console) as bar:
+        default = Path("runs") / f"{experiment.method.name}-{experiment.data.name}"
+        with output_folder(out, default) as path, show_decoding(console) as bar:
             created = ExperimentRun.create(experiment, path, bar, ray_address)
         run_to_end(created, console, track, ray_address)
     else:
@@ -100,18 +102,18 @@ def demo(
     from dispfl.runs.execute import ExperimentRun
 
     console = Console()
-    out = out or first_free(Path("runs/demo"))
-    paths = [out / name for name in DEMO_METHODS]
-    for path in paths:
-        run_to_end(ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
+    with output_folder(out, Path("runs/demo")) as folder:
+        paths = [folder / name for name in DEMO_METHODS]
+        for path in paths:
+            run_to_end(ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
     print_results(paths, console)
-    write_report(paths, out / "report.html")
-    files = f"Everything on one page: {out / 'report.html'}"
+    write_report(paths, folder / "report.html")
+    files = f"Everything on one page: {folder / 'report.html'}"
     if can_draw():
         from dispfl.report.plots import plot_runs
 
-        plot_runs(paths, out / "learning-curves.png")
-        files = f"Learning curves: {out / 'learning-curves.png'}. {files}"
+        plot_runs(paths, folder / "learning-curves.png")
+        files = f"Learning curves: {folder / 'learning-curves.png'}. {files}"
     console.print(files, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -156,13 +158,32 @@ def warn_about_noise(experiments: "Iterable[Experiment]") -> None:
         )
 
 
-def first_free(path: Path) -> Path:
-    """Return the path, or the first numbered variant that does not exist: `runs/demo`, `runs/demo-2`, ..."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+@contextlib.contextmanager
+def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
+    """Yield the given folder; otherwise create the default one, or its first numbered variant: `runs/demo-2`, ...
+
+    The folder is created in one step, so that no two processes get the same; left empty, it is removed again.
+    """
+    if given is not None:
+        yield given
+        return
+    from dispfl.runs.files import plain_disk_errors
+
+    first, path = not default.parent.exists(), default
+    with plain_disk_errors(default):
+        default.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                break
+            path = default.with_name(f"{default.name}-{number}")
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):  # not empty
+            path.rmdir()
+            if first:
+                default.parent.rmdir()
 
 
 def show(

@@ -43,7 +43,7 @@ def up(
     """
     from rich.console import Console
 
-    from dispfl.cli.run import data_dir_override, first_free
+    from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import compose, read_toml
     from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume
     from dispfl.runs.directory import read_config, read_summary
@@ -57,8 +57,8 @@ def up(
         # The file of a simulated run may set workers, which does not apply here; an override does.
         experiment = compose({"peers": DEFAULT_PEERS, **config, "workers": 1}, [*arguments, *options])
         _refuse_simulation_settings(experiment)
-        path = out or first_free(Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}")
-        create_run(experiment, path)
+        with output_folder(out, Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}") as path:
+            create_run(experiment, path)
     else:
         path = resume
         if out is not None:

@@ -9,8 +9,10 @@ learning-curve.png  at the end
 report.html         at the end, from the command line
 """
 
+import contextlib
 import fcntl
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,7 +28,7 @@ from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
 from dispfl.data.catalogue import describe
 from dispfl.data.partition import Split
-from dispfl.errors import ConfigError, RunError
+from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
@@ -42,19 +44,32 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints")
+        self._made: list[Path] | None = None
+        """Of a new directory: the folders that were made for it."""
         self._lock = self._take_lock()
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Create a new one; refuse a folder with anything but hidden files in it."""
-        if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
-            fix = f"Resume it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
-            raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
+        directory = cls.claim(path)
+        try:
+            directory.write_config(config)
+        except RunError:
+            directory.close()
+            raise
+        return directory
+
+    @classmethod
+    def claim(cls, path: Path) -> "RunDirectory":
+        """Create and lock a new one without a config; closed before it has one, it is removed again."""
+        _refuse_existing(path)
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
+        directory._made = made
         try:
-            directory.write_config(config)
+            _refuse_existing(path)  # another process may have been faster
         except RunError:
             directory.close()
             raise
@@ -68,17 +83,27 @@ class RunDirectory:
 
     def _take_lock(self) -> IO[bytes]:
         """Lock the directory. The lock ends with the process, so a killed run leaves none behind."""
-        with plain_disk_errors(self.path):
-            lock = (self.path / ".lock").open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise RunError(f"Another process is using {self.path}; wait for it or stop it first.") from None
-        return lock
+        file = self.path / ".lock"
+        while True:
+            with plain_disk_errors(self.path):
+                lock = file.open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                raise TakenError(f"Another process is using {self.path}; wait for it or stop it first.") from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                    return lock
+            lock.close()  # the process that had it before has removed the file
 
     def close(self) -> None:
-        """Release the directory."""
+        """Release the directory; remove what was made for it if it never got a config."""
+        if self._made is not None and not (self.path / "config.toml").exists():
+            (self.path / ".lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty any more
+                for folder in self._made:
+                    folder.rmdir()
         self._lock.close()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -114,6 +139,13 @@ class RunDirectory:
     def write_summary(self, summary: Metrics) -> None:
         """Write the summary, which makes the run count as finished."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
+
+
+def _refuse_existing(path: Path) -> None:
+    """Refuse a path with anything but hidden files in it."""
+    if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
+        fix = f"Resume it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
+        raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
 
 
 def read_config(path: Path) -> dict[str, Any]:

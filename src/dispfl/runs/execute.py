@@ -181,11 +181,7 @@ class ExperimentRun:
     ) -> "ExperimentRun":
         """Create a run in a new directory; `decoding` is called while images are decoded."""
         connect_engine(experiment.engine, ray_address)
-        data, split, context = prepare(experiment, decoding)
-        directory = RunDirectory.create(out, experiment.to_toml())
-        with _closed_on_failure(directory):
-            write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
-        return cls(experiment, context, directory)
+        return cls.start(experiment, RunDirectory.claim(out), decoding)
 
     @classmethod
     def resume(
@@ -197,11 +193,23 @@ class ExperimentRun:
     @classmethod
     def resume_as(cls, experiment: Experiment, path: Path, decoding: ProgressCallback | None = None) -> "ExperimentRun":
         """Resume a run that must be of this experiment."""
-        if (path / SITES).is_dir():
-            raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
-        check_same_experiment(path, experiment)
-        directory = RunDirectory.open(path)
+        return cls.start(experiment, RunDirectory.open(path), decoding)
+
+    @classmethod
+    def start(
+        cls, experiment: Experiment, directory: RunDirectory, decoding: ProgressCallback | None = None
+    ) -> "ExperimentRun":
+        """Return the run in a directory that this process has locked: a new run, or its own run resumed."""
+        path = directory.path
         with _closed_on_failure(directory):
+            if not (path / "config.toml").exists():
+                data, split, context = prepare(experiment, decoding)
+                directory.write_config(experiment.to_toml())
+                write_split(path, split, split.label_counts(data.train_labels, len(data.classes)))
+                return cls(experiment, context, directory)
+            if (path / SITES).is_dir():
+                raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
+            check_same_experiment(path, experiment)
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
             split = saved[0] if saved else experiment.split(data)

@@ -10,6 +10,7 @@ each of these has a random stream of its own that no method draws from.
 
 import itertools
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,13 +19,17 @@ from typing import Any
 
 from dispfl.config import Experiment, compose
 from dispfl.data.fetch import ProgressCallback
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.registry import METHODS
-from dispfl.runs.directory import is_finished
-from dispfl.runs.execute import ExperimentRun, check_same_experiment, prepare
+from dispfl.runs.directory import RunDirectory, is_finished
+from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine, prepare
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
+
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""How long a process waits before it looks again whether a run of another one is finished or free."""
 
 
 class RunState(StrEnum):
@@ -177,22 +182,65 @@ def check_grid(runs: Iterable[GridRun]) -> None:
             prepare(experiment)
 
 
-def run_missing(
-    runs: Iterable[GridRun],
-    callbacks_for: Callable[[GridRun], RunCallbacks],
-    decoding: ProgressCallback | None = None,
-    track: str | None = None,
-) -> None:
-    """Resume the interrupted runs and start the missing ones; `callbacks_for` gives each its callbacks."""
-    for run in runs:
-        state = run.state
-        if state is RunState.DONE:
-            continue
-        callbacks = callbacks_for(run)
-        start = ExperimentRun.resume_as if state is RunState.INTERRUPTED else ExperimentRun.create
-        started = start(run.experiment, run.path, decoding)
-        with tracking(track, run.path, callbacks) as tracked:
-            started.run(tracked)
+@dataclass
+class GridCallbacks:
+    """Functions that a grid of runs calls as it proceeds."""
+
+    run: Callable[[GridRun], RunCallbacks] = lambda run: RunCallbacks()
+    """At the start of each run; returns the run's own callbacks."""
+    end: Callable[[GridRun], None] = lambda run: None
+    """When a run is finished."""
+    wait: Callable[[Sequence[GridRun]], None] = lambda runs: None
+    """Once a second while nothing is left but the runs of other processes."""
+    decoding: ProgressCallback | None = None
+    """While images are decoded for the first time."""
+
+
+def run_missing(runs: Iterable[GridRun], callbacks: GridCallbacks | None = None, track: str | None = None) -> None:
+    """Resume the interrupted runs and start the missing ones, until all are finished.
+
+    Several processes may do this at the same time: each takes the next run that no other has, and at the end waits for
+    the others. A run whose process dies is taken up by one of those that wait.
+    """
+    callbacks, left = callbacks or GridCallbacks(), list(runs)
+    while left:
+        taken, found = [], False
+        for run in left:
+            directory = _lock(run)
+            if directory is None:
+                taken.append(run)
+                continue
+            found, own = True, callbacks.run(run)
+            started = ExperimentRun.start(run.experiment, directory, callbacks.decoding)
+            with tracking(track, run.path, own) as tracked:
+                started.run(tracked)
+            callbacks.end(run)
+        left = [run for run in taken if run.state is not RunState.DONE]
+        if left and not found:
+            callbacks.wait(left)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _lock(run: GridRun) -> RunDirectory | None:
+    """Lock the directory of a run that is not finished; None if it is, or if another process has it."""
+    state = run.state
+    if state is RunState.DONE:
+        return None
+    try:
+        if state is RunState.MISSING:
+            connect_engine(run.experiment.engine)
+            return RunDirectory.claim(run.path)
+        directory = RunDirectory.open(run.path)
+    except TakenError:
+        return None
+    except RunError:
+        if run.state is state:
+            raise
+        return None  # another process has just created it
+    if run.state is RunState.DONE:  # another process has just finished it
+        directory.close()
+        return None
+    return directory
 
 
 def _grid(
