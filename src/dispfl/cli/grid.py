@@ -83,6 +83,8 @@ def compare(
     interrupted ones are resumed, so the same command can be repeated with
     more methods, more seeds, more rounds, other targets or another budget,
     and several processes may run it on the same folder at the same time.
+    Methods that differ only in how the same models are evaluated, such as
+    fedavg and fedavg-ft, are trained once.
     The table is also written as Markdown, LaTeX, CSV and JSON, together with
     a plot of the learning curves and an HTML report.
 
@@ -200,11 +202,13 @@ def parse_targets(text: str) -> list[float]:
 
 
 def _count_states(cells: "Sequence[GridRun]") -> str:
-    """`27 runs: 20 done, 1 to resume, 6 to start.`"""
+    """`27 runs, 21 trainings: 20 done, 1 to resume, 6 to start.`"""
     states = Counter(cell.state.value for cell in cells)
     names = {"done": "done", "interrupted": "to resume", "missing": "to start"}
     parts = [f"{states[state]} {name}" for state, name in names.items() if states[state]]
-    return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}: {', '.join(parts)}."
+    trainings = len({cell.training for cell in cells})
+    shared = f", {trainings} training{'s' if trainings > 1 else ''}" if trainings < len(cells) else ""
+    return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}{shared}: {', '.join(parts)}."
 
 
 def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:

@@ -141,9 +141,10 @@ class GridProgress:
     """The peer steps of a whole grid, and the time left."""
 
     def __init__(self, cells: Sequence[GridRun], clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps = {cell.path: cell.steps for cell in cells}
-        """The steps of each run: an estimate until the run begins and reports them."""
-        self._done = {cell.path: cell.steps for cell in cells if cell.state is RunState.DONE}
+        first = {cell.training: cell.path for cell in reversed(cells)}
+        self.steps = {cell.path: cell.steps if first[cell.training] == cell.path else 0 for cell in cells}
+        """The steps of each run: an estimate until the run begins and reports them. Runs may share a training."""
+        self._done = {cell.path: self.steps[cell.path] for cell in cells if cell.state is RunState.DONE}
         self._clock, self._started, self._steps_here = clock, clock(), 0
 
     def begin(self, cell: GridRun, done: int, total: int) -> None:

@@ -63,6 +63,11 @@ class Method(Component):
         """
         return ""
 
+    @property
+    def trains_as(self) -> "Method":
+        """The method that trains in exactly the same way, and is only evaluated in another; by default itself."""
+        return self
+
     def densities(self, peers: int) -> list[float]:
         """Return the density of each peer's model."""
         return [1.0] * peers

@@ -4,7 +4,7 @@ import contextlib
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -25,9 +25,9 @@ from dispfl.methods.base import Method, PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import RunDirectory, SavedStates, read_config, read_split, write_split
-from dispfl.runs.files import SITES
-from dispfl.runs.loop import RunCallbacks, RunHistory, begin, restore, run_rounds
+from dispfl.runs.directory import SPLIT, RunDirectory, SavedStates, read_config, read_split, write_split
+from dispfl.runs.files import SITES, write_atomically
+from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, last, summarize
 
 
@@ -75,6 +75,7 @@ def execute(
     callbacks: RunCallbacks,
     engine: EngineName = "inprocess",
     ray_address: str | None = None,
+    followers: Sequence[Follower] = (),
 ) -> RunResult:
     """Run the remaining rounds and write the summary, which makes the run count as finished; then draw its curve."""
     out = directory.path if directory else None
@@ -95,10 +96,16 @@ def execute(
             checkpoints = directory.checkpoints if directory else None
             started = stack.enter_context(running_engine(engine, context, workers, checkpoints, ray_address))
             history = restore(context, started, directory) if directory else begin(context, started)
-            history = run_rounds(context, started, history, directory, callbacks)
+            for follower in followers:
+                stack.callback(follower.directory.close)
+                follower.records = follower.directory.truncate_metrics(len(history.records))
+            history = run_rounds(context, started, history, directory, callbacks, followers)
             saved = SavedStates(out, context.roster) if out and engine == "ray" else None
             states = dict(started.states) if saved is None else saved
             personal = _evaluated(context, history, started) if context.method.evaluates_global else states
+            for follower in followers:
+                assert directory is not None
+                _finish(follower, history, started, directory)
         result = RunResult(context, states, history.records, personal, out)
         if directory and out:
             directory.write_summary(result.summary)
@@ -144,12 +151,24 @@ def connect_engine(engine: EngineName, ray_address: str | None = None) -> None:
             connect(ray_address, workers=0)
 
 
-def _evaluated(context: RunContext, history: RunHistory, engine: Engine) -> Mapping[str, PeerState]:
+def _evaluated(
+    context: RunContext, history: RunHistory, engine: Engine, again: bool = False
+) -> Mapping[str, PeerState]:
     """Return the global model as each peer was last evaluated with it; evaluate again after an interruption."""
-    if not engine.evaluated:
+    if again or not engine.evaluated:
         nothing = Round({peer: StepResult(Report()) for peer in context.roster}, history.server)
         evaluate_global(context, nothing, context.rounds - 1, engine)
     return dict(engine.evaluated)
+
+
+def _finish(follower: Follower, history: RunHistory, engine: Engine, leader: RunDirectory) -> None:
+    """Finish a run that was trained together with another one: checkpoint, summary and learning curve."""
+    context, directory = follower.context, follower.directory
+    personal = follower.evaluated or _evaluated(context, history, engine, again=True)
+    directory.checkpoints.copy_from(leader.checkpoints)
+    models = {name: state.model for name, state in personal.items()}
+    directory.write_summary(summarize(context, follower.records, models))
+    draw_learning_curve(directory.path)
 
 
 def prepare(
@@ -225,8 +244,20 @@ class ExperimentRun:
                 update_config(directory, experiment)
         return cls(experiment, experiment.split_context(data, split), directory)
 
-    def run(self, callbacks: RunCallbacks | None = None, ray_address: str | None = None) -> RunResult:
-        """Run the remaining rounds."""
+    def follower(self, experiment: Experiment, directory: RunDirectory) -> Follower:
+        """Return a run that this one trains too: an experiment that differs in the evaluation of its models only."""
+        with _closed_on_failure(directory):
+            directory.write_config(experiment.to_toml())
+            write_atomically(directory.path / SPLIT, (self.directory.path / SPLIT).read_bytes())
+        return Follower(replace(self.context, method=experiment.method), directory)
+
+    def run(
+        self,
+        callbacks: RunCallbacks | None = None,
+        ray_address: str | None = None,
+        followers: Sequence[Follower] = (),
+    ) -> RunResult:
+        """Run the remaining rounds, and with them those of the followers."""
         experiment = self.experiment
         return execute(
             self.context,
@@ -235,6 +266,7 @@ class ExperimentRun:
             callbacks or RunCallbacks(),
             experiment.engine,
             ray_address,
+            followers,
         )
 
 

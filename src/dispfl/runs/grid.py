@@ -8,7 +8,9 @@ Runs with the same seed and data settings have the same split, the same initial 
 each of these has a random stream of its own that no method draws from.
 """
 
+import contextlib
 import itertools
+import json
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -21,7 +23,8 @@ from dispfl.config import Experiment, compose
 from dispfl.data.fetch import ProgressCallback
 from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.registry import METHODS
-from dispfl.runs.directory import RunDirectory, is_finished
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.runs.directory import RunDirectory, is_finished, read_metrics
 from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine, prepare
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
@@ -61,6 +64,17 @@ class GridRun:
     def steps(self) -> int:
         """The number of peer steps that it takes."""
         return self.experiment.rounds * self.experiment.peers
+
+    @property
+    def training(self) -> str:
+        """Everything that its training depends on; runs for which it is the same differ in evaluation only."""
+        method = self.experiment.method.trains_as
+        return json.dumps(self.experiment.model_copy(update={"method": method}).to_toml(), sort_keys=True)
+
+    @property
+    def finished_rounds(self) -> int:
+        """The rounds after which it has its newest checkpoint; 0 without any."""
+        return max(Checkpoints(self.path / "checkpoints").finished_rounds(), default=0)
 
     @property
     def state(self) -> RunState:
@@ -202,7 +216,8 @@ def run_missing(runs: Iterable[GridRun], callbacks: GridCallbacks | None = None,
     Several processes may do this at the same time: each takes the next run that no other has, and at the end waits for
     the others. A run whose process dies is taken up by one of those that wait.
     """
-    callbacks, left = callbacks or GridCallbacks(), list(runs)
+    callbacks = callbacks or GridCallbacks()
+    left = sorted(runs, key=lambda run: not run.finished_rounds)  # what was interrupted first: others may follow it
     while left:
         taken, found = [], False
         for run in left:
@@ -210,15 +225,42 @@ def run_missing(runs: Iterable[GridRun], callbacks: GridCallbacks | None = None,
             if directory is None:
                 taken.append(run)
                 continue
-            found, own = True, callbacks.run(run)
-            started = ExperimentRun.start(run.experiment, directory, callbacks.decoding)
-            with tracking(track, run.path, own) as tracked:
-                started.run(tracked)
-            callbacks.end(run)
+            found = True
+            _run_together(run, directory, left, callbacks, track)
         left = [run for run in taken if run.state is not RunState.DONE]
         if left and not found:
             callbacks.wait(left)
             time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _run_together(
+    leader: GridRun, directory: RunDirectory, runs: Iterable[GridRun], callbacks: GridCallbacks, track: str | None
+) -> None:
+    """Run a run, and with it those that differ only in how the same models are evaluated."""
+    with contextlib.ExitStack() as stack:
+        locked = {}
+        for run in runs:
+            if run.path != leader.path and _follows(run, leader) and (own := _lock(run)):
+                stack.callback(own.close)
+                locked[run.path] = run, own
+        stack.callback(directory.close)
+        own_callbacks = callbacks.run(leader)
+        started = ExperimentRun.start(leader.experiment, directory, callbacks.decoding)
+        tracked = stack.enter_context(tracking(track, leader.path, own_callbacks))
+        followers = []
+        for run, own in locked.values():
+            follower = started.follower(run.experiment, own)
+            follower.on_round = stack.enter_context(tracking(track, run.path, RunCallbacks())).round
+            followers.append(follower)
+        started.run(tracked, followers=followers)
+    for run in (leader, *(run for run, _ in locked.values())):
+        callbacks.end(run)
+
+
+def _follows(run: GridRun, leader: GridRun) -> bool:
+    """Whether a run can be trained together with another one: both from their beginning, or both interrupted."""
+    same = run.training == leader.training and not run.finished_rounds
+    return same and len(read_metrics(run.path)) >= leader.finished_rounds
 
 
 def _lock(run: GridRun) -> RunDirectory | None:
