@@ -196,7 +196,7 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
     """Open a run directory that must be of this federation; more rounds extend its run."""
     written = read_config(path)
     for key, now in config.items():
-        was = written.get(key)
+        was: Any = written.get(key)
         why = why_not_extended(was, now, context.method, context.train) if key == "rounds" else ""
         if now != was and (key != "rounds" or why):
             why = f" ({why})" if why else ""

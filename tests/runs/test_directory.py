@@ -103,11 +103,11 @@ def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another process gives the directory up between our opening of its lock file and our locking of it."""
-    flock, removed = fcntl.flock, []
+    flock, moments = fcntl.flock, iter([True])
 
     def remove_then_lock(file: Any, how: int) -> None:
-        if not removed:
-            removed.append((tmp_path / ".lock").unlink())
+        if next(moments, False):
+            (tmp_path / ".lock").unlink()
         flock(file, how)
 
     monkeypatch.setattr(fcntl, "flock", remove_then_lock)

@@ -154,5 +154,7 @@ def test_python_extends_a_run_too(tmp_path: Path, method: Method) -> None:
 
 def test_python_refuses_what_the_command_line_refuses(tmp_path: Path) -> None:
     federation(tmp_path / "run", DisPFL()).run(rounds=2)
-    with pytest.raises(ConfigError, match=r"rounds = 2, got 4 \(the prune rate depends on it, unless method.horizon is"):
+    with pytest.raises(
+        ConfigError, match=r"rounds = 2, got 4 \(the prune rate depends on it, unless method.horizon is"
+    ):
         federation(tmp_path / "run", DisPFL()).run(rounds=4, resume=True)

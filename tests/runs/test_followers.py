@@ -123,8 +123,8 @@ def test_a_stop_after_the_last_round_and_before_the_summaries_loses_nothing(
 def test_after_the_training_is_done_the_other_method_trains_alone(
     tmp_path: Path, alone: dict[str, dict[str, Any]]
 ) -> None:
-    run_missing(methods_grid([ARGUMENTS[1], *ARGUMENTS[4:]], {}, 1, tmp_path))
     cells, watch = methods_grid([*ARGUMENTS[:2], *ARGUMENTS[4:]], {}, 1, tmp_path), Watch()
+    run_missing(cells[1:])
     run_missing(cells, watch)
     assert watch.trained == ["fedavg-ft"]
     assert results(cells) == {name: alone[name] for name in ARGUMENTS[:2]}
@@ -134,7 +134,9 @@ def test_a_methods_training_is_that_of_the_method_without_fine_tuning() -> None:
     assert FedAvgFT(cohort=3, tune_epochs=2).trains_as == FedAvg(cohort=3)
     assert DPSGDFT(density=0.2).trains_as == DPSGD(density=0.2)
     assert Local().trains_as == Local()
-    cells = methods_grid(["fedavg", "fedavg-ft", "fedavg-ft@method.tune_epochs=1", "fedavg@train.lr=0.2"], {}, 1, Path())
+    cells = methods_grid(
+        ["fedavg", "fedavg-ft", "fedavg-ft@method.tune_epochs=1", "fedavg@train.lr=0.2"], {}, 1, Path()
+    )
     trainings = [cell.training for cell in cells]
     assert len({*trainings[:3]}) == 1
     assert trainings[3] != trainings[0]

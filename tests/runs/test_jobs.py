@@ -59,9 +59,7 @@ class Watch(GridCallbacks):
             os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
 
 
-def test_two_processes_run_each_run_once_and_give_the_same_weights(
-    tmp_path: Path, expected: list[list[str]]
-) -> None:
+def test_two_processes_run_each_run_once_and_give_the_same_weights(tmp_path: Path, expected: list[list[str]]) -> None:
     cells, watch = methods_grid(["dispfl", "local", "dpsgd", *TINY], {}, 1, tmp_path), Watch()
     run_in_processes(cells, 2, watch)
     assert weights(cells) == expected
@@ -132,9 +130,7 @@ def test_a_run_of_another_process_is_passed_over_then_awaited(
     assert weights(cells) == expected
 
 
-def test_a_run_that_another_process_finishes_is_not_run_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_another_process_finishes_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grid, "SECONDS_BETWEEN_LOOKS", 0.01)
     [cell] = methods_grid(["local", *TINY], {}, 1, tmp_path)
     other = RunDirectory.claim(cell.path)

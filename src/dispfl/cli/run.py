@@ -3,7 +3,7 @@
 import contextlib
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated
@@ -58,12 +58,13 @@ def run(
     console = Console()
     overrides += data_dir_override(data_dir)
     if resume is None:
-        has_config = overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file())  # a folder may be lr=0.1
-        config = read_toml(Path(overrides.pop(0))) if has_config else {}
-        experiment = compose(config, overrides)
+        file, overrides = split_config(overrides)
+        experiment = compose(read_toml(file) if file else {}, overrides)
         default = Path("runs") / f"{experiment.method.name}-{experiment.data.name}"
         with output_folder(out, default) as path, show_decoding(console) as bar:
             created = ExperimentRun.create(experiment, path, bar, ray_address)
+        for line in describe_run(created):
+            console.print(line, style="dim", soft_wrap=True, highlight=False, markup=False)
         run_to_end(created, console, track, ray_address)
     else:
         path = resume
@@ -83,6 +84,46 @@ def run(
                 write_report([path], path / "report.html")
     print_results([path], console)
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
+
+
+def describe_run(run: "ExperimentRun") -> list[str]:
+    """Say what a run is going to do: data, network, method, and what a round moves and computes."""
+    from dispfl.costs.estimate import estimate, wire_costs
+    from dispfl.data.catalogue import DATASETS
+    from dispfl.methods.base import GossipMethod, ServerMethod
+    from dispfl.models.settings import CustomModel
+    from dispfl.paper.experiments import cost_inputs
+    from dispfl.report.labels import METHOD_LABELS
+
+    experiment, context = run.experiment, run.context
+    method, layout, everyone = experiment.method, context.layout, list(context.peers.values())
+    train, test = (_range([len(getattr(peer, part)) for peer in everyone]) for part in ("train", "test"))
+    kept = [sum(method.kept_counts(layout, density)) for density in set(method.densities(experiment.peers))]
+    sparse = "" if min(kept) == layout.size else f", of which a peer keeps {_range(kept)}"
+    links = ""
+    if isinstance(method, ServerMethod):
+        links = f", a server with {min(method.cohort, experiment.peers)} peers a round"
+    elif isinstance(method, GossipMethod) and method.communicates:
+        links = f", {experiment.topology.name} topology"
+    lines = [
+        f"Data: {experiment.data.name}, {experiment.partition.name} partition; {experiment.peers} peers with "
+        f"{train} training and {test} test samples each.",
+        f"Network: {experiment.model.name}, {layout.size:,} weights{sparse}.",
+        f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; {experiment.rounds} rounds of "
+        f"{experiment.train.duration} in batches of {experiment.train.batch_size}.",
+    ]
+    if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
+        inputs = cost_inputs(experiment)
+        costs, wire = estimate(inputs), wire_costs(inputs)
+        moved = f"{max(wire.busiest_up_mb, wire.busiest_down_mb):.3g} MB on the wire of the busiest node"
+        lines.append(f"A round: {moved}, {costs.flops_per_peer / 1e9:.3g} GFLOPs of training for a peer that trains.")
+    return lines
+
+
+def _range(counts: Sequence[int]) -> str:
+    """`96`, or `80 to 112`."""
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def demo(
@@ -138,6 +179,14 @@ def run_to_end(
         console.print(message, soft_wrap=True, highlight=False, markup=False)
         raise typer.Exit(130) from None
     write_report([path], path / "report.html")
+
+
+def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the config file that the first argument names, if any, and the overrides; a folder may be `lr=0.1`."""
+    first = arguments[0] if arguments else "="
+    if "=" in first and not Path(first).is_file():
+        return None, list(arguments)
+    return Path(first), list(arguments[1:])
 
 
 def data_dir_override(data_dir: Path | None) -> list[str]:

@@ -43,7 +43,7 @@ def up(
     """
     from rich.console import Console
 
-    from dispfl.cli.run import data_dir_override, output_folder
+    from dispfl.cli.run import data_dir_override, output_folder, split_config
     from dispfl.config import compose, read_toml
     from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume
     from dispfl.runs.directory import read_config, read_summary
@@ -53,7 +53,8 @@ def up(
     arguments, console = list(arguments or []), Console()
     options = [*_peers_override(peers, arguments), *data_dir_override(data_dir)]
     if resume is None:
-        config = read_toml(Path(arguments.pop(0))) if arguments and "=" not in arguments[0] else {}
+        file, arguments = split_config(arguments)
+        config = read_toml(file) if file else {}
         # The file of a simulated run may set workers, which does not apply here; an override does.
         experiment = compose({"peers": DEFAULT_PEERS, **config, "workers": 1}, [*arguments, *options])
         _refuse_simulation_settings(experiment)

@@ -57,7 +57,7 @@ class Method(Component):
 
     @property
     def bound_to_rounds(self) -> str:
-        """What depends on the number of rounds (`Trainer.T`), so that a finished run cannot be extended; empty: nothing.
+        """What depends on the number of rounds (`Trainer.T`), so that a finished run cannot be extended; else empty.
 
         Override it in a method whose `step` uses `Trainer.T`: "the prune rate depends on it".
         """

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,21 +87,30 @@ def samples_evaluated(experiment: Experiment) -> float:
     return evaluations * (tuned + evaluated)
 
 
-def dense_flops(experiment: Experiment) -> float:
-    """Return the FLOPs of a run by dense kernels, regardless of masks."""
-    spec = describe(experiment.data.name)
-    _, forward = network(experiment.model, spec.shape, spec.classes)
-    return samples_trained(experiment) * TRAINING * forward.dense()
+def dense_flops(cells: Iterable[GridRun]) -> float:
+    """Return the FLOPs of runs by dense kernels, regardless of masks."""
+    total = 0.0
+    for cell, samples in _samples_of_each(cells):
+        spec = describe(cell.experiment.data.name)
+        _, forward = network(cell.experiment.model, spec.shape, spec.classes)
+        total += samples * TRAINING * forward.dense()
+    return total
+
+
+def _samples_of_each(cells: Iterable[GridRun]) -> Iterator[tuple[GridRun, float]]:
+    """Yield how many samples each run passes; of several that share a training, only the first trains."""
+    trained: set[str] = set()
+    for cell in cells:
+        shared = cell.training in trained
+        trained.add(cell.training)
+        yield cell, (samples_evaluated if shared else samples_trained)(cell.experiment)
 
 
 def remaining_hours(cells: Iterable[GridRun]) -> list[RemainingHours]:
     """Estimate the hours that unfinished runs take on this machine, by method. Runs may share a training."""
     measured: dict[tuple[object, ...], float] = {}
-    trained: set[str] = set()
     by_method: dict[str, RemainingHours] = {}
-    for cell in cells:
-        if cell.state is RunState.DONE:
-            continue
+    for cell, samples in _samples_of_each(cell for cell in cells if cell.state is not RunState.DONE):
         experiment = cell.experiment
         shape = describe(experiment.data.name).shape
         kind = (
@@ -117,8 +126,6 @@ def remaining_hours(cells: Iterable[GridRun]) -> list[RemainingHours]:
         left = 1 - len(read_metrics(cell.path)) / experiment.rounds
         name = experiment.method.name
         before = by_method.get(name, RemainingHours(name, 0, 0.0))
-        samples = samples_evaluated(experiment) if cell.training in trained else samples_trained(experiment)
-        trained.add(cell.training)
         hours = before.hours + left * samples * measured[kind] / 3600
         by_method[name] = replace(before, runs=before.runs + 1, hours=hours)
     return list(by_method.values())

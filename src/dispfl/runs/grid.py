@@ -30,7 +30,6 @@ from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
 
-
 SECONDS_BETWEEN_LOOKS = 1.0
 """How long a process waits before it looks again whether a run of another one is finished or free."""
 

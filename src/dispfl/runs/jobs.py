@@ -30,7 +30,9 @@ def run_in_processes(
 ) -> None:
     """Resume the interrupted runs and start the missing ones in several processes, which divide the workers."""
     if ray := [run for run in runs if run.experiment.engine == "ray"]:
-        raise ConfigError(f"--jobs is {jobs}, but {ray[0].title} has engine=ray, which has processes of its own; omit it.")
+        raise ConfigError(
+            f"--jobs is {jobs}, but {ray[0].title} has engine=ray, which has processes of its own; omit it."
+        )
     left = [run for run in runs if run.state is not RunState.DONE]
     processes = _Processes(runs, callbacks or GridCallbacks())
     try:
