@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.run import TrackOption
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -41,7 +42,6 @@ JobsOption = Annotated[
     int,
     typer.Option("--jobs", "-j", min=1, help="Processes, each with a run of its own; they divide the workers."),
 ]
-TrackOption = Annotated[str | None, typer.Option(help="Also log the runs to another tool: tensorboard.")]
 
 
 @dataclass(frozen=True)

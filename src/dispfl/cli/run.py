@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from dispfl.config import Experiment
     from dispfl.runs.execute import ExperimentRun
 
+TrackOption = Annotated[
+    str | None, typer.Option(help="Also show the run in another program: tensorboard, wandb or mlflow.")
+]
 DEMO_METHODS = ("dispfl", "local", "fedavg", "dpsgd")
 
 
@@ -29,7 +32,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run directory; by default a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The folder with the data set's files.")] = None,
-    track: Annotated[str | None, typer.Option(help="Also show the run in another program: tensorboard.")] = None,
+    track: TrackOption = None,
     ray_address: Annotated[
         str | None, typer.Option(help="With engine=ray: the cluster. By default Ray is started on this machine.")
     ] = None,
