@@ -147,10 +147,37 @@ def test_output_is_a_line_per_round_then_the_table_then_the_path(
         result = dispfl("run", *TINY, "method=local", "rounds=1")
         assert (result.code, result.err) == (0, "")
         lines = result.out.splitlines()
-        assert lines[0].startswith("local round 1/1 · accuracy ")
+        assert lines[:3] == [
+            "Data: fashion-sample, dirichlet partition; 4 peers with 20 training and 10 test samples each.",
+            "Network: cnn, 105,962 weights.",
+            "Method: Local; 1 round of 1 epoch in batches of 32.",
+        ]
+        assert lines[4].startswith("local round 1/1 · accuracy ")
         assert lines[-2:] == [f"Run directory: {path}", f"Report: {path}/report.html"]
         assert (tmp_path / path / "report.html").read_text().startswith("<!doctype html>")
         assert (tmp_path / path / "summary.json").exists()
+
+
+def test_the_first_lines_say_what_a_round_moves_and_computes_as_it_then_does(
+    dispfl: Dispfl, tmp_path: Path, finished: Path
+) -> None:
+    path = tmp_path / "run"
+    lines = dispfl(
+        "run", finished / "config.toml", "rounds=1", "method.density=[0.2,0.5]", "--out", path
+    ).out.splitlines()
+    [record] = read_metrics(path)
+    kept = {step.next_state.model.mask.kept for step in Checkpoints(path / "checkpoints").load(1).values()}
+    assert lines[1] == f"Network: cnn, 105,962 weights, of which a peer keeps {min(kept):,} to {max(kept):,}."
+    assert lines[2] == "Method: Dis-PFL, random topology; 1 round of 1 epoch in batches of 32."
+    assert lines[3] == (
+        f"A round: {record['busiest']['wire_mb']:.3g} MB on the wire of the busiest node, "
+        f"{record['flops_per_peer'] / 1e9:.3g} GFLOPs of training for a peer that trains."
+    )
+
+
+def test_a_server_is_described_with_its_cohort(dispfl: Dispfl, tmp_path: Path) -> None:
+    out = dispfl("run", *TINY, "rounds=1", "method=fedavg", "method.cohort=3", "--out", tmp_path / "run").out
+    assert "Method: FedAvg, a server with 3 peers a round; 1 round of" in out
 
 
 def test_processes_that_start_at_the_same_time_get_folders_of_their_own(tmp_path: Path) -> None:

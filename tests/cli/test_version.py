@@ -24,23 +24,23 @@ def test_h_is_help(command: list[str]) -> None:
     assert "Usage: " in short.output
 
 
+def ask(**environment: str) -> str:
+    """Ask the program for completions, as a shell does."""
+    program = "import sys; from dispfl.cli import main; sys.argv = ['dispfl']; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    return done.stdout
+
+
 def test_a_shell_completes_commands_and_options() -> None:
-    """As bash asks, after `dispfl com<TAB>` and `dispfl compare --jo<TAB>`."""
-
-    def completed(words: str) -> list[str]:
-        number = str(len(words.split()) - 1)
-        asked = {"_DISPFL_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": number}
-        program = "import sys; from dispfl.cli import main; sys.argv = ['dispfl']; main()"
-        done = subprocess.run(
-            [sys.executable, "-c", program], env={**os.environ, **asked}, capture_output=True, text=True
-        )
-        return done.stdout.split()
-
-    assert completed("dispfl com") == ["compare"]
-    assert completed("dispfl compare --jo") == ["--jobs"]
+    """After `dispfl com<TAB>` and `dispfl compare --jo<TAB>`."""
+    asked = {"_DISPFL_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    assert ask(**asked, COMP_WORDS="dispfl com").split() == ["compare"]
+    assert ask(**asked | {"COMP_CWORD": "2"}, COMP_WORDS="dispfl compare --jo").split() == ["--jobs"]
 
 
-def test_the_completion_script_is_shown_and_readme_says_how_to_install_it() -> None:
-    shown = CliRunner().invoke(app, ["--show-completion", "bash"])
-    assert "_DISPFL_COMPLETE=complete_bash" in shown.output
+def test_the_completion_script_exists_and_readme_says_how_to_install_it() -> None:
+    assert "_DISPFL_COMPLETE=complete_bash" in ask(_DISPFL_COMPLETE="source_bash")
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
     assert "dispfl --install-completion" in (Path(__file__).parents[2] / "README.md").read_text()

@@ -112,7 +112,8 @@ def describe_run(run: "ExperimentRun") -> list[str]:
         f"Data: {experiment.data.name}, {experiment.partition.name} partition; {experiment.peers} peers with "
         f"{train} training and {test} test samples each.",
         f"Network: {experiment.model.name}, {layout.size:,} weights{sparse}.",
-        f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; {experiment.rounds} rounds of "
+        f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; "
+        f"{experiment.rounds} {'round' if experiment.rounds == 1 else 'rounds'} of "
         f"{experiment.train.duration} in batches of {experiment.train.batch_size}.",
     ]
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
