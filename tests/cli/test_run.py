@@ -152,6 +152,7 @@ def test_output_is_a_line_per_round_then_the_table_then_the_path(
             "Network: cnn, 105,962 weights.",
             "Method: Local; 1 round of 1 epoch in batches of 32.",
         ]
+        assert lines[3].startswith("A round: nothing is sent, 0.0")
         assert lines[4].startswith("local round 1/1 · accuracy ")
         assert lines[-2:] == [f"Run directory: {path}", f"Report: {path}/report.html"]
         assert (tmp_path / path / "report.html").read_text().startswith("<!doctype html>")

@@ -229,7 +229,7 @@ def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) 
     experiment = cells[0].experiment
     where = f"{experiment.workers} workers" if experiment.device == "cpu" else f"device {experiment.device}"
     duration = f"{_number(total)} hours, or {_number(total / 24)} days,"
-    print_text(console, f"About {duration} on this machine ({where}), from a measured training batch.")
+    print_text(console, f"About {duration} on this machine ({where}), from a training batch measured under its present load.")
 
 
 def _number(value: float) -> str:

@@ -119,7 +119,8 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
         inputs = cost_inputs(experiment)
         costs, wire = estimate(inputs), wire_costs(inputs)
-        moved = f"{max(wire.busiest_up_mb, wire.busiest_down_mb):.3g} MB on the wire of the busiest node"
+        busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
+        moved = f"{busiest:.3g} MB on the wire of the busiest node" if busiest else "nothing is sent"
         lines.append(f"A round: {moved}, {costs.flops_per_peer / 1e9:.3g} GFLOPs of training for a peer that trains.")
     return lines
 

@@ -99,18 +99,18 @@ class Checkpoints:
         return bool(self._manifest(rounds).get("last"))
 
     def copy_from(self, other: "Checkpoints") -> None:
-        """Take over the newest complete checkpoint of a run with the same states; its files are shared, not copied."""
-        rounds = other.finished_rounds()[-1]
-        source, target = other._round(rounds), self._round(rounds)
-        with plain_disk_errors(target):
-            shutil.rmtree(target, ignore_errors=True)
-            target.mkdir(parents=True)
-            for part in (*other._parts(rounds), source / "complete.json"):  # the last makes it count
-                try:
-                    os.link(part, target / part.name)
-                except OSError:  # a file system without hard links
-                    write_atomically(target / part.name, part.read_bytes())
-            sync_folder(target)
+        """Take over the complete checkpoints of a run with the same states; their files are shared, not copied."""
+        for rounds in other.finished_rounds():
+            source, target = other._round(rounds), self._round(rounds)
+            with plain_disk_errors(target):
+                shutil.rmtree(target, ignore_errors=True)
+                target.mkdir(parents=True)
+                for part in (*other._parts(rounds), source / "complete.json"):  # the last makes it count
+                    try:
+                        os.link(part, target / part.name)
+                    except OSError:  # a file system without hard links
+                        write_atomically(target / part.name, part.read_bytes())
+                sync_folder(target)
 
     def discard(self, rounds: int) -> None:
         """Delete the checkpoint after this many rounds, complete or partial."""
