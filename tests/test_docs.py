@@ -1,6 +1,7 @@
 """The worked examples in the documentation run as they stand."""
 
 import contextlib
+import json
 import os
 import re
 import shlex
@@ -26,6 +27,7 @@ DOCS = Path(__file__).parent.parent / "docs"
 EXTEND = (DOCS / "extend.md").read_text()
 DEPLOY = (DOCS / "deploy.md").read_text()
 DISPFL = [sys.executable, "-c", "from dispfl.cli import main; main()"]
+QUICK = ["peers=2", "rounds=1", "model=mlp", "train.epochs=1", "partition.samples_per_peer=20"]
 ONE_THREAD = os.environ | {"OMP_NUM_THREADS": "1"}
 
 
@@ -47,10 +49,11 @@ def test_the_extensions_of_the_page_run_in_python_and_from_the_command_line(
         if not block.startswith("# my_module.py"):
             exec(compile(block, "extend.md", "exec"), names)  # our own text
     assert names["run"].summary["method"] == "Pulled"
-    assert names["run"].summary["accuracy"]["mean"] > 0.3
+    assert names["run"].summary["scores"]["accuracy"]["mean"] > 0.3
+    assert list(names["regression"].scores) == ["rmse", "largest error"]
     assert compose({}, ["method=my_module:Pulled", "method.strength=0.1"]).method == names["Pulled"](strength=0.1)
     commands = "".join(extension_blocks("sh")).splitlines()
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
         program, *words = shlex.split(command)
         assert program == "dispfl"
@@ -67,6 +70,18 @@ def test_the_method_takes_at_most_thirty_lines() -> None:
 def test_the_groups_of_entry_points_are_those_of_the_registry() -> None:
     groups = set(re.findall(r"`(dispfl\.[a-z]+s)`", EXTEND))
     assert groups == {"dispfl.methods", "dispfl.topologies", "dispfl.partitions", "dispfl.models", "dispfl.datasets"}
+
+
+def test_the_reference_of_the_run_directory_has_every_field(tmp_path: Path) -> None:
+    """And no other: those of a run with groups of peers."""
+    result = CliRunner().invoke(app, ["run", *QUICK, "method.density=0.4,0.8", "--out", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    page = (DOCS / "reference/run-directory.md").read_text()
+    for file, read in (("metrics.jsonl", lambda text: text.splitlines()[0]), ("summary.json", str)):
+        section = page.partition(f"## `{file}`")[2].partition("\n## ")[0]
+        cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+        described = re.findall(r"`(\w+)`", " ".join(cells))
+        assert described == list(json.loads(read((tmp_path / "run" / file).read_text()))), file
 
 
 # docs/deploy.md: three sites on this machine, by the commands that the page has

@@ -27,7 +27,7 @@ from dispfl import (
     run_experiment,
 )
 from dispfl.config import compose
-from dispfl.core.train import accuracy
+from dispfl.core.metric import Metric, accuracy
 from dispfl.errors import ConfigError, DataError, RunError
 from dispfl.runs.directory import read_config, read_summary
 
@@ -168,8 +168,8 @@ def test_regression_with_a_custom_loss_and_metric() -> None:
         metric=rmse,
     )
     run = fed.run(rounds=10)
-    assert max(run.accuracy) < 0.3  # the targets' own deviation is about 3.8
-    assert rmse(run.model(0)(inputs[20:]), targets[20:]) == pytest.approx(run.accuracy[0])
+    assert max(run.scores["rmse"]) < 0.3  # the targets' own deviation is about 3.8
+    assert rmse(run.model(0)(inputs[20:]), targets[20:]) == pytest.approx(run.scores["rmse"][0])
 
 
 @pytest.mark.parametrize("as_state_dict", [False, True])
@@ -310,7 +310,7 @@ def test_a_peer_with_broken_data_is_named_and_the_run_finishes(
     for t, record in enumerate(run.history):
         assert list(record["failures"]) == ["002"]
         assert record["failures"]["002"].startswith(f"Peer 002, round {t}: the training loss became infinite or nan")
-        assert record["loss"]["per_peer"][2] is None
+        assert record["train_loss"]["per_peer"][2] is None
     assert len(caplog.messages) == 2
     assert run.summary["failures"] == 2
     assert len(run.accuracy) == 6
@@ -391,10 +391,11 @@ def test_a_copy_of_a_trained_module_may_be_a_model(pairs: list[Pair]) -> None:
 
 def test_a_nan_score_is_left_out_of_the_mean(pairs: list[Pair], tmp_path: Path) -> None:
     scores = iter([0.5, float("nan"), 1.0, float("inf"), 0.0, 0.5])
-    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=lambda *_: next(scores), workers=1)
+    metric = Metric(lambda *_: next(scores), "luck", higher_is_better=True)
+    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=metric, workers=1)
     run = fed.run(rounds=1, out=tmp_path / "run")
-    assert run.accuracy == [0.5, None, 1.0, None, 0.0, 0.5]
-    assert run.summary["accuracy"]["mean"] == 0.5
+    assert run.scores["luck"] == [0.5, None, 1.0, None, 0.0, 0.5]
+    assert run.summary["scores"]["luck"]["mean"] == 0.5
 
 
 class Counting(MyNet):
@@ -497,3 +498,24 @@ def test_a_run_is_finished_before_its_learning_curve_is_drawn(
 def test_an_argument_of_another_type_is_refused_by_name(points: Points, name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=rf"`{name}` must be a \w+ object, got"):
         Federation(MyNet, [(points(8, 0), points(4, 1))], **{name: value})
+
+
+def test_a_label_beyond_the_outputs_is_refused_before_training(points: Points, tmp_path: Path) -> None:
+    (x, y), test = points(20, 0), points(10, 1)
+    for peers, sentence in (
+        (
+            [((x, y), test), ((x, y + 2), test)],
+            "Peer 001's training data have the label 4, but the model has 3 outputs, for",
+        ),
+        ([((x, y), (x, y), (x, y + 5))], "Peer 000's test data have the label 7, but the model has 3 outputs, for"),
+        ([((x, y - 1), test)], "Peer 000's training data have the label -1, but the model has 3 outputs, for"),
+        (
+            [((x, y), (x, y + 1), (x, y))],
+            "Peer 000's validation data have the label 3, but the model has 3 outputs, for",
+        ),
+    ):
+        federation = Federation(MyNet, peers, Local(), Full(), train=QUICK)
+        with pytest.raises(DataError) as refused:
+            federation.run(rounds=1, out=tmp_path / "run")
+        assert str(refused.value).startswith(sentence)
+        assert not (tmp_path / "run").exists()

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl import DisPFL, Federation, Full, RunResult, Train
+from dispfl import DisPFL, Federation, Full, Metric, RunResult, Train
 from dispfl.core.units import UnitLayout
 from dispfl.errors import ConfigError
 from dispfl.testing.check_method import confidence
 
 QUICK = Train(epochs=2, batch_size=8)
+CONFIDENCE = Metric(confidence, higher_is_better=True)
 Data = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
@@ -118,7 +119,7 @@ def run_of(
     method = DisPFL(structure="channels", density=density)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The model has buffers")
-        run = Federation(model, peers, method, Full(), train=QUICK, metric=confidence, workers=1).run(rounds, **more)
+        run = Federation(model, peers, method, Full(), train=QUICK, metric=CONFIDENCE, workers=1).run(rounds, **more)
     return run, [test for _, test in peers]
 
 
@@ -164,7 +165,7 @@ def test_users_networks_train_small_and_their_models_have_the_reported_metric(
         kept = sum(parameter.numel() for parameter in personal.parameters() if parameter.requires_grad)
         assert kept == run.states[f"00{k}"].model.mask.kept <= 0.6 * whole
         with torch.no_grad():
-            assert confidence(personal(inputs), labels) == pytest.approx(run.accuracy[k], abs=1e-6)
+            assert confidence(personal(inputs), labels) == pytest.approx(run.scores["confidence"][k], abs=1e-6)
 
 
 def test_frozen_layers_keep_their_weights() -> None:
@@ -218,7 +219,7 @@ def test_a_run_with_buffers_and_dropout_that_is_stopped_resumes_to_the_same_bits
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         nonlocal seen
-        seen += 1
+        seen += outputs.requires_grad  # not in evaluation
         if seen == stop_after:
             raise StoppedError
         return nn.functional.cross_entropy(outputs, labels)
@@ -241,7 +242,7 @@ def test_a_run_with_buffers_and_dropout_that_is_stopped_resumes_to_the_same_bits
         assert other.model.values.equal(state.model.values)
         assert other.next_mask.bits.equal(state.next_mask.bits)
         assert all(other.buffers[key].equal(buffer) for key, buffer in state.buffers.items())
-    assert resumed.accuracy == expected.accuracy
+    assert resumed.scores == expected.scores
 
 
 class Sized(nn.Module):
@@ -295,6 +296,6 @@ def test_what_channels_cannot_do_is_one_sentence_and_no_directory_is_left(
 def test_a_run_is_not_resumed_with_another_structure(tmp_path: Path) -> None:
     run_of(normalized, points, out=tmp_path / "run")
     peers = [(points(20, k), points(10, 100 + k)) for k in range(3)]
-    other = Federation(normalized, peers, DisPFL(density=0.6), Full(), train=QUICK, metric=confidence)
+    other = Federation(normalized, peers, DisPFL(density=0.6), Full(), train=QUICK, metric=CONFIDENCE)
     with pytest.raises(ConfigError, match=r"was run with method = .*'structure': 'channels'.*, got .*'weights'"):
         other.run(2, out=tmp_path / "run", resume=True)

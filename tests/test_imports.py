@@ -26,7 +26,7 @@ TIERS = [
 ]
 """A module may import from its own tier and those before it in this list."""
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
-REPORT_MAY = ("dispfl.config", "dispfl.registry", "dispfl.runs", "dispfl.topology")
+REPORT_MAY = ("dispfl.config", "dispfl.core.metric", "dispfl.registry", "dispfl.runs", "dispfl.topology")
 """Apart from errors, extras and settings: `report` reads run directories only."""
 
 Import = tuple[Path, int, str, bool]

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from dispfl.core.train import Train, accuracy
+from dispfl.core.metric import accuracy
+from dispfl.core.train import Train
 from dispfl.errors import ConfigError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method

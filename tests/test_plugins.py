@@ -124,7 +124,7 @@ def config(run: Path) -> dict[str, Any]:
 
 def results(run: Path) -> tuple[Any, ...]:
     found = summary(run)
-    return found["weights_sha256"], found["accuracy"]
+    return found["weights_sha256"], found["scores"]
 
 
 def test_installed_components_run_by_short_name_and_the_config_finds_them_again(by_name: Path) -> None:
@@ -230,7 +230,7 @@ def test_a_typo_is_one_sentence_with_the_nearest_name(
 @pytest.mark.parametrize("counts", [[[4, 0], [4, 0]], [[-1, 3], [1, 1]], [[1, 1]], [[1], [1]]])
 def test_a_partition_that_gives_what_is_not_there_is_one_sentence(counts: list[list[int]]) -> None:
     class Generous(dispfl.Partition):
-        def class_counts(self, supply: object, peers: int, n: int, rng: object) -> Any:
+        def class_counts(self, supply: object, sizes: object, rng: object) -> Any:
             return counts
 
     labels = torch.tensor([0, 0, 0, 1, 1, 1])

@@ -239,7 +239,7 @@ def test_objects_are_taken_as_they_are() -> None:
     assert Experiment(method=DisPFL(density=0.3), topology=Ring()).method == DisPFL(density=0.3)
     assert issubclass(METHODS["dispfl"], Method)
     assert TOPOLOGIES["ring"] is Ring
-    assert set(PARTITIONS) == {"dirichlet", "grouped", "pathological", "iid"}
+    assert set(PARTITIONS) == {"dirichlet", "grouped", "pathological", "iid", "by_column"}
 
 
 def test_listing_components_loads_neither_torch_nor_a_plug_in() -> None:

@@ -15,21 +15,24 @@ if TYPE_CHECKING:
     from dispfl.core.layout import Layout as Layout
     from dispfl.core.masks import hamming as hamming
     from dispfl.core.masks import random_mask as random_mask
+    from dispfl.core.metric import Metric as Metric
     from dispfl.core.packed import PackedMask as PackedMask
     from dispfl.core.packed import PackedModel as PackedModel
+    from dispfl.core.private import Privacy as Privacy
     from dispfl.core.rng import stream as stream
     from dispfl.core.sparsity import erk_densities as erk_densities
     from dispfl.core.sparsity import prune_and_regrow as prune_and_regrow
     from dispfl.core.sparsity import prune_rate as prune_rate
     from dispfl.core.train import Train as Train
     from dispfl.core.train import Trainer as Trainer
+    from dispfl.data.by_column import ByColumn as ByColumn
     from dispfl.data.datasets import load_dataset as load_dataset
     from dispfl.data.partition import IID as IID
     from dispfl.data.partition import Dirichlet as Dirichlet
     from dispfl.data.partition import Grouped as Grouped
     from dispfl.data.partition import Partition as Partition
     from dispfl.data.partition import Pathological as Pathological
-    from dispfl.data.partition import Split as Split
+    from dispfl.data.split import Split as Split
     from dispfl.errors import ConfigError as ConfigError
     from dispfl.errors import DispflError as DispflError
     from dispfl.federation import Federation as Federation
@@ -71,6 +74,7 @@ _MODULES = {
     "DPSGD": "methods.dpsgd",
     "DPSGDFT": "methods.finetuned",
     "Density": "methods.base",
+    "ByColumn": "data.by_column",
     "Dirichlet": "data.partition",
     "DisPFL": "methods.dispfl",
     "DispflError": "errors",
@@ -90,19 +94,21 @@ _MODULES = {
     "Local": "methods.local",
     "MLP": "models.networks",
     "Method": "methods.base",
+    "Metric": "core.metric",
     "Neighbourhood": "methods.base",
     "PackedMask": "core.packed",
     "PackedModel": "core.packed",
     "Partition": "data.partition",
     "Pathological": "data.partition",
     "PeerState": "methods.base",
+    "Privacy": "core.private",
     "RandomRegular": "topology",
     "ResNet18": "models.networks",
     "Ring": "topology",
     "RunResult": "runs.execute",
     "ServerMethod": "methods.base",
     "SmallCNN": "models.networks",
-    "Split": "data.partition",
+    "Split": "data.split",
     "SubFedAvg": "methods.subfedavg",
     "Topology": "topology",
     "Train": "core.train",

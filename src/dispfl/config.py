@@ -1,6 +1,7 @@
 """Settings of runs: the components' own settings composed, from a TOML file and `key=value` overrides.
 
-    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every        top-level keys
+    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, metric,      top-level keys
+    unseen_peers, unseen_steps
     data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
 A table may be given by name alone (`method=dispfl`). Every key has a default; the defaults together are the demo.
@@ -9,17 +10,23 @@ A table may be given by name alone (`method=dispfl`). Every key has a default; t
 import os
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator
 
 from dispfl.core.live import Precision, resolve_device
+from dispfl.core.metric import as_metric, as_metrics
+from dispfl.core.private import Privacy
 from dispfl.core.rng import stream
 from dispfl.core.train import Samples, Task, Train
+from dispfl.data.by_column import ByColumn
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import Data, ImageDataset
-from dispfl.data.partition import Dirichlet, Partition, Split
+from dispfl.data.factory import import_reference
+from dispfl.data.partition import Dirichlet, Partition
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.methods.base import Method
@@ -54,6 +61,8 @@ class RunSettings(Settings):
     """Communication rounds: the paper's T."""
     eval_every: int = Field(default=1, ge=1)
     """Evaluate the models every this many rounds, and after the last."""
+    metric: tuple[str, ...] = Field(default=("accuracy",), min_length=1)
+    """What is measured on test data: names of built-in metrics, or `module:function`; the first is the main one."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """Where peers train; auto: the fastest device that the machine has."""
     precision: Precision = "float32"
@@ -64,13 +73,14 @@ class RunSettings(Settings):
     topology: SerializeAsAny[Topology] = RandomRegular.at_most(4)
     train: Train = Train(batch_size=32)
     wire: Wire = Wire()
+    privacy: Privacy = Privacy()
 
     @field_validator("data", "model", "method", "topology", "partition", mode="before", check_fields=False)
     @classmethod
     def _choose(cls, value: Any, info: Any) -> Any:
         return choose(info.field_name, value, cls.model_fields[info.field_name].default)
 
-    @field_validator("train", "wire", "limits", "deadlines", mode="before", check_fields=False)
+    @field_validator("train", "wire", "privacy", "limits", "deadlines", mode="before", check_fields=False)
     @classmethod
     def _table(cls, value: Any, info: Any) -> Any:
         if isinstance(value, Settings):
@@ -80,6 +90,15 @@ class RunSettings(Settings):
         kind = cls.model_fields[info.field_name].annotation
         assert isinstance(kind, type)
         return kind(**value)
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _known_metrics(cls, value: Any) -> Any:
+        names = [value] if isinstance(value, str) else value
+        for name in names if isinstance(names, (list, tuple)) else ():
+            if not (isinstance(name, str) and ":" in name):
+                as_metric(str(name))
+        return names
 
     @field_validator("device")
     @classmethod
@@ -120,6 +139,11 @@ class RunSettings(Settings):
         folder = folder or Path.cwd()  # a Ray worker has another current directory
         train, test = data.samples(augment=self.data.augment)
         shape, classes, model = data.shape, len(data.classes), self.model
+        if self.privacy.enabled and getattr(self.data, "standardize", False):
+            raise ConfigError(
+                "privacy does not cover data.standardize, which computes means from the training data; scale the data "
+                "by constants instead, and leave it false."
+            )
         if isinstance(model, CustomModel):
             model.check_network(next(train.batches(2))[0], classes, folder)
         return RunContext(
@@ -128,16 +152,22 @@ class RunSettings(Settings):
             method=self.method,
             topology=self.topology,
             train=self.train,
-            task=Task(),
+            task=self.task(folder),
             seed=self.seed,
             rounds=self.rounds,
             eval_every=self.eval_every,
             device=self.device,
             precision=self.precision,
             wire=self.wire,
+            privacy=self.privacy,
             vmap_peers=vmap_peers,
             remote_peers=remote_peers,
         )
+
+    def task(self, folder: Path | None = None) -> Task:
+        """Return the loss and the metrics; a metric of the user's own is imported from the folder."""
+        own = [import_reference("metric", name, folder) if ":" in name else name for name in self.metric]
+        return Task(metrics=as_metrics(own))
 
 
 class Experiment(RunSettings):
@@ -154,6 +184,10 @@ class Experiment(RunSettings):
     """
     engine: EngineName = "inprocess"
     """What runs the peers: threads of this process, or Ray's processes here or on a cluster."""
+    unseen_peers: int = Field(default=0, ge=0)
+    """Peers that do not take part, and join after the last round: `summary.json` has the scores of their models."""
+    unseen_steps: int = Field(default=20, ge=1)
+    """The local steps of an unseen peer."""
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
 
     @field_validator("engine", mode="before")
@@ -164,25 +198,38 @@ class Experiment(RunSettings):
     def model_post_init(self, context: Any, /) -> None:
         """Fit the default degree to the number of peers, and refuse settings that do not fit each other."""
         object.__setattr__(self, "topology", self.topology.fitted(self.peers))
+        if isinstance(self.partition, ByColumn):
+            object.__setattr__(self, "data", self.partition.column_of(self.data))
         check_vmap_peers(self.vmap_peers, self.engine)
         self.topology.check(self.peers)
         self.method.densities(self.peers)
+        object.__setattr__(self, "method", self.method.fitted(self.topology, self.peers))
 
     def split(self, data: ImageDataset | CustomDataset) -> Split:
         """Return which samples each peer gets."""
         rng = stream(self.seed, "partition")
-        return self.partition.split(data.train_labels, data.test_labels, self.peers, rng=rng)
+        peers = self.peers + self.unseen_peers
+        return self.partition.split_data(data, peers, rng=rng).without_last(self.unseen_peers)
 
     def split_context(self, data: ImageDataset | CustomDataset, split: Split) -> RunContext:
         """Return the context of the rounds with the data divided by a split."""
+        extra: dict[str, Any] = {"unseen_steps": self.unseen_steps}
 
         def assign(train: Samples, test: Samples) -> dict[str, PeerData]:
-            return {
-                name: PeerData(train.take(train_rows), test.take(test_rows))
-                for name, train_rows, test_rows in zip(peer_names(self.peers), split.train, split.test, strict=True)
-            }
+            if split.global_test is not None:
+                extra["global_test"] = test.take(split.global_test)
+            if split.unseen is not None:
+                names = [f"new-{name}" for name in peer_names(self.unseen_peers)]
+                extra["unseen"] = _peer_data(names, split.unseen, train, test)
+            return _peer_data(peer_names(self.peers), split, train, test)
 
-        return self.context(data, assign, vmap_peers=self.vmap_peers)
+        return replace(self.context(data, assign, vmap_peers=self.vmap_peers), **extra)
+
+
+def _peer_data(names: Sequence[str], split: Split, train: Samples, test: Samples) -> dict[str, PeerData]:
+    held_out: list[Samples | None] = [train.take(rows) for rows in split.validation]
+    rows = zip(names, split.train, split.test, held_out or [None] * len(names), strict=True)
+    return {name: PeerData(train.take(mine), test.take(tested), validation) for name, mine, tested, validation in rows}
 
 
 def check_engine(engine: Any) -> EngineName:

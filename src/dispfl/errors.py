@@ -5,7 +5,7 @@ DispflError
 ├── DataError        a data set that is missing, truncated or invalid
 │   └── PartitionError   a partition that these labels do not allow
 ├── RunError         a run directory that exists, is missing, damaged, in use or on a full disk
-│   ├── DamagedError     a checkpoint that cannot be read; an earlier one may be intact
+│   ├── DamagedError     a checkpoint that is not what was written; an earlier one may be intact
 │   └── TakenError       a run directory that another process is using
 ├── WorkersLostError Ray workers are lost repeatedly, or do not start (dispfl.engines.ray_pool)
 ├── NonFiniteError   a peer's loss, weights or gradient became infinite or nan
@@ -13,7 +13,8 @@ DispflError
 ├── Refused          another peer refuses a request (dispfl.peer.transport)
 ├── Unreachable      no connection to another peer, or one that broke (dispfl.peer.transport)
 ├── IdentityError    a key or a certificate that cannot be used (dispfl.peer.membership.identity)
-└── InviteError      an invite that is damaged (dispfl.peer.membership.invite)
+├── InviteError      an invite that is damaged or cannot be accepted (dispfl.peer.membership.invite)
+└── RosterError      a roster that is damaged or not signed by enough administrators (dispfl.peer.membership.roster)
 """
 
 
@@ -38,7 +39,7 @@ class RunError(DispflError):
 
 
 class DamagedError(RunError):
-    """A checkpoint that cannot be read."""
+    """A checkpoint that is not what was written."""
 
 
 class TakenError(RunError):

@@ -16,6 +16,8 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "wandb": ("wandb",),
     "mlflow": ("mlflow",),
+    "hub": ("datasets",),
+    "privacy": ("dp_accounting",),
 }
 """The packages that each extra of pyproject.toml installs, by the names that they are imported under."""
 

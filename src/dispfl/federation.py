@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, EngineName, check_engine, check_vmap_peers
 from dispfl.core.live import LiveModel, Precision, resolve_device
+from dispfl.core.metric import MetricLike
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
+from dispfl.core.private import Privacy
 from dispfl.core.rng import forked_generators
-from dispfl.core.train import Task, Train, accuracy
+from dispfl.core.train import Task, Train
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method
@@ -32,28 +34,36 @@ from dispfl.wire.codec import Wire
 class Federation:
     """Peers that train together: each has its own data, and all share a model architecture.
 
-    `peers` lists (training data, test data) pairs: torch Datasets or (inputs, labels) tensors;
-    `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is any function that returns an
-    `nn.Module`. `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in
-    place of `train.optimizer`; its learning rate follows the schedule of `train`. `init` gives the weights that all
-    start from: a module or its state dict. `on_round` is called with each round's metrics; `out` names a run directory.
-    Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as one stack: faster where models are
-    tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers` processes, on the machines of the Ray
-    cluster at `ray_address` or here.
+    `peers` lists (training data, test data) pairs, or (training data, validation data, test data) triples: torch
+    Datasets or (inputs, labels) tensors; `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is
+    any function that returns an `nn.Module`. `metric` is a `Metric`, the name of a built-in one (`"macro_f1"`), a
+    function whose name says whether a higher value is better, or a list of these, the main one first; without it, the
+    accuracy of a classification. `optimizer` is a function from flat weights and their `Layout` to a
+    `torch.optim.Optimizer` of them, in place of `train.optimizer`; its learning rate follows the schedule of `train`.
+    `privacy=Privacy(epsilon=4)` makes training differentially private. `init` gives the weights that all start from: a
+    module or its state dict. Every model is evaluated on `global_test` too, if it is given; `unseen` lists peers as
+    `peers` does, which join after the last round for `unseen_steps` local steps. `on_round` is called with each round's
+    metrics; `out` names a run directory. Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as
+    one stack: faster where models are tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers`
+    processes, on the machines of the Ray cluster at `ray_address` or here.
     """
 
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        peers: Sequence[tuple[DatasetLike, DatasetLike]],
+        peers: Sequence[tuple[DatasetLike, ...]],
         method: Method | None = None,
         topology: Topology | None = None,
         *,
         train: Train | None = None,
         wire: Wire | None = None,
+        privacy: Privacy | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
-        metric: Callable[[Tensor, Tensor], float] = accuracy,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
+        global_test: DatasetLike | None = None,
+        unseen: Sequence[tuple[DatasetLike, ...]] = (),
+        unseen_steps: int = 20,
         init: nn.Module | Mapping[str, Tensor] | None = None,
         seed: int = 0,
         eval_every: int = 1,
@@ -76,6 +86,7 @@ class Federation:
             ("topology", topology, Topology),
             ("train", train, Train),
             ("wire", wire, Wire),
+            ("privacy", privacy, Privacy),
         ):
             if value is not None and not isinstance(value, kind):
                 raise ConfigError(f"`{name}` must be a {kind.__name__} object, got {value!r}.")
@@ -94,15 +105,19 @@ class Federation:
             method=method,
             topology=topology,
             train=train or Train(),
-            task=Task(loss, metric),
+            task=Task.of(loss, metric),
             seed=operator.index(seed),  # a NumPy number must name the same random streams
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
             device=device,
             precision=precision,
             wire=wire or Wire(),
+            privacy=privacy or Privacy(),
             vmap_peers=vmap_peers,
             optimizer=optimizer,
+            global_test=None if global_test is None else samples_from(global_test, "The global test data"),
+            unseen={f"new-{k:03d}": _peer_data(k, given, "unseen") for k, given in enumerate(unseen)},
+            unseen_steps=_at_least_one("unseen_steps", unseen_steps),
         )
         self.workers = None if workers is None else _at_least_one("workers", workers)
         self.ray_address = ray_address
@@ -142,11 +157,17 @@ def _at_least_one(name: str, value: int) -> int:
     return int(value)
 
 
-def _peer_data(k: int, pair: tuple[DatasetLike, DatasetLike]) -> PeerData:
-    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-        raise ConfigError(f"peers[{k}] must be a pair (training data, test data).")
-    train, test = pair
-    return PeerData(samples_from(train, f"Peer {k}'s training data"), samples_from(test, f"Peer {k}'s test data"))
+def _peer_data(k: int, given: tuple[DatasetLike, ...], kind: str = "peers") -> PeerData:
+    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
+        raise ConfigError(
+            f"{kind}[{k}] must be a pair (training data, test data), or (training data, validation data, test data)."
+        )
+    train, *validation, test = given
+    return PeerData(
+        samples_from(train, f"Peer {k}'s training data"),
+        samples_from(test, f"Peer {k}'s test data"),
+        samples_from(validation[0], f"Peer {k}'s validation data") if validation else None,
+    )
 
 
 def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]) -> Callable[[], nn.Module]:
@@ -177,14 +198,17 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "device": context.device,
         "precision": context.precision,
         "vmap_peers": context.vmap_peers,
-        "metric": _function_name(context.task.metric),
+        "metric": [metric.name for metric in context.task.metrics],
         "optimizer": _function_name(context.optimizer) if context.optimizer else context.train.optimizer,
+        "unseen_steps": context.unseen_steps,
         "samples": [len(context.peers[peer].train) for peer in context.roster],
+        "data_sha256": context.data_digest(),
         "initial_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),
         "method": context.method.model_dump(mode="json", exclude_none=True),
         "topology": context.topology.model_dump(mode="json", exclude_none=True),
         "train": context.train.model_dump(mode="json", exclude_none=True),
         "wire": context.wire.model_dump(mode="json"),
+        "privacy": context.privacy.model_dump(mode="json", exclude_none=True),
     }
 
 
@@ -197,7 +221,9 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
     written = read_config(path)
     for key, now in config.items():
         was: Any = written.get(key)
-        why = why_not_extended(was, now, context.method, context.train) if key == "rounds" else ""
+        if key == "data_sha256" and now != was:
+            raise ConfigError(f"The peers' data are not those that {path} was run with; use the same to resume.")
+        why = why_not_extended(was, now, context) if key == "rounds" else ""
         if now != was and (key != "rounds" or why):
             why = f" ({why})" if why else ""
             raise ConfigError(f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.")

@@ -28,6 +28,7 @@ TABLES = {
     "model": "The network.",
     "train": "Local training; by default the paper's plain SGD.",
     "wire": "How models are sent.",
+    "privacy": "Differential privacy of a peer's samples; off by default.",
 }
 
 

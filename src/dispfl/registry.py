@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dispfl.methods.base import Method
     from dispfl.topology import Topology
 
-CUSTOM_KEYS: dict[str, tuple[str, ...]] = {"data": ("path", "factory"), "model": ("factory",)}
+CUSTOM_KEYS: dict[str, tuple[str, ...]] = {"data": ("path", "hub", "factory"), "model": ("factory",)}
 """Keys that only custom data and models have: `data.path=table.csv` needs no `data=custom`."""
 FUNCTIONS = {"model": "dispfl.models", "data": "dispfl.datasets"}
 """Tables whose plug-ins are functions (`model.factory`, `data.factory`), with their group of entry points."""
@@ -152,6 +152,7 @@ PARTITIONS: "Registry[Partition]" = Registry(
         "grouped": "dispfl.data.partition:Grouped",
         "pathological": "dispfl.data.partition:Pathological",
         "iid": "dispfl.data.partition:IID",
+        "by_column": "dispfl.data.by_column:ByColumn",
     },
 )
 REGISTRIES: dict[str, Registry[Any]] = {registry.table: registry for registry in (METHODS, TOPOLOGIES, PARTITIONS)}
@@ -191,7 +192,8 @@ def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Se
         if field in CUSTOM_KEYS[key]:
             raise ConfigError(f"{key}.{field} and {key}.name={name} exclude each other; omit one of them.")
         if field in custom.model_fields and field not in built_in.model_fields:
-            needed = " or ".join(f"{key}.{k}" for k in CUSTOM_KEYS[key])
+            needed = ", ".join(f"{key}.{k}" for k in CUSTOM_KEYS[key])
+            needed = " or ".join(needed.rsplit(", ", 1))
             raise ConfigError(f"{key}.{field} requires {needed}; set that too.")
     return built_in(**table)
 

@@ -30,6 +30,11 @@ class Topology(Component):
         """Return this topology for a number of peers: a default degree is lowered if necessary, a given one is kept."""
         return self
 
+    def connections(self, peers: int) -> int:
+        """Return how many neighbours a peer has, at most: those that a server with as many connections works with."""
+        graph = self.neighbours(0, 0, peer_names(peers))
+        return max(1, *(len(names) for names in graph.values()))
+
     @abstractmethod
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         """Return each peer's neighbours in round t if all were online (S_{k,t} in the paper)."""
@@ -127,6 +132,9 @@ class RandomRegular(Topology):
         if peers == 1:  # nobody to hear
             return Full(offline_prob=self.offline_prob, offline=self.offline)
         return self.model_copy(update={"degree": peers - 1})
+
+    def connections(self, peers: int) -> int:
+        return self.degree
 
     def check(self, peers: int) -> None:
         if self.degree >= peers:

@@ -182,3 +182,29 @@ def test_layers_that_stay_whole_are_named() -> None:
     sentence = "Kept whole by every peer, because none of their units may be left out: conv1, norm1."
     assert sentence in printed(*SMALL, "peers=12", *kept)
     assert found(*SMALL, "peers=12", *kept)["dense_layers"] == ["conv1", "norm1"]
+
+
+def test_products_of_activations_have_a_line_and_what_is_not_counted_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Attention between the 28 rows of an image: 2 products of 28 x 28 x 28 multiplications, 87,808 operations."""
+    (tmp_path / "rows_net.py").write_text(
+        "from torch import nn\n"
+        "from torch.nn import functional\n\n\n"
+        "class Rows(nn.Module):\n"
+        "    def __init__(self, classes):\n"
+        "        super().__init__()\n"
+        "        self.pair = nn.Bilinear(28, 28, classes)\n\n"
+        "    def forward(self, x):\n"
+        "        rows = functional.scaled_dot_product_attention(x, x, x)[:, 0].mean(1)\n"
+        "        return self.pair(rows, rows)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    mine = ("data=fashion-mnist", "model.factory=rows_net:Rows", "peers=12", "method=local")
+    lines = [line.split() for line in printed(*mine).splitlines()]
+    assert ["products", "of", "activations", "0.09"] in lines
+    assert "FLOPs do not include pair (Bilinear), trilinear (an operation)" in printed(*mine)
+    costs = found(*mine)
+    assert costs["fixed_forward_flops"] == 2 * 28 * 28 * 28 * 2
+    assert costs["paper"]["flops_per_peer_round"] == 3 * 5 * 5000 * (87_808 + 10)  # and 10 biases
+    assert found(*SMALL)["not_counted"] is None

@@ -63,7 +63,7 @@ def test_methods_and_seeds_are_run_and_written_as_tables_and_then_skipped(dispfl
     for row in found["rows"]:
         for seed in row["seeds"]:
             records = read_metrics(tmp_path / "grid" / seed["run"])
-            assert seed["accuracy"] == records[-1]["accuracy"]["mean"]
+            assert seed["score"] == records[-1]["scores"]["accuracy"]["mean"]
     assert [[seed["run"] for seed in row["seeds"]] for row in found["rows"]] == [
         ["dispfl/seed-0", "dispfl/seed-1"],
         ["local/seed-0", "local/seed-1"],

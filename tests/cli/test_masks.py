@@ -18,7 +18,7 @@ from dispfl.config import compose
 from dispfl.core.masks import hamming
 from dispfl.core.train import Report
 from dispfl.core.units import UnitMask
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.federation import Federation
 from dispfl.methods.base import fresh_state

@@ -1,7 +1,9 @@
 """`dispfl peer`, as typed at two sites."""
 
 import contextlib
+import getpass
 import json
+import re
 import subprocess
 import sys
 import time
@@ -15,10 +17,8 @@ from typer.testing import CliRunner
 from dispfl.cli.peer import app
 from dispfl.errors import ConfigError, DispflError, RunError
 from dispfl.peer.local import free_ports
-from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, readable_fingerprint
 from dispfl.peer.membership.invite import InviteError
-from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.site import Site
 from dispfl.runs.directory import RunDirectory
 
@@ -47,11 +47,35 @@ def bob(tmp_path: Path) -> Path:
 def test_two_sites_are_created_and_accept_each_other(alice: Path, bob: Path) -> None:
     output = peer("accept", alice, peer("invite", bob))
     first, second = readable_fingerprint(Site.open(bob).identity.fingerprint)
-    assert "Accepted bob at [fd00::1]:7601" in output
+    assert "bob at [fd00::1]:7601 is pending" in output
     assert f"    {first}\n    {second}\n" in output
-    peer("accept", bob, peer("invite", alice))
+    assert output.endswith(f"dispfl peer confirm {alice} bob\n")
+    assert Site.open(alice).members.names() == []
+    assert f"then: dispfl peer confirm {alice} bob" in peer("status", alice)
+    assert peer("confirm", alice, "bob") == "Accepted bob at [fd00::1]:7601.\n"
+    fingerprint = Site.open(alice).identity.fingerprint
+    assert (
+        peer("accept", bob, peer("invite", alice), "--fingerprint", fingerprint)
+        == "Accepted alice at 127.0.0.1:7600.\n"
+    )
     assert Site.open(alice).members.names() == ["bob"]
     assert Site.open(bob).members.names() == ["alice"]
+
+
+def test_an_invite_with_another_fingerprint_is_refused(alice: Path, bob: Path) -> None:
+    with pytest.raises(InviteError, match=r"The fingerprint of bob's invite is .*, not 1234\. Nothing was accepted"):
+        peer("accept", alice, peer("invite", bob), "--fingerprint", "1234")
+    assert status(alice)["members"] == []
+
+
+def test_an_address_outside_the_allowed_networks_is_refused_by_name(alice: Path, bob: Path) -> None:
+    config = alice / "site.toml"
+    config.write_text(config.read_text().replace("allow_networks = []", 'allow_networks = ["10.0.0.0/8"]'))
+    with pytest.raises(InviteError, match=r"bob is at \[fd00::1\]:7601, which is not in allow_networks"):
+        peer("accept", alice, peer("invite", bob))
+    config.write_text(config.read_text().replace("10.0.0.0/8", "10.0.0.1/8", 1))
+    with pytest.raises(ConfigError, match=r"allow_networks has '10\.0\.0\.1/8': .* for example 10\.0\.0\.0/8"):
+        peer("status", alice)
 
 
 def test_init_prints_the_address_and_the_next_step(tmp_path: Path) -> None:
@@ -66,13 +90,13 @@ def test_an_invite_may_be_pasted_with_line_breaks_or_piped(alice: Path, bob: Pat
     invite = peer("invite", bob)
     assert invite.startswith("dispfl1-")
     assert invite.count("\n") == 1
-    assert "Accepted bob" in peer("accept", alice, invite[:300], invite[300:])
-    assert "Accepted bob" in peer("accept", alice, "-", typed=invite)
+    assert "bob at" in peer("accept", alice, invite[:300], invite[300:])
+    assert "bob at" in peer("accept", alice, "-", typed=invite)
 
 
 def test_an_invite_may_be_a_file(alice: Path, bob: Path, tmp_path: Path) -> None:
     (tmp_path / "bob.invite").write_text(peer("invite", bob))
-    assert "Accepted bob" in peer("accept", alice, tmp_path / "bob.invite")
+    assert "bob at" in peer("accept", alice, tmp_path / "bob.invite")
     with pytest.raises(InviteError, match=r"An invite begins with dispfl1-, got 'nowhere\.invi'"):
         peer("accept", alice, "nowhere.invite")
 
@@ -80,9 +104,10 @@ def test_an_invite_may_be_a_file(alice: Path, bob: Path, tmp_path: Path) -> None
 def test_an_invite_from_before_a_rotation_is_reported(alice: Path, bob: Path) -> None:
     old = peer("invite", bob)
     peer("accept", alice, old)
+    peer("confirm", alice, "bob")
     peer("rotate", bob)
     peer("accept", alice, peer("invite", bob))
-    with pytest.raises(InviteError, match="bob is already accepted and has rotated its key since") as caught:
+    with pytest.raises(InviteError, match=r"bob has replaced its key since .* Nothing needs to be done") as caught:
         peer("accept", alice, old)
     assert "revoke" not in str(caught.value)
 
@@ -181,6 +206,7 @@ def test_a_revoked_member_is_shown_as_such_until_it_is_accepted_again(alice: Pat
     assert "Revoked bob" in peer("revoke", alice, "bob")
     assert [member["state"] for member in status(alice)["members"]] == ["revoked"]
     peer("accept", alice, invite)
+    peer("confirm", alice, "bob")
     assert [member["state"] for member in status(alice)["members"]] == ["accepted"]
 
 
@@ -190,6 +216,29 @@ def test_a_rotated_site_prints_its_new_fingerprint(alice: Path) -> None:
     new = Site.open(alice).identity.fingerprint
     assert new != old
     assert readable_fingerprint(new)[1] in output
+
+
+def test_the_audit_log_says_who_did_what_when_with_which_fingerprint(alice: Path, bob: Path) -> None:
+    prints = [Site.open(bob).identity.fingerprint]
+    peer("accept", alice, peer("invite", bob))
+    peer("confirm", alice, "bob")
+    peer("rotate", bob)
+    prints.append(Site.open(bob).identity.fingerprint)
+    peer("accept", alice, peer("invite", bob))
+    peer("revoke", alice, "bob")
+    entries = [json.loads(line) for line in peer("log", alice, "--json").splitlines()]
+    assert [(entry["event"], entry["fingerprint"]) for entry in entries] == [
+        ("pending", prints[0]),
+        ("confirmed", prints[0]),
+        ("rotated", prints[1]),
+        ("revoked", prints[1]),
+    ]
+    assert {entry["by"] for entry in entries} == {f"user {getpass.getuser()}"}
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", entry["time"]) for entry in entries)
+    assert [json.loads(line)["event"] for line in peer("log", bob, "--json").splitlines()] == ["rotated"]
+    lines = peer("log", alice).splitlines()
+    assert len(lines) == 4
+    assert prints[1][:16] in lines[2]
 
 
 # status
@@ -210,8 +259,9 @@ def test_the_status_of_a_new_site_names_the_next_steps(alice: Path) -> None:
 def test_the_status_shows_members_and_members_of_other_sites(alice: Path, bob: Path) -> None:
     peer("accept", alice, peer("invite", bob))
     carol = Identity.make("carol")
-    record = MemberRecord.sign(carol, "hospitals", Address("carol.example.org", 7602), 0.5, 0, 1)
-    Site.open(alice).members.merge([record.to_json()])
+    known = {"name": "carol", "address": "carol.example.org:7602", "fingerprint": carol.fingerprint}
+    (alice / "run").mkdir()
+    (alice / "run" / "status.json").write_text(json.dumps({"known": [known]}))
     found = status(alice)
     assert [(member["name"], member["address"]) for member in found["members"]] == [("bob", "[fd00::1]:7601")]
     assert [(known["name"], known["fingerprint"]) for known in found["known"]] == [("carol", carol.fingerprint)]

@@ -30,7 +30,8 @@ TINY = [
 def record(t: int, mean: float | None = 0.5, failures: int = 0) -> dict[str, Any]:
     return {
         "round": t,
-        "accuracy": None if mean is None else {"mean": mean},
+        "metric": "accuracy",
+        "scores": {"accuracy": {"higher_is_better": True, "format": ".3f", "mean": mean}} if mean is not None else {},
         "failures": {f"{k:03d}": "It broke." for k in range(failures)},
     }
 
@@ -142,7 +143,7 @@ def test_on_a_terminal_a_resumed_bar_starts_where_the_run_stopped() -> None:
     console = Console(file=io.StringIO(), width=100, force_terminal=True)
     with show_progress("dispfl", 5, console) as progress:
         progress.begin(7, 10)
-    assert re.search(r"dispfl round 4/5 [━╺╸]+ +7/10 steps · accuracy –", plain(console))
+    assert re.search(r"dispfl round 4/5 [━╺╸]+ +7/10 steps · –", plain(console))
     with show_progress("dispfl", 5, console) as progress:
         progress.begin(7, 10)
         progress.step()

@@ -52,13 +52,14 @@ def test_a_folder_of_runs_becomes_one_page_with_the_numbers_of_the_summaries(
         assert summary is not None
         (row,) = [row for row in re.findall(r'<tr[^>]*role="row">.*?</tr>', html) if f">{label}</span>" in row]
         cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
-        accuracy, busiest = summary["accuracy"], summary["busiest"]
-        assert cells[0] == f"{accuracy['mean']:.3f} ± {accuracy['std']:.3f}"
-        assert cells[1] == f"{min(accuracy['per_peer']):.2f} to {max(accuracy['per_peer']):.2f}"
+        accuracy, busiest = summary["scores"]["accuracy"], summary["busiest"]
+        assert cells[0] == f"{accuracy['mean']:.3f}"
+        assert cells[2] == f"{min(accuracy['per_peer']):.2f} to {max(accuracy['per_peer']):.2f}"
         megabytes = [busiest["paper_mb_per_round"], busiest["wire_mb_per_round"]]
-        assert cells[2:4] == ["0.00" if value == 0 else f"{value:.2g}" for value in megabytes]
-        assert float(cells[4]) == pytest.approx(summary["flops_per_peer_round"] / 1e6, rel=0.05)
-        assert cells[5:] == [
+        assert cells[3] == f"{summary['test_loss']['mean']:.3f}"
+        assert cells[4:6] == ["0.00" if value == 0 else f"{value:.2g}" for value in megabytes]
+        assert float(cells[6]) == pytest.approx(summary["flops_per_peer_round"] / 1e6, rel=0.05)
+        assert cells[7:] == [
             format_seconds(summary["seconds_per_peer_round"]),
             str(summary["rounds"]),
             f"{summary['seconds']:.1f}",

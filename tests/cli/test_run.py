@@ -76,10 +76,13 @@ def test_the_summary_agrees_with_the_metrics(finished: Path) -> None:
     summary: dict[str, Any] = json.loads((finished / "summary.json").read_text())
     records = read_metrics(finished)
     assert (summary["method"], summary["rounds"], summary["peers"]) == ("dispfl", 3, 4)
-    assert summary["accuracy"] == records[-1]["accuracy"]
-    assert summary["accuracy"].keys() == {"mean", "std", "per_peer"}
-    assert len(summary["accuracy"]["per_peer"]) == 4
-    assert summary["accuracy"]["mean"] == pytest.approx(sum(summary["accuracy"]["per_peer"]) / 4)
+    assert summary["metric"] == "accuracy"
+    assert summary["scores"] == records[-1]["scores"]
+    assert summary["test_loss"] == records[-1]["test_loss"]
+    accuracy = summary["scores"]["accuracy"]
+    assert accuracy.keys() == {"higher_is_better", "format", "mean", "std", "per_peer"}
+    assert len(accuracy["per_peer"]) == 4
+    assert accuracy["mean"] == pytest.approx(sum(accuracy["per_peer"]) / 4)
     for kind in ("paper", "wire"):
         each = [record["busiest"][f"{kind}_mb"] for record in records]
         assert summary["busiest"][f"{kind}_mb_per_round"] == pytest.approx(sum(each) / 3)
@@ -118,9 +121,9 @@ def test_the_last_rounds_traffic_is_the_size_of_real_messages(finished: Path) ->
 def test_with_eval_every_2_the_first_of_three_rounds_is_not_evaluated_and_the_last_is(finished: Path) -> None:
     records = read_metrics(finished)
     assert [record["round"] for record in records] == [0, 1, 2]
-    assert [record["accuracy"] is not None for record in records] == [False, True, True]
-    assert [record["accuracy_mixed"] is not None for record in records] == [False, True, True]
-    assert all(record["loss"] and record["mask_change"] for record in records)
+    assert [bool(record["scores"]) for record in records] == [False, True, True]
+    assert [record["mixed"] is not None for record in records] == [False, True, True]
+    assert all(record["train_loss"] and record["mask_change"] for record in records)
 
 
 def test_the_written_config_reproduces_the_weights(dispfl: Dispfl, finished: Path, tmp_path: Path) -> None:

@@ -11,15 +11,19 @@ from dispfl.cli import app
 from dispfl.errors import RunError
 from dispfl.runs.directory import RunDirectory
 
-SPREAD = {"mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6]}
+SPREAD = {"higher_is_better": True, "format": ".3f", "mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6] * 3}
 
 
 def a_record(t: int, evaluated: bool = True) -> dict[str, Any]:
     return {
         "round": t,
-        "accuracy": SPREAD if evaluated else None,
-        "busiest": {"paper_mb": 1.0 + t, "wire_mb": 2.0 + t, "peer": "000"},
+        "metric": "accuracy",
+        "scores": {"accuracy": SPREAD} if evaluated else {},
+        "test_loss": None,
+        "busiest": {"paper_mb": 1.0 + t, "wire_mb": 2.0 + t, "peer": "000", "connections": 4},
         "flops_per_peer": 3e9,
+        "flops_total": 6e9,
+        "failures": {},
         "seconds": 1.5,
     }
 
@@ -28,7 +32,9 @@ def a_summary(method: str) -> dict[str, Any]:
     return {
         "method": method,
         "rounds": 4,
-        "accuracy": SPREAD,
+        "metric": "accuracy",
+        "scores": {"accuracy": SPREAD},
+        "test_loss": None,
         "busiest": {"paper_mb_per_round": 1.25, "wire_mb_per_round": 1.5},
         "flops_per_peer_round": 2e9,
         "failures": 0,
@@ -38,7 +44,7 @@ def a_summary(method: str) -> dict[str, Any]:
 
 def make(path: Path, method: str = "dispfl", rounds: int = 0, finished: bool = False) -> Path:
     """A run directory with this many of four rounds."""
-    directory = RunDirectory.create(path, {"rounds": 4, "method": {"name": method}})
+    directory = RunDirectory.create(path, {"seed": 0, "peers": 6, "rounds": 4, "method": {"name": method}})
     for t in range(rounds):
         directory.append(a_record(t, evaluated=t % 2 == 0))
     if finished:
@@ -89,6 +95,30 @@ def test_several_runs_are_rows_of_one_table_in_the_order_given(tmp_path: Path) -
     ]
 
 
+def test_several_methods_are_compared_with_dispfl_peer_by_peer_and_at_equal_connections(tmp_path: Path) -> None:
+    """The same scores: a difference of 0 for each of the six peers."""
+    text = show(make(tmp_path / "b", "local", 4, finished=True), make(tmp_path / "a", "dispfl", 4, finished=True))
+    assert "Against Dis-PFL in accuracy: Local level, +0.000 [+0.000, +0.000] (paired difference over 6 pairs" in text
+    assert "Compared at equal connections: no node receives more than 4 models in a round." in text
+
+
+def test_a_folder_is_all_runs_below_it_named_by_their_paths(tmp_path: Path) -> None:
+    paths = [make(tmp_path / "grid" / name, method, 4, finished=True) for name, method in FOUR.items()]
+    make(paths[0] / "sites" / "000" / "run")  # of `dispfl up`: part of that run
+    text = show(tmp_path / "grid")
+    assert [(row[0], row[-1]) for row in rows(text)] == [
+        ("Dis-PFL", "dispfl/seed-0"),
+        ("Dis-PFL", "dispfl/seed-1"),
+        ("Local", "local/seed-0"),
+        ("Local", "local/seed-1"),
+    ]
+    assert "Run directory" not in text
+    assert len(json.loads(show("--json", tmp_path / "grid"))) == 4
+
+
+FOUR = {"dispfl/seed-0": "dispfl", "dispfl/seed-1": "dispfl", "local/seed-0": "local", "local/seed-1": "local"}
+
+
 def test_json_of_one_run_is_its_summary(tmp_path: Path) -> None:
     path = make(tmp_path / "run", rounds=4, finished=True)
     assert json.loads(show("--json", path)) == a_summary("dispfl")
@@ -102,8 +132,10 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
         "method": "local",
         "rounds": 2,
         "unfinished": f"2 of 4 rounds; resume with: dispfl run --resume {unfinished}",
-        "accuracy": SPREAD,
-        "busiest": {"paper_mb_per_round": 1.5, "wire_mb_per_round": 2.5},
+        "metric": "accuracy",
+        "scores": {"accuracy": SPREAD},
+        "test_loss": None,
+        "busiest": {"paper_mb_per_round": 1.5, "wire_mb_per_round": 2.5, "connections": 4},
         "flops_per_peer_round": 3e9,
         "seconds": 3.0,
         "seconds_per_peer_round": None,
@@ -113,7 +145,7 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
 def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert isinstance(result.exception, RunError)
-    assert str(result.exception) == f"{tmp_path} is not a run directory: it has no config.toml."
+    assert str(result.exception) == f"{tmp_path} neither is nor contains a run directory: there is no config.toml."
 
 
 @pytest.mark.parametrize("content", ["", "{", "\x00"])

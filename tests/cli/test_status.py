@@ -1,14 +1,13 @@
 """`dispfl peer status` on a narrow terminal."""
 
 import io
+import json
 from pathlib import Path
 
 from rich.console import Console
 
 from dispfl.cli.status import facts, print_status
-from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, readable_fingerprint
-from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.site import Site, SiteInfo
 
 
@@ -19,9 +18,9 @@ def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_c
     )
     alice.members.accept(bob.invite())
     carol = Identity.make("carol")
-    alice.members.merge(
-        [MemberRecord.sign(carol, "hospitals", Address("carol.example.org", 7602), 0.5, 0, 1).to_json()]
-    )
+    known = {"name": "carol", "address": "carol.example.org:7602", "fingerprint": carol.fingerprint}
+    (alice.folder / "run").mkdir()
+    (alice.folder / "run" / "status.json").write_text(json.dumps({"known": [known]}))
     written = io.StringIO()
     narrow = Console(file=written, width=80, force_terminal=True, color_system=None)
     print_status(facts(alice), tmp_path / "alice", narrow)
@@ -31,3 +30,12 @@ def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_c
         first, second = readable_fingerprint(print_)
         at = lines.index(f"{name} {first}")
         assert lines[at + 1] == second
+
+
+def test_rounds_that_are_only_in_memory_are_shown_while_the_node_runs(tmp_path: Path) -> None:
+    site = Site.create(tmp_path / "alice", SiteInfo(name="alice", listen="a.example.org:7600"), {})
+    node = {"round": 7, "rounds": 20, "state": "training", "unsaved_rounds": 3, "save_problem": "No space left in run"}
+    written = io.StringIO()
+    found = facts(site) | {"running": True, "node": node}
+    print_status(found, tmp_path / "alice", Console(file=written, width=80, color_system=None))
+    assert "3 rounds are only in memory: No space left in run. Free some space, and do not stop" in written.getvalue()

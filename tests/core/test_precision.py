@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel, Precision
+from dispfl.core.metric import Metric
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
@@ -51,7 +52,7 @@ def test_the_loss_and_the_metric_get_float32(points: Points, net: Callable[[], n
     def metric(outputs: Tensor, labels: Tensor) -> float:
         return float(loss(outputs, labels))
 
-    peer = trainer(points, net(), task=Task(loss, metric))
+    peer = trainer(points, net(), task=Task(loss, (Metric(metric, higher_is_better=True),)))
     peer.score(learned(peer))
     assert set(seen) == {(torch.float32, False)}
 

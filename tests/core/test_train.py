@@ -12,13 +12,15 @@ from torch.nn import functional
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
+from dispfl.core.metric import Metric, accuracy
 from dispfl.core.rng import stream
-from dispfl.core.train import Report, Task, Train, Trainer, accuracy, sgd_step
+from dispfl.core.train import Report, Task, Train, Trainer, sgd_step
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError, NonFiniteError
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 Net = Callable[[], nn.Module]
+COUNT = Metric(lambda outputs, labels: len(labels), "count", higher_is_better=True)
 
 
 @pytest.fixture
@@ -204,7 +206,7 @@ def test_a_score_is_computed_over_all_test_samples_for_any_number_of_batches(
     make_trainer: Callable[..., Trainer],
 ) -> None:
     test = ResidentSamples(torch.zeros(1203, 4), torch.zeros(1203))
-    trainer = make_trainer(nn.Linear(4, 3), test=test, task=Task(metric=lambda outputs, labels: float(len(labels))))
+    trainer = make_trainer(nn.Linear(4, 3), test=test, task=Task(metrics=(COUNT,)))
     assert trainer.score(trainer.live.read()) == 1203
 
 
@@ -323,7 +325,7 @@ def test_a_score_or_a_loss_on_other_samples_changes_nothing(
 ) -> None:
     task = Task(
         loss=lambda outputs, labels: (outputs.squeeze(1) - labels).square().mean(),
-        metric=lambda outputs, labels: float(len(labels)),
+        metrics=(COUNT,),
     )
     samples = ResidentSamples(torch.ones(2, 1), torch.tensor([1.0, 5.0]))
     trainer = make_trainer(nn.Linear(1, 1, bias=False), test=samples, task=task)

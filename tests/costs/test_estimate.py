@@ -222,10 +222,12 @@ def _first_round(experiment: Experiment, run_all: Callable[..., list[FinishedRou
     context = experiment.split_context(images, experiment.split(images))
     model = context.module()
     sample = next(context.peers["000"].train.batches(1))[0]
-    return round_metrics(0, run_all(context)[0], forward_cost(model, Layout.of(model), sample), 0.0)
+    return round_metrics(0, run_all(context)[0], context.task, forward_cost(model, Layout.of(model), sample), 0.0)
 
 
-@pytest.mark.parametrize("method", [DisPFL(density=0.3), DisPFL(density=(0.2, 0.6, 1.0)), DPSGD(density=0.4), FedAvg()])
+@pytest.mark.parametrize(
+    "method", [DisPFL(density=0.3), DisPFL(density=(0.2, 0.6, 1.0)), DPSGD(density=0.4), FedAvg(cohort=10)]
+)
 def test_two_masks_per_density_represent_all_the_others(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = wire_costs(small(method))
     monkeypatch.setattr(module, "MAX_DRAWN_WEIGHTS", 0)
@@ -245,7 +247,7 @@ def test_pulling_costs_less_than_pushing_and_pushing_more_than_the_papers_values
 
 def test_a_server_sends_and_receives_dense_models_with_short_headers() -> None:
     """10 models each way; a message is at most 100 bytes longer than its values."""
-    wire = wire_costs(small(FedAvg()))
+    wire = wire_costs(small(FedAvg(cohort=10)))
     models = 10 * 105_962 * 4 / 1e6
     assert models < wire.busiest_down_mb < models + 10 * 100 / 1e6
     assert wire.busiest_up_mb == wire.busiest_down_mb

@@ -12,9 +12,16 @@ def test_each_directed_link_is_charged_for_what_it_carries() -> None:
 def test_the_busiest_node_may_be_busy_sending_while_the_paper_counts_downloads() -> None:
     messages = [MessageCost("a", receiver, 40, 50) for receiver in ("b", "c", "d")]
     ledger = Ledger.of([*messages, MessageCost("c", "b", 60, 70)])
-    # a sends 3 * 50; b receives 50 + 70. The paper's largest download is b's 40 + 60.
-    assert ledger.busiest() == Busiest(paper=100, up=150, down=120, peer="a")
+    # a sends 3 * 50; b receives 50 + 70, from a and c. The paper's largest download is b's 40 + 60.
+    assert ledger.busiest() == Busiest(paper=100, up=150, down=120, peer="a", connections=2)
     assert ledger.busiest().wire == 150
+
+
+def test_a_request_is_no_connection_of_its_own() -> None:
+    """The server hears two peers; whoever asks them for nothing but a model is heard by neither."""
+    models = [MessageCost(peer, "server", 40, 50) for peer in ("a", "b")]
+    requests = [MessageCost(peer, "a", 0, 5) for peer in ("b", "c", "server")]
+    assert Ledger.of([*models, *requests]).busiest().connections == 2
 
 
 def test_every_node_has_its_bytes_up_and_down() -> None:

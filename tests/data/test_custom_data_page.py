@@ -18,7 +18,7 @@ from dispfl.runs.execute import execute
 from dispfl.runs.loop import RunCallbacks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "custom-data.md").read_text()
-[COMMAND] = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+COMMAND, BY_COLUMN, UNSEEN = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
 [TABLE] = re.findall(r"```csv\n(.*?)```", PAGE, re.S)
 ARRAYS, MODULE = re.findall(r"```python\n(.*?)```", PAGE, re.S)
 CONFIGS = re.findall(r"```toml\n(.*?)```", PAGE, re.S)
@@ -32,6 +32,8 @@ def write_what_the_page_speaks_of(folder: Path) -> None:
         f"{age:.1f},{bmi:.1f},120,{'ill' if age > 50 else 'well'}" for age, bmi in rng.normal([50, 25], 9, (400, 2))
     ]
     (folder / "patients.csv").write_text("\n".join([header, *shown, *more]))
+    lines = [f"{line},{name}" for line, name in zip(more, "ABCDE" * 80, strict=True)]
+    (folder / "hospitals.csv").write_text("\n".join([f"{header},hospital", *lines]))
     exec(compile(ARRAYS, "custom-data.md", "exec"), {})  # our own text
     for name, brightness in (("clear", 60), ("shadow", 160)):
         (folder / "scans" / name).mkdir(parents=True)
@@ -51,8 +53,13 @@ def workplace(site: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 WORDS = [*shlex.split(COMMAND)[3:], "workers=1"]
 
 
-@pytest.mark.parametrize("config", CONFIGS, ids=["table", "arrays", "folder", "function"])
+@pytest.mark.parametrize("config", CONFIGS, ids=["table", "arrays", "folder", "hub", "function"])
 def test_every_config_on_the_page_trains_with_the_settings_on_the_page(config: str, workplace: Path) -> None:
+    if "hub" in tomllib.loads(config)["data"]:
+        datasets = pytest.importorskip("datasets")
+        columns = zip(*(line.split(",") for line in (workplace / "patients.csv").read_text().splitlines()), strict=True)
+        table = {name: [v if name == "diagnosis" else float(v) for v in values] for name, *values in columns}
+        datasets.Dataset.from_dict(table).save_to_disk("patients")
     (workplace / "site.toml").write_text(config)
     experiment = compose(read_toml(workplace / "site.toml"), WORDS)
     data = load_dataset(experiment.data)
@@ -67,3 +74,11 @@ def test_the_command_on_the_page_writes_a_run_directory_with_its_data_settings(w
     written = tomllib.loads((workplace / "run" / "config.toml").read_text())
     assert written["data"]["factory"] == "mine:load"
     assert written["model"] == {"name": "custom", "factory": "mine:Net"}
+
+
+@pytest.mark.parametrize("command", [BY_COLUMN, f"{UNSEEN.strip()} peers=4"], ids=["by column", "unseen peers"])
+def test_the_other_commands_on_the_page_run(command: str, workplace: Path) -> None:
+    arguments = [*shlex.split(command)[1:], "rounds=1", "workers=1", "train.epochs=1", "--out", "run"]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exception is None, done.output
+    assert (workplace / "run" / "summary.json").exists()

@@ -46,9 +46,12 @@ def test_toml_round_trip_gives_the_same_experiment() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["data=custom"], "data.path is missing: name a CSV file, an NPZ file or a folder; or give data.factory."),
+        (
+            ["data=custom"],
+            "data.path is missing: name a CSV file, an NPZ file or a folder; or give data.hub or data.factory.",
+        ),
         (["model=custom"], "model.factory is missing; give it a value."),
-        (["data.label=kind"], "data.label requires data.path or data.factory; set that too."),
+        (["data.label=kind"], "data.label requires data.path, data.hub or data.factory; set that too."),
         (
             ["data=cifar10", "data.path=site.csv"],
             "data.path and data.name=cifar10 exclude each other; omit one of them.",

@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dispfl.data.apportion import Counts, fit_to_supply
-from dispfl.data.partition import IID, Dirichlet, Grouped, Partition, Pathological, Split
+from dispfl.data.apportion import Counts, fit_to_supply, unequal_sizes
+from dispfl.data.by_column import ByColumn
+from dispfl.data.partition import IID, Dirichlet, Grouped, Partition, Pathological
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.registry import PARTITIONS
 
@@ -87,7 +89,10 @@ def test_partition_samples_is_met_exactly(partition: Partition, supply: list[int
     assert counts_of(wanted, supply, 4, seed).sum(axis=1).tolist() == [n] * 4
 
 
-@pytest.mark.parametrize("name", PARTITIONS)
+BY_LABELS = {name: PARTITIONS[name] for name in PARTITIONS if name != "by_column"}
+
+
+@pytest.mark.parametrize("name", BY_LABELS)
 def test_same_seed_same_split_and_another_seed_another(name: str) -> None:
     train, test = labels_of(60, 60, 60), labels_of(20, 20, 20)
     one, again, other = (PARTITIONS[name]().split(train, test, 6, rng=seeded(s)) for s in (7, 7, 8))
@@ -98,7 +103,7 @@ def test_same_seed_same_split_and_another_seed_another(name: str) -> None:
 
 def test_partitions_are_found_by_the_names_that_users_type() -> None:
     names = {"dirichlet": Dirichlet, "grouped": Grouped, "pathological": Pathological, "iid": IID}
-    assert names == PARTITIONS
+    assert names | {"by_column": ByColumn} == PARTITIONS
 
 
 def test_indices_are_ascending_and_own_their_memory() -> None:
@@ -116,7 +121,7 @@ def test_label_counts_agree_with_the_assigned_counts() -> None:
 
 
 def test_a_class_that_no_label_has_goes_to_nobody() -> None:
-    for name, partition in PARTITIONS.items():
+    for name, partition in BY_LABELS.items():
         counts = counts_of(partition(), [30, 0, 30, 30], peers=5)
         assert counts[:, 1].sum() == 0, name
         assert counts.sum() > 0, name
@@ -344,3 +349,159 @@ def test_an_invalid_setting_is_refused_by_name(kind: type[Partition], values: di
     with pytest.raises(ConfigError) as refused:
         kind(**values)
     assert str(refused.value).startswith(beginning)
+
+
+def test_unequal_sizes_are_proportional_with_a_minimum() -> None:
+    """100 by 6 : 3 : 1 : 0 with at least 15: the last two get 15, the others divide 70 by 2 : 1, as 47 and 23."""
+    assert unequal_sizes(np.array([6.0, 3.0, 1.0, 0.0]), 100, 15).tolist() == [47, 23, 15, 15]
+    assert unequal_sizes(np.array([1.0, 1.0, 1.0]), 10, 3).tolist() == [4, 3, 3]
+    assert unequal_sizes(np.array([1.0, 0.0]), 6, 3).tolist() == [3, 3]
+
+
+skews = st.one_of(
+    st.builds(lambda alpha: {"sizes": "dirichlet", "size_alpha": alpha}, st.sampled_from((0.001, 0.1, 1.0, 100.0))),
+    st.builds(lambda sigma: {"sizes": "lognormal", "size_sigma": sigma}, st.sampled_from((0.1, 1.0, 10.0))),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(partition=partitions, skew=skews, supply=supplies, peers=st.integers(3, 12), seed=st.integers(0, 999))
+def test_with_unequal_sizes_no_training_sample_is_used_twice_and_everyone_has_the_minimum(
+    partition: Partition, skew: dict[str, Any], supply: list[int], peers: int, seed: int
+) -> None:
+    """The smallest supply is 3 classes of 12 for 12 peers, 3 samples each."""
+    uneven = type(partition)(**partition.model_dump() | skew | {"min_samples": 3})
+    train_labels, test_labels = labels_of(*supply), labels_of(*[5] * len(supply))
+    try:
+        split = uneven.split(train_labels, test_labels, peers, rng=seeded(seed))
+    except PartitionError:  # a peer may hold most of the samples, but a class has only so many
+        if not isinstance(partition, Pathological):
+            raise
+        return
+    used = torch.cat(split.train)
+    assert len(set(used.tolist())) == len(used)
+    assert min(len(mine) for mine in split.train) >= 3
+    if not isinstance(partition, Pathological):
+        assert len(used) == sum(supply)
+    assert all(len(mine) == 100 for mine in split.test)
+
+
+def test_dirichlet_sizes_have_the_mean_and_variance_of_the_distribution() -> None:
+    """Dirichlet(1) over 2,000 peers: shares with mean 1/n and standard deviation close to 1/n."""
+    counts = counts_of(IID(sizes="dirichlet", samples_per_peer=1000, min_samples=1), [10**7], peers=2000)
+    sizes = counts.sum(axis=1)
+    assert sizes.mean() == 1000
+    assert sizes.std() == pytest.approx(1000, rel=0.1)
+
+
+def test_log_normal_sizes_have_their_standard_deviation() -> None:
+    partition = IID(sizes="lognormal", size_sigma=0.5, samples_per_peer=1000)
+    sizes = counts_of(partition, [10**7], peers=2000).sum(axis=1)
+    assert sizes.mean() == 1000
+    assert np.log(sizes).std() == pytest.approx(0.5, rel=0.1)
+
+
+def test_unequal_iid_peers_have_the_same_label_proportions() -> None:
+    counts = counts_of(IID(sizes="dirichlet", min_samples=20), [100, 300, 600], peers=8)
+    sizes = counts.sum(axis=1, keepdims=True)
+    assert len(set(sizes.ravel().tolist())) > 4
+    assert counts.sum(axis=0).tolist() == [100, 300, 600]
+    assert (np.abs(counts - sizes * [0.1, 0.3, 0.6]) <= 2).all()
+
+
+def test_unequal_peers_of_a_group_share_its_proportions() -> None:
+    counts = counts_of(Grouped(groups=2, alpha=0.3, sizes="lognormal", min_samples=20), [500] * 4, peers=8)
+    shares = counts / counts.sum(axis=1, keepdims=True)
+    assert np.abs(shares[:4] - shares[0]).max() < 0.1
+    assert np.abs(shares[4:] - shares[4]).max() < 0.1
+    assert len(set(counts.sum(axis=1).tolist())) > 4
+
+
+def test_unequal_pathological_peers_have_their_classes_with_equal_counts_up_to_one() -> None:
+    counts = counts_of(Pathological(classes=2, sizes="dirichlet", samples_per_peer=100), [5000] * 10, peers=20)
+    assert ((counts > 0).sum(axis=1) == 2).all()
+    assert all(np.ptp(mine[mine > 0]) <= 1 for mine in counts)
+    assert counts.sum() == 2000
+
+
+@pytest.mark.parametrize(
+    ("partition", "supply", "peers", "beginning"),
+    [
+        (
+            IID(sizes="dirichlet", min_samples=6),
+            [10, 10],
+            4,
+            "partition.min_samples is 6 but the 4 peers have 5 training samples on average; lower",
+        ),
+        (
+            Pathological(classes=1, sizes="lognormal", min_samples=20),
+            [20, 400],
+            20,
+            "partition.min_samples is 20 but 1 classes for each of 20 peers leave one with 1 training samples;",
+        ),
+    ],
+)
+def test_unequal_sizes_that_the_supply_cannot_meet_are_refused(
+    partition: Partition, supply: list[int], peers: int, beginning: str
+) -> None:
+    with pytest.raises(PartitionError) as refused:
+        counts_of(partition, supply, peers)
+    assert str(refused.value).startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    ("kind", "values", "sentence"),
+    [
+        (IID, {"sizes": "zipf"}, "partition.sizes must be 'equal', 'dirichlet' or 'lognormal', got 'zipf'."),
+        (
+            IID,
+            {"min_samples": 2},
+            "partition.min_samples needs unequal partition.sizes: dirichlet or lognormal; omit it.",
+        ),
+        (IID, {"size_alpha": 2}, "partition.size_alpha needs partition.sizes=dirichlet, which is equal; omit it."),
+        (
+            IID,
+            {"size_sigma": 2, "sizes": "dirichlet"},
+            "partition.size_sigma needs partition.sizes=lognormal, which is dirichlet; omit it.",
+        ),
+        (
+            Pathological,
+            {"sizes": "dirichlet", "min_samples": 1},
+            "partition.classes is 2 but partition.min_samples is 1; a peer needs a sample of each class.",
+        ),
+    ],
+)
+def test_a_setting_of_other_sizes_is_refused(kind: type[Partition], values: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        kind(**values)
+    assert str(refused.value) == sentence
+
+
+def test_a_quarter_is_held_out_for_validation_in_the_proportions_of_the_labels() -> None:
+    """12 + 4 + 4 samples: 3 + 1 + 1 are held out. Together they are the samples of the split without validation."""
+    train, test = labels_of(12, 4, 4), labels_of(20, 20, 20)
+    whole = IID().split(train, test, 1, rng=seeded())
+    split = IID(validation=0.25).split(train, test, 1, rng=seeded())
+    assert torch.bincount(train[split.validation[0]]).tolist() == [3, 1, 1]
+    assert torch.bincount(train[split.train[0]]).tolist() == [9, 3, 3]
+    assert torch.cat([split.train[0], split.validation[0]]).sort().values.tolist() == whole.train[0].tolist()
+    assert split.test[0].tolist() == whole.test[0].tolist()
+    assert whole.validation == ()
+
+
+@settings(max_examples=40, deadline=None)
+@given(partition=partitions, share=st.floats(0.001, 0.999), supply=supplies, seed=st.integers(0, 999))
+def test_every_peer_trains_on_a_sample_and_validates_with_another(
+    partition: Partition, share: float, supply: list[int], seed: int
+) -> None:
+    held = partition.model_copy(update={"validation": share})
+    split = held.split(labels_of(*supply), labels_of(*[5] * len(supply)), 4, rng=seeded(seed))
+    for mine, held_out in zip(split.train, split.validation, strict=True):
+        assert min(len(mine), len(held_out)) >= 1
+        assert not set(mine.tolist()) & set(held_out.tolist())
+
+
+def test_a_peer_with_one_sample_cannot_hold_one_out() -> None:
+    with pytest.raises(PartitionError) as refused:
+        IID(validation=0.5).split(labels_of(2), labels_of(2), 2, rng=seeded())
+    assert str(refused.value).startswith("partition.validation is 0.5, but a peer has a single training sample;")

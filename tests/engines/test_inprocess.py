@@ -144,7 +144,7 @@ def threads_used(context: RunContext, meeting: threading.Barrier | None) -> int:
     watched = replace(context, task=replace(context.task, loss=loss))
     with closing(InProcess(watched, 3)) as engine:
         engine.restore(0)
-        list(engine.run_tasks(tasks_of(watched)))
+        list(engine.run_tasks([replace(task, evaluate=False) for task in tasks_of(watched)]))
     return len(names)
 
 

@@ -100,7 +100,7 @@ def loss_calls(context: RunContext) -> int:
     with closing(InProcess(replace(context, task=Task(loss)), 1)) as engine:
         calls = 0
         engine.restore(0)
-        list(engine.run_tasks([PeerTask(peer, 0) for peer in context.roster]))
+        list(engine.run_tasks([PeerTask(peer, 0, evaluate=False) for peer in context.roster]))
     return calls
 
 

@@ -29,7 +29,7 @@ def test_strings_are_stored_as_they_are_and_the_rest_as_json() -> None:
 
 
 def test_a_card_is_read_back_from_its_strings_and_unknown_keys_are_ignored() -> None:
-    card = a_card(model=Model(), data="mnist", peer="003", accuracy=0.1 + 0.2, rounds=5, structure="channels")
+    card = a_card(model=Model(), data="mnist", peer="003", score=0.1 + 0.2, rounds=5, structure="channels")
     assert Card.from_strings({**card.to_strings(), "quantized_by": "somebody else"}) == card
 
 
@@ -87,5 +87,5 @@ def test_a_network_on_the_meta_device_has_the_names_and_shapes_of_the_real_one()
 
 
 def test_the_strings_of_a_card_are_strings() -> None:
-    assert all(isinstance(value, str) for value in a_card(accuracy=0.5, seed=0).to_strings().values())
-    assert json.loads(a_card(accuracy=0.5).to_strings()["accuracy"]) == 0.5
+    assert all(isinstance(value, str) for value in a_card(score=0.5, seed=0).to_strings().values())
+    assert json.loads(a_card(score=0.5).to_strings()["score"]) == 0.5

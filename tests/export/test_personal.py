@@ -34,7 +34,7 @@ def test_the_exported_weights_and_accuracy_are_those_of_the_summary(
     assert summary is not None
     card = personal_model(path, "2").card
     assert card.weights_sha256 == summary["weights_sha256"][2]
-    assert card.accuracy == summary["accuracy"]["per_peer"][2]
+    assert card.score == summary["scores"]["accuracy"]["per_peer"][2]
     assert (card.method, card.rounds, card.peer) == (method, 2, "002")
 
 
@@ -64,13 +64,13 @@ def test_an_incomplete_run_gives_its_newest_complete_checkpoint(copy: Path) -> N
     shutil.rmtree(copy / "checkpoints/round-000002")
     card = personal_model(copy, "0").card
     assert card.rounds == 1
-    assert card.accuracy == read_metrics(copy)[0]["accuracy"]["per_peer"][0]
+    assert card.score == read_metrics(copy)[0]["scores"]["accuracy"]["per_peer"][0]
 
 
 def test_a_round_without_evaluation_has_no_accuracy(copy: Path) -> None:
-    records = [{**record, "accuracy": None} for record in read_metrics(copy)]
+    records = [{**record, "scores": {}} for record in read_metrics(copy)]
     (copy / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
-    assert personal_model(copy, "0").card.accuracy is None
+    assert personal_model(copy, "0").card.score is None
 
 
 def test_a_run_trained_on_another_device_is_exported_on_this_one(copy: Path, personal: PersonalModel) -> None:

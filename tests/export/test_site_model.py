@@ -55,7 +55,7 @@ def test_the_model_is_that_of_the_sites_last_round(finished: Site) -> None:
     state = Checkpoints(finished.run_folder / "checkpoints").load(2)["alice"].state
     card = personal.card
     assert card.weights_sha256 == weights_sha256(state.model)
-    assert card.accuracy == rounds_of(finished.run_folder)[1]["report"]["score"]
+    assert card.score == rounds_of(finished.run_folder)[1]["report"]["scores"][str(card.metric)]
     assert (card.peer, card.rounds, card.classes, card.shape) == ("alice", 2, ("dark", "light"), (1, 28, 28))
     assert card.density == pytest.approx(0.4, abs=0.01)
     kept = sum(int(parameter.count_nonzero()) for parameter in personal.network.parameters())

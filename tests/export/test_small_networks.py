@@ -141,7 +141,7 @@ def test_the_card_says_what_is_left_out_and_how_much_is_kept(small: Small) -> No
     assert card.density == kept / whole == pytest.approx(0.3, abs=0.02)
     assert summary is not None
     assert card.weights_sha256 == summary["weights_sha256"][1]
-    assert card.accuracy == summary["accuracy"]["per_peer"][1]
+    assert card.score == summary["scores"]["accuracy"]["per_peer"][1]
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".onnx", ".pt2"])
@@ -162,7 +162,7 @@ def test_a_file_computes_what_the_masked_whole_network_does_and_has_the_runs_acc
     found = model.probabilities(images)
     assert torch.allclose(found, wanted, atol=1e-5)
     right = int((found.argmax(1) == data.test_labels[rows]).sum())
-    assert right / len(rows) == model.card.accuracy
+    assert right / len(rows) == model.card.score
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".onnx", ".pt2"])
@@ -185,7 +185,7 @@ def test_a_fine_tuned_small_network_is_exported_as_the_run_evaluated_it(own_code
     summary, card = read_summary(path), personal_model(path, "1").card
     assert summary is not None
     assert card.weights_sha256 == summary["weights_sha256"][1]
-    assert card.accuracy == summary["accuracy"]["per_peer"][1]
+    assert card.score == summary["scores"]["accuracy"]["per_peer"][1]
     assert card.density == pytest.approx(0.3, abs=0.02)
 
 

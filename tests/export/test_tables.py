@@ -90,7 +90,7 @@ def test_raw_rows_get_the_probabilities_of_the_sites_own_model(clinic: Site, tmp
     found = classifier.predict([clinic.folder / "others.csv"])
     assert [one.guesses[0][0] for one in found] == [personal.card.classes[k] for k in wanted.argmax(1)]
     right = sum(one.guesses[0][0] == personal.card.classes[k] for one, k in zip(found, labels, strict=True))
-    assert right / 20 == personal.card.accuracy
+    assert right / 20 == personal.card.score
 
 
 def test_an_onnx_file_of_a_table_takes_rows(clinic: Site, tmp_path: Path) -> None:

@@ -73,8 +73,10 @@ def test_both_trainings_are_reported(make_context: MakeContext, trainer_for: Tra
 def test_the_global_model_is_fedavgs_with_as_many_epochs(
     make_context: MakeContext, run_all: Callable[..., list[FinishedRound]]
 ) -> None:
-    ditto = run_all(make_context(method=Ditto(global_epochs=2), rounds=1))[0].states[SERVER]
-    fedavg = run_all(make_context(method=FedAvg(), train=Train(epochs=2, batch_size=8), rounds=1))[0].states[SERVER]
+    ditto = run_all(make_context(method=Ditto(cohort=10, global_epochs=2), rounds=1))[0].states[SERVER]
+    fedavg = run_all(make_context(method=FedAvg(cohort=10), train=Train(epochs=2, batch_size=8), rounds=1))[0].states[
+        SERVER
+    ]
     assert ditto.model.values.equal(fedavg.model.values)
 
 

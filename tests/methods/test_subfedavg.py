@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
+from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Task, Train, Trainer
 from dispfl.methods.base import SERVER, PeerState, fresh_state
@@ -109,14 +110,15 @@ def test_a_single_epoch_has_nothing_to_compare_so_nothing_is_pruned(
 def test_an_accuracy_of_exactly_one_half_is_not_above_it_and_it_is_that_on_the_training_data(
     make_context: MakeContext, trainer_for: TrainerFor, accuracy: float, kept: int
 ) -> None:
-    task = Task(metric=lambda outputs, labels: accuracy if len(labels) == 20 else 0.0)  # 20 to train on, 10 to test
+    share = Metric(lambda _, labels: accuracy if len(labels) == 20 else 0.0, "share", higher_is_better=True)
+    task = Task(metrics=(share,))  # 20 samples to train on, 10 to test
     method = SubFedAvg(**{**EAGER, "min_accuracy": 0.5})
     context = make_context(method=method, task=task, train=Train(epochs=5, batch_size=4))
     assert kept_after_a_step(context, trainer_for) == kept
 
 
 def test_all_epochs_are_trained_whether_or_not_it_prunes(make_context: MakeContext, trainer_for: TrainerFor) -> None:
-    context = make_context(method=SubFedAvg(), train=Train(epochs=5, batch_size=8))
+    context = make_context(method=SubFedAvg(cohort=10), train=Train(epochs=5, batch_size=8))
     trainer, states = trainer_for(context), initial_states(context)
     SubFedAvg(min_change=1.0).step(trainer, states["000"], states[SERVER].model)
     assert trainer.report.passes == [(20, [32, 8, 24, 3]), (4 * 20, [32, 8, 24, 3])]
@@ -148,7 +150,7 @@ def test_a_peer_is_sent_and_evaluated_with_the_global_model_under_its_own_mask()
 def test_over_many_rounds_peers_get_sparser_each_in_its_own_way_down_to_the_target(
     make_context: MakeContext, run_all: Callable[..., list[FinishedRound]]
 ) -> None:
-    method = SubFedAvg(prune=0.2, density=0.5, min_accuracy=0.0, min_change=0.0)
+    method = SubFedAvg(cohort=10, prune=0.2, density=0.5, min_accuracy=0.0, min_change=0.0)
     rounds = run_all(make_context(method=method, train=Train(epochs=3, batch_size=4), rounds=12))
     kept = [[step.next_state.model.mask.kept for step in round_.steps.values()] for round_ in rounds]
     for before, after in pairwise(kept):

@@ -10,6 +10,7 @@ import tomli_w
 from PIL import Image
 
 from dispfl import paper
+from dispfl.core.metric import Measure
 from dispfl.paper.comparison import (
     ComparedRow,
     ComparisonTable,
@@ -25,6 +26,7 @@ from dispfl.report.comparison import ComparisonRow, RunPoint, SeedRun
 
 TABLES = {table.label: table for table in paper.tables()}
 MAIN, SPARSITY, HETEROGENEOUS = (TABLES[name] for name in ("centralized-main-table", "tab:spa", "extended-table"))
+ACCURACY = Measure("accuracy", higher_is_better=True)
 ROUNDS, TOPOLOGIES = TABLES["CIFAR10-convergence"], TABLES["tab:de-cifar100"]
 
 
@@ -36,7 +38,7 @@ def a_row(*histories: Sequence[float], mb: float = 0.85, flops: float = 5e8, pat
             RunPoint(t, accuracy, 0.1, mb * t, mb * t, 20 * flops * t, float(t))
             for t, accuracy in enumerate(history, start=1)
         ]
-        runs.append(SeedRun(seed, path, points, flops, points[-1]))
+        runs.append(SeedRun(seed, path, ACCURACY, points, flops, points[-1]))
     return ComparisonRow({"method": "any"}, runs)
 
 

@@ -204,6 +204,13 @@ def test_only_selects_the_union_within_a_label_and_the_intersection_across_label
     assert select_runs(everything, []) == everything
     with pytest.raises(ConfigError, match=r"'dispf' matches no label of these runs. Did you mean dispfl\?"):
         select_runs(everything, ["dispf"])
+    with pytest.raises(ConfigError) as refused:
+        select_runs(everything, ["xyz"])
+    assert str(refused.value) == (
+        "--only 'xyz' matches no label of these runs. They differ in data: cifar10, cifar100, tiny-imagenet; "
+        "partition: dirichlet, pathological; method: local, fedavg, fedavg-ft, dpsgd, dpsgd-ft, ditto, fedfomo, "
+        "subfedavg, dispfl; density: 1, 0.5."
+    )
     with pytest.raises(ConfigError, match="--only ring,local selects no run"):
         select_runs(runs("topologies-cifar10", "laptop"), ["ring", "local"])
 

@@ -34,6 +34,8 @@ TINY = [
     "workers=1",
     "model=mlp",
 ]
+SAME = ("weights_sha256", "scores", "test_loss", "groups", "busiest", "flops_per_peer_round", "rounds", "failures")
+"""What the summaries of a real and of a simulated run have in common."""
 EIGHT = peer_names(8)
 PATIENCE = 240.0
 """Seconds after which a test fails; generous for a loaded machine."""
@@ -86,7 +88,7 @@ def test_eight_real_peers_get_the_models_and_byte_counts_of_the_simulation(
     assert set(processes.ended().values()) == {0}, (processes.out / SITES / "000/log.txt").read_text()
     collect_results(processes.out)
     simulated, real = summary_of(tmp_path / "simulated"), summary_of(processes.out)
-    for key in ("weights_sha256", "accuracy", "groups", "busiest", "flops_per_peer_round", "rounds", "failures"):
+    for key in SAME:
         assert real[key] == simulated[key], key
     records = read_metrics(processes.out)
     for one, other in zip(records, read_metrics(tmp_path / "simulated"), strict=True):
@@ -119,7 +121,7 @@ def test_real_peers_with_masks_of_channels_get_the_models_of_the_simulation(
     assert set(processes.ended().values()) == {0}, (processes.out / SITES / "000/log.txt").read_text()
     collect_results(processes.out)
     simulated, real = summary_of(tmp_path / "simulated"), summary_of(processes.out)
-    for key in ("weights_sha256", "accuracy", "groups", "busiest", "flops_per_peer_round", "rounds", "failures"):
+    for key in SAME:
         assert real[key] == simulated[key], key
     for one, other in zip(read_metrics(processes.out), read_metrics(tmp_path / "simulated"), strict=True):
         assert one["traffic"] == other["traffic"]

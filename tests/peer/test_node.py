@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
@@ -245,7 +245,12 @@ class WorldWithFailure(World):
         node = super().node(name)
         if name == "015":
             node.training, save = FailsAtFirst(self, random.Random(0)), node.store.save
-            node.store.save = lambda t, step, *others: step.report.failure or save(t, step, *others)  # type: ignore[method-assign]
+
+            async def save_good(t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+                if not step.report.failure:
+                    await save(t, step, heard, missed)
+
+            node.store.save = save_good  # type: ignore[method-assign]
         return node
 
 

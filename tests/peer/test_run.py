@@ -5,31 +5,41 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from small_disk import SmallDisk
 
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.local import free_ports
+from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.run import open_node, run_node
+from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import local_setup
 from dispfl.peer.site import STATUS, Site, SiteInfo
+from dispfl.peer.store import SavingThread, rounds_of
+from dispfl.peer.transport.base import Request, Response, Unreachable
 
 PATIENCE = 60.0
 """Seconds after which a test fails; generous for a loaded machine."""
+PROGRAM = "from dispfl.cli import main; main()"
 
 
 @pytest.fixture
-def make_site(tmp_path: Path) -> Callable[[str], Site]:
+def make_site(tmp_path: Path) -> Callable[..., Site]:
     """`make_site("alice")`: create a site with its own table and many rounds."""
 
-    def make(name: str) -> Site:
+    def make(name: str, parent: Path = tmp_path) -> Site:
         data = {"path": "table.csv", "label": "y"}
         config = SiteConfig.from_values({"rounds": 100_000, "model": {"name": "mlp"}, "data": data}).to_toml()
         [port] = free_ports(1)
-        site = Site.create(tmp_path / name, SiteInfo(name=name, listen=f"127.0.0.1:{port}"), config)
+        site = Site.create(parent / name, SiteInfo(name=name, listen=f"127.0.0.1:{port}"), config)
         (site.folder / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
         return site
 
@@ -47,10 +57,10 @@ class EventRecorder(list[tuple[str, Mapping[str, object]]]):
         """The names of the events."""
         return [event for event, _ in self]
 
-    async def until(self, event: str) -> Mapping[str, object]:
-        """Wait for an event and return its fields."""
+    async def until(self, event: str, times: int = 1) -> Mapping[str, object]:
+        """Wait for an event, or for a number of them, and return the last one's fields."""
         async with asyncio.timeout(PATIENCE):
-            while event not in self.events:
+            while self.events.count(event) < times:
                 await asyncio.sleep(0.02)
         return dict(self)[event]
 
@@ -107,12 +117,179 @@ def test_a_running_site_logs_changes_of_its_members(make_site: Callable[[str], S
             other = Site.open(alice.folder)  # as in another process
             await asyncio.sleep(0.1)
             other.members.accept(bob.invite())
-            assert await recorder.until("accepted") == {"peer": "bob"}
+            assert await recorder.until("accepted") == {"peer": "bob", "address": bob.info.listen}
             bob.rotate()
             other.members.accept(Site.open(bob.folder).invite())
-            assert await recorder.until("rotated") == {"peer": "bob"}
+            assert await recorder.until("rotated") == {"peer": "bob", "before": bob.identity.fingerprint}
             other.members.revoke("bob")
             assert await recorder.until("revoked") == {"peer": "bob"}
 
     asyncio.run(story())
     assert recorder.events == ["accepted", "rotated", "revoked"]
+
+
+def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_tls(
+    make_site: Callable[[str], Site],
+) -> None:
+    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+    alice.members.accept(bob.invite())
+    bob.members.accept(alice.invite())
+    asked = asyncio.Event()
+
+    async def never(sender: str, request: Request) -> Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def story() -> None:
+        async with (
+            open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _),
+            open_node(bob, local_setup(bob), Deadlines(), EventRecorder()) as (other, _),
+        ):
+            await node.client.transport.serve(never)
+            transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
+            await asked.wait()
+            Site.open(alice.folder).members.revoke("bob")  # as in another process
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(Unreachable, match="the connection broke"):
+                    await transfer
+                with pytest.raises(Unreachable, match="alice may not have accepted our certificate"):
+                    await other.client.transport.request("alice", Request("model", {}))
+            assert node.ctx.guard.refused["unknown"]["unknown-certificate"] == 1
+            assert "bob" not in node.ctx.guard.refused  # no request of it was read
+
+    asyncio.run(story())
+
+
+def test_a_new_address_of_a_member_is_logged_and_not_used_outside_the_allowed_networks(
+    make_site: Callable[[str], Site],
+) -> None:
+    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+    config = alice.folder / "site.toml"
+    config.write_text(config.read_text().replace("allow_networks = []", 'allow_networks = ["127.0.0.2/32"]'))
+    alice = Site.open(alice.folder)
+    alice.members.accept(bob.invite())
+    record = MemberRecord.sign(bob.identity, "dispfl", Address("localhost", 9), 0.5, 0, 1).to_json()
+
+    async def story() -> None:
+        async with open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _):
+            await node.ctx.compute(lambda: node.ctx.membership.merge([record]))
+            changed = {"peer": "bob", "address": "localhost:9", "before": bob.info.listen}
+            assert await recorder.until("address changed") == changed
+            with pytest.raises(
+                Unreachable, match=r"cannot be reached at localhost:9: .*127\.0\.0\.1 is not in allow_networks"
+            ):
+                await node.client.transport.request("bob", Request("sync", {}))
+
+    asyncio.run(story())
+
+
+async def stop(running: "asyncio.Task[object]") -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.wait([running], timeout=PATIENCE)
+    assert running.cancelled()
+
+
+def test_a_running_node_waits_for_the_disk_on_other_threads_and_not_for_its_status(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, recorder, synced = make_site("alice"), EventRecorder(), list[tuple[str, str]]()
+    fsync = os.fsync
+
+    def recording(descriptor: int) -> None:
+        synced.append(
+            (threading.current_thread().name.partition("_")[0], str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        )
+        fsync(descriptor)
+
+    async def story() -> None:
+        running = asyncio.create_task(run_node(alice, local_setup(alice), Deadlines(), recorder))
+        await recorder.until("round")
+        monkeypatch.setattr(os, "fsync", recording)
+        await asyncio.sleep(1.1)  # two updates of the status
+        await recorder.until("round", recorder.events.count("round") + 2)
+        monkeypatch.undo()
+        await stop(running)
+
+    asyncio.run(story())
+    assert any("checkpoints/round-" in path for _, path in synced)
+    assert {thread for thread, _ in synced} == {"saving"}
+    assert not [path for _, path in synced if STATUS in path]
+
+
+def test_a_full_disk_does_not_stop_a_node_and_it_saves_again_when_there_is_space(
+    make_site: Callable[..., Site], small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SavingThread, "RETRY_SECONDS", 0.1)
+    alice, recorder = make_site("alice", small_disk.path), EventRecorder()
+
+    async def status_until(saved: bool) -> Mapping[str, object]:
+        async with asyncio.timeout(PATIENCE):
+            while ((found := alice.status() or {}).get("save_problem") is None) != saved:
+                await asyncio.sleep(0.02)
+        return found
+
+    async def story() -> None:
+        running = asyncio.create_task(run_node(alice, local_setup(alice), Deadlines(), recorder))
+        await recorder.until("round", 2)
+        await status_until(saved=True)
+        small_disk.fill()
+        await recorder.until("not saved")
+        await recorder.until("round", recorder.events.count("round") + 3)  # it continues
+        found = await status_until(saved=False)
+        assert isinstance(found["unsaved_rounds"], int)
+        assert found["unsaved_rounds"] > 0
+        assert found["save_problem"] == f"No space left on device in {alice.run_folder}"
+        small_disk.free()
+        await recorder.until("saved")
+        assert (await status_until(saved=True))["unsaved_rounds"] == 0
+        await stop(running)
+
+    asyncio.run(story())
+    saved = sorted(rounds_of(alice.run_folder))
+    assert saved == list(range(len(saved)))  # no line was lost
+    assert len(saved) >= 5
+
+
+def received(service: socket.socket) -> list[str]:
+    """The lines of the next message."""
+    return service.recv(4096).decode().split("\n")
+
+
+def test_a_service_is_told_when_the_node_is_ready_alive_and_stopping(make_site: Callable[..., Site]) -> None:
+    """A real process, and a real socket in the place of systemd's."""
+    alice = make_site("alice")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as service:
+        service.bind(str(alice.folder / "notify"))
+        service.settimeout(PATIENCE)
+        environment = os.environ | {"NOTIFY_SOCKET": str(alice.folder / "notify"), "WATCHDOG_USEC": "400000"}
+        command = [sys.executable, "-c", PROGRAM, "peer", "run", str(alice.folder), "--alone"]
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
+            try:
+                lines = received(service)
+                while "READY=1" not in lines:
+                    assert "STOPPING=1" not in lines
+                    lines = received(service)
+                socket.create_connection(alice.info.listen_address, PATIENCE).close()  # it is ready indeed
+                seen = [line for _ in range(12) for line in received(service)]  # less than 3 s
+                process.terminate()
+                while "STOPPING=1" not in received(service):
+                    pass
+                process.communicate(timeout=PATIENCE)
+            finally:
+                process.kill()
+    assert process.returncode == 0
+    assert seen.count("WATCHDOG=1") == 12
+    assert any(re.fullmatch(r"STATUS=Round \d+ of 100000, (fetching|training)", line) for line in seen)
+
+
+def test_the_service_manager_is_asked_by_the_environment_for_this_process_alone() -> None:
+    environment = {"NOTIFY_SOCKET": "@dispfl", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid()), "A": "b"}
+    assert ServiceManager.of_process(environment) == ServiceManager("\0dispfl", 30.0)
+    assert environment == {"A": "b"}  # not for children
+    assert ServiceManager.of_process({"NOTIFY_SOCKET": "/run/s", "WATCHDOG_USEC": "9", "WATCHDOG_PID": "1"}) == (
+        ServiceManager("/run/s")
+    )
+    assert ServiceManager.of_process({}) == ServiceManager()
+    ServiceManager().send("READY=1")  # to nobody
+    ServiceManager("/nowhere/at/all").send("READY=1")

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dispfl.data.batches import data_digest
 from dispfl.data.datasets import CustomData
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.dispfl import DisPFL
@@ -13,6 +14,7 @@ from dispfl.methods.local import Local
 from dispfl.models.settings import CustomModel
 from dispfl.peer.config import SiteConfig
 from dispfl.peer.membership.identity import Identity, IdentityError, is_successor
+from dispfl.peer.setup import local_setup
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.topology import Full, Ring
 
@@ -52,10 +54,12 @@ def test_two_sites_accept_each_other(tmp_path: Path) -> None:
 def test_a_rotated_site_has_a_certificate_that_follows_its_old_one(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
     site.rotate()
-    site.rotate()
     identity = Site.open(tmp_path / "alice").identity
     assert is_successor(identity.certificate, identity.issuers[0])
-    assert identity.issuers[1] == site.identity.certificate
+    assert identity.issuers[0] == site.identity.certificate
+    with pytest.raises(ConfigError, match=r"alice replaced its key 0 minutes ago, .* one rotation an hour: .* 60"):
+        site.rotate()
+    assert Site.open(tmp_path / "alice").identity.fingerprint == identity.fingerprint
 
 
 def test_site_toml_holds_all_settings_except_those_of_a_simulation(tmp_path: Path) -> None:
@@ -198,3 +202,14 @@ def test_an_unreadable_status_is_refused(tmp_path: Path) -> None:
 def test_the_identity_is_the_one_in_the_folder(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
     assert Identity.load(site.folder / "identity").fingerprint == site.invite().fingerprint
+
+
+def test_a_site_holds_out_validation_data_from_its_own_training_data(tmp_path: Path) -> None:
+    """A tenth of the 4,000 bundled images; the same ones each time."""
+    site = make(tmp_path / "alice", config={"validation": 0.1})
+    data, again = (local_setup(site).run.peers["alice"] for _ in range(2))
+    assert data.validation is not None
+    assert again.validation is not None
+    assert (len(data.train), len(data.validation)) == (3600, 400)
+    assert data_digest([data.validation]) == data_digest([again.validation])
+    assert local_setup(make(tmp_path / "bob", "bob")).run.peers["bob"].validation is None

@@ -51,9 +51,9 @@ class Star(Topology):
 class SortedLabels(Partition):
     """Each peer gets the next samples in the order of their labels."""
 
-    def class_counts(self, supply: Counts, peers: int, n: int, rng: np.random.Generator) -> Counts:
+    def class_counts(self, supply: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
         ends = np.cumsum(supply)
-        edges = np.clip((np.arange(peers + 1) * n)[:, None], ends - supply, ends)
+        edges = np.clip(np.cumsum([0, *sizes])[:, None], ends - supply, ends)
         counts: Counts = np.diff(edges, axis=0)
         return counts
 

@@ -19,6 +19,14 @@ def spread(values: Sequence[float | None] | None) -> dict[str, Any] | None:
     return {"mean": fmean(known), "std": pstdev(known), "per_peer": list(values or ())} if known else None
 
 
+def scored(
+    values: Sequence[float | None] | None, metric: str = "accuracy", higher_is_better: bool = True
+) -> dict[str, Any]:
+    """The scores of a round: those of one metric, or none."""
+    found = spread(values)
+    return {metric: {"higher_is_better": higher_is_better, "format": ".3f", **found}} if found else {}
+
+
 def write_run(
     path: Path,
     scores: Scores,
@@ -31,6 +39,8 @@ def write_run(
     record: Mapping[str, Any] | None = None,
     labels: Sequence[Sequence[int]] | None = None,
     own: Mapping[str, Any] | None = None,
+    metric: str = "accuracy",
+    higher_is_better: bool = True,
     **config: Any,
 ) -> Path:
     """Write a run whose peers have these scores in each round; it is unfinished if `rounds` is larger.
@@ -47,6 +57,7 @@ def write_run(
         "data": {"name": "mnist"},
         "partition": {"name": "dirichlet", "alpha": 0.3},
         "topology": {"name": "ring", "offline_prob": 0.0, "offline": "train"},
+        "metric": [metric],
     }
     settings |= config
     settings["method"] = {"name": method, **(own or {})}
@@ -54,8 +65,9 @@ def write_run(
     lines = [
         {
             "round": t,
-            "accuracy": spread(own),
-            "accuracy_mixed": None,
+            "metric": metric,
+            "scores": scored(own, metric, higher_is_better),
+            "mixed": None,
             "mask_change": None,
             "busiest": {"paper_mb": mb / 2, "wire_mb": mb, "peer": None},
             "flops_per_peer": flops,

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from dispfl.core.metric import Measure
 from dispfl.errors import RunError
 from dispfl.report.comparison import Budget, Comparison, compare, mean_curve
 from dispfl.report.plots import plot_comparison
@@ -18,15 +19,24 @@ def write(tmp_path: Path) -> Write:
     """`write("ditto", 1, [0.5, None, 0.7], mb=2)`: a run of two peers with these accuracies, at 2 MB a round."""
 
     def run(
-        name: str, seed: int, accuracy: Sequence[float | None], mb: float = 0.0, flops: float = 10.0, **more: float
+        name: str,
+        seed: int,
+        means: Sequence[float | None],
+        mb: float = 0.0,
+        flops: float = 10.0,
+        metric: str = "accuracy",
+        higher_is_better: bool = True,
+        **more: float,
     ) -> Path:
         path = tmp_path / name / f"seed-{seed}"
         path.mkdir(parents=True)
         (path / "config.toml").write_text(f"seed = {seed}\npeers = 2\n[method]\nname = '{name}'\n")
+        kind = {"higher_is_better": higher_is_better, "format": ".3f"}
         lines = [
             {
                 "round": t,
-                "accuracy": None if mean is None else {"mean": mean, "std": 0.25, "per_peer": [mean, None]},
+                "metric": metric,
+                "scores": {} if mean is None else {metric: {**kind, "mean": mean, "std": 0.25, "per_peer": [mean]}},
                 "busiest": {"paper_mb": mb / 2, "wire_mb": mb},
                 "flops_per_peer": flops,
                 "flops_total": 2 * flops,
@@ -34,7 +44,7 @@ def write(tmp_path: Path) -> Write:
                 "seconds": 1.5,
                 **more,
             }
-            for t, mean in enumerate(accuracy)
+            for t, mean in enumerate(means)
         ]
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
@@ -49,26 +59,36 @@ def by_name(paths: Sequence[Path], budget: Budget = Budget.ROUNDS) -> Comparison
 def test_accuracy_is_the_mean_and_the_sample_standard_deviation_over_seeds(write: Write) -> None:
     """0.5, 0.6, 0.7: mean 0.6, squares 0.01 + 0 + 0.01 divided by n - 1 = 2, so the deviation is 0.1."""
     (row,) = by_name([write("a", seed, [0.1, last]) for seed, last in enumerate((0.5, 0.6, 0.7))]).rows
-    assert row.accuracy == pytest.approx(0.6)
-    assert row.accuracy_std == pytest.approx(0.1)
+    assert row.score == pytest.approx(0.6)
+    assert row.score_std == pytest.approx(0.1)
     assert row.peer_std == 0.25
+
+
+def test_a_lower_is_better_metric_reaches_a_target_from_above_and_its_lowest_row_is_best(write: Write) -> None:
+    errors = {"metric": "mse", "higher_is_better": False}
+    paths = [write("a", 0, [1.5, 0.9, 0.8, 1.1], **errors), write("b", 0, [1.5, 1.4, 0.7, 0.6], **errors)]
+    comparison = by_name(paths)
+    assert [row.rounds_to(0.9) for row in comparison.rows] == [2, 3]
+    assert [row.rounds_to(0.5) for row in comparison.rows] == [None, None]
+    assert [row.label for row in comparison.best] == ["b"]
+    assert comparison.measure == Measure("mse", higher_is_better=False)
 
 
 def test_one_seed_has_no_deviation_over_seeds(write: Write) -> None:
     (row,) = by_name([write("a", 0, [0.5])]).rows
-    assert (row.accuracy, row.accuracy_std) == (0.5, None)
+    assert (row.score, row.score_std) == (0.5, None)
 
 
 def test_accuracy_is_that_of_the_last_evaluated_round(write: Write) -> None:
     (row,) = by_name([write("a", 0, [None, 0.4, None])]).rows
-    assert row.accuracy == 0.4
+    assert row.score == 0.4
     assert row.mean_final(lambda point: point.round) == 2
     assert row.rounds == 3
 
 
 def test_a_run_that_was_never_evaluated_has_no_accuracy(write: Write) -> None:
     (row,) = by_name([write("a", 0, [None])]).rows
-    assert (row.accuracy, row.accuracy_std, row.peer_std) == (None, None, None)
+    assert (row.score, row.score_std, row.peer_std) == (None, None, None)
     assert by_name([row.runs[0].path]).best == []
 
 
@@ -118,7 +138,7 @@ def test_equal_bytes_are_the_smallest_total_of_those_that_send(write: Write) -> 
     ]
     comparison = by_name(paths, Budget.BYTES)
     assert comparison.limits == {0: 3.0}
-    assert [row.accuracy for row in comparison.rows] == [0.3, 0.5, 0.9]
+    assert [row.score for row in comparison.rows] == [0.3, 0.5, 0.9]
     assert [row.mean_final(lambda point: point.wire_mb) for row in comparison.rows] == [3, 3, 0]
 
 
@@ -127,12 +147,12 @@ def test_equal_flops_are_those_of_the_whole_federation(write: Write) -> None:
     paths = [write("cheap", 0, [0.1, 0.2, 0.3]), write("expensive", 0, [0.4, 0.5, 0.6], flops_total=30.0)]
     comparison = by_name(paths, Budget.FLOPS)
     assert comparison.limit == 60
-    assert [row.accuracy for row in comparison.rows] == [0.3, 0.5]
+    assert [row.score for row in comparison.rows] == [0.3, 0.5]
 
 
 def test_the_last_evaluated_round_within_the_budget_counts(write: Write) -> None:
     paths = [write("cheap", 0, [0.1, 0.2, 0.3], mb=1), write("expensive", 0, [0.4, None, 0.6], mb=1.5)]
-    assert by_name(paths, Budget.BYTES).rows[1].accuracy == 0.4
+    assert by_name(paths, Budget.BYTES).rows[1].score == 0.4
 
 
 def test_each_seed_has_its_own_budget_so_that_the_cheapest_row_keeps_all_rounds(write: Write) -> None:
@@ -146,7 +166,7 @@ def test_each_seed_has_its_own_budget_so_that_the_cheapest_row_keeps_all_rounds(
 def test_a_row_whose_first_evaluated_round_exceeds_the_budget_has_no_accuracy(write: Write) -> None:
     paths = [write("cheap", 0, [0.1], mb=1), write("expensive", 0, [0.9], mb=5)]
     comparison = by_name(paths, Budget.BYTES)
-    assert comparison.rows[1].accuracy is None
+    assert comparison.rows[1].score is None
     assert comparison.rows[1].mean_final(lambda point: point.seconds) is None
     assert [row.label for row in comparison.best] == ["cheap"]
 
@@ -154,12 +174,12 @@ def test_a_row_whose_first_evaluated_round_exceeds_the_budget_has_no_accuracy(wr
 def test_costs_that_differ_in_the_last_bit_are_equal(write: Write) -> None:
     """0.1 + 0.1 + 0.1 is a little more than 0.3."""
     paths = [write("three", 0, [0.1, 0.2, 0.3], mb=0.1), write("one", 0, [0.5], mb=0.3)]
-    assert by_name(paths, Budget.BYTES).rows[0].accuracy == 0.3
+    assert by_name(paths, Budget.BYTES).rows[0].score == 0.3
 
 
 def test_without_traffic_there_is_no_limit_of_bytes(write: Write) -> None:
     comparison = by_name([write("local", 0, [0.1, 0.2])], Budget.BYTES)
-    assert (comparison.limit, comparison.rows[0].accuracy) == (None, 0.2)
+    assert (comparison.limit, comparison.rows[0].score) == (None, 0.2)
 
 
 def test_rows_that_print_the_same_accuracy_are_both_the_best(write: Write) -> None:

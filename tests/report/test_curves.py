@@ -31,7 +31,7 @@ def test_seeds_give_a_band(write: Write) -> None:
 
 def test_one_run_has_a_band_over_peers_and_the_score_after_mixing(write: Write) -> None:
     mixed = {"mean": 0.3, "std": 0.1, "per_peer": [0.2, 0.4]}
-    html = curves_section(read_results([write("a", [[0.4, 0.8]], record={"accuracy_mixed": mixed})]))
+    html = curves_section(read_results([write("a", [[0.4, 0.8]], record={"mixed": mixed})]))
     assert "Dis-PFL: 0.600 ± 0.200\nafter mixing, before training: 0.300" in html
 
 

@@ -163,7 +163,8 @@ def test_the_table_in_the_browser_has_the_numbers_of_the_runs(page: "Page", tmp_
     shown = [row.locator("td.score").inner_text() for row in rows.all()]
     assert shown == ["0.725 ± 0.035", "0.600 ± 0.000"]
     lines = (tmp_path / "out/dispfl/seed-0/metrics.jsonl").read_text().splitlines()
-    assert rows.first.locator("td").nth(3).inner_text() == f"{json.loads(lines[-1])['busiest']['wire_mb']:.2f}"
+    cell = rows.first.locator('td[data-label="On wire MB/round"]')
+    assert cell.inner_text() == f"{json.loads(lines[-1])['busiest']['wire_mb']:.2f}"
 
 
 @pytest.mark.parametrize("width", [390, 700, 1000, 1280])

@@ -16,7 +16,7 @@ def test_peers_are_sorted_and_the_leader_is_compared_peer_by_peer(write: Write) 
     paths = [write("a", [[0.9, 0.7, 0.5]]), write("b", [[0.5, 0.7, 0.6]], "local")]
     html = peers_section(read_results(paths))
     assert "rank 1\nDis-PFL: 0.500\nLocal: 0.500" in html
-    assert "Higher for 1 of 3 peers, lower for 1." in html
+    assert "Better for 1 of 3 peers, worse for 1." in html
     assert re.findall(r"<title>(peer \d+: [+-]\S+)</title>", html) == [
         "peer 000: +0.400",
         "peer 001: +0.000",
@@ -42,7 +42,7 @@ def test_one_run_shows_its_best_median_and_worst_peer_by_round(write: Write) -> 
 
 
 def test_a_row_whose_first_seed_was_never_evaluated_shows_the_next(write: Write) -> None:
-    begun = write("a", [[0.5, 0.6]], seed=0, rounds=9, record={"accuracy": None})
+    begun = write("a", [[0.5, 0.6]], seed=0, rounds=9, record={"scores": {}})
     (series,) = (results := read_results([begun, write("b", [[0.7, 0.8]], seed=1, rounds=9)])).series
     assert [run.seed for run in series.runs] == [0, 1]
     html = peers_section(results)

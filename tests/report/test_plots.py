@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -21,11 +22,13 @@ def spread(mean: float | None) -> dict[str, Any] | None:
 
 
 def a_run(
-    path: Path, means: list[float | None], mixed: float | None = None, config: dict[str, Any] | None = None
+    path: Path, means: list[float | None], mixed: float | None = None, metric: str = "accuracy", higher: bool = True
 ) -> Path:
-    directory = RunDirectory.create(path, {"rounds": len(means), "method": {"name": path.name}} | (config or {}))
+    directory = RunDirectory.create(path, {"rounds": len(means), "method": {"name": path.name}})
     for t, mean in enumerate(means):
-        directory.append({"round": t, "accuracy": spread(mean), "accuracy_mixed": spread(mixed)})
+        found = spread(mean)
+        scores = {metric: {"higher_is_better": higher, "format": ".3f", **found}} if found else {}
+        directory.append({"round": t, "metric": metric, "scores": scores, "mixed": spread(mixed)})
     directory.close()
     return path
 
@@ -82,7 +85,7 @@ def test_a_run_without_any_round_is_an_empty_plot(tmp_path: Path) -> None:
 
 
 def test_a_metric_other_than_accuracy_is_not_cut_off_at_one(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "dispfl", [30.0, 20.0, 30.0], config={"metric": "error"})
+    run = a_run(tmp_path / "dispfl", [30.0, 20.0, 30.0], metric="error", higher=False)
     plot_runs([run], tmp_path / "curve.png")
     assert drawn(tmp_path / "curve.png", BLUE)[: HEIGHT // 2].any()
 
@@ -93,3 +96,28 @@ def test_a_missing_folder_is_reported_in_one_sentence(tmp_path: Path) -> None:
         plot_runs([run], tmp_path / "none" / "curve.png")
     with pytest.raises(RunError, match=r"is not a run directory: it has no config\.toml\.$"):
         plot_runs([tmp_path], tmp_path / "curve.png")
+
+
+@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+def test_a_figure_has_the_format_of_its_name_and_the_same_bytes_every_time(
+    tmp_path: Path, ending: str, start: bytes
+) -> None:
+    run = a_run(tmp_path / "dispfl", [0.2, 0.4])
+    for name in ("a", "b"):
+        plot_runs([run], tmp_path / f"{name}.{ending}")
+    first, second = ((tmp_path / f"{name}.{ending}").read_bytes() for name in ("a", "b"))
+    assert first.startswith(start)
+    assert first == second
+
+
+def test_the_legend_is_below_the_axes_and_covers_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Errors that fall from the upper left to the lower right, where the legend of an accuracy would be free."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr("dispfl.report.plots.save_figure", lambda figure, to: drawn.append(figure))
+    runs = [a_run(tmp_path / name, [3.0, 1.0, 0.1], metric="mse", higher=False) for name in ("dispfl", "local")]
+    plot_runs(runs, tmp_path / "curves.png")
+    (figure,) = drawn
+    figure.draw_without_rendering()
+    (legend,), (axes,) = figure.legends, figure.axes
+    assert legend.get_window_extent().y1 <= axes.get_window_extent().y0
+    assert axes.get_ylabel().startswith("mse on own test data")

@@ -17,14 +17,14 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(write: Write) -> None:
     (series,) = read_results([write("out/c", [[0.5]], seed=2, workers=4).parent]).series
     assert [run.seed for run in series.runs] == [0, 1, 2]
     assert series.label == "Dis-PFL"
-    assert series.row.accuracy == pytest.approx(0.5)
+    assert series.row.score == pytest.approx(0.5)
 
 
 def test_only_seeds_that_all_rows_have_are_shown(write: Write) -> None:
     paths = [write(f"d{seed}", [[0.5 + seed / 10]], "dispfl", seed) for seed in (0, 1, 2)]
     results = read_results([*paths, write("l1", [[0.4]], "local", 1)])
     assert [(series.label, list(series.seeds)) for series in results.series] == [("Dis-PFL", [1]), ("Local", [1])]
-    assert results.series[0].row.accuracy == pytest.approx(0.6)
+    assert results.series[0].row.score == pytest.approx(0.6)
     assert results.omitted_seeds == {"Dis-PFL": [0, 2]}
 
 

@@ -11,12 +11,17 @@ from dispfl.report.run_table import overview, print_results
 from dispfl.runs.directory import RunDirectory
 
 
+def scores(metric: str = "accuracy", higher_is_better: bool = True, **spread: Any) -> dict[str, Any]:
+    return {metric: {"higher_is_better": higher_is_better, "format": ".3f", **spread}}
+
+
 def a_run(path: Path, structure: str = "weights", **changes: Any) -> Path:
     """A finished run's directory, with this summary."""
     summary: dict[str, Any] = {
         "method": "dispfl",
         "rounds": 20,
-        "accuracy": {"mean": 0.4567, "std": 0.0456, "per_peer": [0.411, 0.5023]},
+        "metric": "accuracy",
+        "scores": scores(mean=0.4567, std=0.0456, per_peer=[0.411, 0.5023]),
         "busiest": {"paper_mb_per_round": 1.234, "wire_mb_per_round": 1.345},
         "flops_per_peer_round": 0.456e9,
         "seconds": 12.34,
@@ -47,8 +52,26 @@ def test_every_number_is_rounded_and_in_its_column(tmp_path: Path) -> None:
 
 
 def test_a_peer_without_a_score_is_neither_worst_nor_best(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run", accuracy={"mean": 0.5, "std": 0.1, "per_peer": [None, 0.4, 0.6]})
+    run = a_run(tmp_path / "run", scores=scores(mean=0.5, std=0.1, per_peer=[None, 0.4, 0.6]))
     assert "0.40, 0.60" in table_of(printed(run))[-1]
+
+
+def test_the_table_says_the_metrics_name_and_its_best_peer_is_the_one_with_the_lowest_error(tmp_path: Path) -> None:
+    errors = scores("rmse", higher_is_better=False, mean=0.5, std=0.1, per_peer=[0.4, 0.6])
+    lines = printed(a_run(tmp_path / "run", metric="rmse", scores=errors))
+    assert table_of(lines)[0].split()[0] == "rmse"
+    assert "0.60, 0.40" in table_of(lines)[-1]
+    assert any(line.startswith("rmse: mean ± std over peers on own test data.") for line in lines)
+    assert "accuracy" not in " ".join(lines)
+
+
+def test_a_wide_table_has_the_other_metrics_and_the_test_loss(tmp_path: Path) -> None:
+    both = scores(mean=0.5, std=0.1, per_peer=[0.4, 0.6]) | scores("f1", mean=0.3, std=0.2, per_peer=[0.1, 0.5])
+    run = a_run(tmp_path / "run", scores=both, test_loss={"mean": 1.25, "std": 0.0, "per_peer": [1.25, 1.25]})
+    heading, _, _, row = table_of(printed(run, width=120))
+    assert " ".join(heading.split()) == "accuracy f1 worst, test busiest on wire GFLOPs/ time"
+    assert " ".join(row.split()).startswith("Dis-PFL 20 0.500 ± 0.100 0.300 ± 0.200 0.40, 0.60 1.250 1.23")
+    assert "f1" not in " ".join(table_of(printed(run)))
 
 
 def test_large_numbers_have_no_digits_after_the_point(tmp_path: Path) -> None:
@@ -70,7 +93,7 @@ def test_the_legend_and_the_directory_follow_the_table(tmp_path: Path) -> None:
         {"rounds": 500, "flops_per_peer_round": 8.3e12, "seconds": 98_765.4},
         {"busiest": {"paper_mb_per_round": 446.9, "wire_mb_per_round": 460.87}},
         {"busiest": {"paper_mb_per_round": 22_346.9, "wire_mb_per_round": 23_460.87}},
-        {"accuracy": {"mean": 1.0, "std": 0.5, "per_peer": [0.0, 1.0]}},
+        {"scores": scores(mean=1.0, std=0.5, per_peer=[0.0, 1.0])},
     ],
 )
 def test_demos_and_the_papers_numbers_fit_eighty_columns(tmp_path: Path, changes: dict[str, Any]) -> None:
@@ -121,16 +144,20 @@ def test_the_overview_of_a_finished_run_is_its_summary_even_if_its_metrics_are_g
 def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path / "run", {"rounds": 5, "method": {"name": "local"}})
     for t, mb in enumerate((1.0, 3.0)):
-        accuracy = {"mean": 0.5, "std": 0.0, "per_peer": [0.5]} if t == 0 else None
-        busiest = {"paper_mb": mb, "wire_mb": 2 * mb}
-        directory.append({"round": t, "accuracy": accuracy, "busiest": busiest, "flops_per_peer": mb, "seconds": mb})
+        measured: dict[str, Any] = {"metric": "accuracy"}
+        measured["scores"] = {} if t else scores(mean=0.5, std=0.0, per_peer=[0.5])
+        measured["test_loss"] = None if t else {"mean": 1.5, "std": 0.0, "per_peer": [1.5]}
+        busiest = {"paper_mb": mb, "wire_mb": 2 * mb, "connections": 4 - t}
+        directory.append({"round": t, **measured, "busiest": busiest, "flops_per_peer": mb, "seconds": mb})
     directory.close()
     assert overview(tmp_path / "run") == {
         "method": "local",
         "rounds": 2,
         "unfinished": f"2 of 5 rounds; resume with: dispfl run --resume {tmp_path / 'run'}",
-        "accuracy": {"mean": 0.5, "std": 0.0, "per_peer": [0.5]},
-        "busiest": {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0},
+        "metric": "accuracy",
+        "scores": scores(mean=0.5, std=0.0, per_peer=[0.5]),
+        "test_loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5]},
+        "busiest": {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0, "connections": 4},
         "flops_per_peer_round": 2.0,
         "seconds": 4.0,
         "seconds_per_peer_round": None,
@@ -158,3 +185,14 @@ def test_a_row_of_channels_is_labelled_and_its_flops_are_saved(tmp_path: Path) -
     assert not any("seed-0" in line for line in lines[: lines.index("")] + lines[1:8])
     assert "FLOPs of Dis-PFL (channels) are saved" in "".join(lines)
     assert "those of the others are counted" in "".join(lines)
+
+
+def test_scores_on_other_data_follow_the_table(tmp_path: Path) -> None:
+    score = {"mean": 0.7123, "std": 0.05, "per_peer": [0.66, 0.76]}
+    run = a_run(
+        tmp_path / "run",
+        validation=score,
+        global_test=None,
+        unseen_peers={"peers": 4, "steps": 20, "accuracy": score, "failures": []},
+    )
+    assert "  on validation data 0.712 ± 0.050; of 4 unseen peers after 20 steps 0.712 ± 0.050" in printed(run)

@@ -12,6 +12,7 @@ from dispfl.methods.base import spread_densities
 from dispfl.report.runs import find_runs, read_run
 
 Write = Callable[..., Path]
+HIGHER = {"higher_is_better": True, "format": ".3f"}
 
 
 def test_runs_in_a_folder_are_found_with_seed_2_before_seed_10(write: Write, tmp_path: Path) -> None:
@@ -37,8 +38,12 @@ def test_a_folder_without_runs_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "word"),
     [
-        ({"accuracy": {"mean": 0.5, "std": 0.0, "per_peer": [0.5]}}, "accuracy"),
-        ({"accuracy": {"mean": None, "std": 0.0, "per_peer": [0.5, 0.5]}}, "accuracy"),
+        ({"metric": 3}, "metric"),
+        ({"scores": None}, "scores"),
+        ({"scores": {"f1": {**HIGHER, "mean": 0.5, "std": 0.0, "per_peer": [0.5]}}}, "scores"),
+        ({"scores": {"f1": {**HIGHER, "mean": None, "std": 0.0, "per_peer": [0.5, 0.5]}}}, "scores"),
+        ({"scores": {"f1": {"mean": 0.5, "std": 0.0, "per_peer": [0.5, 0.5]}}}, "scores"),
+        ({"scores": {"f1": {**HIGHER, "format": "s", "mean": 0.5, "std": 0.0, "per_peer": [0.5, 0.5]}}}, "scores"),
         ({"mask_change": 3}, "mask_change"),
         ({"busiest": {"paper_mb": 1.0}}, r"busiest\.wire_mb"),
         ({"busiest": None}, r"busiest\.paper_mb"),

@@ -6,12 +6,15 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from rich.console import Console
 
+from dispfl.core.metric import Measure
 from dispfl.report.comparison import Budget, Comparison, ComparisonRow, RunPoint, SeedRun
 from dispfl.report.tables import (
+    against_sentence,
     comparison_json,
     csv_table,
     latex_table,
@@ -22,6 +25,7 @@ from dispfl.report.tables import (
 )
 
 OUT = Path("out")
+ACCURACY = Measure("accuracy", higher_is_better=True)
 
 
 def row(name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: float = 2e9) -> ComparisonRow:
@@ -31,14 +35,14 @@ def row(name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: f
         first = RunPoint(1, 0.25, 0.1, mb, mb * 2, flops * 10, 1.0)
         last = RunPoint(2, accuracy, 0.2, mb * 2, mb * 4, flops * 20, 2.5)
         final = None if accuracy is None else last
-        runs.append(SeedRun(seed, OUT / name / f"seed-{seed}", [first, last], flops, final))
+        runs.append(SeedRun(seed, OUT / name / f"seed-{seed}", ACCURACY, [first, last], flops, final))
     return ComparisonRow({"method": name}, runs)
 
 
 def two_methods(**changes: object) -> Comparison:
     rows = [row("dispfl", [0.8, 0.9]), row("a_b|c", [0.5, 0.7], mb=0, flops=1e9)]
     given: dict[str, object] = {"rows": rows, "budget": Budget.ROUNDS, "limits": {}, "targets": (0.25, 0.8)}
-    return Comparison(**{**given, "metric": "accuracy", **changes})  # type: ignore[arg-type]
+    return Comparison(**{**given, "measure": ACCURACY, **changes})  # type: ignore[arg-type]
 
 
 def test_markdown_is_aligned_and_the_best_is_bold() -> None:
@@ -49,6 +53,53 @@ def test_markdown_is_aligned_and_the_best_is_bold() -> None:
     assert lines[3].startswith(r"| a_b\|c |       0.600 ± 0.141 |")
     assert len({len(line) for line in lines[:4]}) == 1
     assert lines[5] == "- Compared after 2 rounds."
+
+
+def paired(name: str, scores: Sequence[float], method: str = "", **more: object) -> ComparisonRow:
+    """A method with one seed whose peers have these scores."""
+    last = RunPoint(1, fmean(scores), 0.1, 1, 1, 1, 1, per_peer=scores)
+    return ComparisonRow({"method": name}, [SeedRun(0, OUT, ACCURACY, [last], 1, last, method=method, **more)])  # type: ignore[arg-type]
+
+
+def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
+    """0.1 lower for each of six peers; 0.2 higher for three and 0.2 lower for three; too few peers with scores."""
+    rows = [
+        paired("Local", [0.4] * 6),
+        paired("Dis-PFL", [0.5] * 6, "dispfl"),
+        paired("Ditto", [0.7, 0.3] * 3),
+        paired("Other data", [0.5] * 6, data={"data.name": "mnist"}),
+    ]
+    comparison = two_methods(rows=rows, targets=())
+    heading, _, *lines = (line.split("|")[2:6] for line in markdown_table(comparison).splitlines()[:6])
+    assert [cell.strip() for cell in heading[2:]] == ["against Dis-PFL", "difference to Dis-PFL"]
+    verdicts = [line[2].strip() for line in lines]
+    assert verdicts == ["behind", "–", "level", "–"]
+    assert lines[0][3].strip() == "-0.100 [-0.100, -0.100]"
+    assert (
+        "Against Dis-PFL: paired difference over 6 pairs of peers, with its 95 % bootstrap interval; ahead or behind "
+        "where that excludes 0, otherwise level." in legend(comparison)
+    )
+    found = comparison_json(comparison, OUT)
+    assert found["reference"] == "Dis-PFL"
+    assert found["rows"][0]["difference"] == {
+        "mean": pytest.approx(-0.1), "low": pytest.approx(-0.1), "high": pytest.approx(-0.1), "verdict": "behind",
+    }  # fmt: skip
+    assert found["rows"][1]["difference"]["verdict"] is None
+    first, *_ = csv.DictReader(io.StringIO(csv_table(comparison)))
+    assert first["difference_verdict"] == "behind"
+    assert float(first["difference_high"]) == pytest.approx(-0.1)
+
+
+def test_without_dispfl_the_first_row_is_the_reference_and_a_long_label_is_not_in_headings() -> None:
+    rows = [paired("method.density=0.2", [0.4] * 6), paired("method.density=0.5", [0.5] * 6)]
+    comparison = two_methods(rows=rows, targets=())
+    assert comparison.reference is rows[0]
+    assert "against reference" in markdown_table(comparison)
+    assert against_sentence(comparison) == (
+        "Against method.density=0.2 in accuracy: method.density=0.5 ahead, +0.100 [+0.100, +0.100] (paired difference "
+        "over 6 pairs of peers, with its 95 % bootstrap interval; ahead or behind where that excludes 0, otherwise "
+        "level)."
+    )
 
 
 def test_the_two_flops_columns_have_separate_units() -> None:
@@ -116,7 +167,7 @@ def test_json_has_every_seeds_values_and_directories_relative_to_the_folder() ->
     found = comparison_json(two_methods(), OUT)
     first, second = found["rows"]
     assert first["name"] == {"method": "dispfl"}
-    assert [seed["accuracy"] for seed in first["seeds"]] == [0.8, 0.9]
+    assert [seed["score"] for seed in first["seeds"]] == [0.8, 0.9]
     assert [seed["run"] for seed in first["seeds"]] == ["dispfl/seed-0", "dispfl/seed-1"]
     assert first["rounds_to"] == {"0.25": 1, "0.8": 2}
     assert second["rounds_to"]["0.8"] is None
@@ -139,7 +190,7 @@ def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
 def test_runs_of_different_lengths_are_compared_after_their_last_round() -> None:
     longer = row("b", [0.5])
     points = [*longer.runs[0].points, RunPoint(3, 0.5, 0.1, 1, 1, 1, 1)]
-    longer = ComparisonRow(longer.name, [SeedRun(0, OUT, points, 1, points[-1])])
+    longer = ComparisonRow(longer.name, [SeedRun(0, OUT, ACCURACY, points, 1, points[-1])])
     assert legend(two_methods(rows=[row("a", [0.5]), longer]))[0] == "Compared after each run's last round."
 
 

@@ -68,7 +68,7 @@ def test_each_of_the_cohort_downloads_and_uploads_one_dense_model_and_the_server
 
 
 def test_subfedavgs_peers_are_charged_for_their_kept_weights(make_context: MakeContext, run_all: RunAll) -> None:
-    method = SubFedAvg(prune=0.3, min_accuracy=0.0, min_change=0.0)
+    method = SubFedAvg(cohort=10, prune=0.3, min_accuracy=0.0, min_change=0.0)
     first, second = run_all(make_context(method=method, train=Train(epochs=5, batch_size=4)))
     kept = {peer: step.next_state.model.mask.kept for peer, step in first.steps.items()}
     assert min(kept.values()) == 67 - 9 - 7
@@ -80,7 +80,7 @@ def test_subfedavgs_peers_are_charged_for_their_kept_weights(make_context: MakeC
 def test_with_all_peers_offline_the_server_keeps_its_model_and_all_are_still_evaluated(
     make_context: MakeContext, run_all: RunAll
 ) -> None:
-    context = make_context(method=FedAvg(), topology=Full(offline_prob=1.0))
+    context = make_context(method=FedAvg(cohort=10), topology=Full(offline_prob=1.0))
     for round_ in run_all(context):
         assert round_.server is not None
         assert round_.server.model.values.equal(initial_states(context)[SERVER].model.values)
@@ -95,7 +95,7 @@ def with_broken_data(context: RunContext, *peers: str) -> RunContext:
     return replace(context, peers={p: PeerData(broken, d.test) if p in peers else d for p, d in context.peers.items()})
 
 
-@pytest.mark.parametrize("method", [FedAvg(), Ditto(), SubFedAvg()], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [FedAvg(cohort=10), Ditto(cohort=10), SubFedAvg(cohort=10)], ids=lambda m: m.name)
 def test_a_failing_peer_sends_nothing_and_the_server_aggregates_the_others(
     make_context: MakeContext, run_all: RunAll, method: FedAvg
 ) -> None:
@@ -110,7 +110,7 @@ def test_a_failing_peer_sends_nothing_and_the_server_aggregates_the_others(
 
 
 def test_if_all_fail_the_server_keeps_its_model(make_context: MakeContext, run_all: RunAll) -> None:
-    context = with_broken_data(make_context(method=FedAvg(), rounds=1), "000", "001", "002")
+    context = with_broken_data(make_context(method=FedAvg(cohort=10), rounds=1), "000", "001", "002")
     [round_] = run_all(context)
     assert round_.server is not None
     assert round_.server.model.values.equal(initial_states(context)[SERVER].model.values)
@@ -119,7 +119,7 @@ def test_if_all_fail_the_server_keeps_its_model(make_context: MakeContext, run_a
 def test_an_upload_of_the_last_round_in_a_checkpoint_is_not_used_in_the_next(
     make_context: MakeContext, run_all: RunAll
 ) -> None:
-    context = with_broken_data(make_context(method=FedAvg(), rounds=2), "001")
+    context = with_broken_data(make_context(method=FedAvg(cohort=10), rounds=2), "001")
     states = run_all(context)[0].states
     old = PackedModel.pack(torch.full((67,), 1e6), torch.ones(67, dtype=torch.bool))
     stale = {**states, "001": replace(states["001"], upload=old)}
@@ -142,7 +142,7 @@ def test_unequal_samples_reach_the_server_as_weights(make_context: MakeContext, 
             seen.append(samples)
             return super().aggregate(server, sent, samples)
 
-    context = make_context(method=Watched(), rounds=1)
+    context = make_context(method=Watched(cohort=3), rounds=1)
     few = replace(context.peers["001"], train=context.peers["001"].train.take(torch.arange(5)))
     run_all(replace(context, peers={**context.peers, "001": few}))
     assert seen == [{"000": 20, "001": 5, "002": 20}]
@@ -159,7 +159,9 @@ FORWARD = 2 * 4 * 8 + 8 + 2 * 8 * 3 + 3
 
 
 @pytest.mark.parametrize(
-    "method", [Local(), FedAvg(), FedAvgFT(), Ditto(), DPSGD(), DPSGDFT(), SubFedAvg()], ids=lambda m: m.name
+    "method",
+    [Local(), FedAvg(cohort=10), FedAvgFT(cohort=10), Ditto(cohort=10), DPSGD(), DPSGDFT(), SubFedAvg(cohort=10)],
+    ids=lambda m: m.name,
 )
 def test_a_peers_round_costs_the_same_in_all_dense_methods(
     method: Method, net: Callable[[], nn.Module], points: Points

@@ -1,6 +1,10 @@
 """Checkpoints give back exactly what was put in, or say that they are damaged."""
 
+import contextlib
 import json
+import os
+import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +13,7 @@ import torch
 
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
-from dispfl.errors import RunError
+from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState, fresh_state
 from dispfl.round.context import StepResult
 from dispfl.runs import checkpoint
@@ -22,7 +26,7 @@ def a_step(which: int, size: int = 11) -> StepResult:
     mask, next_mask = torch.rand(2, size, generator=rng) < 0.5
     model = PackedModel.pack(torch.randn(size, generator=rng), mask)
     state = PeerState(model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))})
-    report = Report(score=which / 7, loss=0.1, failure="Peer 001 failed." if which else None)
+    report = Report(scores={"accuracy": which / 7}, loss=0.1, failure="Peer 001 failed." if which else None)
     return StepResult(report, state=state)
 
 
@@ -61,9 +65,44 @@ def contents(part: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 
 
 def damage(checkpoints: Checkpoints) -> str:
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(DamagedError) as caught:
         checkpoints.load(1)
     return str(caught.value)
+
+
+def refusal(checkpoints: Checkpoints) -> str:
+    """Why a checkpoint that is not damaged cannot be loaded; it is not changed."""
+    before = files(checkpoints)
+    with pytest.raises(RunError) as caught:
+        checkpoints.load(1)
+    assert not isinstance(caught.value, DamagedError)
+    assert files(checkpoints) == before
+    return str(caught.value)
+
+
+@contextlib.contextmanager
+def no_more_open_files() -> Iterator[None]:
+    """The next file that this process opens is one too many for the system (EMFILE)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = os.dup(0)
+    os.close(free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@contextlib.contextmanager
+def as_another_user() -> Iterator[None]:
+    """Without the rights of root, whom permission bits do not stop."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
 
 
 def test_two_quick_peers_make_one_part_and_are_restored_bit_for_bit(saved: Checkpoints) -> None:
@@ -121,6 +160,7 @@ def test_a_part_is_written_when_the_waiting_values_reach_its_size(
     assert len(files(checkpoints)) == 1
     checkpoints.complete(0)
     assert json.loads((tmp_path / "round-000001/complete.json").read_text()) == {
+        "version": 2,
         "rounds": 1,
         "parts": ["part-000.safetensors", "part-001.safetensors"],
     }
@@ -176,11 +216,11 @@ def test_a_complete_round_with_an_invalid_list_of_parts_is_damaged(saved: Checkp
         ("000/mask", torch.zeros(1, dtype=torch.uint8)),
     ],
 )
-def test_values_that_do_not_fit_their_mask_are_damaged(saved: Checkpoints, name: str, tensor: torch.Tensor) -> None:
+def test_other_tensors_than_those_written_are_damage(saved: Checkpoints, name: str, tensor: torch.Tensor) -> None:
     part = saved.folder / "round-000001/part-000.safetensors"
     tensors, header = contents(part)
     part.write_bytes(safetensors.torch.save(tensors | {name: tensor}, header))
-    assert damage(saved) == f"The checkpoint {part} is damaged (peer 000's mask and values do not fit)."
+    assert damage(saved) == f"The checkpoint {part} is damaged (the digest of peer 000 does not match)."
 
 
 def test_a_part_without_its_header_or_a_tensor_is_damaged(saved: Checkpoints) -> None:
@@ -190,4 +230,114 @@ def test_a_part_without_its_header_or_a_tensor_is_damaged(saved: Checkpoints) ->
     assert damage(saved).startswith(f"The checkpoint {part} is damaged (")
     del tensors["001/mask"]
     part.write_bytes(safetensors.torch.save(tensors, header))
-    assert damage(saved) == f"The checkpoint {part} is damaged ('001/mask')."
+    assert damage(saved) == f"The checkpoint {part} is damaged (the digest of peer 001 does not match)."
+
+
+def test_no_flipped_bit_goes_unnoticed(saved: Checkpoints) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    content = part.read_bytes()
+    refused = 0
+    for place in range(len(content)):
+        part.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
+        try:
+            again = saved.load(1)
+        except RunError:
+            refused += 1
+        else:  # the last digit of a number that rounds to the same float
+            assert all(same(again[f"00{k}"], a_step(k)) for k in range(2))
+    assert refused >= len(content) - 2
+
+
+def test_other_peers_are_read_from_a_part_in_which_one_is_damaged(saved: Checkpoints) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    tensors, header = contents(part)
+    part.write_bytes(safetensors.torch.save(tensors | {"000/values": torch.zeros(1)}, header))
+    assert same(saved.load(1, ["001"])["001"], a_step(1))
+
+
+@pytest.mark.parametrize(
+    ("version", "fix"), [(None, "Resume with the dispfl that wrote it"), ("1", "Resume with"), ("3", "Upgrade dispfl")]
+)
+@pytest.mark.parametrize("where", ["part-000.safetensors", "complete.json"])
+def test_another_version_of_the_format_is_refused_by_name(
+    saved: Checkpoints, version: str | None, fix: str, where: str
+) -> None:
+    file = saved.folder / "round-000001" / where
+    given = {} if version is None else {"version": version}
+    if where == "complete.json":
+        found = json.loads(file.read_text())
+        del found["version"]
+        file.write_text(json.dumps(found | {name: int(text) for name, text in given.items()}))
+    else:
+        tensors, header = contents(file)
+        del header["version"]
+        file.write_bytes(safetensors.torch.save(tensors, header | given))
+    beginning = f"The checkpoint {file} has version {version or 1} of the format; this dispfl reads version 2. {fix}"
+    assert refusal(saved).startswith(beginning)
+
+
+def test_a_report_with_a_field_of_another_dispfl_is_refused_and_not_called_damaged(saved: Checkpoints) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    tensors, header = contents(part)
+    peers = json.loads(header["peers"])
+    for name, entry in peers.items():
+        own = {key: tensor for key, tensor in tensors.items() if key.startswith(name)}
+        del entry["digest"]
+        entry["report"]["taste"] = 3
+        entry["digest"] = checkpoint._digest(entry, own)
+    part.write_bytes(safetensors.torch.save(tensors, header | {"peers": json.dumps(peers)}))
+    assert "is intact, but another dispfl wrote it (" in refusal(saved)
+    assert "taste" in refusal(saved)
+
+
+def test_too_many_open_files_are_not_damage(saved: Checkpoints) -> None:
+    with pytest.raises(RunError) as caught, no_more_open_files():
+        saved.load(1)
+    assert str(caught.value) == (
+        f"The checkpoint {saved.folder / 'round-000001/complete.json'} cannot be read: Too many open files. Nothing "
+        "was changed; mend the cause and start again."
+    )
+    assert files(saved) == ["round-000001/complete.json", "round-000001/part-000.safetensors"]
+
+
+def test_missing_rights_are_not_damage(saved: Checkpoints) -> None:
+    (saved.folder / "round-000001").chmod(0o700)  # also where others may enter the folder of the test
+    with as_another_user():
+        for read in (lambda: saved.load(1), saved.finished_rounds):
+            with pytest.raises(RunError, match=r"cannot be read: Permission denied\. Nothing was changed") as caught:
+                read()
+            assert not isinstance(caught.value, DamagedError)
+    assert files(saved) == ["round-000001/complete.json", "round-000001/part-000.safetensors"]
+
+
+def test_an_error_of_the_disk_is_not_damage(saved: Checkpoints) -> None:
+    """The beginning of a process's memory is a file that really gives EIO."""
+    manifest = saved.folder / "round-000001/complete.json"
+    manifest.unlink()
+    manifest.symlink_to("/proc/self/mem")
+    assert "complete.json cannot be read: Input/output error. Nothing was changed" in refusal(saved)
+
+
+def test_a_folder_in_the_place_of_a_part_is_not_damage(saved: Checkpoints) -> None:
+    part = saved.folder / "round-000001/part-000.safetensors"
+    part.unlink()
+    part.mkdir()
+    assert "part-000.safetensors cannot be read: Is a directory. Nothing was changed" in refusal(saved)
+
+
+def test_damaged_checkpoints_are_kept_under_another_name_whatever_follows(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    for _ in range(2):  # the same round twice
+        checkpoints.add(0, "000", a_step(0))
+        checkpoints.complete(0)
+        checkpoints.set_aside(1, DamagedError("Round 1 is damaged."), "Repeating it.")
+    for t in range(4):
+        checkpoints.add(t, "000", a_step(t))
+        checkpoints.complete(t)
+    assert checkpoints.finished_rounds() == [3, 4]
+    assert sorted(folder.name for folder in tmp_path.iterdir()) == [
+        "round-000001.2.damaged",
+        "round-000001.damaged",
+        "round-000003",
+        "round-000004",
+    ]

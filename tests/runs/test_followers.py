@@ -91,7 +91,7 @@ def test_four_methods_are_two_trainings_with_the_results_of_four(
     assert checkpoints == [["round-000004", "round-000005"]] * 4
     shutil.rmtree(cells[0].path / "checkpoints")  # files are shared, not lost
     assert all_bits(final_states(cells[1].path)) == alone["fedavg"]["states"]
-    evaluated = [record["round"] for record in read_metrics(cells[0].path) if record["accuracy"]]
+    evaluated = [record["round"] for record in read_metrics(cells[0].path) if record["scores"]]
     assert evaluated == [1, 3, 4]  # every second round, and the last
     assert [len(read_metrics(cell.path)) for cell in cells] == [5] * 4
 

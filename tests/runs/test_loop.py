@@ -267,6 +267,8 @@ def test_a_failing_peer_is_logged_recorded_and_keeps_its_last_good_weights(
     calls = itertools.count()
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        if not outputs.requires_grad:  # evaluation
+            return nn.functional.cross_entropy(outputs, labels)
         # One thread: peers take 2 batches and a search batch a round, one after another in roster order.
         t, within = divmod(next(calls), PEERS * 3)
         factor = float("inf") if t == 2 and within in (3, 4) else 1.0
@@ -278,7 +280,7 @@ def test_a_failing_peer_is_logged_recorded_and_keeps_its_last_good_weights(
     assert sentence.startswith("Peer 001, round 2: the training loss became infinite or nan")
     records = read_metrics(path)
     assert [record["failures"] for record in records] == [{}, {}, {"001": sentence}]
-    assert records[2]["loss"]["per_peer"][1] is None
+    assert records[2]["train_loss"]["per_peer"][1] is None
     before = Checkpoints(path / "checkpoints").load(2)
     healthy = run_in(tmp_path / "healthy", context=a_context(rounds=3))
     for peer, same_as in (

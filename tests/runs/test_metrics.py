@@ -33,9 +33,13 @@ from dispfl.topology import Full
 
 KEYS = [
     "round",
-    "accuracy",
-    "accuracy_mixed",
-    "loss",
+    "metric",
+    "scores",
+    "validation",
+    "global_test",
+    "mixed",
+    "test_loss",
+    "train_loss",
     "mask_change",
     "overlap",
     "busiest",
@@ -87,15 +91,28 @@ def test_a_missing_value_is_null_and_not_in_the_mean() -> None:
 
 def test_a_round_of_two_peers() -> None:
     reports = {
-        "000": Report(score=0.5, mixed=0.25, loss=2.0, mask_change=0.1, overlap=0.5, seconds=2.0, passes=[(1, [6, 3])]),
-        "001": Report(score=1.0, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]),
+        "000": Report(
+            scores={"accuracy": 0.5},
+            test_loss=1.5,
+            mixed=0.25,
+            loss=2.0,
+            mask_change=0.1,
+            overlap=0.5,
+            seconds=2.0,
+            passes=[(1, [6, 3])],
+        ),
+        "001": Report(scores={"accuracy": 1.0}, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]),
     }
-    record = round_metrics(3, a_round(reports), COST, 1.23456)
+    record = round_metrics(3, a_round(reports), Task(), COST, 1.23456)
     assert list(record) == KEYS
     assert record["round"] == 3
-    assert record["accuracy"] == {"mean": 0.75, "std": 0.25, "per_peer": [0.5, 1.0]}
-    assert record["accuracy_mixed"]["mean"] == 0.5
-    assert record["loss"]["per_peer"] == [2.0, 1.0]
+    assert record["metric"] == "accuracy"
+    assert record["scores"] == {
+        "accuracy": {"higher_is_better": True, "format": ".3f", "mean": 0.75, "std": 0.25, "per_peer": [0.5, 1.0]}
+    }
+    assert record["mixed"]["mean"] == 0.5
+    assert record["test_loss"]["per_peer"] == [1.5, None]
+    assert record["train_loss"]["per_peer"] == [2.0, 1.0]
     assert record["mask_change"]["mean"] == pytest.approx(0.2)
     assert record["overlap"] == {"mean": 0.5, "std": 0.0, "per_peer": [0.5, None]}
     assert record["flops_per_peer"] == (45 + 135) / 2
@@ -107,15 +124,15 @@ def test_a_round_of_two_peers() -> None:
 
 def test_unmeasured_values_are_null_and_idle_peers_do_not_count() -> None:
     working = Report(loss=1.0, passes=[(10, [6, 3])])
-    record = round_metrics(0, a_round({"000": Report(), "001": working}), COST, 0)
-    assert (record["accuracy"], record["accuracy_mixed"], record["mask_change"]) == (None, None, None)
+    record = round_metrics(0, a_round({"000": Report(), "001": working}), Task(), COST, 0)
+    assert (record["scores"], record["mixed"], record["mask_change"]) == ({}, None, None)
     assert (record["flops_per_peer"], record["flops_total"]) == (450, 450)
     assert record["peer_seconds"]["per_peer"] == [None, 0.0]
-    assert round_metrics(0, a_round({"000": Report()}), COST, 0)["flops_per_peer"] == 0
+    assert round_metrics(0, a_round({"000": Report()}), Task(), COST, 0)["flops_per_peer"] == 0
 
 
 def test_failures_are_sentences_by_peer() -> None:
-    record = round_metrics(0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), COST, 0)
+    record = round_metrics(0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), Task(), COST, 0)
     assert record["failures"] == {"001": "It broke."}
 
 
@@ -128,7 +145,7 @@ def test_the_busiest_node_hears_two_neighbours() -> None:
         for sender, size in sent.items()
         if sender != receiver
     ]
-    record = round_metrics(0, a_round(dict.fromkeys(sent, Report()), messages), COST, 0)
+    record = round_metrics(0, a_round(dict.fromkeys(sent, Report()), messages), Task(), COST, 0)
     # Down: 000 and 002 hear 24 + 40 + 2 x 3; 001 hears 24 + 24 + 2 x 3. Up: 001 sends 2 x (40 + 3), more than anyone
     # hears.
     assert record["busiest"] == {
@@ -137,12 +154,13 @@ def test_the_busiest_node_hears_two_neighbours() -> None:
         "wire_up_mb": 86 / 1e6,
         "wire_down_mb": 70 / 1e6,
         "peer": "001",
+        "connections": 2,
     }
     assert record["traffic"] == {"000": [54, 70], "001": [86, 54], "002": [54, 70]}
 
 
 def test_a_round_without_traffic_has_no_busiest_node() -> None:
-    record = round_metrics(0, a_round({"000": Report()}), COST, 0)
+    record = round_metrics(0, a_round({"000": Report()}), Task(), COST, 0)
     assert (record["busiest"]["wire_mb"], record["busiest"]["peer"], record["traffic"]) == (0, None, {})
 
 
@@ -168,9 +186,9 @@ def test_minus_zero_has_the_digest_of_zero() -> None:
 
 
 def test_the_last_value_skips_rounds_without_evaluation() -> None:
-    records: list[Metrics] = [{"accuracy": 1}, {"accuracy": 2}, {"accuracy": None}]
-    assert last(records, "accuracy") == 2
-    assert last(records[2:], "accuracy") is None
+    records: list[Metrics] = [{"mixed": 1}, {"mixed": 2}, {"mixed": None}]
+    assert last(records, "mixed") == 2
+    assert last(records[2:], "mixed") is None
 
 
 def test_with_eval_every_2_the_second_fourth_and_last_of_five_rounds_are_evaluated() -> None:
@@ -181,8 +199,10 @@ def test_with_eval_every_2_the_second_fourth_and_last_of_five_rounds_are_evaluat
 def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
     records = [
         {
-            "accuracy": accuracy,
-            "busiest": {"paper_mb": mb, "wire_mb": 2 * mb},
+            "metric": "accuracy",
+            "scores": {"accuracy": accuracy} if accuracy else {},
+            "test_loss": None,
+            "busiest": {"paper_mb": mb, "wire_mb": 2 * mb, "connections": int(mb)},
             "flops_per_peer": 100 * mb,
             "flops_total": 200 * mb,
             "failures": failures,
@@ -195,8 +215,8 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
     summary = summarize(a_context(Local()), records, models)
     assert summary["method"] == "local"
     assert (summary["rounds"], summary["peers"], summary["failures"]) == (2, 2, 1)
-    assert summary["accuracy"] == {"mean": 0.5}
-    assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0}
+    assert summary["scores"] == {"accuracy": {"mean": 0.5}}
+    assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0, "connections": 3}
     assert (summary["flops_per_peer_round"], summary["flops_total_round"], summary["seconds"]) == (200, 400, 0.5)
     assert summary["seconds_per_peer_round"] == 2.0
     assert summary["weights_sha256"] == [hashlib.sha256(struct.pack("<9f", *[1.0] * 9)).hexdigest()] * 2
@@ -205,7 +225,7 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
     assert summary["versions"]["torch"] == torch.__version__
 
 
-def test_groups_of_peers_of_unequal_density_have_an_accuracy_each() -> None:
+def test_groups_of_peers_of_unequal_density_have_a_score_each() -> None:
     accuracy = {"per_peer": [0.2, 0.4, 0.9, None]}
     assert groups([0.5, 0.5, 1.0, 1.0], accuracy) == [
         {"density": 0.5, "peers": 2, "mean": pytest.approx(0.3), "std": pytest.approx(0.1)},
@@ -225,4 +245,4 @@ def test_groups_have_the_seconds_of_their_peers_over_the_rounds_in_which_they_tr
     assert seconds == [2.0, 4.0, 8.0, 8.0]
     found = groups([0.5, 0.5, 1.0, 1.0], {"per_peer": [0.2, 0.4, 0.9, 0.9]}, seconds)
     assert [group["seconds"] for group in found] == [3.0, 8.0]
-    assert mean_peer_seconds([{"accuracy": None}]) is None
+    assert mean_peer_seconds([{"round": 0}]) is None

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from dispfl.core.units import UnitLayout, UnitMask
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.errors import RunError
 from dispfl.federation import Federation
 from dispfl.methods.base import PeerState
@@ -102,7 +102,7 @@ def test_a_damaged_checkpoint_says_how_to_repair_it(run: Callable[..., RunResult
     elif damage == "lost":
         part.unlink()
     else:
-        (folder / "complete.json").write_text('{"rounds": 2, "parts": []}')
+        (folder / "complete.json").write_text('{"version": 2, "rounds": 2, "parts": []}')
     with pytest.raises(RunError, match=r"round.* Resume the run: Federation\.run\(\.\.\., resume=True\)\.$"):
         final_states(done.out)
 

@@ -17,9 +17,11 @@ from dispfl.runs.tracking import TRACKERS, LogNumbers, check_tracker, scalars, t
 
 RECORD = {
     "round": 0,
-    "accuracy": {"mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6]},
-    "accuracy_mixed": None,
-    "loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5, 1.5]},
+    "metric": "accuracy",
+    "scores": {"accuracy": {"mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6]}, "f1": {"mean": 0.25}},
+    "mixed": None,
+    "test_loss": {"mean": 2.5, "std": 0.0, "per_peer": [2.5, 2.5]},
+    "train_loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5, 1.5]},
     "mask_change": None,
     "overlap": None,
     "busiest": {"paper_mb": 2.0, "wire_mb": 1.5, "peer": "000"},
@@ -44,7 +46,9 @@ def run(tmp_path: Path) -> Path:
 def test_scalars_have_names_and_unmeasured_values_are_omitted() -> None:
     assert scalars(RECORD) == {
         "peers/accuracy": 0.5,
-        "peers/loss": 1.5,
+        "peers/f1": 0.25,
+        "peers/test_loss": 2.5,
+        "peers/train_loss": 1.5,
         "peers/failures": 1.0,
         "busiest/paper_mb": 2.0,
         "busiest/wire_mb": 1.5,

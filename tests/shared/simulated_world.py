@@ -75,6 +75,14 @@ class AllMembers:
 
     def merge(self, records: JSON) -> None: ...
 
+    def signed_roster(self) -> None: ...
+
+    def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
+        return False
+
+    def merge_roster(self, text: str) -> bool:
+        return False
+
 
 class CachedGraphs(RandomRegular):
     """Caches the graphs, which are the same for all peers."""
@@ -201,7 +209,7 @@ class MemoryStore:
     heard: dict[int, list[str]] = field(default_factory=dict)
     missed: dict[int, list[str]] = field(default_factory=dict)
 
-    def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+    async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
         state = step.next_state
         graph = self.world.context.topology.heard(self.world.context.seed, t, self.world.members.roster(t))
         assert sorted([*heard, *missed]) == graph[self.name]

@@ -15,6 +15,7 @@ from dispfl.cli import (
     grid,
     paper,
     peer,
+    privacy,
     reproduce,
     run,
     up,
@@ -54,6 +55,7 @@ app.command("compare")(grid.compare)
 app.command("sweep")(grid.sweep)
 app.command("reproduce")(reproduce.reproduce)
 app.command("costs")(costs.costs)
+app.command("privacy")(privacy.privacy)
 app.command("explain")(explain.explain)
 app.command("masks")(paper.masks)
 app.command("bound")(paper.bound)

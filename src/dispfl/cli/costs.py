@@ -117,6 +117,8 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
         "kept": _whole(found.kept),
         "flops": "saved" if inputs.masks_channels else "counted",
         "dense_layers": list(found.dense_layers),
+        "fixed_forward_flops": found.fixed_flops,
+        "not_counted": found.omission,
         "paper": {
             "busiest_mb": found.busiest_mb,
             "mean_mb": found.mean_mb,
@@ -162,8 +164,10 @@ def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: 
         kept = f"{layer.kept:,.0f}" if layer.small_shape is None else _shape(layer.small_shape)
         flops = f"{layer.flops / 1e6:,.2f}" if layer.flops else "–"
         add(layer.name, _shape(layer.shape), kept, layer.kept / layer.size, flops)
+    if found.fixed_flops:
+        layers.add_row("products of activations", "", "", "", f"{found.fixed_flops / 1e6:,.2f}")
     layers.add_section()
-    forward = sum(layer.flops for layer in found.layers) / 1e6
+    forward = (found.fixed_flops + sum(layer.flops for layer in found.layers)) / 1e6
     share = found.kept / found.parameters
     add("all", f"{found.parameters:,}", f"{found.kept:,.0f}", share, f"{forward:,.2f}")
     totals = table_of(
@@ -213,9 +217,12 @@ def _legend(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> lis
     drawn = f"masks of {wire.peers_drawn} peers drawn" if wire.peers_drawn < inputs.peers else "all peers' masks drawn"
     notes = [
         f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; {kind}.",
+        "Normalization, activations and pooling are free, as in the paper.",
         "MB: 1e6 bytes. The paper counts 4 bytes per kept value; on the wire, masks, headers and requests are added.",
         f"Round 0, its graph from seed {inputs.seed}; {drawn}.",
     ]
+    if found.omission:
+        notes.append(found.omission)
     if found.dense_layers:
         whole = ", ".join(found.dense_layers)
         notes.append(f"Kept whole by every peer, because none of their units may be left out: {whole}.")

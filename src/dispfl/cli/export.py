@@ -61,7 +61,7 @@ def export(
         personal = personal_model(directory, peer, data_dir)
     saved = save_model(personal.network, personal.card, to)
     card = personal.card
-    score = "not evaluated then" if card.accuracy is None else f"accuracy {card.accuracy:.3f} on its test data"
+    score = "not evaluated then" if card.score is None else f"{card.metric} {card.score:.3f} on its test data"
     rounds = f"{card.rounds} round{'' if card.rounds == 1 else 's'}"
     typer.echo(f"{to}: peer {card.peer} of {directory} after {rounds}, {score}; {saved.size / 1e6:.2f} MB.")
     if card.structure == "channels":

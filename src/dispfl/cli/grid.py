@@ -28,19 +28,22 @@ OutOption = Annotated[
     typer.Option(help="Folder for the runs; default: a new one under runs/. Existing runs are resumed."),
 ]
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
-TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these accuracies: 0.6,0.7,0.8.")]
+TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these scores: 0.6,0.7,0.8.")]
 BudgetOption = Annotated[
     Literal["rounds", "bytes", "flops"],
     typer.Option(
         "--budget",
         help="What is held equal: rounds, the busiest node's bytes, or the training FLOPs of all peers. With bytes and "
-        "flops, accuracies are those reached within the smallest total of the runs that spend any; nothing is "
+        "flops, scores are those reached within the smallest total of the runs that spend any; nothing is "
         "retrained.",
     ),
 ]
 JobsOption = Annotated[
     int,
     typer.Option("--jobs", "-j", min=1, help="Processes, each with a run of its own; they divide the workers."),
+]
+FormatOption = Annotated[
+    Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
 ]
 
 
@@ -56,6 +59,7 @@ class GridOptions:
     budget: str
     track: str | None
     jobs: int
+    figure: str
 
 
 def compare(
@@ -74,6 +78,7 @@ def compare(
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
     jobs: JobsOption = 1,
+    figure: FormatOption = "png",
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
 
@@ -93,7 +98,7 @@ def compare(
     """
     from dispfl.runs.grid import methods_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs, figure)
     run_and_compare("compare", methods_grid, list(arguments or []), options)
 
 
@@ -110,6 +115,7 @@ def sweep(
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
     jobs: JobsOption = 1,
+    figure: FormatOption = "png",
 ) -> None:
     """Train with every value of a setting, and print one table.
 
@@ -124,7 +130,7 @@ def sweep(
     """
     from dispfl.runs.grid import sweep_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs, figure)
     run_and_compare("sweep", sweep_grid, list(arguments or []), options)
 
 
@@ -139,19 +145,21 @@ def run_and_compare(
 
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
+    from dispfl.core.metric import METRICS
     from dispfl.runs.grid import check_grid
     from dispfl.runs.tracking import check_tracker
 
     check_tracker(options.track)
-    targets = parse_targets(options.targets)
     arguments += data_dir_override(options.data_dir)
     config, console = read_toml(options.config) if options.config else {}, Console()
     with output_folder(options.out, Path("runs") / command) as out:
         cells = grid(arguments, config, options.seeds, out)
+        known = all(name in METRICS for cell in cells for name in cell.experiment.metric)
+        targets = parse_targets(options.targets, known)
         check_grid(cells)
         console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
         run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)], options.jobs)
-        _write_comparison(cells, out, targets, options.budget, console)
+        _write_comparison(cells, out, targets, options.budget, options.figure, console)
 
 
 def run_grid(
@@ -184,8 +192,8 @@ def run_grid(
         raise typer.Exit(130) from None
 
 
-def parse_targets(text: str) -> list[float]:
-    """Parse `0.6,0.7`."""
+def parse_targets(text: str, shares: bool = True) -> list[float]:
+    """Parse `0.6,0.7`; `shares` are in (0, 1], as the built-in metrics of classification are."""
     targets = []
     for item in filter(None, (part.strip() for part in text.split(","))):
         try:
@@ -194,7 +202,7 @@ def parse_targets(text: str) -> list[float]:
             raise ConfigError(
                 f"--targets must be numbers separated by commas, such as 0.6,0.7; got {item!r}."
             ) from None
-        if not 0 < target <= 1:
+        if shares and not 0 < target <= 1:
             hint = f" For {target:g}% write {target / 100:g}." if 1 < target <= 100 else ""
             raise ConfigError(f"--targets must be in (0, 1], got {item}.{hint}")
         targets.append(target)
@@ -223,7 +231,7 @@ def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:
 
 
 def _write_comparison(
-    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, console: "Console"
+    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, figure: str, console: "Console"
 ) -> None:
     from dispfl.extras import can_draw
     from dispfl.report.comparison import Budget
@@ -245,8 +253,8 @@ def _write_comparison(
     if can_draw():
         from dispfl.report.plots import plot_comparison
 
-        plot_comparison(comparison, out / "learning-curves.png")
-        pages.insert(0, out / "learning-curves.png")
+        plot_comparison(comparison, out / f"learning-curves.{figure}")
+        pages.insert(0, out / f"learning-curves.{figure}")
     suffixes = ", ".join(file.suffix for file in files[1:])
     written = f"Written: {files[0]}, {suffixes}; {'; '.join(map(str, pages))}"
     console.print(written, soft_wrap=True, highlight=False, markup=False)

@@ -4,13 +4,18 @@ import contextlib
 import sys
 from pathlib import Path
 from shlex import quote
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dispfl.cli.roster import app as roster_app
 from dispfl.errors import ConfigError
 
+if TYPE_CHECKING:
+    from dispfl.peer.site import Site
+
 app = typer.Typer(help="Create, connect, run and inspect one site of a real federation.", no_args_is_help=True)
+app.add_typer(roster_app, name="roster")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 
@@ -89,24 +94,73 @@ def invite(directory: Directory) -> None:
 def accept(
     directory: Directory,
     invite: Annotated[
-        list[str], typer.Argument(metavar="INVITE", help="The other site's invite, or a file with it; - for stdin.")
+        list[str],
+        typer.Argument(metavar="INVITE", help="The other site's invite, a file with it, or a roster; - for stdin."),
     ],
+    fingerprint: Annotated[
+        str | None, typer.Option(help="The fingerprint that the other site told you; accepted at once if it matches.")
+    ] = None,
 ) -> None:
-    """Accept another site. Two sites communicate once each has accepted the other.
+    """Accept another site, or everyone on a roster.
 
-    A running node applies it without a restart.
+    Two sites communicate once each has accepted the other. Without
+    --fingerprint the site is pending: compare fingerprints by phone, then
+    `dispfl peer confirm`. A roster needs its administrators' fingerprint the
+    first time; newer versions come from other sites. A running node applies
+    it without a restart.
 
-    Example: dispfl peer accept alice dispfl1-AAhob3NwaXRhbHMAA2JvYg...
+    Example: dispfl peer accept alice dispfl1-AAhob3NwaXRhbHMAA2JvYg... --fingerprint "9db1 e899 ..."
     """
-    from dispfl.peer.membership.invite import Invite
+    from dispfl.peer.membership.invite import Invite, InviteError
     from dispfl.peer.site import Site
 
-    site = Site.open(directory)
-    member = site.members.accept(Invite.read(_invite_text(invite)))
-    typer.echo(f"Accepted {member.name} at {member.address}. The fingerprint of its certificate:\n")
+    site, text = Site.open(directory), _invite_text(invite)
+    if text.lstrip().startswith("{"):
+        _accept_roster(site, text, fingerprint)
+        return
+    found = Invite.read(text)
+    if not site.info.may_connect(found.address.host):
+        raise InviteError(
+            f"{found.name} is at {found.address}, which is not in allow_networks of {directory}/site.toml."
+        )
+    member = site.members.accept(found, fingerprint, confirmed=False)
+    if member.state == "accepted":
+        typer.echo(f"Accepted {member.name} at {member.address}.")
+        return
+    typer.echo(f"{member.name} at {member.address} is pending. The fingerprint of its certificate:\n")
     _echo_fingerprint(member.fingerprint)
-    typer.echo(f"\nCompare it by phone with what `dispfl peer status` shows at {member.name}. If it differs:")
-    typer.echo(f"dispfl peer revoke {quote(str(directory))} {member.name}")
+    typer.echo(f"\nCompare it by phone with what `dispfl peer status` shows at {member.name}. If it is the same:")
+    typer.echo(f"dispfl peer confirm {quote(str(directory))} {member.name}")
+
+
+def _accept_roster(site: "Site", text: str, fingerprint: str | None) -> None:
+    from dispfl.peer.membership.roster import Roster
+
+    roster = Roster.read(text)
+    before = site.members.file.current()
+    after = site.members.accept_roster(roster, fingerprint)
+    names = [member.name for member in site.members.accepted() if member.by == "roster"]
+    if after.forks != before.forks:
+        typer.echo(f"Refused: version {roster.version} of the roster was signed with another content, see peer status.")
+        raise typer.Exit(1)
+    version = after.roster.version if after.roster else 0
+    typer.echo(f"Version {version} of the roster is in force: {len(names)} other sites are accepted by it.")
+    for problem in roster.unusable:
+        typer.echo(problem)
+    if site.name not in roster.members():
+        typer.echo(f"This site, {site.name}, is not on it: send an administrator its invite.")
+
+
+@app.command()
+def confirm(directory: Directory, name: Annotated[str, typer.Argument(help="The pending member.")]) -> None:
+    """Confirm that a pending site's fingerprint is the right one: it becomes a member.
+
+    Example: dispfl peer confirm alice bob
+    """
+    from dispfl.peer.site import Site
+
+    member = Site.open(directory).members.confirm(name)
+    typer.echo(f"Accepted {member.name} at {member.address}.")
 
 
 def _invite_text(arguments: list[str]) -> str:
@@ -123,8 +177,8 @@ def _invite_text(arguments: list[str]) -> str:
 def revoke(directory: Directory, name: Annotated[str, typer.Argument(help="The member to refuse.")]) -> None:
     """Refuse a member from now on. Other sites decide for themselves.
 
-    A running node refuses it at once, also on open connections. To undo it,
-    accept the member's invite again.
+    A running node cuts its connections at once. To undo it, accept the
+    member's invite again.
 
     Example: dispfl peer revoke alice bob
     """
@@ -171,6 +225,43 @@ def status(directory: Directory, as_json: Annotated[bool, typer.Option("--json",
         typer.echo(json.dumps(found, indent=2))
     else:
         print_status(found, directory, Console())
+
+
+@app.command()
+def log(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Show the audit log: who was accepted, confirmed and revoked, which keys, addresses and rosters changed.
+
+    Example: dispfl peer log alice
+    """
+    import json
+
+    from dispfl.peer.membership.audit import read_audit
+    from dispfl.peer.site import Site
+
+    for entry in read_audit(Site.open(directory).folder):
+        if as_json:
+            typer.echo(json.dumps(entry))
+            continue
+        shown = ("time", "event", "member", "fingerprint", "by")
+        rest = "".join(f"  {key}={value}" for key, value in entry.items() if key not in shown)
+        time, event, member, print_, by = (str(entry.get(key, "")) for key in shown)
+        typer.echo(f"{time}  {event:<15} {member:<12} {print_[:16]}  by {by}{rest}")
+
+
+@app.command()
+def doctor(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+    """Check the site, its machine and its members, and say what to do.
+
+    Key, settings, time of a round, memory, disk, port, clock, and every
+    member both ways. The node may be running or not. The exit code is 1 if
+    something has failed.
+
+    Example: dispfl peer doctor alice
+    """
+    from dispfl.cli.doctor import print_findings
+
+    if not print_findings(directory, as_json):
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -22,6 +22,7 @@ from rich.progress import Progress as ProgressBar
 
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState
 from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.metrics import main_scores, measure_of
 
 Record = dict[str, Any]
 
@@ -83,8 +84,8 @@ def log_to(console: Console) -> Iterator[None]:
 
 def describe_round(record: Record) -> str:
     """`accuracy 0.512 · 3 peers failed`."""
-    accuracy = record["accuracy"]
-    text = f"accuracy {accuracy['mean']:.3f}" if accuracy else "accuracy –"
+    scores = main_scores(record)
+    text = f"{record['metric']} {measure_of([record]).text(scores['mean'] if scores else None)}"
     if record["failures"]:
         text += f" · {len(record['failures'])} peers failed"
     return text
@@ -104,7 +105,7 @@ def _run_bar(console: Console) -> ProgressBar:
 
 
 def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
-    task = bar.add_task(f"{title} round 1/{rounds}", total=None, result="accuracy –")
+    task = bar.add_task(f"{title} round 1/{rounds}", total=None, result="–")
 
     def begin(done: int, total: int) -> None:
         # Setting `completed` before the clock starts would include the steps of an earlier process in the speed.

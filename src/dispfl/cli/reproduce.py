@@ -44,6 +44,9 @@ def reproduce(
         str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
     ] = "",
     jobs: JobsOption = 1,
+    figure: Annotated[
+        Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure, where there is one.")
+    ] = "png",
     yes: Annotated[bool, typer.Option("--yes", help="Start, regardless of the estimated time.")] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
@@ -77,7 +80,7 @@ def reproduce(
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
     _run(experiment, [run.cell for run in runs], scale, yes, Console(stderr=as_json), as_json, jobs)
-    found = _report(experiment, runs, caveat, out, Console(quiet=as_json))
+    found = _report(experiment, runs, caveat, out, figure, Console(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **found}, indent=2))
 
@@ -140,7 +143,12 @@ def _caveat(experiment: "PaperExperiment", runs: "Sequence[PaperRun]", selected:
 
 
 def _report(
-    experiment: "PaperExperiment", runs: "Sequence[PaperRun]", caveat: str, out: Path, console: "Console"
+    experiment: "PaperExperiment",
+    runs: "Sequence[PaperRun]",
+    caveat: str,
+    out: Path,
+    figure_format: str,
+    console: "Console",
 ) -> dict[str, Any]:
     from dispfl.costs.estimate import estimate
     from dispfl.paper.comparison import PaperReference
@@ -156,7 +164,9 @@ def _report(
             references[key] = PaperReference(run.labels, run.printed, run.targets, mean)
     paths = [(run.cell.row, run.cell.path) for run in runs]
     figure, folder = experiment.about.figure, out / experiment.name
-    results = ReproducedRuns(experiment.title, caveat, table, figure, paths, list(references.values()), folder)
+    results = ReproducedRuns(
+        experiment.title, caveat, table, figure, paths, list(references.values()), folder, figure_format
+    )
     return write_report(results, console)
 
 
@@ -229,7 +239,9 @@ def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) 
     experiment = cells[0].experiment
     where = f"{experiment.workers} workers" if experiment.device == "cpu" else f"device {experiment.device}"
     duration = f"{_number(total)} hours, or {_number(total / 24)} days,"
-    print_text(console, f"About {duration} on this machine ({where}), from a training batch measured under its present load.")
+    print_text(
+        console, f"About {duration} on this machine ({where}), from a training batch measured under its present load."
+    )
 
 
 def _number(value: float) -> str:

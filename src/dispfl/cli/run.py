@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -134,6 +134,9 @@ def _range(counts: Sequence[int]) -> str:
 def demo(
     out: Annotated[Path | None, typer.Option(help="The folder of the runs; by default a new one under runs/.")] = None,
     seed: Annotated[int, typer.Option(help="The seed of the split, the weights and the masks.")] = 0,
+    figure: Annotated[
+        Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
+    ] = "png",
 ) -> None:
     """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled images, print a table and draw the learning curves.
 
@@ -158,8 +161,8 @@ def demo(
     if can_draw():
         from dispfl.report.plots import plot_runs
 
-        plot_runs(paths, folder / "learning-curves.png")
-        files = f"Learning curves: {folder / 'learning-curves.png'}. {files}"
+        plot_runs(paths, folder / f"learning-curves.{figure}")
+        files = f"Learning curves: {folder / f'learning-curves.{figure}'}. {files}"
     console.print(files, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -241,19 +244,23 @@ def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
 
 
 def show(
-    directories: Annotated[list[Path], typer.Argument(metavar="DIR...", help="One or more run directories.")],
+    directories: Annotated[
+        list[Path],
+        typer.Argument(metavar="DIR...", help="Run directories, or folders that contain some, such as compare's."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
 ) -> None:
-    """Print the result table of one or more runs, finished or not.
+    """Print the result table of one or more runs, finished or not, and who is ahead of Dis-PFL, or of the first.
 
     Example: dispfl show runs/dispfl-fashion-sample
+    Example: dispfl show runs/five
     """
     from rich.console import Console
 
-    from dispfl.report.run_table import overview, print_results
+    from dispfl.report.run_table import find_shown, overview, print_results
 
     if as_json:
-        summaries = [overview(path) for path in directories]
+        summaries = [overview(path) for path in find_shown(directories)]
         typer.echo(json.dumps(summaries if len(summaries) > 1 else summaries[0], indent=2))
     else:
         print_results(directories, Console())

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from dispfl.peer.membership.roster import Roster
     from dispfl.peer.site import Site
 
 _MIN_UNIX_TIME = 1e9  # monotonic clocks show far less
@@ -17,6 +18,7 @@ _MIN_UNIX_TIME = 1e9  # monotonic clocks show far less
 
 def facts(site: "Site") -> dict[str, Any]:
     """Return the complete status as a JSON object."""
+    members, node = site.members.file.current(), site.status()
     return {
         "name": site.name,
         "federation": site.info.federation,
@@ -27,7 +29,8 @@ def facts(site: "Site") -> dict[str, Any]:
             {
                 "name": member.name,
                 "state": member.state,
-                "address": str(member.address),
+                "by": member.by,
+                "address": str(member.address) if member.address else None,
                 "fingerprint": member.fingerprint,
                 "density": member.density,
                 "first_round": member.first_round,
@@ -35,12 +38,24 @@ def facts(site: "Site") -> dict[str, Any]:
             }
             for member in site.members.all()
         ],
-        "known": [
-            {"name": record.name, "address": str(record.address), "fingerprint": record.fingerprint}
-            for record in site.members.known()
-        ],
+        "roster": _roster_facts(members.roster, members.forks),
+        "problems": site.members.file.problems,
         "running": site.is_running(),
-        "node": site.status(),
+        "known": (node or {}).get("known") or [],
+        "node": node,
+    }
+
+
+def _roster_facts(roster: "Roster | None", forks: tuple[str, ...]) -> dict[str, Any] | None:
+    if roster is None:
+        return None
+    return {
+        "version": roster.version,
+        "digest": roster.digest,
+        "fingerprint": roster.fingerprint,
+        "signed_by": sorted(roster.signatures),
+        "members": len(roster.invites),
+        "forks": list(forks),
     }
 
 
@@ -54,7 +69,14 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     _print(console, f"{found['name']} of the federation {found['federation']}, reached at {found['address']}")
     _print(console, f"fingerprint  {first}\n             {second}")
     _print(console, "\n" + _progress(found["node"], found["running"], quote(str(folder))))
+    for problem in found["problems"]:
+        _print(console, f"Problem in members.json: {problem}")
+    if roster := found["roster"]:
+        _print(console, _roster_text(roster))
     node = found["node"] or {}
+    if found["running"] and node.get("save_problem"):
+        unsaved = f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}."
+        _print(console, f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it can.")
     for title, table in (
         ("Members", _members(found["members"])),
         ("Traffic", _traffic(node.get("peers") or {})),
@@ -65,8 +87,25 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
         if table.row_count:
             _print(console, f"\n{title}")
             console.print(table)
+    for member in found["members"]:
+        if member["state"] == "pending":
+            command = f"dispfl peer confirm {quote(str(folder))} {member['name']}"
+            _print(console, f"\n{member['name']} is pending: compare its fingerprint by phone, then: {command}")
     if not found["members"]:
         _print(console, f"\nNo other site is accepted yet: dispfl peer accept {quote(str(folder))} INVITE")
+
+
+def _roster_text(roster: Mapping[str, Any]) -> str:
+    text = (
+        f"Roster version {roster['version']} with {roster['members']} sites, signed by "
+        f"{', '.join(roster['signed_by'])}; fingerprint of its administrators {roster['fingerprint']}"
+    )
+    for digest in roster["forks"]:
+        text += (
+            f"\nFORK: another roster with version {roster['version']} was signed, {digest[:16]}... instead of "
+            f"{roster['digest'][:16]}...; it is refused. The administrators have to sign a newer version."
+        )
+    return text
 
 
 def _progress(node: Mapping[str, Any] | None, running: bool, folder: str) -> str:
@@ -87,7 +126,8 @@ def _members(members: list[dict[str, Any]]) -> "Table":
     table = _table("name", "state", "address", "density", "from round")
     for member in members:
         density = "-" if member["density"] is None else f"{member['density']:g}"
-        _add(table, member["name"], member["state"], member["address"], density, str(member["first_round"]))
+        state = member["state"] if member["by"] == "hand" else f"{member['state']} by roster"
+        _add(table, member["name"], state, member["address"] or "-", density, str(member["first_round"]))
     return table
 
 

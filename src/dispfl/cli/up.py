@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DEFAULT_PEERS = 8
 REFRESH_SECONDS = 0.5
 """Seconds between two updates of the table."""
-HEADINGS = ("peer", "round", "accuracy", "MB\nin", "MB\nout", "TLS\n%", "heard", "missed", "refused", "state")
+HEADINGS = ("peer", "round", "score", "MB\nin", "MB\nout", "TLS\n%", "heard", "missed", "refused", "state")
 """Headings of the live table, short enough for 80 columns."""
 
 
@@ -162,10 +162,13 @@ def table(processes: "PeerProcesses", rounds: int) -> "Table":
     from rich.table import Table
 
     from dispfl.report.run_table import short
+    from dispfl.runs.directory import read_config
 
+    metric = str(read_config(processes.out)["metric"][0]).rpartition(":")[2]
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in HEADINGS:
-        shown.add_column(heading, justify="left" if heading in ("peer", "state") else "right", no_wrap=True)
+        title = metric if heading == "score" else heading
+        shown.add_column(title, justify="left" if heading in ("peer", "state") else "right", no_wrap=True)
     ended = processes.ended()
     status = {name: _status(processes.out / "sites" / name / "run" / "status.json") for name in processes.names}
     traffic = message_bytes(status)

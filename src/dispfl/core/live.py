@@ -63,6 +63,8 @@ class LiveModel:
         """Of a small network: the units that it has. A peer's buffers are those of the whole network."""
         self._small: dict[tuple[tuple[int, ...], ...], LiveModel] = {}
         self._buffers: Mapping[str, Tensor] = {}
+        self.uncharged = 0
+        """Samples that a method passed forward with gradients in a loop of its own, not yet charged."""
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
@@ -84,15 +86,18 @@ class LiveModel:
     def for_mask(self, mask: PackedMask) -> "LiveModel":
         """Return the live model of a model under this mask: this one, or the small network of a mask of units.
 
-        There is one small network for each number of units; peers with as many share its memory.
+        There is one small network for each number of units; peers with as many share its memory. The result counts its
+        own `uncharged` samples.
         """
         if not isinstance(mask, UnitMask):
-            return self
+            same = copy.copy(self)
+            same.uncharged = 0
+            return same
         shapes = mask.small.shapes
         if shapes not in self._small:
             self._small[shapes] = LiveModel(compact_module(self.module, mask), str(self.device), self.precision)
         small = copy.copy(self._small[shapes])
-        small.mask = mask
+        small.mask, small.uncharged = mask, 0
         return small
 
     def discard_weights(self) -> None:
@@ -106,6 +111,8 @@ class LiveModel:
         """Return the module's outputs. Inputs keep their memory format, so that a user's `x.view(...)` works; those of
         a small network are row-major, because kernels for channels-last need more channels to be fast.
         """
+        if torch.is_grad_enabled():
+            self.uncharged += len(inputs)
         inputs = self.to_device(inputs)
         if self.mask is not None:
             inputs = inputs.contiguous()

@@ -8,13 +8,14 @@ from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim import Optimizer
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import keep_, kept_per_layer, mask_bits
+from dispfl.core.metric import METRICS, Metric, MetricLike, as_metrics
 from dispfl.core.optimizers import (
     Moments,
     OptimizerFactory,
@@ -24,6 +25,7 @@ from dispfl.core.optimizers import (
     own_optimizer,
 )
 from dispfl.core.packed import PackedMask
+from dispfl.core.private import PrivateSteps, sum_clipped_
 from dispfl.core.rng import stream
 from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError, NonFiniteError
@@ -69,7 +71,10 @@ class Train(Settings):
     clip_norm: float = Field(default=10.0, ge=0)
     """The masked gradient is clipped to this norm; 0 disables clipping."""
     noise_std: float = Field(default=0.0, ge=0)
-    """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma."""
+    """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma.
+
+    It is drawn from the seed, which all members know, so that they can subtract it; private noise is `privacy`.
+    """
 
     @model_validator(mode="before")
     @classmethod
@@ -148,27 +153,52 @@ class Samples(Protocol):
         ...
 
 
-def accuracy(outputs: Tensor, labels: Tensor) -> float:
-    """Return the share of samples whose largest output is the label's."""
-    return int((outputs.argmax(1) == labels).sum()) / len(labels)
+CLASSIFICATION = (functional.cross_entropy, functional.nll_loss)
+"""Losses of classification, whose metric is the accuracy unless stated; so are torch's modules of these."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The loss to minimize and the metric to report; by default those of classification."""
+    """The loss to minimize and the metrics to report, the main one first; by default those of classification."""
 
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
-    metric: Callable[[Tensor, Tensor], float] = accuracy
+    metrics: tuple[Metric, ...] = (METRICS["accuracy"],)
+
+    @classmethod
+    def of(
+        cls, loss: Callable[[Tensor, Tensor], Tensor], metric: MetricLike | Sequence[MetricLike] | None = None
+    ) -> "Task":
+        """Return the task of a loss, and of one or several metrics; without any, refuse a loss of no classification."""
+        if metric is not None:
+            return cls(loss, as_metrics(metric))
+        if loss not in CLASSIFICATION and not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
+            name = getattr(loss, "__name__", type(loss).__name__)
+            raise ConfigError(
+                f"The loss {name} needs a metric that fits it: give metric='rmse', another of {', '.join(METRICS)}, or "
+                "a function of your own."
+            )
+        return cls(loss)
+
+    @property
+    def metric(self) -> Metric:
+        """The main metric."""
+        return self.metrics[0]
 
 
 @dataclass
 class Report:
     """Measurements of one peer in one round. `None` means not measured."""
 
-    score: float | None = None
-    """The metric on the peer's test data after the step."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """The metrics on the peer's test data after the step, by name, the main one first."""
+    test_loss: float | None = None
+    """The loss on the same data."""
+    validation: float | None = None
+    """The main metric on the peer's validation data, if it has any."""
+    global_score: float | None = None
+    """The main metric on the global test data, if there are any."""
     mixed: float | None = None
-    """The same after mixing and before training."""
+    """The main metric on the test data after mixing and before training."""
     loss: float | None = None
     """Mean training loss over the steps of the round's last call of `learn`."""
     mask_change: float | None = None
@@ -177,6 +207,8 @@ class Report:
     """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
+    epsilon: float | None = None
+    """With privacy: what the peer has spent of its budget, this round included."""
     seconds: float = field(default=0.0, compare=False)
     """The time that the step computed, as `step_clock` measures it."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
@@ -184,6 +216,11 @@ class Report:
 
     def __post_init__(self) -> None:
         self.passes = [(samples, list(kept)) for samples, kept in self.passes]  # JSON gives lists for tuples
+
+    @property
+    def score(self) -> float | None:
+        """The main metric."""
+        return next(iter(self.scores.values()), None)
 
 
 @dataclass
@@ -203,6 +240,10 @@ class Trainer:
     roster: Sequence[str] = ()
     """All peers' names, in the order of every sum."""
     evaluate: bool = True
+    validation: Samples | None = None
+    """The peer's validation data, if it has any."""
+    global_test: Samples | None = None
+    """Test data that are the same for all peers, if there are any."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """The peer's buffers: those of its state at first, then those after the last call of `learn`."""
     first_weights: Callable[[], Tensor] = lambda: torch.empty(0)
@@ -213,11 +254,14 @@ class Trainer:
     """Makes the optimizer, instead of the one of the settings."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """What the optimizer remembers of each model that `learn` has trained, by its name."""
+    private: PrivateSteps | None = None
+    """With privacy: draws batches and noise in secret, and counts steps."""
     report: Report = field(default_factory=Report)
 
     def __post_init__(self) -> None:
         self.batch_rng = self.stream("batches")
         self._noise = self.stream("noise") if self.settings.noise_std else None
+        self._flags: Tensor | None = None
 
     def stream(self, purpose: str) -> torch.Generator:
         """Return the random stream of this peer and round for one purpose."""
@@ -264,15 +308,16 @@ class Trainer:
         packed = mask if isinstance(mask, PackedMask) else PackedMask.pack(mask)
         if optimizer is not None and name in self.moments:
             self.moments[name].restore(optimizer, flat, packed)
+        clip_norm = 0.0 if self.private else s.clip_norm
         losses = []
         for x, y in self.batches(steps, samples):
             losses.append(self.backward(x, y))
             noise = self.draw_noise(weights.numel())
             drawn = None if noise is None else live.to_device(noise)
             if optimizer is None:
-                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, s.clip_norm, anchor, drawn)
+                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, clip_norm, anchor, drawn)
             else:
-                optimizer_step(optimizer, flat, bits, s.clip_norm, anchor, drawn)
+                optimizer_step(optimizer, flat, bits, clip_norm, anchor, drawn)
         learned = self.end(torch.stack(losses).mean())
         if optimizer is not None:
             self.moments[name] = Moments.of(optimizer, flat, packed)
@@ -298,12 +343,21 @@ class Trainer:
         """
         self.live.load(weights, self.buffers)
         self.live.module.train()
-        self.report.passes.append((0, trained_per_layer(weight_flags(mask), self.live.layout)))
+        self._flags = weight_flags(mask)
+        self.report.passes.append((0, trained_per_layer(self._flags, self.live.layout)))
 
     def batches(self, steps: int | None = None, samples: Samples | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled and augmented batches, by default as many as the settings say, of all training samples."""
+        """Yield shuffled and augmented batches, by default as many as the settings say, of all training samples.
+
+        With privacy each is a secret draw, and may be empty.
+        """
         samples = self.train if samples is None else samples
         steps = steps or self.settings.local_steps(len(samples))
+        if self.private is not None:
+            for batch in self.private.batches(samples, steps, self.batch_rng):
+                self.before_batch()
+                yield batch
+            return
         while True:
             for batch in samples.batches(self.settings.batch_size, rng=self.batch_rng):
                 self.before_batch()
@@ -313,21 +367,43 @@ class Trainer:
                     return
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not masked."""
+        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not masked.
+
+        With privacy the gradient is that of `core/private.py`, masked, and the loss is not told: it is 0.
+        """
+        if self.private is not None:
+            return self._private_backward(self.private, x, y)
         self.live.grad.zero_()
         loss = self.task.loss(self.live(x), self.live.to_device(y))
         loss.backward()  # type: ignore[no-untyped-call]
         passed, kept = self.report.passes[-1]
         self.report.passes[-1] = (passed + len(y), kept)
+        self.live.uncharged -= len(x)
         return loss.detach()
+
+    def _private_backward(self, private: PrivateSteps, x: Tensor, y: Tensor) -> Tensor:
+        live, flags = self.live, None if self._flags is None else self.live.to_device(self._flags)
+        private.check_budget(self.peer)
+        sum_clipped_(live, self.task.loss, live.to_device(x).contiguous(), live.to_device(y), flags, private.clip)
+        private.add_noise_(live.grad, flags)
+        passed, kept = self.report.passes[-1]
+        self.report.passes[-1] = (passed + round(private.batch_size), kept)  # the number of samples is secret
+        return torch.zeros((), device=live.device)
 
     def end(self, loss: Tensor) -> Tensor:
         """Return the trained weights, with the mean loss for the report; refuse numbers that are not finite."""
         learned = self.live.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
-        self.report.loss, self.buffers = float(loss), self.live.read_buffers()
+        self.report.loss, self.buffers = None if self.private else float(loss), self.live.read_buffers()
         return learned
+
+    def charge_own_loop(self, mask: PackedMask) -> None:
+        """Charge the samples that a method passed through `live` without `backward`, under the mask of its result."""
+        if self.live.uncharged > 0:
+            kept = trained_per_layer(weight_flags(mask), self.live.layout)
+            self.report.passes.append((self.live.uncharged, kept))
+            self.live.uncharged = 0
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Return the dense gradient on one batch of the peer's training data (Algorithm 2, line 2).
@@ -335,18 +411,32 @@ class Trainer:
         Deviation 17: the network is in training mode.
         """
         self.begin(weights, torch.ones_like(weights, dtype=torch.bool))
-        self.backward(*next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve"))))
+        rng = self.stream("evolve")
+        if self.private is not None:
+            batch = next(self.private.batches(self.train, 1, rng))
+        else:
+            batch = next(self.train.batches(self.settings.batch_size, rng=rng))
+        self.backward(*batch)
         gradient = self.live.grad.to("cpu", copy=True)
         self.check_finite(gradient, "gradient")
         return gradient
 
     def score(self, weights: Tensor, samples: Samples | None = None) -> float:
-        """Return the task's metric on the peer's test data, or on other samples."""
-        return float(self.task.metric(*self._predict(weights, self.test if samples is None else samples)))
+        """Return the task's main metric on the peer's test data, or on other samples."""
+        self._check_not_private(samples)
+        return self.task.metric(*self._predict(weights, self.test if samples is None else samples))
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
         """Return the task's loss on some samples, without training on them."""
+        self._check_not_private(samples)
         return float(self.task.loss(*self._predict(weights, samples)))
+
+    def _check_not_private(self, samples: Samples | None) -> None:
+        if self.private is not None and samples is not None and samples is not self.test:
+            raise ConfigError(
+                "privacy: a method may use training data in `learn`, `gradient` and `backward` only, which are "
+                "accounted; this one evaluates a model on them."
+            )
 
     @torch.no_grad()
     def _predict(self, weights: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
@@ -357,6 +447,12 @@ class Trainer:
             outputs.append(self.live(x))
             labels.append(self.live.to_device(y))
         return torch.cat(outputs), torch.cat(labels)
+
+    def observe(self, weights: Tensor) -> None:
+        """Evaluate the model at the end of the step: all metrics and the loss on the peer's test data."""
+        outputs, labels = self._predict(weights, self.test)
+        self.report.scores = {metric.name: metric(outputs, labels) for metric in self.task.metrics}
+        self.report.test_loss = float(self.task.loss(outputs, labels))
 
     def observe_mixed(self, weights: Tensor) -> None:
         """Evaluate the model between mixing and training, in rounds with evaluation."""

@@ -59,6 +59,8 @@ class CostInputs:
     train: Train
     wire: Wire
     seed: int = 0
+    validation: bool = False
+    """Whether peers have validation data besides these samples."""
 
     @cached_property
     def context(self) -> RunContext:
@@ -141,6 +143,10 @@ class RoundCosts:
     """The local training of a peer, mean over peers."""
     dense_layers: tuple[str, ...] = ()
     """With masks of channels: the layers that stay whole, because none of their units can be left out."""
+    fixed_flops: int = 0
+    """Operations of one sample's forward pass that no parameter has, as in attention."""
+    omission: str | None = None
+    """A sentence about operations that are not counted, if there are any."""
 
     @property
     def kept(self) -> float:
@@ -189,6 +195,8 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
         mean_mb=_mean_download(ledger.paper, inputs.roster) / MB,
         flops_per_peer=fmean(flops[density] for density in densities),
         dense_layers=tuple(layout.dense_layers) if isinstance(layout, UnitLayout) else (),
+        fixed_flops=forward.fixed,
+        omission=forward.omission,
     )
 
 
@@ -217,7 +225,7 @@ def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int
     match method:
         case Ditto() if inputs.train.steps is None:
             epochs = method.global_epochs + method.personal_epochs
-        case FedFOMO() if samples > 1 and not as_printed:
+        case FedFOMO() if samples > 1 and not as_printed and not inputs.validation:
             samples -= max(1, int(method.validation * samples))
         case DisPFL(structure="weights", regrow="gradient"):
             search = inputs.train.batch_size

@@ -3,20 +3,29 @@
 With masks of single weights they are counted, not saved: dense kernels do the work. With masks of channels they are
 saved: they are the operations of the small network that the peer trains.
 
-A convolution or linear layer needs, for one sample, 2 operations for each weight and output position, and 1 for each
-bias and output position; everything else counts 0. So each parameter has a cost per kept weight, and a sparse model
-costs in proportion to what it keeps. A training step counts as 3 forward passes.
+A convolution or a matrix product needs 2 operations for each multiplication, so 2 for each weight and use; a weight
+that is added, multiplied elementwise or copied (a bias, a learned scale, an embedding) needs 1 for each result. So
+each parameter has a cost per kept weight, and a sparse model costs in proportion to what it keeps. Products of
+activations with each other, as in attention, cost the same under every mask. Normalization, activations and pooling
+are free, as in the paper. A training step counts as 3 forward passes.
 """
 
-from collections.abc import Sequence
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
 
 from dispfl.core.layout import Layout
+
+log = logging.getLogger("dispfl")
 
 TRAINING = 3
 """Forward passes that forward and backward together count for."""
@@ -26,56 +35,161 @@ TRAINING = 3
 class ForwardCost:
     """Operations of one forward pass on one sample, for each kept weight of each parameter of a layout."""
 
-    per_weight: tuple[int, ...]
+    per_weight: tuple[float, ...]
+    """Means over a parameter, where its parts are not used equally often: whole numbers otherwise."""
     sizes: tuple[int, ...]
+    fixed: int = 0
+    """Operations of products without a trained weight, as in attention: no mask saves them."""
+    uncounted: tuple[str, ...] = ()
+    """The parts of the network whose operations are not counted, apart from those that are free in the paper."""
 
     def dense(self) -> int:
         """Return the operations with every weight kept."""
         return self.sparse(self.sizes)
 
-    def sparse(self, kept: Sequence[int]) -> int:
+    def sparse(self, kept: Sequence[float]) -> int:
         """Return the operations with this many weights kept in each parameter."""
-        return sum(cost * count for cost, count in zip(self.per_weight, kept, strict=True))
+        return self.fixed + round(sum(cost * count for cost, count in zip(self.per_weight, kept, strict=True)))
 
-    def training(self, kept: Sequence[int], samples: int) -> int:
+    def training(self, kept: Sequence[float], samples: int) -> int:
         """Return the operations of training on some samples, with this many weights kept in each parameter."""
         return TRAINING * samples * self.sparse(kept)
 
-    def local_training(self, kept: Sequence[int], samples: int, search_batch: int = 0) -> int:
+    def local_training(self, kept: Sequence[float], samples: int, search_batch: int = 0) -> int:
         """Return the operations of a peer's round: the samples it trains on, plus one dense batch for a mask search."""
         return self.training(kept, samples) + self.training(self.sizes, search_batch)
+
+    @property
+    def omission(self) -> str | None:
+        """A sentence about what is not counted; None if everything is."""
+        if not self.uncounted:
+            return None
+        return f"FLOPs do not include {', '.join(self.uncounted)}: there is no formula for these operations."
+
+    def warn(self) -> None:
+        """Log what is not counted."""
+        if self.omission:
+            log.warning(self.omission)
 
 
 @torch.no_grad()
 def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCost:
-    """Run one sample (a batch of one) through the module and count how often each weight is used."""
-    names = {parameter: name for name, parameter in module.named_parameters()}
-    uses = dict.fromkeys(layout.names, 0)
-
-    def count(layer: nn.Module, inputs: tuple[Tensor, ...], named: dict[str, Tensor], output: Tensor) -> None:
-        positions = _positions(layer, inputs[0] if inputs else named["input"], output)
-        for parameter, operations in ((layer.weight, 2 * positions), (layer.bias, _positions(layer, output, output))):
-            name = names.get(parameter) if isinstance(parameter, nn.Parameter) else None
-            if name in uses:
-                uses[name] += operations
-
-    counted = [layer for layer in module.modules() if isinstance(layer, (nn.Linear, _ConvNd))]
-    hooks = [layer.register_forward_hook(count, with_kwargs=True) for layer in counted]
+    """Run one sample (a batch of one) through the module and count its operations."""
+    counter = _OperationCounter(module)
     training = module.training
     module.eval()
     try:
-        module(sample)
+        with _without_fused_attention(), counter:
+            module(sample)
+    except Exception:
+        module(sample)  # an error of the network itself is raised here
+        nothing = (f"anything of {type(module).__name__}, which torch cannot count",)
+        return ForwardCost((0,) * len(layout.sizes), layout.sizes, 0, nothing)
     finally:
         module.train(training)
-        for hook in hooks:
-            hook.remove()
-    return ForwardCost(tuple(uses[name] for name in layout.names), layout.sizes)
+    trained = set(layout.names)
+    frozen = sum(count for name, count in counter.operations.items() if name not in trained)
+    sizes = zip(layout.names, layout.sizes, strict=True)
+    per_weight = [_quotient(counter.operations[name], size) for name, size in sizes]
+    missed = (*_uncounted_layers(module, layout, counter.operations), *sorted(counter.unknown))
+    return ForwardCost(tuple(per_weight), layout.sizes, counter.without_weight + frozen, missed)
 
 
-def _positions(layer: nn.Module, source: Tensor, output: Tensor) -> int:
-    """Return how often a layer's weight is used for one sample: at each position of its output (transposed: input)."""
-    if isinstance(layer, nn.Linear):
-        return output.numel() // (output.shape[0] * output.shape[-1])
-    where: Any = source if isinstance(layer, _ConvTransposeNd) else output
-    dims = len(layer.kernel_size) if isinstance(layer, _ConvNd) else 0
-    return int(torch.tensor(where.shape[-dims:]).prod())
+class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operations of all tensor operations in its context, by the parameter that they use."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = {id(parameter): name for name, parameter in module.named_parameters()}
+        self.operations = dict.fromkeys(self._names.values(), 0)
+        """The operations of each parameter."""
+        self.without_weight = 0
+        """The operations of products of activations."""
+        self.unknown: set[str] = set()
+        """Operations with many multiplications and without a formula."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        operation = func.overloadpacket
+        kind = operation.__name__
+        if operation in flop_registry:
+            self._count_product(flop_registry[operation](*args, **kwargs, out_val=result), _FACTORS.get(kind, ()), args)
+            self._count_bias(_SUMMAND.get(kind), args, result)
+        elif kind in ("mv", "dot", "addmv"):
+            matrix = args[1 if kind == "addmv" else 0]
+            self._count_product(2 * matrix.numel(), (0, 1, 2), args)
+            self._count_bias(0 if kind == "addmv" else None, args, result)
+        elif kind == "mkldnn_rnn_layer":  # input, weights and biases: those of the input, then those of the state
+            positions = args[0].numel() // args[0].shape[-1]
+            for place, each in ((1, 2), (2, 2), (3, 1), (4, 1)):
+                self._charge(args[place], each * args[place].numel() * positions)
+        elif kind in _ELEMENTWISE or kind in _LOOKUPS:
+            for used in args[:2]:
+                self._charge(used, result.numel())
+        elif kind == "cat":
+            for used in args[0]:
+                self._charge(used, used.numel())
+        elif kind.startswith("_embedding_bag"):
+            self._charge(args[0], args[1].numel() * args[0].shape[1])
+        elif kind.startswith(_UNKNOWN):
+            self.unknown.add(f"{kind.removeprefix('_')} (an operation)")
+        return result
+
+    def _count_product(self, operations: int, factors: Sequence[int], args: Sequence[Any]) -> None:
+        if not any(self._charge(args[k], operations) for k in factors if k < len(args)):
+            self.without_weight += operations
+
+    def _count_bias(self, place: int | None, args: Sequence[Any], result: Tensor) -> None:
+        if place is not None and place < len(args):
+            self._charge(args[place], result.numel())
+
+    def _charge(self, used: Any, operations: int) -> bool:
+        """Add operations to the parameter that is used, or viewed; return whether it is one."""
+        if not isinstance(used, Tensor):
+            return False
+        name = self._names.get(id(used)) or self._names.get(id(used._base))
+        if name is None:
+            return False
+        self.operations[name] += operations
+        return True
+
+
+_FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (1,), "_convolution": (1,)}
+"""The arguments of products that may be weights."""
+_SUMMAND = {"addmm": 0, "baddbmm": 0, "convolution": 2, "_convolution": 2}
+"""The argument that may be a bias."""
+_ELEMENTWISE = {"add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div", "div_", "_prelu_kernel"}
+_LOOKUPS = {"embedding", "index", "index_select", "gather"}
+_UNKNOWN = ("_trilinear", "_fft", "fft", "_linalg", "linalg", "_cdist", "grid_sampler")
+"""How the names of operations begin that multiply much, but have no formula here."""
+_FREE = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.LocalResponseNorm)
+
+
+@contextlib.contextmanager
+def _without_fused_attention() -> Iterator[None]:
+    """Compute attention as separate matrix products, which can be counted."""
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+
+
+def _uncounted_layers(module: nn.Module, layout: Layout, operations: dict[str, int]) -> list[str]:
+    """Return the layers with trained parameters that cost nothing, as `head (Bilinear)`; norms are free."""
+    found: dict[str, None] = {}
+    for name in layout.names:
+        path, _, own = name.rpartition(".")
+        layer = module.get_submodule(path)
+        if not operations[name] and not isinstance(layer, _FREE):
+            found[f"{path} ({type(layer).__name__})" if path else f"{own} ({type(layer).__name__})"] = None
+    return list(found)
+
+
+def _quotient(operations: int, size: int) -> float:
+    """Return the operations per weight, as an int where it is a whole number: sums of ints are exact."""
+    whole, rest = divmod(operations, size)
+    return operations / size if rest else whole

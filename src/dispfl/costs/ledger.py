@@ -29,6 +29,8 @@ class Busiest:
     """The largest download, as sent."""
     peer: str | None
     """The node with the largest wire traffic in a direction; the first in the roster of several."""
+    connections: int = 0
+    """The largest number of nodes that one node receives models from."""
 
     @property
     def wire(self) -> int:
@@ -59,7 +61,8 @@ class Ledger:
         loads = {node: max(up[node], down[node]) for node in up | down}
         peer = min(loads, key=lambda node: (-loads[node], node)) if loads else None
         _, paper_down = per_node(self.paper)
-        return Busiest(_largest(paper_down), _largest(up), _largest(down), peer)
+        senders = Counter(receiver for _, receiver in self.paper)
+        return Busiest(_largest(paper_down), _largest(up), _largest(down), peer, _largest(senders))
 
     def traffic(self) -> dict[str, tuple[int, int]]:
         """Return the bytes up and down of every node with any traffic, as sent."""

@@ -63,6 +63,34 @@ def _round(x: NDArray[np.float64], preference: NDArray[np.float64], row_sums: Co
     return counts
 
 
+def unequal_sizes(weights: NDArray[np.float64], total: int, least: int) -> Counts:
+    """Divide a total in proportion to the weights, into whole numbers of at least `least`.
+
+    Whose share is too small gets `least`, and the others divide the rest; each repetition settles one more at least.
+    The total must be large enough for all, so the largest share always is.
+    """
+    settled = np.zeros(len(weights), np.bool_)
+    while True:
+        rest = total - least * settled.sum()
+        shares = np.where(settled, least, rest * weights / weights[~settled].sum())
+        small = ~settled & (shares < least)
+        if not small.any() or (settled | small).all():
+            break
+        settled |= small
+    counts = np.maximum(np.floor(shares).astype(np.int64), least)
+    remainders = np.where(settled, -1.0, shares - counts)
+    counts[np.argsort(-remainders, kind="stable")[: total - counts.sum()]] += 1
+    return counts
+
+
+def split_totals(totals: Counts, sizes: Counts) -> Counts:
+    """Divide class totals among peers of these sizes, in equal label proportions, rounded."""
+    if (sizes == sizes[0]).all():
+        return split_evenly(totals, len(sizes))
+    exact = sizes[:, None] * totals / totals.sum()
+    return _round(exact, exact, sizes, totals)
+
+
 def split_evenly(totals: Counts, members: int) -> Counts:
     """Divide class totals among members so that the counts of a class differ by at most one, and the row sums too.
 
@@ -118,6 +146,26 @@ def fill_evenly(held: NDArray[np.bool_], supply: Counts, n: int) -> Counts:
             break
         extra = grown
     return held * np.int64(even) + extra
+
+
+def fill_unevenly(held: NDArray[np.bool_], supply: Counts, sizes: Counts) -> Counts:
+    """Give each peer its number of samples of its classes; the counts of its classes differ by at most one.
+
+    Where a class is too small, those who hold it get less, in proportion to their sizes.
+    """
+    each = int(held[0].sum())
+    demand = (held * sizes[:, None]).sum(axis=0) / each
+    supplied = np.minimum(1.0, supply / np.maximum(demand, 1.0))
+    fitted = np.floor(sizes * np.where(held, supplied, 1.0).min(axis=1) + 1e-9).astype(np.int64)
+    even, more = np.divmod(fitted, each)
+    counts: Counts = held * even[:, None]
+    room = supply - counts.sum(axis=0)
+    for peer, wanted in enumerate(more):
+        mine = np.flatnonzero(held[peer] & (room > 0))
+        taken = mine[np.argsort(-room[mine], kind="stable")][:wanted]
+        counts[peer, taken] += 1
+        room[taken] -= 1
+    return counts
 
 
 def one_more_each(held: NDArray[np.bool_], extra: NDArray[np.bool_], room: Counts) -> NDArray[np.bool_] | None:

@@ -1,6 +1,7 @@
 """Batches of samples that stay in memory; normalization, crops and flips are tensor operations on whole batches."""
 
-from collections.abc import Iterator, Sized
+import hashlib
+from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import cast
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
+from dispfl.core.rng import global_stream
 from dispfl.core.train import Samples
 from dispfl.errors import DataError
 
@@ -142,6 +144,44 @@ class DatasetSamples:
         return DatasetSamples(Subset(self.dataset, rows.tolist()))
 
 
+def data_digest(parts: Iterable[Samples]) -> str:
+    """Return the SHA-256 of samples: of all inputs and labels that are in memory.
+
+    Of a Dataset, which may be slow to read: of their number, and of the first, the middle and the last sample. A sample
+    that is another one each time it is read counts with its label alone.
+    """
+    digest = hashlib.sha256()
+    for samples in parts:
+        digest.update(f"{len(samples)} samples".encode())
+        if isinstance(samples, DatasetSamples):
+            for row in sorted({0, len(samples) // 2, len(samples) - 1}):
+                one, again = (_read_one(samples, row) for _ in range(2))
+                _add(digest, one if all(map(torch.equal, one, again)) else one[1:])
+        elif isinstance(samples, ResidentSamples):
+            for rows in torch.split(torch.arange(len(samples)), _DIGEST_ROWS):
+                where = rows if samples.index is None else samples.index[rows]
+                _add(digest, (samples.inputs[where], samples.labels[where]))
+        else:
+            for batch in samples.batches(_DIGEST_ROWS):
+                _add(digest, batch)
+    return digest.hexdigest()
+
+
+_DIGEST_ROWS = 500
+
+
+def _read_one(samples: DatasetSamples, row: int) -> tuple[Tensor, Tensor]:
+    """Read one sample; what it draws from torch's global generator does not change later draws."""
+    with global_stream(0, "digest"):
+        return next(samples.take(torch.tensor([row])).batches(1))
+
+
+def _add(digest: "hashlib._Hash", tensors: Iterable[Tensor]) -> None:
+    for tensor in tensors:
+        digest.update(f"{tensor.dtype} {list(tensor.shape[1:])}".encode())
+        digest.update(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
 DatasetLike = Dataset[tuple[Tensor, Tensor]] | tuple[Tensor, Tensor] | Samples
 """What a user may pass as one peer's training or test data."""
 
@@ -181,6 +221,14 @@ def labels_of(samples: ResidentSamples | DatasetSamples, classes: tuple[str, ...
     if classes is not None and (high := int(labels.max())) >= len(classes):
         raise DataError(f"The {which} have the label {high}, but data.classes lists {len(classes)} classes, from 0.")
     return labels
+
+
+def label_range(samples: Samples) -> tuple[int, int] | None:
+    """Return the lowest and the highest label of samples in memory, if their labels are one whole number each."""
+    if not isinstance(samples, ResidentSamples) or samples.labels.ndim != 1 or samples.labels.is_floating_point():
+        return None
+    labels = samples.labels if samples.index is None else samples.labels[samples.index]
+    return int(labels.min()), int(labels.max())
 
 
 def _chunks(count: int, size: int, rng: torch.Generator | None) -> list[Tensor]:

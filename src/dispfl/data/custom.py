@@ -46,6 +46,8 @@ class CustomDataset:
     """How the inputs were standardized, if they were."""
     label: str | None = None
     """Table: the name of the label's column."""
+    groups: tuple[Sequence[str], Sequence[str]] | None = None
+    """With `data.group`: where each training sample and each test sample comes from."""
 
     @cached_property
     def classes(self) -> tuple[str, ...]:
@@ -96,8 +98,14 @@ def load_custom(
     home = Path(settings.dir or folder or "").expanduser().absolute()
     if settings.factory:
         return load_from_factory(settings.factory, settings.classes, home, site=site, seed=seed)
-    assert settings.path is not None
-    parts = _read(settings, home, settings.path, None, progress)
+    if settings.hub:
+        from dispfl.data.readers.hub import read_hub  # an extra, and slow to import
+
+        size, colour = settings.size or DEFAULT_SIZE, settings.colour is not False
+        parts = read_hub(settings.hub, home, settings.label, settings.group, size, colour)
+    else:
+        assert settings.path is not None
+        parts = _read(settings, home, settings.path, None, progress)
     if settings.test_path:
         if len(parts) > 1:
             raise ConfigError(f"{parts[0].path} contains test data; omit data.test_path.")
@@ -121,16 +129,16 @@ def _read(
         raise DataError(f"{key} is {path}, which does not exist{hint}.")
     try:
         if path.is_dir():
-            settings.refuse(["label"], f"{path} is a folder, whose sub-folders are the labels")
+            settings.refuse(["label", "group"], f"{path} is a folder, whose sub-folders are the labels")
             colour = settings.colour is not False
             return [read_folder(path, settings.size or DEFAULT_SIZE, colour, progress)]
         settings.refuse(["size", "colour"], f"{path} is not a folder of images")
         match path.suffix.lower():
             case ".csv":
                 label = settings.label if like is None else like.label
-                return [read_table(path, label, like.columns if like else ())]
+                return [read_table(path, label, like.columns if like else (), settings.group)]
             case ".npz":
-                settings.refuse(["label"], f"{path} has its labels in y")
+                settings.refuse(["label", "group"], f"{path} has its labels in y")
                 return read_arrays(path)
     except OSError as problem:
         raise DataError(f"{problem.filename or path} cannot be read: {problem.strerror or problem}.") from None
@@ -143,14 +151,17 @@ def _assemble(settings: CustomData, parts: list[RawSamples], rng: torch.Generato
     found = {label for part in parts for label in (*part.labels, *part.folders)}
     classes = settings.classes or class_names(found, sum(len(part.labels) for part in parts), where)
     labels = [class_numbers(part.labels, classes, part.path) for part in parts]
-    inputs = [part.inputs for part in parts]
+    inputs, groups = [part.inputs for part in parts], [part.groups for part in parts]
     if len(parts) == 1:
-        rows = train_test_rows(labels[0], settings.test_share or DEFAULT_TEST_SHARE, rng)
+        kinds = _kinds(labels[0], groups[0])  # each group has test samples of its own
+        rows = train_test_rows(kinds, settings.test_share or DEFAULT_TEST_SHARE, rng)
         if not len(rows[1]):
             raise DataError(f"{where} has no class with two samples, so none can be held out for testing; add some.")
         inputs, labels = [inputs[0][mine] for mine in rows], [labels[0][mine] for mine in rows]
+        groups = [tuple(groups[0][k] for k in mine.tolist()) if groups[0] else () for mine in rows]
+    sources = (groups[0], groups[1]) if groups[0] else None
     if inputs[0].dtype == torch.uint8:
-        return _image_dataset(settings, inputs, labels, classes)
+        return _image_dataset(settings, inputs, labels, classes, sources)
     scaling = None
     if settings.standardize:
         if inputs[0].ndim != 2:
@@ -161,18 +172,30 @@ def _assemble(settings: CustomData, parts: list[RawSamples], rng: torch.Generato
         scaling = Scaling.of(inputs[0])
         inputs = [scaling(part) for part in inputs]
     train, test = (ResidentSamples(x, y) for x, y in zip(inputs, labels, strict=True))
-    return CustomDataset(settings.name, train, test, classes, parts[0].columns, scaling, parts[0].label)
+    return CustomDataset(settings.name, train, test, classes, parts[0].columns, scaling, parts[0].label, sources)
+
+
+def _kinds(labels: Tensor, groups: Sequence[str]) -> Tensor:
+    """Number the combinations of label and group."""
+    if not groups:
+        return labels
+    numbers = {group: k for k, group in enumerate(sorted(set(groups)))}
+    return labels * len(numbers) + torch.tensor([numbers[group] for group in groups])
 
 
 def _image_dataset(
-    settings: CustomData, inputs: list[Tensor], labels: list[Tensor], classes: tuple[str, ...]
+    settings: CustomData,
+    inputs: list[Tensor],
+    labels: list[Tensor],
+    classes: tuple[str, ...],
+    groups: tuple[Sequence[str], Sequence[str]] | None,
 ) -> ImageDataset:
     channels = inputs[0].shape[-1]
     mean, std = (HALF,) * channels, (HALF,) * channels
     if settings.standardize:
         mean, std = _channel_moments(inputs[0])
     train, test = (images.permute(0, 3, 1, 2) for images in inputs)
-    return ImageDataset(settings.name, train, labels[0], test, labels[1], classes, mean, std, flip=False)
+    return ImageDataset(settings.name, train, labels[0], test, labels[1], classes, mean, std, False, groups)
 
 
 def _channel_moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -181,10 +204,10 @@ def _channel_moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ..
     means, stds = [], []
     for channel in images.unbind(-1):
         counts = torch.bincount(channel.flatten(), minlength=256).double()
-        varied, evaluates_global = (counts > 0).sum() > 1, counts / counts.sum()
-        mean = float((evaluates_global * values).sum())
+        varied, shares = (counts > 0).sum() > 1, counts / counts.sum()
+        mean = float((shares * values).sum())
         means.append(mean if varied else HALF)
-        stds.append(float((evaluates_global * (values - mean) ** 2).sum().sqrt()) if varied else HALF)
+        stds.append(float((shares * (values - mean) ** 2).sum().sqrt()) if varied else HALF)
     return tuple(means), tuple(stds)
 
 

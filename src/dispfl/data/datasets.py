@@ -6,7 +6,7 @@ Everything here works without torch; only `load_dataset` imports a reader.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -17,6 +17,7 @@ from dispfl.data.catalogue import DATASETS, DataSpec, FileLayout, describe, near
 from dispfl.data.factory import checked_name
 from dispfl.data.fetch import ProgressCallback, cache_folder, fetch
 from dispfl.errors import ConfigError, DataError
+from dispfl.extras import require
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class CustomData(Data):
 
     FILE_KEYS: ClassVar[tuple[str, ...]] = (
         "label",
+        "group",
         "size",
         "colour",
         "test_share",
@@ -80,6 +82,8 @@ class CustomData(Data):
     name: Literal["custom"] = "custom"
     path: str | None = None
     """A CSV file, an NPZ file, or a folder with one sub-folder of images for each class."""
+    hub: str | None = None
+    """A data set of Hugging Face `datasets`: a folder that it saved, or a name on its hub."""
     factory: str | None = None
     """`module:function`, which returns (training data, test data)."""
     dir: str | None = None
@@ -87,11 +91,13 @@ class CustomData(Data):
     classes: tuple[str, ...] | None = None
     """All classes, in the order of the outputs; equal at all sites of a federation. Default: those found, sorted."""
     label: str | None = None
-    """CSV: the column with the class; default: `label` if there is one, otherwise the last column."""
+    """CSV, hub: the column with the class; default: `label` if there is one, otherwise the last column of a CSV."""
+    group: str | None = None
+    """CSV, hub: a column that is no input, but says where a sample comes from; set by `partition.column`."""
     size: int | None = Field(default=None, ge=8, le=4096)
-    """Folder: width and height in pixels to which images are resized; default: 32."""
+    """Folder, hub: width and height in pixels to which images are resized; default: 32."""
     colour: bool | None = None
-    """Folder: three channels, or one if false; default: true."""
+    """Folder, hub: three channels, or one if false; default: true."""
     standardize: bool = False
     """Shift and scale each column (or channel) by the mean and standard deviation of the site's training data."""
     test_share: float | None = Field(default=None, gt=0, lt=1)
@@ -127,10 +133,16 @@ class CustomData(Data):
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse inconsistent settings."""
-        if not self.path and not self.factory:
-            raise ConfigError("data.path is missing: name a CSV file, an NPZ file or a folder; or give data.factory.")
-        if self.path and self.factory:
-            raise ConfigError("data.path and data.factory exclude each other; omit one of them.")
+        given = [key for key in ("path", "hub", "factory") if getattr(self, key)]
+        if not given:
+            raise ConfigError(
+                "data.path is missing: name a CSV file, an NPZ file or a folder; or give data.hub or data.factory."
+            )
+        if len(given) > 1:
+            raise ConfigError(f"data.{given[0]} and data.{given[1]} exclude each other; omit one of them.")
+        if self.hub:
+            require("hub", "data.hub")
+            self.refuse(["test_path"], f"data.hub={self.hub} names its test data itself")
         if self.test_path and self.test_share is not None:
             raise ConfigError("data.test_path and data.test_share exclude each other; omit one of them.")
         if self.factory:
@@ -159,6 +171,8 @@ class ImageDataset:
     std: tuple[float, ...]
     flip: bool
     """Whether a flipped image still shows its class: true of photographs, not of digits."""
+    groups: tuple[Sequence[str], Sequence[str]] | None = None
+    """With `data.group`: where each training sample and each test sample comes from."""
 
     @property
     def shape(self) -> tuple[int, ...]:

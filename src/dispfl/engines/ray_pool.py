@@ -107,7 +107,7 @@ class WorkerPool:
         """Repeats the lost steps of the current tasks after the worker in a slot was replaced."""
         self._folder = folder
         self._shared_context = ray.put(
-            replace(context, peers={}, remote_peers=context.roster, known_layout=context.layout)
+            replace(context, peers={}, unseen={}, remote_peers=context.roster, known_layout=context.layout)
         )
         self._started = self._losses = 0
         self._workers = {slot: self._new_worker() for slot in range(count)}
@@ -277,7 +277,8 @@ def _reason(lost: Exception) -> str:
 
 def _compact(data: PeerData) -> PeerData:
     """Copy a peer's data out of tensors that hold those of other peers too."""
-    return PeerData(_own_rows(data.train), _own_rows(data.test))
+    validation = None if data.validation is None else _own_rows(data.validation)
+    return PeerData(_own_rows(data.train), _own_rows(data.test), validation)
 
 
 def _own_rows(samples: Samples) -> Samples:

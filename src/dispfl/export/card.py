@@ -42,7 +42,9 @@ class Card(Settings):
     rounds: int | None = None
     """The number of complete rounds."""
     peer: str | None = None
-    accuracy: float | None = None
+    metric: str | None = None
+    """What the score measures."""
+    score: float | None = None
     """On the peer's test data after the last of these rounds; None if it was not evaluated then."""
     density: float | None = None
     """The share of weights that the peer keeps."""

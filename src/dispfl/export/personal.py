@@ -27,7 +27,7 @@ from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.round import peer_step
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import final_states, read_config, read_metrics, read_split, saved_rounds
-from dispfl.runs.metrics import weights_sha256
+from dispfl.runs.metrics import main_scores, weights_sha256
 from dispfl.topology import peer_names
 
 if TYPE_CHECKING:
@@ -55,12 +55,12 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
     data = load_dataset(experiment.data) if needed else None
     inputs = _describe_inputs(experiment.data, data)
     state = _evaluated_state(experiment, states, name)
-    accuracy = _accuracy(path, rounds, name)
+    score = _score(path, rounds, name)
     if experiment.method.fine_tuning:
         assert data is not None
         context = _context(path, experiment, data)
-        state, accuracy = _fine_tune(context, name, state, rounds - 1, experiment.workers)
-    return _personal(experiment, inputs, name, rounds, state, accuracy)
+        state, score = _fine_tune(context, name, state, rounds - 1, experiment.workers)
+    return _personal(experiment, inputs, name, rounds, state, score)
 
 
 def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
@@ -70,7 +70,7 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
     """
     from dispfl.peer.setup import site_context, site_data
     from dispfl.peer.site import Site
-    from dispfl.peer.store import rounds_of
+    from dispfl.peer.store import report_of, rounds_of
 
     site = Site.open(path)
     if site.info.federation == "up" and (path.parent.parent / "config.toml").exists():
@@ -81,11 +81,12 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
     rounds, state = _newest(site)
     data = site_data(site, config) if _needs_data(config.data) or config.method.fine_tuning else None
     inputs = _describe_inputs(config.data, data)
-    accuracy = rounds_of(site.run_folder).get(rounds - 1, {}).get("report", {}).get("score")
+    record = rounds_of(site.run_folder).get(rounds - 1)
+    score = report_of(record)[0].score if record else None
     if config.method.fine_tuning:
         assert data is not None
-        state, accuracy = _fine_tune(site_context(site, config, data), site.name, state, rounds - 1, threads=1)
-    return _personal(config, inputs, site.name, rounds, state, accuracy, site.folder)
+        state, score = _fine_tune(site_context(site, config, data), site.name, state, rounds - 1, threads=1)
+    return _personal(config, inputs, site.name, rounds, state, score, site.folder)
 
 
 def _personal(
@@ -94,7 +95,7 @@ def _personal(
     name: str,
     rounds: int,
     state: PeerState,
-    accuracy: float | None,
+    score: float | None,
     folder: Path | None = None,
 ) -> PersonalModel:
     """Build the network with the peer's weights, and its card. A custom network is imported from the folder."""
@@ -107,7 +108,8 @@ def _personal(
         seed=settings.seed,
         rounds=rounds,
         peer=name,
-        accuracy=accuracy,
+        metric=settings.task(folder).metric.name,
+        score=score,
         density=mask.kept / mask.size,
         structure="channels" if isinstance(mask, UnitMask) else "weights",
         parameters=mask.kept,
@@ -214,10 +216,10 @@ def _context(path: Path, experiment: Experiment, data: ImageDataset | CustomData
     return experiment.split_context(data, split)
 
 
-def _accuracy(path: Path, rounds: int, name: str) -> float | None:
-    """The peer's accuracy after this many rounds, if it was evaluated then."""
+def _score(path: Path, rounds: int, name: str) -> float | None:
+    """The peer's score after this many rounds, if it was evaluated then."""
     records = read_metrics(path)[rounds - 1 : rounds]
-    scores = records[0]["accuracy"] if records else None
+    scores = main_scores(records[0]) if records else None
     return scores["per_peer"][int(name)] if scores else None
 
 

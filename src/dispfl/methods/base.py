@@ -9,7 +9,7 @@ broadcasts (`broadcast`), the step of a peer of the cohort (`step`), and how the
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import BeforeValidator, Field
@@ -20,9 +20,10 @@ from dispfl.core.masks import kept_per_layer
 from dispfl.core.optimizers import Moments
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
-from dispfl.core.train import Trainer
+from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
 from dispfl.settings import Component
+from dispfl.topology import Topology
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ class Method(Component):
     """Base class of gossip and server methods."""
 
     table: ClassVar[str] = "method"
+    can_be_private: ClassVar[bool] = True
+    """Whether it uses a peer's training data to train only (`learn`, `gradient`), so that privacy can be accounted."""
     evaluates_global: ClassVar[bool] = False
     """Whether peers are evaluated with the global model (`global_model`, `evaluated_model`) instead of their own."""
 
@@ -68,9 +71,17 @@ class Method(Component):
         """The method that trains in exactly the same way, and is only evaluated in another; by default itself."""
         return self
 
+    def private_steps(self, train: Train, samples: int) -> int:
+        """Return the steps of a peer in a round that use its data, each of which spends privacy."""
+        return train.local_steps(samples)
+
     def densities(self, peers: int) -> list[float]:
         """Return the density of each peer's model."""
         return [1.0] * peers
+
+    def fitted(self, topology: Topology, peers: int) -> Self:
+        """Return this method for a topology and a number of peers, with settings that follow from them by default."""
+        return self
 
     def layout(self, module: nn.Module, example: Callable[[], Tensor]) -> Layout:
         """Return the layout of the network; `example` returns a batch of inputs, for methods that try the network."""
@@ -148,8 +159,8 @@ class ServerMethod(Method):
     """A method in which a server keeps a global model and works with a random cohort of peers each round."""
 
     evaluates_global: ClassVar[bool] = True
-    cohort: int = Field(default=10, ge=1)
-    """Peers that the server selects in a round; the default is the default number of neighbours of a gossip method."""
+    cohort: int | None = Field(default=None, ge=1)
+    """Peers that the server selects in a round; by default as many as a peer of the topology has neighbours."""
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         """Return the sizes of all layers: the server's first model is dense."""
@@ -157,7 +168,12 @@ class ServerMethod(Method):
 
     def pick(self, seed: int, t: int, online: Sequence[str]) -> list[str]:
         """Return the cohort of round t."""
+        assert self.cohort is not None, "a run's context has fitted it"
         return sorted(sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))[: self.cohort])
+
+    def fitted(self, topology: Topology, peers: int) -> Self:
+        """Return this method with a cohort; by default a server has as many connections as a peer has neighbours."""
+        return self if self.cohort else self.model_copy(update={"cohort": topology.connections(peers)})
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the server's model."""
@@ -183,6 +199,8 @@ class FineTuning:
     epochs: int
     rate: Literal["initial", "current"]
     every: int
+    steps: int | None = None
+    """Steps, instead of epochs."""
 
 
 def fresh_state(weights: Tensor, mask: Tensor) -> PeerState:

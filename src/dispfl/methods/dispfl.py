@@ -19,7 +19,7 @@ from dispfl.core.masks import layer_counts, random_mask
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import erk_densities, prune_and_regrow, prune_rate, replace_units, uniform_densities
-from dispfl.core.train import Trainer
+from dispfl.core.train import Train, Trainer
 from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.core.widths import kept_weights, random_units, unit_counts
 from dispfl.errors import ConfigError
@@ -71,6 +71,9 @@ class DisPFL(GossipMethod):
     @property
     def bound_to_rounds(self) -> str:
         return "" if self.horizon else "the prune rate depends on it, unless method.horizon is set"
+
+    def private_steps(self, train: Train, samples: int) -> int:
+        return train.local_steps(samples) + (self.regrow == "gradient")
 
     def densities(self, peers: int) -> list[float]:
         return spread_densities(self.density, peers)

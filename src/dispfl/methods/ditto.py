@@ -38,6 +38,9 @@ class Ditto(ServerMethod):
         personal = PackedModel.pack(v, mask)
         return PeerState(personal, personal.mask, peer.buffers, upload=uploaded)
 
+    def private_steps(self, train: Train, samples: int) -> int:
+        return sum(self._steps(train, samples))
+
     def _steps(self, train: Train, samples: int) -> tuple[int, int]:
         """Return the steps for both models: their epochs, or `train.steps` divided in the same proportion."""
         if train.steps is None:

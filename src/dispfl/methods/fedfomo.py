@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Trainer
+from dispfl.core.train import Samples, Trainer
 from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState
 
 PREFERENCE = "preference/"
@@ -27,9 +27,10 @@ class FedFOMO(GossipMethod):
     where L is the loss on held-back data. If no candidate helps, the peer keeps its own update.
     """
 
+    can_be_private: ClassVar[bool] = False
     name: Literal["fedfomo"] = "fedfomo"
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the training data that is held back."""
+    """Share of the training data that is held back, where peers have no validation data (`partition.validation`)."""
     models: int = Field(default=10, ge=1)
     """How many models a peer hears in a round at most; never more than its topology's neighbours."""
     explore: float = Field(default=0.5, ge=0, le=1)
@@ -48,10 +49,7 @@ class FedFOMO(GossipMethod):
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Learn, weigh the candidates on held-back data, move."""
         theta, mask = state.model.unpack()
-        order = torch.randperm(len(peer.train), generator=peer.peer_stream("validation"))
-        held_back = max(1, int(self.validation * len(order))) if len(order) > 1 else 0
-        learning = peer.train.take(order[held_back:].sort().values)
-        validation = peer.train.take(order[:held_back].sort().values) if held_back else learning
+        learning, validation = self._divide(peer)
         before = peer.loss(theta, validation)
         update = peer.learn(theta, mask, samples=learning)
         candidates = {peer.peer: update, **{name: model.unpack()[0] for name, model in heard.items()}}
@@ -59,6 +57,15 @@ class FedFOMO(GossipMethod):
         mixed = moved(theta, candidates, gains) if any(gains.values()) else update
         model = PackedModel.pack(mixed, mask)
         return PeerState(model, model.mask, peer.buffers, self._remember(state, gains, peer.peer))
+
+    def _divide(self, peer: Trainer) -> tuple[Samples, Samples]:
+        """Return the samples to learn from and those to weigh candidates on: the validation data, or held-back ones."""
+        if peer.validation is not None:
+            return peer.train, peer.validation
+        order = torch.randperm(len(peer.train), generator=peer.peer_stream("validation"))
+        held_back = max(1, int(self.validation * len(order))) if len(order) > 1 else 0
+        learning = peer.train.take(order[held_back:].sort().values)
+        return learning, peer.train.take(order[:held_back].sort().values) if held_back else learning
 
     def _remember(self, state: PeerState, gains: Mapping[str, float], own: str) -> dict[str, Tensor]:
         """Add each heard model's weight in this round's mix to what it earned before."""

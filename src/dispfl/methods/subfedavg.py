@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -22,6 +22,7 @@ class SubFedAvg(ServerMethod):
     under the peer's mask.
     """
 
+    can_be_private: ClassVar[bool] = False
     name: Literal["subfedavg"] = "subfedavg"
     density: float = Field(default=0.5, gt=0, le=1)
     """Density at which pruning stops."""
@@ -30,7 +31,7 @@ class SubFedAvg(ServerMethod):
     min_change: float = Field(default=1e-4, ge=0)
     """Prune only if the masks after the first and the last epoch differ in more than this share of all weights."""
     min_accuracy: float = Field(default=0.5, ge=0, le=1)
-    """Prune only if the pruned model's score on the training data stays above this."""
+    """Prune only if the pruned model's score on the training data stays better than this."""
 
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
         return [False] * len(layout.sizes)  # dense at first, but pruned later
@@ -52,7 +53,7 @@ class SubFedAvg(ServerMethod):
         early, late = (pruned(w, mask, self.prune, self.density, layout) for w in (first, last))
         if hamming(early, late) > self.min_change * layout.size:
             thinner = torch.where(late, last, 0.0)
-            if peer.score(thinner, peer.train) > self.min_accuracy:
+            if peer.task.metric.gain(peer.score(thinner, peer.train), self.min_accuracy) > 0:
                 last, mask = thinner, late
         model = PackedModel.pack(last, mask)
         return replace(state, model=model, next_mask=model.mask, buffers=peer.buffers, upload=model)

@@ -25,7 +25,6 @@ for a loss in [0, 1]; delta' is defined at `composed_log_delta`. Our reading whe
 
 import math
 from dataclasses import asdict, dataclass, replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -34,7 +33,6 @@ from rich.console import Console
 from dispfl.core.train import batch_count
 from dispfl.errors import ConfigError, RunError
 from dispfl.report.run_table import number_table, print_text
-from dispfl.runs.files import write_atomically
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -273,6 +271,8 @@ def plot_bound(premises: Premises, to: Path, corrected: bool = False) -> None:
     """Draw the bound against the union density, with the given premises marked."""
     from matplotlib.figure import Figure  # slow to import
 
+    from dispfl.report.plots import save_figure
+
     kind = to.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise ConfigError(f"--plot must end in {', '.join('.' + f for f in FORMATS)}, got {to.name!r}.")
@@ -300,10 +300,8 @@ def plot_bound(premises: Premises, to: Path, corrected: bool = False) -> None:
         ylabel="bound on the generalization gap, 9ε′",
     )
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
-    content = BytesIO()
-    figure.savefig(content, format=kind, dpi=150)
-    write_atomically(to, content.getvalue())
+    figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
+    save_figure(figure, to)
 
 
 def _drawable(bound: float | None) -> TypeGuard[float]:

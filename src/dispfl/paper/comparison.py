@@ -128,8 +128,8 @@ def row_as_json(compared: ComparedRow) -> dict[str, Any]:
         theirs = {name: number.value if (number := getattr(printed, name)) else None for name in numbers}
         theirs["rounds_to"] = {f"{to.target.value:g}": to.rounds for to in printed.rounds_to}
     ours = {
-        "accuracy": row.accuracy,
-        "accuracy_std": row.accuracy_std,
+        "accuracy": row.score,
+        "accuracy_std": row.score_std,
         "busiest_mb": row.mean(lambda run: run.paper_mb),
         "mean_mb": reference.mean_mb,
         "flops": row.mean(lambda run: run.flops_per_peer),
@@ -196,7 +196,7 @@ def _rank_correlations(rows: Iterable[ComparedRow], partitions: Sequence[str]) -
             for row in rows
             if row["partition"] == partition
             and (theirs := row.printed_accuracy) is not None
-            and (ours := row.row.accuracy) is not None
+            and (ours := row.row.score) is not None
         ]
         rank = spearman(*np.array(pairs).T) if len(pairs) > 2 else None
         if rank is not None:
@@ -230,15 +230,15 @@ def _accuracy_columns(partition: str) -> Iterator[ComparisonColumn]:
         return round(found.value, 4) if found else None
 
     def ours(line: TableLine) -> float | None:
-        accuracy = line[partition].row.accuracy if partition in line else None
+        accuracy = line[partition].row.score if partition in line else None
         return None if accuracy is None else round(accuracy, 3)
 
     def our_cell(line: TableLine) -> str:
         row = line[partition].row if partition in line else None
-        if row is None or row.accuracy is None:
+        if row is None or row.score is None:
             return UNKNOWN
-        spread = "" if row.accuracy_std is None else f"±{100 * row.accuracy_std:.1f}"
-        return f"{100 * row.accuracy:.1f}{spread}"
+        spread = "" if row.score_std is None else f"±{100 * row.score_std:.1f}"
+        return f"{100 * row.score:.1f}{spread}"
 
     heading = (f"{SHORT.get(partition, partition)} %", "paper")
     yield ComparisonColumn(heading, lambda line: _text(printed(line)), theirs)

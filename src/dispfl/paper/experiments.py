@@ -22,6 +22,7 @@ from pydantic import Field
 from dispfl.config import Experiment, compose, differing_keys, read_toml
 from dispfl.costs.estimate import CostInputs
 from dispfl.data.catalogue import describe
+from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tables
 from dispfl.runs.grid import GridRun
@@ -177,10 +178,10 @@ def read_experiment(path: Path) -> PaperExperiment:
 def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]:
     """Return the runs with these methods, data sets, partitions, ..., given by the paper's names (`--only`)."""
     wanted: dict[str, set[str]] = {}
-    known = {value: key for run in runs for key, value in run.labels.items()}
+    known = {value: key for run in runs for key, value in run.labels.items() if value != NONE}
     for name in only:
         if name not in known:
-            raise ConfigError(f"--only {name!r} matches no label of these runs. {did_you_mean(name, known)}")
+            raise ConfigError(f"--only {name!r} matches no label of these runs. {_labels_hint(name, runs)}")
         wanted.setdefault(known[name], set()).add(name)
     found = [run for run in runs if all(run.labels[key] in values for key, values in wanted.items())]
     if not found:
@@ -188,10 +189,21 @@ def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]
     return found
 
 
+def _labels_hint(name: str, runs: Sequence[PaperRun]) -> str:
+    """`Did you mean dispfl?`, or the labels in which the runs differ: `They differ in method: dispfl, local.`"""
+    values = {key: dict.fromkeys(run.labels[key] for run in runs if run.labels[key] != NONE) for key in runs[0].labels}
+    differing = {key: list(own) for key, own in values.items() if len(own) > 1}
+    hint = did_you_mean(name, [label for own in differing.values() for label in own])
+    if hint.startswith("Did you mean"):
+        return hint
+    return f"They differ in {'; '.join(f'{key}: ' + ', '.join(own) for key, own in differing.items())}."
+
+
 def samples_per_peer(experiment: Experiment) -> int:
-    """Return the number of training samples of a peer."""
+    """Return the number of samples that a peer trains on."""
     given = experiment.partition.samples_per_peer
-    return describe(experiment.data.name).train // experiment.peers if given == "all" else given
+    samples = describe(experiment.data.name).train // experiment.peers if given == "all" else given
+    return samples - validation_samples(samples, experiment.partition.validation)
 
 
 def cost_inputs(experiment: Experiment) -> CostInputs:
@@ -206,6 +218,7 @@ def cost_inputs(experiment: Experiment) -> CostInputs:
         train=experiment.train,
         wire=experiment.wire,
         seed=experiment.seed,
+        validation=bool(experiment.partition.validation),
     )
 
 

@@ -5,7 +5,6 @@ A caption in small print says how the runs differ from the paper's, because a fi
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from io import BytesIO
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from dispfl.paper.comparison import ComparedRow, group_accuracies
 from dispfl.paper.masks import RunMasks
 from dispfl.paper.similarity import Matrix
 from dispfl.report.comparison import Budget, mean_curve
+from dispfl.report.plots import save_figure
 from dispfl.runs.directory import read_config
-from dispfl.runs.files import write_atomically
 
 PERCENT = 100
 SIMILARITY_COLOURS, DISTANCE_COLOURS = "viridis", "viridis_r"  # close pairs are bright in both heat maps
@@ -66,7 +65,7 @@ def draw_sparsity(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: -float(row["density"]))
     sparsity = [round(1 - float(row["density"]), 3) for row in ordered]
-    axes.plot(sparsity, [_percent(row.row.accuracy) for row in ordered], "o-", color="C0", label="ours")
+    axes.plot(sparsity, [_percent(row.row.score) for row in ordered], "o-", color="C0", label="ours")
     axes.plot(sparsity, [_percent(row.printed_accuracy) for row in ordered], "s--", color="C7", label="paper")
     axes.set(xlabel="sparsity (1 − density)", ylabel="accuracy, mean over peers, %", xticks=sparsity)
     axes.grid(alpha=0.3)
@@ -111,7 +110,7 @@ def draw_masks(found: RunMasks, to: Path) -> None:
     figure.suptitle(
         found.title if found.similarities is None else f"{found.title}\n{found.sentence}", fontsize="medium"
     )
-    _save(figure, to)
+    save_figure(figure, to)
 
 
 def _data_and_partition(row: ComparedRow) -> str:
@@ -184,10 +183,4 @@ def _write(figure: Figure, caveat: str, to: Path) -> None:
     if caveat:
         width = int(figure.get_figwidth() * 15)
         figure.supxlabel(textwrap.fill(caveat, width), fontsize=7, color="0.35", x=0.01, ha="left")
-    _save(figure, to)
-
-
-def _save(figure: Figure, to: Path) -> None:
-    content = BytesIO()
-    figure.savefig(content, format=to.suffix.removeprefix("."), dpi=150)
-    write_atomically(to, content.getvalue())
+    save_figure(figure, to)

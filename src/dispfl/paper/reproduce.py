@@ -17,7 +17,8 @@ from dispfl.costs.estimate import network
 from dispfl.costs.flops import TRAINING
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import ImageDataset
-from dispfl.data.partition import Pathological, Split
+from dispfl.data.partition import Pathological
+from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.extras import can_draw
 from dispfl.methods.base import GossipMethod, ServerMethod
@@ -69,7 +70,7 @@ def samples_trained(experiment: Experiment) -> float:
     """
     method, train, peers, rounds = experiment.method, experiment.train, experiment.peers, experiment.rounds
     samples = samples_per_peer(experiment)
-    training = min(method.cohort, peers) if isinstance(method, ServerMethod) else peers
+    training = min(method.cohort or peers, peers) if isinstance(method, ServerMethod) else peers
     epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) and not train.steps else None
     search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.regrow == "gradient" else 0
     return rounds * training * (train.samples_trained(samples, epochs) + search) + samples_evaluated(experiment)
@@ -216,6 +217,7 @@ class ReproducedRuns:
     references: Sequence[PaperReference]
     """One for each row of the comparison, in the order of the runs."""
     folder: Path
+    figure_format: str = "png"
 
 
 def write_report(results: ReproducedRuns, console: Console) -> dict[str, Any]:
@@ -235,7 +237,7 @@ def _masks(results: ReproducedRuns, console: Console) -> dict[str, Any]:
     rows, files = [], []
     for _, path in results.runs:
         found = compare_masks(path)
-        file = results.folder / f"masks-{path.name}.png"
+        file = results.folder / f"masks-{path.name}.{results.figure_format}"
         if can_draw():
             from dispfl.paper.figures import draw_masks  # matplotlib is slow to import
 
@@ -260,7 +262,7 @@ def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
         console.print(report_tables.rich_table(comparison, console)[0])
         notes = report_tables.legend(comparison)
     if results.figure and can_draw():
-        files.insert(0, f"{results.figure}.png")
+        files.insert(0, f"{results.figure}.{results.figure_format}")
         _draw(results.figure, rows, results.caveat, results.folder / files[0])
     if results.figure == "groups":
         _print_groups(rows, console)

@@ -1,9 +1,10 @@
 """The client half of a node: fetches the neighbours' models of a round, and syncs members."""
 
 import asyncio
+import contextlib
 import random
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dispfl.core.packed import PackedMask, PackedModel
@@ -11,6 +12,7 @@ from dispfl.errors import DispflError, MessageError
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines
 from dispfl.peer.context import NodeContext
+from dispfl.peer.membership.sync import SyncMessage, check_part, check_progress, request_roster
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Transport, Unreachable
 from dispfl.round.exchange import check_norm, decode_model, gossip_senders, model_norm, requested_mask
 from dispfl.wire.refusals import Refusal
@@ -162,21 +164,61 @@ class Client:
         return model
 
     async def sync_members(self, names: Sequence[str]) -> None:
-        """Compare federation specs and exchange member records with these peers."""
+        """Compare federation specs with these peers, exchange own records, and fetch what they have and we lack.
+
+        One after the other, because what one of them sends, the others need not send again.
+        """
+        greetings: dict[str, SyncMessage] = {}
         async with asyncio.TaskGroup() as group:
             for name in names:
-                group.create_task(self._sync(name))
+                group.create_task(self._greet(name, greetings))
+        clock = asyncio.get_running_loop().time
+        until = clock() + self.deadlines.min  # the rest is fetched at the next sync
+        for name in self.rng.sample(sorted(greetings), len(greetings)):
+            with self._problems_logged(name):
+                async with asyncio.timeout(max(0.0, until - clock())):
+                    await self._fetch_roster(name, greetings[name])
+                    await self._fetch_records(name, greetings[name])
 
-    async def _sync(self, name: str) -> None:
-        try:
+    async def _greet(self, name: str, greetings: dict[str, SyncMessage]) -> None:
+        with self._problems_logged(name):
             async with asyncio.timeout(self.deadlines.probe_timeout):
-                response = await self.transport.request(name, Request("sync", *self.ctx.sync_message()))
-                self.ctx.on_reply(name, response.header.get("current_round"))
-                incoming = await self.ctx.merge_records(name, response.body)
-                if await self.ctx.compute(lambda: incoming.missing_from(self.ctx.membership.records())):
-                    await self.transport.request(
-                        name, Request("sync", *await self.ctx.compute(lambda: self.ctx.sync_message(incoming)))
-                    )
+                greetings[name] = await self._sync(name, (await self.ctx.offer()).greeting())
+
+    async def _sync(self, name: str, body: bytes) -> SyncMessage:
+        """Send one sync request and merge the records in the response."""
+        response = await self.transport.request(name, Request("sync", self.ctx.sync_header(), body))
+        self.ctx.on_reply(name, response.header.get("current_round"))
+        return await self.ctx.read_sync(name, response.body)
+
+    async def _fetch_records(self, name: str, greeting: SyncMessage) -> None:
+        """Fetch the records that we lack, in pages."""
+        if greeting.state in (None, (await self.ctx.offer()).state):
+            return
+        after: str | None = ""
+        while after is not None:
+            page = await self._sync(name, (await self.ctx.offer()).request_after(after))
+            check_progress(page, after)
+            after = page.next
+
+    async def _fetch_roster(self, name: str, greeting: SyncMessage) -> None:
+        """Fetch a roster that is newer than ours, or contradicts it, in parts."""
+        if greeting.roster is None or not self.ctx.membership.lacks_roster(*greeting.roster):
+            return
+        parts: list[str] = []
+        size = 1
+        while sum(map(len, parts)) < size:
+            response = await self._sync(name, request_roster(parts))
+            check_part(response, parts)
+            parts.append(response.part)
+            size = response.size
+        await self.ctx.compute(lambda: self.ctx.membership.merge_roster("".join(parts)))
+
+    @contextlib.contextmanager
+    def _problems_logged(self, name: str) -> Iterator[None]:
+        """Log why a sync with a peer failed."""
+        try:
+            yield
         except Refused as refused:
             if refused.reason == Refusal.SPEC_MISMATCH:
                 self.ctx.report_spec_mismatch(name, refused.message)
@@ -186,6 +228,9 @@ class Client:
             self._log_waiting(name, "no response in time")
         except Unreachable as problem:
             self._log_waiting(name, problem.detail)
+        except MessageError as problem:
+            self.ctx.guard.count(name, problem.refusal)
+            self.ctx.log("sync failed", {"peer": name, "detail": str(problem)})
         except DispflError as problem:
             self.ctx.log("sync failed", {"peer": name, "detail": str(problem)})
 
@@ -195,7 +240,7 @@ class Client:
             self.ctx.log_problem(name, "refused", refused.message, refused.reason)
         elif self.ctx.status.spec_mismatch(name) is None:
             replies_before = self.ctx.status.replies_of(name)
-            await self._sync(name)
+            await self.sync_members([name])
             if self.ctx.status.replies_of(name) == replies_before:  # the sync did not succeed
                 self.ctx.report_spec_mismatch(name, refused.message)
 

@@ -80,6 +80,8 @@ class DeadlineSettings(Settings):
 class SiteConfig(RunSettings):
     """What a site trains and how; all sites of a federation agree on most of it (see `dispfl.peer.spec`)."""
 
+    validation: float = Field(default=0.0, ge=0, lt=1)
+    """Share of the site's training samples that is held out for choices such as when to stop; 0: none."""
     threads: int = Field(default=1, ge=1)
     """Threads that train the site's model; with more than one, results depend on their number."""
     smallest_density: float | None = Field(default=None, gt=0, le=1)
@@ -106,6 +108,11 @@ class SiteConfig(RunSettings):
             gossip = ", ".join(name for name, method in METHODS.items() if issubclass(method, GossipMethod))
             raise ConfigError(
                 f"method {self.method.name} needs a server, which real sites do not have. Use one of: {gossip}."
+            )
+        if self.privacy.enabled:
+            raise ConfigError(
+                "privacy works in simulations only for now: a real site may repeat a round after a crash, which is not "
+                "accounted. Omit the table privacy."
             )
         if isinstance(getattr(self.method, "density", None), tuple):
             raise ConfigError("method.density must be one number at a site: the share of weights that this site keeps.")

@@ -8,7 +8,8 @@ from typing import Any, Protocol, TypeVar
 from dispfl.errors import MessageError
 from dispfl.methods.base import GossipMethod
 from dispfl.peer.guard import RequestGuard
-from dispfl.peer.membership.sync import SyncMessage, sync_body
+from dispfl.peer.membership.roster import Roster
+from dispfl.peer.membership.sync import Offer, SyncMessage
 from dispfl.peer.published import PublishedModels
 from dispfl.peer.spec import FederationSpec, spec_digest
 from dispfl.peer.status import NodeStatus
@@ -37,11 +38,23 @@ class Membership(Protocol):
         ...
 
     def records(self) -> list[JSON]:
-        """The signed records of this site and of its members."""
+        """The signed records of this site, first, and of its members."""
+        ...
+
+    def signed_roster(self) -> Roster | None:
+        """The roster that this site has accepted, if any."""
         ...
 
     def merge(self, records: JSON) -> Collection[str] | None:
         """Verify and store records, on any thread. Return the reasons for refused records that no honest peer sends."""
+        ...
+
+    def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
+        """Whether another peer's roster is newer than ours, or contradicts it."""
+        ...
+
+    def merge_roster(self, text: str) -> bool:
+        """Verify and store a roster, on any thread; return whether it is new. May raise `MessageError`."""
         ...
 
 
@@ -77,6 +90,7 @@ class NodeContext:
         self.status.refused = self.guard.refused
         self._last_problem: dict[str, tuple[str, object]] = {}
         """By peer: the event and reason of the last logged problem."""
+        self._offer: Offer | None = None
         self._last_graph: tuple[int, list[str], dict[str, list[str]]] | None = None
 
     @property
@@ -125,18 +139,25 @@ class NodeContext:
         current = min(t, self.run.rounds) if isinstance(t, int) and t >= 0 else None  # the peer may report any number
         self.status.mark_seen(name, current, asyncio.get_running_loop().time())
 
-    def sync_message(self, in_reply_to: SyncMessage | None = None) -> tuple[dict[str, JSON], bytes]:
-        """The header and body of a sync request or response, with the records that the other side lacks."""
-        spec: dict[str, JSON] = dict(self.spec)
-        records = self.membership.records()
-        return {"spec": spec, "current_round": self.status.round}, sync_body(
-            records, in_reply_to.missing_from(records) if in_reply_to else []
-        )
+    def sync_header(self) -> dict[str, JSON]:
+        """The header of a sync request or response."""
+        return {"spec": dict(self.spec), "current_round": self.status.round}
 
-    async def merge_records(self, sender: str, body: bytes) -> SyncMessage:
+    async def offer(self) -> Offer:
+        """What this peer passes on to others, prepared off the event loop, once per change."""
+
+        def prepare() -> Offer:
+            records, roster, last = self.membership.records(), self.membership.signed_roster(), self._offer
+            is_same = last is not None and last.records is records and last.roster is roster
+            return last if last is not None and is_same else Offer(records, roster)
+
+        self._offer = await self.compute(prepare)
+        return self._offer
+
+    async def read_sync(self, sender: str, body: bytes) -> SyncMessage:
         """Parse a sync body and merge its records; refuse a malformed body and count forged records.
 
-        With many members both take long, so they run in the executor.
+        Both run in the executor.
         """
         try:
             incoming = await self.compute(lambda: SyncMessage.read(body))

@@ -59,6 +59,8 @@ def create_run(experiment: Experiment, out: Path) -> None:
         raise ConfigError(
             f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use one of: {gossip}."
         )
+    if experiment.unseen_peers:
+        raise ConfigError("unseen_peers is only for simulations: use `dispfl run`, or omit it.")
     data, split, _ = prepare(experiment)
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):
@@ -217,7 +219,7 @@ def collect_results(out: Path) -> None:
                 report, messages = report_of(entry) if entry else (Report(), ())
                 results[name] = StepResult(report, messages)
                 ends += [entry["time"]] if entry else []
-            records.append(round_metrics(t, Round(results), cost, max(ends) - before))
+            records.append(round_metrics(t, Round(results), context.task, cost, max(ends) - before))
             before = max(ends)
             directory.append(records[-1])
         for name, step in final.items():

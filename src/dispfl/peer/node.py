@@ -37,9 +37,9 @@ class StepRunner(Protocol):
 
 
 class Store(Protocol):
-    """Stores finished rounds."""
+    """Stores finished rounds without blocking the event loop."""
 
-    def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+    async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
         """Save round t, with the neighbours that were heard and those that were missed."""
         ...
 
@@ -117,7 +117,7 @@ class Node:
         task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
         step = await self.training.step(task, state, responses.heard)
         self.client.deadlines.record_round((responses.arrived or began) - began + clock() - training_began)
-        self._save(t, step, responses)
+        await self._save(t, step, responses)
         ctx.joining = ctx.joining and step.next_state.model.mask.kept == 0  # its first step failed: still no model
         return t + 1, step.next_state
 
@@ -128,10 +128,10 @@ class Node:
             self.ctx.log("behind", {"round": t, "current": current})
         return current
 
-    def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:
+    async def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:
         ctx, score = self.ctx, step.report.score
         messages = tuple(ctx.status.take_messages(t))
-        self.store.save(t, replace(step, messages=messages), sorted(responses.heard), responses.missed)
+        await self.store.save(t, replace(step, messages=messages), sorted(responses.heard), responses.missed)
         ctx.status.score = ctx.status.score if score is None else score
         ctx.log("round", {"round": t, "heard": len(responses.heard), "missed": responses.missed, "score": score})
 

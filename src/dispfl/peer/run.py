@@ -2,13 +2,13 @@
 
 import asyncio
 import contextlib
-import json
 import random
 import signal
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from shlex import quote
@@ -27,17 +27,19 @@ from dispfl.peer.context import NodeContext
 from dispfl.peer.guard import RequestGuard
 from dispfl.peer.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.membership import sync
+from dispfl.peer.membership.audit import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
+from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
+from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import LocalSetup, local_setup
-from dispfl.peer.site import STATUS, Site
-from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.peer.site import Site
+from dispfl.peer.store import PeerStore, SavingThread, rounds_of
 from dispfl.peer.transport.base import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import peer_step
-from dispfl.runs.files import write_atomically
 from dispfl.wire.codec import HEADER
 
 T = TypeVar("T")
@@ -102,11 +104,16 @@ def run_site(site: Site, log_json: bool = False, *, alone: bool = True) -> None:
     log = event_logger(site.name, log_json)
     with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
         config, setup = site.config(), local_setup(site)
-        asyncio.run(run_node(site, setup, config.deadlines.start(), log, config.limits))
+        asyncio.run(run_node(site, setup, config.deadlines.start(), log, config.limits, ServiceManager.of_process()))
 
 
 async def run_node(
-    site: Site, setup: LocalSetup, deadlines: Deadlines, log: EventLog, limits: Limits | None = None
+    site: Site,
+    setup: LocalSetup,
+    deadlines: Deadlines,
+    log: EventLog,
+    limits: Limits | None = None,
+    service: ServiceManager | None = None,
 ) -> PeerState:
     """Run a site's node to the last round, resuming from its last checkpoint."""
     loop, me, signals = asyncio.get_running_loop(), asyncio.current_task(), list[str]()
@@ -118,28 +125,35 @@ async def run_node(
 
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, stop, which)
-    async with open_node(site, setup, deadlines, log, limits) as (node, store):
+    async with open_node(site, setup, deadlines, log, limits, service) as (node, saving):
         try:
-            final = await node.run(*(store.last() or (0, setup.initial_state())))
+            final = await node.run(*(saving.store.last() or (0, setup.initial_state())))
+            await saving.wait_until_saved()
         except asyncio.CancelledError:
             log("stopped", {"round": node.ctx.status.round, "by": signals})
             raise
-        store.finish(setup.run, final)
+        saving.store.finish(setup.run, final)
         log("finished", {"score": node.ctx.status.score})
     return final
 
 
 @contextlib.asynccontextmanager
 async def open_node(
-    site: Site, setup: LocalSetup, deadlines: Deadlines, log: EventLog, limits: Limits | None = None
-) -> AsyncIterator[tuple[Node, PeerStore]]:
+    site: Site,
+    setup: LocalSetup,
+    deadlines: Deadlines,
+    log: EventLog,
+    limits: Limits | None = None,
+    service: ServiceManager | None = None,
+) -> AsyncIterator[tuple[Node, SavingThread]]:
     """Open a site's node and its store; both are closed at the end."""
-    with contextlib.closing(PeerStore(site.run_folder, site.name, setup.spec, setup.settings, setup.cost())) as store:
+    opened = PeerStore(site.run_folder, site.name, setup.spec, setup.settings, setup.cost(), setup.run.task)
+    with contextlib.closing(opened) as store:
         training, executor = TrainingThread(setup.run, setup.threads), CodecExecutor()
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
         site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)
         guard = RequestGuard()
-        network = _Network(site, setup, membership, limits or Limits(), guard)
+        network = SiteNetwork(site, setup, membership, limits or Limits(), guard)
         ctx = NodeContext(
             site.name,
             setup.run,
@@ -152,23 +166,33 @@ async def open_node(
             listening=str(site.info.listen_address),
         )
         client = Client(ctx, network.transport, deadlines, random.Random())
-        watcher = asyncio.create_task(_watch_site(site, ctx, network))
+        saving, status_thread = SavingThread(store, ctx.status, log), ThreadPoolExecutor(1, "status")
+        background = [
+            asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest(), status_thread)),
+            asyncio.create_task(saving.retry()),
+            asyncio.create_task((service or ServiceManager()).watch(ctx.status, network.transport)),
+        ]
         try:
-            yield Node(ctx, client, training, store), store
+            yield Node(ctx, client, training, saving), saving
         finally:
-            watcher.cancel()
-            await asyncio.wait([watcher])
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            with contextlib.suppress(DispflError):  # what members have announced comes again with the next sync
+                site.members.file.save()
             await network.transport.close()
             training.close()
             executor.close()
+            saving.close()
+            status_thread.shutdown()
             ctx.status.ended()
             try:
-                write_status(site, ctx, network)
+                site.write_status(current_status(site, ctx, network))
             except (DispflError, OSError) as problem:  # not raised: it would hide the exception that ended the node
                 log("problem", {"detail": str(problem)})
 
 
-class _Network:
+class SiteNetwork:
     """The transport and its TLS contexts, which trust new members while it runs."""
 
     def __init__(
@@ -193,19 +217,25 @@ class _Network:
             max_response=lambda kind: responses.get(kind, 0),
             limits=limits,
             guard=guard,
+            may_connect=site.info.may_connect,
         )
         self.previous = previous_traffic(site)
         self._generation = site.members.generation
         self._pinned = set(pinned)
 
-    def pin_new_members(self, site: Site) -> None:
-        """Trust certificates that were accepted since the last call."""
-        if site.members.generation != self._generation:
-            self._generation = site.members.generation
-            for certificate in set(site.members.pinned()) - self._pinned:
-                self._pinned.add(certificate)
-                for context in self.contexts:
-                    pin(context, certificate)
+    async def follow_members(self, site: Site) -> None:
+        """Trust certificates that were accepted since the last call, and no longer those that were not kept."""
+        if site.members.generation == self._generation:
+            return
+        self._generation, pinned = site.members.generation, set(site.members.pinned())
+        if self._pinned - pinned:  # certificates cannot be removed from a context
+            server = await asyncio.to_thread(server_context, site.identity, pinned)
+            self.contexts = (self.contexts[0], server)
+            self.transport.use_server_context(server)
+        for certificate in pinned - self._pinned:
+            for context in self.contexts:
+                pin(context, certificate)
+        self._pinned = pinned
 
     @property
     def traffic(self) -> dict[str, int]:
@@ -217,16 +247,24 @@ class _Network:
         }
 
 
-async def _watch_site(site: Site, ctx: NodeContext, network: _Network) -> None:
-    """Apply changes by `dispfl peer accept` and `revoke`, and update the status file."""
-    listed, last_problem = _listed(site), ""
+async def _watch_site(
+    site: Site, ctx: NodeContext, network: SiteNetwork, members: MemberList, thread: ThreadPoolExecutor
+) -> None:
+    """Apply changes of the members by other processes and by members, save and log them, and update the status file."""
+    counted, last_problem = Counter[str](), ""
+    for problem in site.members.file.problems:
+        ctx.log("problem", {"detail": f"{site.members.path}: {problem}"})
     while True:
         try:
-            network.pin_new_members(site)
-            listed, before = _listed(site), listed
-            for event, name in member_changes(before, listed):
-                ctx.log(event, {"peer": name})
-            write_status(site, ctx, network)
+            await network.follow_members(site)
+            members, before = site.members.file.current(), members
+            for change in limited(changes(before, members), counted):
+                if change.event == "revoked":
+                    await network.transport.disconnect(change.member)
+                ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
+            await ctx.compute(site.members.file.save)
+            status = current_status(site, ctx, network)
+            await asyncio.get_running_loop().run_in_executor(thread, site.write_status, status)
             last_problem = ""
         except (DispflError, OSError) as problem:
             if last_problem != str(problem):
@@ -235,33 +273,20 @@ async def _watch_site(site: Site, ctx: NodeContext, network: _Network) -> None:
         await asyncio.sleep(STATUS_INTERVAL)
 
 
-Listed = Mapping[str, tuple[str, str]]
-"""Each member's state and fingerprint."""
-
-
-def _listed(site: Site) -> Listed:
-    return {member.name: (member.state, member.fingerprint) for member in site.members.all()}
-
-
-def member_changes(before: Listed, after: Listed) -> Iterator[tuple[str, str]]:
-    """The changes between two member lists: accepted, revoked or rotated, and the member's name."""
-    for name, (state, fingerprint) in after.items():
-        old_state, old_fingerprint = before.get(name, (None, fingerprint))
-        if state != old_state:
-            yield state, name
-        elif fingerprint != old_fingerprint:
-            yield "rotated", name
-
-
-def write_status(site: Site, ctx: NodeContext, network: _Network) -> None:
-    """Write the file that `dispfl peer status` reads."""
+def current_status(site: Site, ctx: NodeContext, network: SiteNetwork) -> dict[str, Any]:
+    """The status that `dispfl peer status` reads."""
     found = ctx.status.as_json()
     epoch = time.time() - asyncio.get_running_loop().time()  # the loop's clock does not start in 1970
     for peer in found["peers"].values():
-        peer["last_seen"] = None if peer["last_seen"] is None else peer["last_seen"] + epoch
+        for when in ("last_seen", "last_request"):
+            peer[when] = None if peer[when] is None else peer[when] + epoch
     found["sockets"], found["sockets_previous"] = network.traffic, network.previous
     found["updated"] = time.time()
-    write_atomically(site.run_folder / STATUS, json.dumps(found).encode())
+    found["known"] = [
+        {"name": record.name, "address": str(record.address), "fingerprint": record.fingerprint}
+        for record in site.members.known()
+    ]
+    return found
 
 
 def previous_traffic(site: Site) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """The server half of a node: answers `sync` and `model` requests of other peers."""
 
+import asyncio
 from typing import NoReturn
 
 from dispfl.core.packed import PackedMask, PackedModel
@@ -23,6 +24,7 @@ class Server:
 
     async def __call__(self, sender: str, request: Request) -> Response:
         """Answer a request, or raise `Refused`."""
+        self.ctx.status.record_request(sender, asyncio.get_running_loop().time())
         self.ctx.guard.check(sender)
         if request.kind == "sync":
             return await self._sync(sender, request)
@@ -38,8 +40,8 @@ class Server:
         if differs := spec_difference(ctx.spec, spec, f"at {ctx.name}", f"at {sender}"):
             self._refuse(sender, Refusal.SPEC_MISMATCH, f"{sender} cannot take part with {ctx.name}: {differs}")
         ctx.on_message(sender, request.header.get("current_round"))
-        incoming = await ctx.merge_records(sender, request.body)
-        return Response(*await ctx.compute(lambda: ctx.sync_message(incoming)))
+        incoming, offer = await ctx.read_sync(sender, request.body), await ctx.offer()
+        return Response(ctx.sync_header(), await ctx.compute(lambda: offer.answer(incoming)))
 
     async def _model(self, sender: str, request: Request) -> Response:
         ctx, t, nonce = self.ctx, request.header.get("round"), request.header.get("nonce")

@@ -4,13 +4,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
+from dispfl.core.rng import stream_seed
+from dispfl.core.train import Samples
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import CustomData, ImageDataset, load_dataset
+from dispfl.data.split import hold_out
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import SiteConfig
 from dispfl.peer.site import Site
@@ -66,7 +71,9 @@ class LocalSetup:
     def cost(self) -> ForwardCost:
         """Return the operations of the network's forward pass."""
         sample = next(self.run.peers[self.name].train.batches(1))[0]
-        return forward_cost(self.run.module(), self.layout, sample)
+        cost = forward_cost(self.run.module(), self.layout, sample)
+        cost.warn()
+        return cost
 
     def codec(self) -> Codec:
         """The codec of its messages."""
@@ -106,9 +113,17 @@ def data_schema(data: ImageDataset | CustomDataset) -> DataSchema:
 def site_context(site: Site, config: SiteConfig, data: ImageDataset | CustomDataset) -> RunContext:
     """Return the context of a site's rounds; only its own data are here."""
     others = tuple(site.members.names())
+
+    def own(train: Samples, test: Samples) -> dict[str, PeerData]:
+        if not config.validation:
+            return {site.name: PeerData(train, test)}
+        rng = np.random.default_rng(stream_seed(config.seed, "validation", site.name))
+        kept, held_out = hold_out(torch.arange(len(train)), data.train_labels, config.validation, rng, "validation")
+        return {site.name: PeerData(train.take(kept), test, train.take(held_out))}
+
     return config.context(
         data,
-        lambda train, test: {site.name: PeerData(train, test)},
+        own,
         folder=site.folder,
         remote_peers=others,
     )

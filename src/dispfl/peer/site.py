@@ -2,11 +2,13 @@
 
 site.toml       its name, addresses and settings (config.py)
 identity/       key and certificate
-members.json    accepted and revoked members
+members.json    accepted and revoked members, and the roster
+audit.jsonl     who was accepted, confirmed and revoked, changed keys and addresses; only ever appended to
 run/            written by the node: a run directory (checkpoints, metrics.jsonl) and status.json
 """
 
 import fcntl
+import ipaddress
 import json
 import os
 import tomllib
@@ -20,9 +22,12 @@ from pydantic import field_validator
 
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.membership.address import Address, check_name
+from dispfl.peer.membership.audit import Change, append_changes, operator
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite
-from dispfl.peer.membership.members import MembersFile, file_lock
+from dispfl.peer.membership.list_file import file_lock
+from dispfl.peer.membership.member_list import ROTATION_INTERVAL
+from dispfl.peer.membership.members import MembersFile
 from dispfl.runs.files import RUN, SITE, plain_disk_errors, write_atomically
 from dispfl.settings import Settings
 
@@ -30,6 +35,8 @@ if TYPE_CHECKING:
     from dispfl.peer.config import SiteConfig
 
 IDENTITY, MEMBERS, STATUS = "identity", "members.json", "status.json"
+STATUS_SPARE = 1024
+"""Blanks at the end of the status file, so that a longer one can be written in its place on a full disk."""
 _COMMENT = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
 # All sites must agree on everything but name, addresses, device, precision, threads, [data], [train],
@@ -47,6 +54,8 @@ class SiteInfo(Settings):
     advertise: str | None = None
     """HOST:PORT where other sites reach it, if it differs from `listen`."""
     federation: str = "dispfl"
+    allow_networks: tuple[str, ...] = ()
+    """Networks that the site may connect to, such as 10.0.0.0/8; empty for all. Members announce their addresses."""
 
     @field_validator("name", "federation")
     @classmethod
@@ -58,6 +67,16 @@ class SiteInfo(Settings):
     def _check_address(cls, address: str | None) -> str | None:
         return None if address is None else str(Address.parse(address))
 
+    @field_validator("allow_networks")
+    @classmethod
+    def _check_networks(cls, networks: tuple[str, ...]) -> tuple[str, ...]:
+        for network in networks:
+            try:
+                ipaddress.ip_network(network)
+            except ValueError as problem:
+                raise ConfigError(f"allow_networks has {network!r}: {problem}; for example 10.0.0.0/8.") from None
+        return networks
+
     def model_post_init(self, context: Any, /) -> None:
         """Refuse an address that others cannot connect to."""
         if self.address.is_unspecified:
@@ -65,6 +84,16 @@ class SiteInfo(Settings):
                 f"Other sites cannot connect to {self.address}; set the address where they reach this site: "
                 "advertise = HOST:PORT (--advertise HOST:PORT)."
             )
+
+    def may_connect(self, host: str) -> bool:
+        """Whether the site may connect to an IP address. A host name is decided about when it is resolved."""
+        try:
+            ip = ipaddress.ip_address(host)
+        except ValueError:
+            return True
+        ip = getattr(ip, "ipv4_mapped", None) or ip
+        networks = [ipaddress.ip_network(network) for network in self.allow_networks]
+        return not networks or any(ip in network for network in networks)
 
     @property
     def listen_address(self) -> Address:
@@ -116,7 +145,7 @@ class Site:
 
     def moved(self, listen: str) -> "Site":
         """Change the listening address. Other sites need a new invite."""
-        info = SiteInfo(name=self.name, listen=listen, federation=self.info.federation)
+        info = self.info.model_copy(update={"listen": str(Address.parse(listen)), "advertise": None})
         _write(self.folder, info, self._config)
         return Site.open(self.folder)
 
@@ -144,7 +173,15 @@ class Site:
         """Create a new key, with a certificate issued by the current one; a node uses it after a restart."""
         folder = self.folder / IDENTITY
         with file_lock(folder / ".lock"):
-            identity = Identity.load(folder).rotate()
+            old = Identity.load(folder)
+            if old.issuers and (left := ROTATION_INTERVAL - old.age) > 0:
+                raise ConfigError(
+                    f"{self.name} replaced its key {old.age / 60:.0f} minutes ago, and other sites accept one rotation "
+                    f"an hour: repeat the command in {left / 60:.0f} minutes."
+                )
+            identity = old.rotate()
+            rotated = Change("rotated", self.name, identity.fingerprint, {"before": old.fingerprint})
+            append_changes(self.folder, [rotated], operator())
             identity.save(folder)
         return identity
 
@@ -161,6 +198,21 @@ class Site:
         finally:
             os.close(lock)  # at once, so that a starting node finds it free
         return False
+
+    def write_status(self, status: Mapping[str, Any]) -> None:
+        """Write the status that `status` reads; on a full disk in the place of the last one, which needs no space."""
+        file, content = self.run_folder / STATUS, json.dumps(status).encode()
+        try:
+            write_atomically(file, content + b" " * STATUS_SPARE, durable=False)
+        except RunError:
+            try:
+                with file.open("r+b") as last:
+                    last.write(content.ljust(file.stat().st_size))
+            except OSError:
+                pass
+            else:
+                return
+            raise
 
     def status(self) -> dict[str, Any] | None:
         """The last status that the node wrote; None if it never ran."""

@@ -14,13 +14,15 @@ from dispfl.round.context import RunContext
 PROTOCOL = "1"
 FederationSpec = dict[str, str]
 DERIVED_FIELDS = ("first_weights", "layout")
-"""Entries that follow from others; a difference in those is reported first."""
+"""Entries that follow from others, and are only reported if no other differs."""
 REMEDIES = {
     "classes": " List all of the federation's classes in data.classes, the same at every site.",
     "columns": " Every site needs the same columns in the same order.",
 }
 MAX_CHARS = 120
 """Characters of an entry that a message shows."""
+MAX_DIFFERENCES = 8
+"""Entries that a message shows."""
 MAX_LIST_CHARS = 2000
 """Characters of a list of names that an entry holds."""
 
@@ -79,16 +81,20 @@ def spec_digest(spec: Mapping[str, str]) -> str:
 def spec_difference(
     ours: Mapping[str, str], theirs: Mapping[str, str], here: str = "here", there: str = "there"
 ) -> str | None:
-    """Describe the first entry in which two specs differ; None if they are equal.
+    """Describe the entries in which two specs differ; None if they are equal.
 
     Both sites log the message, so `here` and `there` name them: "at alice" and "at carol".
     """
-    for name in sorted(ours.keys() | theirs.keys(), key=lambda name: (name in DERIVED_FIELDS, name)):
+    differing = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    if not differing:
+        return None
+    shown = [name for name in differing if name not in DERIVED_FIELDS] or differing[:1]
+    described = []
+    for name in shown[:MAX_DIFFERENCES]:
         one, other = ours.get(name, "not given"), theirs.get(name, "not given")
-        if one != other:
-            one, other = _excerpt(one, other), _excerpt(other, one)
-            return f"{name[:MAX_CHARS]} is {one} {here} and {other} {there}.{REMEDIES.get(name, '')}"
-    return None
+        described.append(f"{name[:MAX_CHARS]} is {_excerpt(one, other)} {here} and {_excerpt(other, one)} {there}")
+    more = f"; and {len(shown) - MAX_DIFFERENCES} more" if len(shown) > MAX_DIFFERENCES else ""
+    return "; ".join(described) + more + "." + "".join(REMEDIES.get(name, "") for name in shown)
 
 
 def _excerpt(text: str, other: str) -> str:

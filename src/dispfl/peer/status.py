@@ -19,6 +19,8 @@ class PeerStatus:
     """The latest round that it has reported."""
     last_seen: float | None = None
     """When its last request or response arrived, by the event loop's clock."""
+    last_request: float | None = None
+    """When its last request arrived, by the same clock: then it could reach us."""
     replies: int = 0
     """Responses to our requests, of any kind."""
     answered: int = 0
@@ -42,9 +44,19 @@ class NodeStatus:
     state: str = "starting"
     score: float | None = None
     deadline: float = 0.0
+    unsaved_rounds: int = 0
+    """Finished rounds that could not be saved yet."""
+    save_problem: str | None = None
+    """Why they could not."""
     peers: dict[str, PeerStatus] = field(default_factory=lambda: defaultdict(PeerStatus))
     refused: RefusalCounter = field(default_factory=RefusalCounter)
     _messages: list[tuple[int, MessageCost]] = field(default_factory=list)
+
+    @property
+    def line(self) -> str:
+        """The status in a line."""
+        unsaved = f"; {self.unsaved_rounds} rounds not saved: {self.save_problem}" if self.save_problem else ""
+        return f"Round {self.round} of {self.rounds}, {self.state}{unsaved}"
 
     def ended(self) -> None:
         """Note that the node has ended."""
@@ -57,6 +69,10 @@ class NodeStatus:
         peer.last_seen, peer.silent, peer.spec_mismatch = now, False, None
         if t is not None:
             peer.round = max(peer.round, t)
+
+    def record_request(self, name: str, now: float) -> None:
+        """Note a request, whether it is answered or refused: the peer reaches us."""
+        self.peers[name].last_request = now
 
     def record_reply(self, name: str) -> None:
         """Note a response: the peer is reachable."""
@@ -136,6 +152,8 @@ class NodeStatus:
             "state": self.state,
             "score": self.score,
             "deadline_seconds": round(self.deadline, 3),
+            "unsaved_rounds": self.unsaved_rounds,
+            "save_problem": self.save_problem,
             "peers": {name: asdict(peer) for name, peer in sorted(self.peers.items())},
             "refused": {name: dict(sorted(reasons.items())) for name, reasons in sorted(self.refused.items())},
         }

@@ -1,20 +1,28 @@
 """A peer's run directory: the same files as a simulation's, with one peer in it, written by a node."""
 
+import asyncio
+import contextlib
+import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dispfl.core.train import Report
+from dispfl.core.train import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
-from dispfl.errors import RunError
+from dispfl.errors import DamagedError, DispflError, RunError
 from dispfl.methods.base import PeerState
+from dispfl.peer.log import EventLog
 from dispfl.peer.spec import spec_difference
+from dispfl.peer.status import NodeStatus
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics
+from dispfl.runs.files import plain_disk_errors
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 
 
@@ -28,15 +36,21 @@ class PeerStore:
         spec: Mapping[str, str],
         settings: Mapping[str, Any] | None = None,
         cost: ForwardCost | None = None,
+        task: Task | None = None,
     ) -> None:
         """Create the directory, or open an existing one, which must have the same federation spec.
 
-        `settings` are saved with a new one; `cost` is needed to save rounds.
+        `settings` are saved with a new one; `cost` and `task` are needed to save rounds.
         """
         self.name = name
         self.folder = folder
         self._last_save = time.time()
-        self._cost = cost
+        self._cost, self._task = cost, task
+        self._lines: list[Metrics] = []
+        """Lines of rounds that are not on the disk."""
+        self._newest: tuple[int, StepResult] | None = None
+        """The last round, if its checkpoint is not on the disk."""
+        self.unsaved_rounds = 0
         if not (folder / "config.toml").exists():
             config = {**(settings or {}), "peers": 1, "peer": name, "spec": dict(spec)}
             self._directory = RunDirectory.create(folder, config)
@@ -47,19 +61,24 @@ class PeerStore:
         self._directory = RunDirectory.open(folder)
 
     def last(self) -> tuple[int, PeerState] | None:
-        """Return the number of finished rounds and the state after them, from the newest complete checkpoint.
+        """Return the number of finished rounds and the state after them, from the newest intact checkpoint.
 
-        Metrics of later rounds are dropped: these rounds are repeated.
+        Damaged ones are kept under another name. Metrics of later rounds are dropped: these rounds are repeated.
         """
-        checkpoints = self._directory.checkpoints
+        checkpoints, kept = self._directory.checkpoints, None
         for rounds in reversed(checkpoints.finished_rounds()):
             try:
-                state = checkpoints.load(rounds)[self.name].next_state
-            except (RunError, KeyError):
-                checkpoints.discard(rounds)
+                steps = checkpoints.load(rounds)
+            except DamagedError as damage:
+                kept = checkpoints.set_aside(rounds, damage, "Resuming from an earlier round, if there is one.")
                 continue
+            if self.name not in steps:
+                raise RunError(f"The checkpoint after {rounds} rounds in {self.folder} is of {', '.join(steps)}.")
             self._directory.truncate_metrics(rounds, gaps=True)
-            return rounds, state
+            return rounds, steps[self.name].next_state
+        if kept:  # the site starts or joins again; its earlier rounds are kept with the damaged checkpoint
+            with plain_disk_errors(kept), contextlib.suppress(FileNotFoundError):
+                shutil.copy(self.folder / "metrics.jsonl", kept)
         self._directory.truncate_metrics(0)
         return None
 
@@ -72,16 +91,39 @@ class PeerStore:
                     self._directory.checkpoints.discard(later)
 
     def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
-        """Save a round: first its line, last the checkpoint, which makes the round count."""
+        """Save a round: first its line, last the checkpoint, which makes the round count.
+
+        If this fails, the round is saved by the next call of `save` or `save_again`.
+        """
         assert self._cost is not None
-        now = time.time()
-        line = round_metrics(t, Round({self.name: step.without_state()}), self._cost, max(0.0, now - self._last_save))
+        assert self._task is not None
+        now, result = time.time(), Round({self.name: step.without_state()})
+        line = round_metrics(t, result, self._task, self._cost, max(0.0, now - self._last_save))
         line |= {"time": now, "heard": list(heard), "missed": list(missed)}
         line |= {"report": asdict(step.report), "messages": step.messages}
-        self._directory.append(line)
-        self._directory.checkpoints.add(t, self.name, step)
-        self._directory.checkpoints.complete(t)
         self._last_save = now
+        self._lines.append(line)
+        self._newest = (t, step)
+        self.unsaved_rounds += 1
+        self.save_again()
+
+    def save_again(self) -> None:
+        """Save the rounds that are not on the disk yet, if there are any."""
+        if self._newest is None:
+            return
+        (t, step), checkpoints = self._newest, self._directory.checkpoints
+        while self._lines:
+            self._directory.append(self._lines[0])
+            del self._lines[0]
+        try:
+            checkpoints.add(t, self.name, step)
+            checkpoints.complete(t)
+        except BaseException:
+            if t + 1 not in checkpoints.finished_rounds():
+                with contextlib.suppress(OSError):
+                    checkpoints.discard(t + 1)  # half of a checkpoint would take the space that is needed
+            raise
+        self._newest, self.unsaved_rounds = None, 0
 
     def finish(self, context: RunContext, state: PeerState) -> None:
         """Write the summary, which makes the run count as finished."""
@@ -92,6 +134,61 @@ class PeerStore:
     def close(self) -> None:
         """Release the directory's lock."""
         self._directory.close()
+
+
+class SavingThread:
+    """Saves rounds on a thread. A disk that is full or fails does not stop the node: it saves them later."""
+
+    RETRY_SECONDS = 10.0
+
+    def __init__(self, store: PeerStore, status: NodeStatus, log: EventLog) -> None:
+        self.store = store
+        self._status = status
+        self._log = log
+        self._pool = ThreadPoolExecutor(1, "saving")
+
+    async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+        """Save a round, and those that could not be saved before; return also if the disk refuses."""
+        await self._run(partial(self.store.save, t, step, heard, missed))
+
+    async def retry(self) -> None:
+        """Try again for ever, while there are unsaved rounds."""
+        while True:
+            await asyncio.sleep(self.RETRY_SECONDS)
+            if self._status.unsaved_rounds:
+                await self._run(self.store.save_again)
+
+    async def wait_until_saved(self) -> None:
+        """Return once everything is saved. The model of the last round exists only in memory until then."""
+        while self._status.unsaved_rounds:
+            await asyncio.sleep(self.RETRY_SECONDS / 10)
+
+    def close(self) -> None:
+        """Finish the save in progress, and make a last attempt."""
+        self._pool.shutdown()
+        try:
+            self.store.save_again()
+        except (DispflError, OSError) as problem:
+            self._log("lost", {"rounds": self.store.unsaved_rounds, "detail": self._reason(problem)})
+
+    async def _run(self, save: Callable[[], None]) -> None:
+        status, problem = self._status, None
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._pool, save)
+        except (DispflError, OSError) as error:
+            problem = self._reason(error)
+        if problem != status.save_problem:
+            if problem:
+                detail = f"{problem}; training continues in memory, and saving is tried again"
+                self._log("not saved", {"round": status.round, "detail": detail})
+            else:
+                self._log("saved", {"round": status.round})
+        status.save_problem, status.unsaved_rounds = problem, self.store.unsaved_rounds
+
+    def _reason(self, problem: Exception) -> str:
+        """What the system says, without the advice for a run that has ended."""
+        cause = problem.__cause__ or problem
+        return f"{cause.strerror or cause} in {self.store.folder}" if isinstance(cause, OSError) else str(problem)
 
 
 def rounds_of(folder: Path) -> dict[int, Metrics]:

@@ -158,7 +158,7 @@ def line_chart(
     *,
     whole_x: bool = False,
     from_zero: bool = False,
-    decimals: int = 3,
+    y_format: str = ".3f",
     x_word: str = "",
     x_unit: str = "",
 ) -> Markup:
@@ -183,8 +183,8 @@ def line_chart(
     )
     bands = [_band(frame, curve) for curve in curves if curve.spread]
     lines = [_line(frame, curve) for curve in reversed(curves)]  # the first of the legend is on top
-    tips = _strip_tips(frame, curves, x_word, decimals) if x_word else _dot_tips(frame, curves, x_unit, decimals)
-    ends = ", ".join(f"{curve.label} {curve.y[-1]:.{decimals}f}" for curve in curves if not curve.secondary)
+    tips = _strip_tips(frame, curves, x_word, y_format) if x_word else _dot_tips(frame, curves, x_unit, y_format)
+    ends = ", ".join(f"{curve.label} {curve.y[-1]:{y_format}}" for curve in curves if not curve.secondary)
     return frame.svg(f"{y_label} against {x_label}. Final values: {ends}.", *bands, *lines, tips)
 
 
@@ -219,12 +219,12 @@ def _band(frame: ChartFrame, curve: Curve) -> Markup:
     return element("path", d="M" + "L".join([*upper, *lower]) + "Z", class_=f"band {curve.css_class}")
 
 
-def _strip_tips(frame: ChartFrame, curves: Sequence[Curve], x_word: str, decimals: int) -> Markup:
+def _strip_tips(frame: ChartFrame, curves: Sequence[Curve], x_word: str, y_format: str) -> Markup:
     """Return an invisible strip over every x, with the values of all lines as its tooltip."""
     values: dict[float, list[str]] = {}
     for curve in curves:
         for x, y, s in zip(curve.x, curve.y, _spread(curve), strict=True):
-            text = f"{y:.{decimals}f}" + (f" ± {s:.{decimals}f}" if curve.spread else "")
+            text = f"{y:{y_format}}" + (f" ± {s:{y_format}}" if curve.spread else "")
             values.setdefault(x, []).append(f"{curve.label}: {text}")
     xs = sorted(values)
     edges = [frame.x.start, *(frame.x((a + b) / 2) for a, b in pairwise(xs)), frame.x.end]
@@ -236,14 +236,14 @@ def _strip_tips(frame: ChartFrame, curves: Sequence[Curve], x_word: str, decimal
     return element("g", *strips, class_="tips")
 
 
-def _dot_tips(frame: ChartFrame, curves: Sequence[Curve], unit: str, decimals: int) -> Markup:
+def _dot_tips(frame: ChartFrame, curves: Sequence[Curve], unit: str, y_format: str) -> Markup:
     """Return invisible dots over points of each line, with their values as tooltips."""
     dots = []
     for curve in curves:
         if curve.constant:
             continue
         for x, y in thin_out(list(zip(curve.x, curve.y, strict=True)), MAX_DOTS):
-            title = element("title", f"{curve.label}: {y:.{decimals}f} at {x:.4g} {unit}")
+            title = element("title", f"{curve.label}: {y:{y_format}} at {x:.4g} {unit}")
             dots.append(element("circle", title, cx=frame.x(x), cy=frame.y(y), r=7))
     return element("g", *dots, class_="tips")
 
@@ -300,19 +300,21 @@ class DotColumn:
         return fmean(self.values)
 
 
-def dot_chart(columns: Sequence[DotColumn], x_label: str, y_label: str, *, size: ChartSize = LARGE) -> Markup:
+def dot_chart(columns: Sequence[DotColumn], x_label: str, y_label: str, y_format: str = ".3f") -> Markup:
     """Return a dot for every value and a line at every group's mean; dots are spread sideways to stay visible."""
     values = [value for column in columns for value in column.values]
     names = [(float(k), column.name) for k, column in enumerate(columns)]
     y_range = padded(min(values), max(values))
-    frame = chart_frame(size, (-0.5, len(columns) - 0.5), y_range, x_label, y_label, x_names=names)
+    frame = chart_frame(LARGE, (-0.5, len(columns) - 0.5), y_range, x_label, y_label, x_names=names)
     drawn = []
     for k, column in enumerate(columns):
         for number, value in enumerate(column.values):
             offset = ((number * 7) % 11 - 5) / 5 * 0.22  # deterministic jitter
             shape = {"cx": frame.x(k + offset), "cy": frame.y(value), "r": 4.0}
-            drawn.append(element("circle", element("title", f"{value:.3f}"), class_=f"dot {column.css_class}", **shape))
+            drawn.append(
+                element("circle", element("title", f"{value:{y_format}}"), class_=f"dot {column.css_class}", **shape)
+            )
         line = f"M{coordinate(frame.x(k - 0.32))} {coordinate(frame.y(column.mean))}H{coordinate(frame.x(k + 0.32))}"
-        drawn.append(element("path", element("title", f"mean {column.mean:.3f}"), d=line, class_="mean"))
-    means = ", ".join(f"{column.name}: mean {column.mean:.3f}" for column in columns)
+        drawn.append(element("path", element("title", f"mean {column.mean:{y_format}}"), d=line, class_="mean"))
+    means = ", ".join(f"{column.name}: mean {column.mean:{y_format}}" for column in columns)
     return frame.svg(f"{y_label} by {x_label}. {means}.", *drawn)

@@ -1,16 +1,22 @@
-"""Comparisons of runs: accuracy and cost of each row over its seeds, after equal rounds, bytes or FLOPs."""
+"""Comparisons of runs: score and cost of each row over its seeds, after equal rounds, bytes or FLOPs."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import cached_property
 from math import inf
 from pathlib import Path
 
+from dispfl.core.metric import Measure
 from dispfl.errors import RunError
-from dispfl.report.labels import COUNTED, flops_kind
+from dispfl.report.differences import Difference, paired_difference
+from dispfl.report.labels import COUNTED, flat_settings, flops_kind, prevents_comparison
 from dispfl.runs.directory import read_config, read_metrics
-from dispfl.runs.metrics import Metrics, seconds_per_peer_round
+from dispfl.runs.metrics import Metrics, main_scores, measure_of, seconds_per_peer_round
+
+TEST_LOSS = "test loss"
+"""The name of the loss on test data in tables."""
 
 
 class Budget(StrEnum):
@@ -23,12 +29,12 @@ class Budget(StrEnum):
 
 @dataclass(frozen=True)
 class RunPoint:
-    """A run after some round: its accuracy then and its total cost so far."""
+    """A run after some round: its scores then and its total cost so far."""
 
     round: int
     """1 is the first."""
-    accuracy: float | None
-    """Mean over the peers; None if the round was not evaluated."""
+    score: float | None
+    """The main metric, mean over the peers; None if the round was not evaluated."""
     peer_std: float | None
     paper_mb: float
     """Total traffic of the busiest node, as the paper counts it (values only)."""
@@ -40,6 +46,10 @@ class RunPoint:
     """Wall time of all rounds so far."""
     peer_seconds: float | None = None
     """Time that a peer has computed so far, mean over all peers; None if it was not measured."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """The other metrics and the loss on test data, mean over the peers, by name."""
+    per_peer: Sequence[float | None] = ()
+    """The main metric of every peer."""
 
     def spent(self, budget: Budget) -> float:
         """Return the total cost in the unit of a budget."""
@@ -52,6 +62,8 @@ class SeedRun:
 
     seed: int
     path: Path
+    measure: Measure
+    """What its scores measure."""
     points: Sequence[RunPoint]
     """One per round."""
     flops_per_peer: float
@@ -64,6 +76,11 @@ class SeedRun:
     """Seconds that a peer computes in a round; None if they were not measured."""
     flops_kind: str = COUNTED
     """Whether its FLOPs are counted, by dense kernels, or saved by small networks."""
+    connections: int = 0
+    """The largest number of nodes that one node receives models from in a round."""
+    method: str = ""
+    data: Mapping[str, str] = field(default_factory=dict)
+    """The settings that must be equal for peers to be compared one by one."""
 
     @property
     def paper_mb(self) -> float:
@@ -83,12 +100,13 @@ class SeedRun:
     def within(self, budget: Budget, limit: float) -> "SeedRun":
         """Return the run with `final` set to the last evaluated round within a limit."""
         tolerant = limit * (1 + 1e-9)  # equal costs may differ in the last bits of their sums
-        points = [point for point in self.points if point.accuracy is not None and point.spent(budget) <= tolerant]
+        points = [point for point in self.points if point.score is not None and point.spent(budget) <= tolerant]
         return replace(self, final=points[-1] if points else None)
 
     def rounds_to(self, target: float) -> int | None:
-        """Return the first evaluated round that reaches an accuracy, or None."""
-        return next((p.round for p in self.points if p.accuracy is not None and p.accuracy >= target), None)
+        """Return the first evaluated round that is at least as good as a target, or None."""
+        reached = (p.round for p in self.points if p.score is not None and self.measure.reaches(p.score, target))
+        return next(reached, None)
 
 
 @dataclass(frozen=True)
@@ -106,19 +124,24 @@ class ComparisonRow:
         return ", ".join(value if only_method else f"{key}={value}" for key, value in self.name.items())
 
     @property
-    def accuracies(self) -> list[float]:
-        """The final accuracy of each seed that has one."""
-        return [run.final.accuracy for run in self.runs if run.final and run.final.accuracy is not None]
+    def scores(self) -> list[float]:
+        """The final score of each seed that has one."""
+        return [run.final.score for run in self.runs if run.final and run.final.score is not None]
 
     @property
-    def accuracy(self) -> float | None:
-        """Mean over seeds; None if a seed has no accuracy, because means over different seeds are not comparable."""
-        return statistics.fmean(self.accuracies) if len(self.accuracies) == len(self.runs) else None
+    def score(self) -> float | None:
+        """Mean over seeds; None if a seed has no score, because means over different seeds are not comparable."""
+        return statistics.fmean(self.scores) if len(self.scores) == len(self.runs) else None
 
     @property
-    def accuracy_std(self) -> float | None:
+    def score_std(self) -> float | None:
         """Sample standard deviation over seeds (n - 1); None with one seed."""
-        return statistics.stdev(self.accuracies) if self.accuracy is not None and len(self.runs) > 1 else None
+        return statistics.stdev(self.scores) if self.score is not None and len(self.runs) > 1 else None
+
+    def other(self, name: str) -> float | None:
+        """Return another metric, or the loss on test data, mean over seeds; None if a seed has not measured it."""
+        values = [run.final.others[name] for run in self.runs if run.final and name in run.final.others]
+        return statistics.fmean(values) if len(values) == len(self.runs) else None
 
     @property
     def peer_std(self) -> float | None:
@@ -132,6 +155,16 @@ class ComparisonRow:
         return max(len(run.points) for run in self.runs)
 
     @property
+    def connections(self) -> int:
+        """The largest number of nodes that one node receives models from in a round."""
+        return max(run.connections for run in self.runs)
+
+    @property
+    def peer_scores(self) -> dict[int, Sequence[float | None]]:
+        """By seed, the final score of every peer."""
+        return {run.seed: run.final.per_peer for run in self.runs if run.final}
+
+    @property
     def flops_kind(self) -> str:
         """Whether the row's FLOPs are counted or saved."""
         return self.runs[0].flops_kind
@@ -143,7 +176,7 @@ class ComparisonRow:
         return statistics.fmean(known) if len(known) == len(self.runs) else None
 
     def rounds_to(self, target: float) -> float | None:
-        """Return the rounds needed to reach an accuracy, mean over seeds; None if a seed does not reach it."""
+        """Return the rounds needed to reach a score, mean over seeds; None if a seed does not reach it."""
         reached = [run.rounds_to(target) for run in self.runs]
         known = [rounds for rounds in reached if rounds is not None]
         return statistics.fmean(known) if len(known) == len(reached) else None
@@ -167,7 +200,10 @@ class Comparison:
     limits: Mapping[int, float]
     """The budget of each seed; empty if there is no limit."""
     targets: Sequence[float]
-    metric: str
+    measure: Measure
+    """What the scores measure."""
+    others: Sequence[str] = ()
+    """The names of the other metrics; the loss on test data comes last."""
 
     @property
     def limit(self) -> float | None:
@@ -176,9 +212,27 @@ class Comparison:
 
     @property
     def best(self) -> list[ComparisonRow]:
-        """The rows with the highest accuracy, compared at the three decimals that are printed."""
-        known = {id(row): round(row.accuracy, 3) for row in self.rows if row.accuracy is not None}
-        return [row for row in self.rows if known and known.get(id(row)) == max(known.values())]
+        """The rows with the best mean score, as it is printed."""
+        known = [row.score for row in self.rows if row.score is not None]
+        best = self.measure.text(self.measure.best(known)) if known else None
+        return [row for row in self.rows if row.score is not None and self.measure.text(row.score) == best]
+
+    @property
+    def reference(self) -> ComparisonRow:
+        """The row that the others are compared with, peer by peer: Dis-PFL, or the first."""
+        return next((row for row in self.rows if row.runs[0].method == "dispfl"), self.rows[0])
+
+    @cached_property
+    def differences(self) -> dict[str, Difference]:
+        """By label, how each row differs from the reference, where both have the same peers and data."""
+        found = {row.label: self.difference(row, self.reference) for row in self.rows if row is not self.reference}
+        return {label: difference for label, difference in found.items() if difference}
+
+    def difference(self, row: ComparisonRow, reference: ComparisonRow) -> Difference | None:
+        """Return the paired difference of two rows; None if their peers or data are not the same."""
+        if row.runs[0].data != reference.runs[0].data:
+            return None
+        return paired_difference(row.peer_scores, reference.peer_scores)
 
 
 NamedRuns = Iterable[tuple[Mapping[str, str], Path]]
@@ -189,7 +243,7 @@ def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[f
     """Read run directories and compare them.
 
     Under `bytes` and `flops` each seed has its own budget: the smallest total of its runs that spend anything, so that
-    the cheapest row keeps all its rounds. Nothing is retrained: a row's accuracy is the one it had at that point.
+    the cheapest row keeps all its rounds. Nothing is retrained: a row's score is the one it had at that point.
     """
     rows: dict[tuple[tuple[str, str], ...], list[SeedRun]] = {}
     for name, path in runs:
@@ -206,7 +260,8 @@ def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[f
         budget,
         limits,
         tuple(targets),
-        str(read_config(all_runs[0].path).get("metric", "accuracy")),
+        all_runs[0].measure,
+        _other_metrics(all_runs),
     )
 
 
@@ -228,7 +283,7 @@ def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> tuple[list[float], lis
 
 
 def mean_curve(row: ComparisonRow, budget: Budget) -> tuple[list[float], list[float], list[float]]:
-    """Return cost, mean accuracy and its standard deviation over seeds, at every round that all seeds evaluated."""
+    """Return cost, mean score and its standard deviation over seeds, at every round that all seeds evaluated."""
     return _mean_curve(row, lambda point: point.spent(budget))
 
 
@@ -242,7 +297,7 @@ def _mean_curve(
 ) -> tuple[list[float], list[float], list[float]]:
     def sample(point: RunPoint) -> Sample:
         spent = x(point)
-        return None if point.accuracy is None or spent is None else (spent, point.accuracy)
+        return None if point.score is None or spent is None else (spent, point.score)
 
     return mean_over_seeds([[sample(point) for point in run.points] for run in row.runs])
 
@@ -259,24 +314,40 @@ def _read(path: Path) -> SeedRun:
         flops += record["flops_total"]
         seconds = round(seconds + record["seconds"], 3)
         computed = _add_peer_seconds(computed, record)
-        accuracy = record["accuracy"] or {"mean": None, "std": None}
-        points.append(
-            RunPoint(
-                record["round"] + 1, accuracy["mean"], accuracy["std"], paper_mb, wire_mb, flops, seconds, computed
-            )
-        )
+        score, std, others, per_peer = _scores(record)
+        spent = (paper_mb, wire_mb, flops, seconds, computed)
+        points.append(RunPoint(record["round"] + 1, score, std, *spent, others, per_peer))
     flops_per_peer = statistics.fmean(record["flops_per_peer"] for record in records)
     failures = sum(len(record["failures"]) for record in records)
     return SeedRun(
         config["seed"],
         path,
+        measure_of(records),
         points,
         flops_per_peer,
         None,
         failures,
         seconds_per_peer_round(records),
         flops_kind(config),
+        max(record["busiest"].get("connections", 0) for record in records),
+        config["method"]["name"],
+        {key: value for key, value in flat_settings(config).items() if prevents_comparison(key)},
     )
+
+
+def _scores(record: Metrics) -> tuple[float | None, float | None, dict[str, float], list[float | None]]:
+    """Return mean and standard deviation of the main metric over peers, the others' means, and every peer's value."""
+    main = main_scores(record) or {"mean": None, "std": None, "per_peer": []}
+    others = {name: found["mean"] for name, found in record["scores"].items() if name != record["metric"]}
+    if record.get("test_loss"):
+        others[TEST_LOSS] = record["test_loss"]["mean"]
+    return main["mean"], main["std"], others, main["per_peer"]
+
+
+def _other_metrics(runs: Iterable[SeedRun]) -> list[str]:
+    """Return the names of all metrics but the main one, the loss on test data last."""
+    names = dict.fromkeys(name for run in runs for point in run.points for name in point.others)
+    return sorted(names, key=lambda name: name == TEST_LOSS)
 
 
 def _add_peer_seconds(before: float | None, record: Metrics) -> float | None:

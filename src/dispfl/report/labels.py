@@ -17,6 +17,7 @@ METHOD_LABELS = {
 """The paper's names of the methods; other methods keep their own name."""
 IGNORED_KEYS = {"seed", "workers", "device", "engine", "data.dir", "initial_weights_sha256"}
 """Keys in which runs of one row may differ: they do not affect results, or follow from the seed."""
+DATA_TABLES = ("data.", "partition.")
 COUNTED, SAVED = "counted", "saved"
 
 
@@ -34,6 +35,30 @@ def flops_note(kinds: Mapping[str, str]) -> str:
     if len(saved) == len(kinds):
         return f"FLOPs are saved: {small}."
     return f"FLOPs of {join_and(saved)} are saved: {small}; those of the others are counted: the kernels are dense."
+
+
+def connections_note(counts: Mapping[str, int]) -> str:
+    """Return a sentence on how many models a node receives in a round at most; `counts` are by label."""
+    labels: dict[int, list[str]] = {}
+    for label, count in counts.items():
+        labels.setdefault(count, []).append(label)
+    sending = {count: own for count, own in sorted(labels.items()) if count}
+    if not sending:
+        return ""
+    if len(sending) == 1:
+        (count,) = sending
+        return f"Compared at equal connections: no node receives more than {_models(count)} in a round."
+    parts = [f"{_models(count)} with {join_and(own)}" for count, own in sending.items()]
+    return f"Not at equal connections: a node receives at most {join_and(parts)} in a round."
+
+
+def _models(count: int) -> str:
+    return "1 model" if count == 1 else f"{count} models"
+
+
+def prevents_comparison(key: str) -> bool:
+    """Return whether rows that differ in this key have different peers, data or metrics."""
+    return key in ("peers", "samples", "metric", "made_in_python") or key.startswith(DATA_TABLES)
 
 
 def join_and(words: Sequence[str]) -> str:

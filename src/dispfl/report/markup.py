@@ -139,11 +139,6 @@ def format_seconds(value: float | None) -> str:
     return f"{value:.2g}" if 0 < value < 0.01 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
-def format_score(value: float | None) -> str:
-    """Return an accuracy with three decimals."""
-    return format_number(value, 3)
-
-
 def format_amount(value: float) -> str:
     """Return megabytes or FLOPs with two decimals, fewer for large values and two significant digits for small ones."""
     if 0 < value < 0.1:

@@ -18,9 +18,10 @@ from dispfl.report.markup import (
 )
 from dispfl.report.peers import labels_section, peers_section
 from dispfl.report.results import ReportResults, read_results
+from dispfl.report.results_table import results_section
 from dispfl.report.runs import ReportRun
 from dispfl.report.sections import curves_section, masks_section, topology_section, traffic_section
-from dispfl.report.summary import results_section, summary_block
+from dispfl.report.summary import summary_block
 from dispfl.runs.files import write_atomically
 
 MAX_NAMED = 4

@@ -3,9 +3,10 @@
 import statistics
 from collections.abc import Callable
 
+from dispfl.core.metric import Measure
 from dispfl.report.charts import LARGE, Bar, Curve, DotColumn, bar_chart, dot_chart, line_chart, thin_out
 from dispfl.report.diagrams import heat_map
-from dispfl.report.labels import flat_settings
+from dispfl.report.labels import DATA_TABLES, flat_settings
 from dispfl.report.markup import (
     UNKNOWN,
     Markup,
@@ -15,7 +16,6 @@ from dispfl.report.markup import (
     element,
     figure,
     figures,
-    format_score,
     format_seconds,
     html_table,
     plural,
@@ -23,7 +23,6 @@ from dispfl.report.markup import (
     section,
 )
 from dispfl.report.results import (
-    DATA_TABLES,
     TIE,
     ReportResults,
     ReportSeries,
@@ -32,6 +31,7 @@ from dispfl.report.results import (
     seconds_by_density,
 )
 from dispfl.report.runs import ReportRun
+from dispfl.runs.metrics import main_scores
 
 MAX_BARS = 200
 MAX_LISTED = 1000
@@ -47,35 +47,42 @@ def peers_section(results: ReportResults) -> Markup:
     evaluated = [series for series in results.series if any(run.scores for run in series.runs)]
     if not evaluated:
         return section("peers", "Results per peer", remark("No peer has been evaluated."))
-    metric = results.metric
+    measure = results.measure
     grouped = [series for series in evaluated if series.runs[0].densities]
-    groups = [part for one in grouped for part in (_density_figure(one, metric), *_seconds_figures(one, metric))]
+    groups = [part for one in grouped for part in (_density_figure(one, measure), *_seconds_figures(one, measure))]
     if len(evaluated) == 1:
-        parts = [figures([_sorted_bars(evaluated[0], metric), *groups, _extremes_by_round(evaluated[0], metric)])]
+        parts = [figures([_sorted_bars(evaluated[0], measure), *groups, _extremes_by_round(evaluated[0], measure)])]
     else:
         parts = [
             colour_legend(evaluated),
-            figures([_sorted_lines(evaluated, metric), *_wins_figure(results), *groups]),
+            figures([_sorted_lines(evaluated, measure), *_wins_figure(results), *groups]),
         ]
         parts += [figures(differences, "many")] if (differences := _difference_figures(results)) else []
-    return section("peers", "Results per peer", *parts, _all_scores(evaluated))
+    return section("peers", "Results per peer", *parts, _all_scores(evaluated, measure))
 
 
-def _sorted_title(metric: str) -> str:
-    return f"Peers sorted by {metric}"
+def _sorted_title(measure: Measure) -> str:
+    return f"Peers sorted by {measure.name}"
 
 
-def _sorted_lines(evaluated: list[ReportSeries], metric: str) -> Markup:
-    """Draw every row's k-th lowest score, mean over seeds."""
+def _sorted_lines(evaluated: list[ReportSeries], measure: Measure) -> Markup:
+    """Draw every row's k-th worst score, mean over seeds."""
     curves = []
     for series in evaluated:
-        by_seed = [sorted(run.scores.values()) for run in series.runs if run.scores]
+        by_seed = [_worst_first(run, measure).values() for run in series.runs if run.scores]
         ranked = [statistics.fmean(scores) for scores in zip(*by_seed, strict=False)]
         curves.append(Curve(series.label, series.css_class, [k + 1.0 for k in range(len(ranked))], ranked))
     several = any(len(series.runs) > 1 for series in evaluated)
     note = f"Each row sorts its own peers{'; mean over seeds' if several else ''}."
-    chart = line_chart(curves, "peers, worst to best", metric, whole_x=True, x_word="rank")
-    return figure(_sorted_title(metric), chart, note=note)
+    chart = line_chart(
+        curves, "peers, worst to best", measure.name, whole_x=True, x_word="rank", y_format=measure.format
+    )
+    return figure(_sorted_title(measure), chart, note=note)
+
+
+def _worst_first(run: ReportRun, measure: Measure) -> dict[str, float]:
+    """Return the scores of a run's peers, the worst first."""
+    return dict(sorted(run.scores.items(), key=lambda pair: measure.gain(pair[1], 0.0)))
 
 
 def _wins_figure(results: ReportResults) -> list[Markup]:
@@ -95,7 +102,7 @@ def _wins_figure(results: ReportResults) -> list[Markup]:
         rows.append(element("li", element("span", series.label), track, element("span", text, class_="count")))
     seeds = len(results.common_seeds)
     note = f"Out of {plural(counts.peers, 'peer')}{f' over {seeds} seeds' if seeds > 1 else ''}; ties are lighter."
-    title = f"Number of peers for which each row is {'best' if results.metric == 'accuracy' else 'highest'}"
+    title = "Number of peers for which each row is best"
     return [figure(title, element("ul", *rows, class_="wins", role="list"), note=note)]
 
 
@@ -103,6 +110,7 @@ def _difference_figures(results: ReportResults) -> list[Markup]:
     """Compare the leader with each other row, peer by peer, if the peers are the same."""
     if not results.comparable:
         return []
+    measure = results.measure
     leader, *others = results.series
     differences = {series.label: _differences(results, leader, series) for series in others}
     values = [value for pairs in differences.values() for value, _ in pairs]
@@ -114,14 +122,15 @@ def _difference_figures(results: ReportResults) -> list[Markup]:
         pairs = sorted(differences[series.label], reverse=True)
         if not pairs:
             continue
-        higher, lower = sum(value > TIE for value, _ in pairs), sum(value < -TIE for value, _ in pairs)
+        gains = [measure.gain(value, 0.0) for value, _ in pairs]
+        better, worse = sum(gain > TIE for gain in gains), sum(gain < -TIE for gain in gains)
         bars = [
-            Bar("", [(value, leader.css_class if value > 0 else series.css_class)], f"{peer}: {value:+.3f}")
-            for value, peer in pairs
+            Bar("", [(value, leader.css_class if gain > 0 else series.css_class)], f"{peer}: {value:+{measure.format}}")
+            for (value, peer), gain in zip(pairs, gains, strict=True)
         ]
-        note = f"Higher for {higher} of {plural(len(pairs), 'peer')}, lower for {lower}."
+        note = f"Better for {better} of {plural(len(pairs), 'peer')}, worse for {worse}."
         title = f"{leader.label} minus {series.label}"
-        chart = bar_chart(thin_out(bars, MAX_BARS), "peers", results.metric, f"{title}. {note}", y_range=y_range)
+        chart = bar_chart(thin_out(bars, MAX_BARS), "peers", measure.name, f"{title}. {note}", y_range=y_range)
         drawn.append(figure(title, chart, note=note))
     return drawn
 
@@ -135,28 +144,28 @@ def _differences(results: ReportResults, leader: ReportSeries, other: ReportSeri
     return differences
 
 
-def _sorted_bars(series: ReportSeries, metric: str) -> Markup:
+def _sorted_bars(series: ReportSeries, measure: Measure) -> Markup:
     """Draw one bar per peer of a single row, for the first seed that has scores."""
     run = next(run for run in series.runs if run.scores)
-    ranked = sorted(run.scores.items(), key=lambda pair: pair[1])
-    bars = [Bar(peer, [(value, series.css_class)], f"peer {peer}: {format_score(value)}") for peer, value in ranked]
-    label = f"{metric} of every peer, from {format_score(ranked[0][1])} to {format_score(ranked[-1][1])}."
-    chart = bar_chart(thin_out(bars, MAX_BARS), "peers, worst to best", metric, label, size=LARGE)
-    return figure(_sorted_title(metric), chart, note=f"Seed {run.seed}.")
+    ranked = [*_worst_first(run, measure).items()]
+    bars = [Bar(peer, [(value, series.css_class)], f"peer {peer}: {measure.text(value)}") for peer, value in ranked]
+    label = f"{measure.name} of every peer, from {measure.text(ranked[0][1])} to {measure.text(ranked[-1][1])}."
+    chart = bar_chart(thin_out(bars, MAX_BARS), "peers, worst to best", measure.name, label, size=LARGE)
+    return figure(_sorted_title(measure), chart, note=f"Seed {run.seed}.")
 
 
-def _extremes_by_round(series: ReportSeries, metric: str) -> Markup:
+def _extremes_by_round(series: ReportSeries, measure: Measure) -> Markup:
     """Draw the best, median and worst score of a single row in each round, for the same seed."""
     run = next(run for run in series.runs if run.scores)
     scores = {
-        record["round"] + 1.0: [value for value in record["accuracy"]["per_peer"] if value is not None]
+        record["round"] + 1.0: [value for value in found["per_peer"] if value is not None]
         for record in run.records
-        if record["accuracy"]
+        if (found := main_scores(record))
     }
     picks: dict[str, Callable[[list[float]], float]] = {
-        "best peer": max,
+        "best peer": measure.best,
         "median": statistics.median,
-        "worst peer": min,
+        "worst peer": measure.worst,
     }
     curves = [
         Curve(
@@ -164,19 +173,21 @@ def _extremes_by_round(series: ReportSeries, metric: str) -> Markup:
         )
         for name, pick in picks.items()
     ]
-    chart = line_chart(curves, "communication round", metric, whole_x=True, x_word="round")
+    chart = line_chart(
+        curves, "communication round", measure.name, whole_x=True, x_word="round", y_format=measure.format
+    )
     return figure("Best, median and worst peer of each round", chart, note=f"Seed {run.seed}.")
 
 
-def _density_figure(series: ReportSeries, metric: str) -> Markup:
+def _density_figure(series: ReportSeries, measure: Measure) -> Markup:
     groups = scores_by_density(series)
     columns = [DotColumn(f"{density:g}", values, series.css_class) for density, values in groups.items()]
-    means = ", ".join(f"{format_score(column.mean)} at {column.name}" for column in columns)
-    chart = dot_chart(columns, "density: share of weights that a peer keeps", metric)
+    means = ", ".join(f"{measure.text(column.mean)} at {column.name}" for column in columns)
+    chart = dot_chart(columns, "density: share of weights that a peer keeps", measure.name, measure.format)
     return figure(f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}.")
 
 
-def _seconds_figures(series: ReportSeries, metric: str) -> list[Markup]:
+def _seconds_figures(series: ReportSeries, measure: Measure) -> list[Markup]:
     """Return a table with the score and the computing time of each group of peers, if times were measured."""
     scores, seconds = (
         {density: statistics.fmean(values) for density, values in groups.items()}
@@ -190,19 +201,20 @@ def _seconds_figures(series: ReportSeries, metric: str) -> list[Markup]:
         [
             f"{density:g}",
             str(densities.count(density)),
-            format_score(scores[density]),
+            measure.text(scores[density]),
             format_seconds(seconds[density]),
             f"{seconds[density] / densest:.2f}" if densest else UNKNOWN,
         ]
         for density in seconds
     ]
-    headings = [("Density", ""), *((text, "number") for text in ("Peers", capitalized(metric), "Seconds", "Ratio"))]
+    metric = capitalized(measure.name)
+    headings = [("Density", ""), *((text, "number") for text in ("Peers", metric, "Seconds", "Ratio"))]
     note = "Seconds that a peer computes in a round, mean over the group; the ratio is to the densest group."
-    table = html_table(f"{capitalized(metric)} and seconds of each group", headings, rows, "plain")
+    table = html_table(f"{metric} and seconds of each group", headings, rows, "plain")
     return [figure(f"{series.label}: computing time by density", element("div", table, class_="scrolling"), note=note)]
 
 
-def _all_scores(evaluated: list[ReportSeries]) -> Markup:
+def _all_scores(evaluated: list[ReportSeries], measure: Measure) -> Markup:
     """Return a collapsed table of all scores."""
     peers = list(dict.fromkeys((run.seed, peer) for series in evaluated for run in series.runs for peer in run.roster))
     several = len({seed for seed, _ in peers}) > 1
@@ -211,7 +223,7 @@ def _all_scores(evaluated: list[ReportSeries]) -> Markup:
     rows = [
         [
             f"{peer} (seed {seed})" if several else peer,
-            *(format_score(scores.get((series.label, seed), {}).get(peer)) for series in evaluated),
+            *(measure.text(scores.get((series.label, seed), {}).get(peer)) for series in evaluated),
         ]
         for seed, peer in peers[:MAX_LISTED]
     ]

@@ -1,9 +1,10 @@
-"""Learning curves as PNG images, drawn with matplotlib; imported only where they are drawn, because it is slow."""
+"""Learning curves as PNG, PDF or SVG, drawn with matplotlib; imported only where they are drawn, because it is slow."""
 
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
 
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -12,9 +13,11 @@ from dispfl.report.comparison import Budget, Comparison, mean_curve
 from dispfl.report.labels import row_labels
 from dispfl.runs.directory import read_config, read_metrics
 from dispfl.runs.files import write_atomically
+from dispfl.runs.metrics import main_scores, measure_of
 
 MARKER_LIMIT = 40
 """Curves with fewer points have markers."""
+LEGEND_COLUMNS = 3
 X_LABELS = {
     Budget.ROUNDS: "communication round",
     Budget.BYTES: "MB on the wire of the busiest node",
@@ -23,7 +26,7 @@ X_LABELS = {
 
 
 def plot_runs(paths: Sequence[Path], to: Path) -> None:
-    """Plot accuracy against rounds: mean over peers and, dashed, after mixing.
+    """Plot the main metric against rounds: mean over peers and, dashed, after mixing.
 
     A single run has a band of one standard deviation over peers; bands of several runs would hide each other.
     """
@@ -31,27 +34,26 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
     axes = figure.subplots()
     labels = row_labels([read_config(path) for path in paths])
     for number, (path, name) in enumerate(zip(paths, labels, strict=True)):
-        records = [record for record in read_metrics(path) if record["accuracy"]]
+        records = [record for record in read_metrics(path) if main_scores(record)]
+        scores = [found for record in records if (found := main_scores(record))]
         rounds = [record["round"] + 1 for record in records]
-        mean = [record["accuracy"]["mean"] for record in records]
+        mean = [found["mean"] for found in scores]
         colour = f"C{number}"
         axes.plot(rounds, mean, color=colour, marker=_marker(mean), label=name)
         if len(paths) == 1:
-            _band(axes, rounds, mean, [record["accuracy"]["std"] for record in records], colour, "one std over peers")
-        mixed = [
-            (record["round"] + 1, record["accuracy_mixed"]["mean"]) for record in records if record["accuracy_mixed"]
-        ]
+            _band(axes, rounds, mean, [found["std"] for found in scores], colour, "one std over peers")
+        mixed = [(record["round"] + 1, record["mixed"]["mean"]) for record in records if record["mixed"]]
         if mixed:
             axes.plot(
                 *zip(*mixed, strict=True), color=colour, linestyle="--", linewidth=1, label=f"{name}, after mixing"
             )
-    _label(axes, Budget.ROUNDS, read_config(paths[0]).get("metric", "accuracy"))
-    axes.legend(loc="lower right")
-    _save(figure, to)
+    _label(axes, Budget.ROUNDS, measure_of(read_metrics(paths[0])).name)
+    figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False)
+    save_figure(figure, to)
 
 
 def plot_comparison(comparison: Comparison, to: Path) -> None:
-    """Plot accuracy against rounds, bytes or FLOPs: one line per row, with a band of one std over seeds."""
+    """Plot the main metric against rounds, bytes or FLOPs: one line per row, with a band of one std over seeds."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(comparison.rows):
@@ -62,10 +64,10 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
         _band(axes, spent, mean, std, colour)
     if comparison.limit is not None:
         axes.axvline(comparison.limit, color="grey", linestyle=":", linewidth=1)
-    _label(axes, comparison.budget, comparison.metric)
+    _label(axes, comparison.budget, comparison.measure.name)
     title = "band: one standard\ndeviation over seeds" if any(len(row.runs) > 1 for row in comparison.rows) else None
     figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
-    _save(figure, to)
+    save_figure(figure, to)
 
 
 def _marker(values: Sequence[float]) -> str:
@@ -88,7 +90,10 @@ def _label(axes: Axes, budget: Budget, metric: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _save(figure: Figure, to: Path) -> None:
-    image = BytesIO()
-    figure.savefig(image, format="png", dpi=150)
+def save_figure(figure: Figure, to: Path) -> None:
+    """Write a figure in the format of the file's name; the same figure gives the same bytes."""
+    kind, image = to.suffix.lower().removeprefix("."), BytesIO()
+    undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    with rc_context({"svg.hashsalt": "dispfl", "pdf.fonttype": 42}):  # fonts that publishers accept
+        figure.savefig(image, format=kind, dpi=150, metadata=undated)
     write_atomically(to, image.getvalue())

@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dispfl.core.metric import Measure
 from dispfl.errors import RunError
 from dispfl.report.comparison import Comparison, ComparisonRow, compare
-from dispfl.report.labels import flat_settings, row_labels
+from dispfl.report.labels import flat_settings, prevents_comparison, row_labels
 from dispfl.report.runs import ReportRun, find_runs, read_run
 
-DATA_TABLES = ("data.", "partition.")
 COLOURS = 9
 TIE = 1e-9
 """Scores are ratios of counts: smaller differences are rounding errors."""
@@ -69,8 +69,9 @@ class ReportResults:
     """The seeds of each row that are not shown because not every row has them."""
 
     @property
-    def metric(self) -> str:
-        return self.comparison.metric
+    def measure(self) -> Measure:
+        """What the scores measure."""
+        return self.comparison.measure
 
     @property
     def runs(self) -> list[ReportRun]:
@@ -103,13 +104,8 @@ def read_results(paths: Iterable[Path]) -> ReportResults:
         rows, omitted_seeds = _keep_common_seeds(rows)
     comparison = compare([({"method": label}, run.path) for label, group in rows.items() for run in group])
     series = [ReportSeries(row.label, colour, rows[row.label], row) for colour, row in enumerate(comparison.rows)]
-    series.sort(key=lambda one: float("inf") if one.row.accuracy is None else -one.row.accuracy)
+    series.sort(key=lambda one: (one.row.score is None, -comparison.measure.gain(one.row.score or 0.0, 0.0)))
     return ReportResults(series, comparison, differing, omitted, omitted_seeds)
-
-
-def prevents_comparison(key: str) -> bool:
-    """Return whether rows that differ in this key have different peers, data or metrics."""
-    return key in ("peers", "samples", "metric", "made_in_python") or key.startswith(DATA_TABLES)
 
 
 def scores_by_density(series: ReportSeries) -> dict[float, list[float]]:
@@ -143,7 +139,7 @@ class PeerWins:
     wins: dict[str, int]
     """By row: peers for which it beats all others."""
     ties: dict[str, int]
-    """By row: peers for which it shares the highest score."""
+    """By row: peers for which it shares the best score."""
     losses: dict[str, list[str]]
     """By row: peers that do better in another row."""
 
@@ -157,8 +153,8 @@ def count_wins(results: ReportResults) -> PeerWins | None:
     wins, ties = dict.fromkeys(labels, 0), dict.fromkeys(labels, 0)
     losses: dict[str, list[str]] = {label: [] for label in labels}
     for peer, by_label in scores:
-        highest = max(by_label.values())
-        best = [label for label in labels if by_label[label] >= highest - TIE]
+        highest = results.measure.best(by_label.values())
+        best = [label for label in labels if abs(by_label[label] - highest) <= TIE]
         for label in labels:
             if label not in best:
                 losses[label].append(peer)

@@ -1,26 +1,23 @@
 """Tables for the terminal: the results of single runs, and tables of numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from dispfl.config import MADE_IN_PYTHON
-from dispfl.report.labels import flops_kind, flops_note, row_labels
-from dispfl.report.markup import UNKNOWN, format_seconds
+from dispfl.report.comparison import compare
+from dispfl.report.labels import connections_note, flops_kind, flops_note, join_and, row_labels
+from dispfl.report.markup import UNKNOWN, format_number, format_seconds
+from dispfl.report.runs import find_runs
+from dispfl.report.tables import NEEDED, TableColumn, against_sentence, fit_table
 from dispfl.runs.directory import read_config, read_metrics, read_summary
-from dispfl.runs.files import run_folder
-from dispfl.runs.metrics import seconds_per_peer_round
-
-WORST_AND_BEST, RUN = "worst,\nbest peer", "run"
-WIDE = 100
-"""Console width from which on a table of several runs shows all columns."""
-SHORT = 10
-"""Labels up to this length leave room for all columns in 80."""
+from dispfl.runs.files import is_site, run_folder
+from dispfl.runs.metrics import last, main_scores, measure_of, seconds_per_peer_round
 
 
 def overview(path: Path) -> dict[str, Any]:
@@ -36,17 +33,19 @@ def overview(path: Path) -> dict[str, Any]:
         command = "Federation.run(..., resume=True)"
     elif "spec" in config:
         command = f"dispfl peer run {path.parent}"
-    evaluated = [record for record in records if record["accuracy"]]
     count = max(1, len(records))
     return {
         "method": config["method"]["name"],
         "rounds": len(records),
         "unfinished": f"{len(records)} of {config['rounds']} rounds; resume with: {command}",
-        "accuracy": evaluated[-1]["accuracy"] if evaluated else None,
+        "metric": records[-1]["metric"] if records else "score",
+        "scores": last(records, "scores") or {},
+        "test_loss": last(records, "test_loss"),
         "busiest": {
             f"{unit}_mb_per_round": sum(record["busiest"][f"{unit}_mb"] for record in records) / count
             for unit in ("paper", "wire")
-        },
+        }
+        | {"connections": max((record["busiest"]["connections"] for record in records), default=0)},
         "flops_per_peer_round": sum(record["flops_per_peer"] for record in records) / count,
         "seconds": sum(record["seconds"] for record in records),
         "seconds_per_peer_round": seconds_per_peer_round(records),
@@ -58,62 +57,119 @@ def short(number: float, decimals: int) -> str:
     return f"{number:.{decimals}f}" if number < 1000 else f"{number:.0f}"
 
 
-def print_results(paths: Sequence[Path], console: Console) -> None:
-    """Print one row per run: accuracy, traffic of the busiest node, FLOPs and seconds."""
-    rows, notes = [], []
+def find_shown(paths: Sequence[Path]) -> dict[Path, str]:
+    """Return the runs and sites among these paths, and all runs in folders among them, with their names in a table."""
+    shown: dict[Path, str] = {}
+    for path in paths:
+        if is_site(path) or (path / "config.toml").exists() or not path.is_dir():
+            shown[path] = path.resolve().name
+        else:
+            shown |= {run: str(run.relative_to(path)) for run in find_runs([path])}
+    return shown
+
+
+def print_results(given: Sequence[Path], console: Console) -> None:
+    """Print one row per run, also of all in a folder: its scores, traffic of the busiest node, FLOPs and seconds."""
+    notes = []
+    names = find_shown(given)
+    paths = list(names)
     configs = [read_config(run_folder(path)) for path in paths]
-    labels = row_labels(configs)
-    for path, label in zip(paths, labels, strict=True):
-        summary = overview(path)
-        rows.append(_cells(summary, label, path.resolve().name))
-        notes.append(f"{label}: {summary['unfinished']}" if "unfinished" in summary else f"Run directory: {path}")
-        notes += [_group_note(group) for group in summary.get("groups", [])]
+    labels, summaries = row_labels(configs), [overview(path) for path in paths]
+    for path, label, summary in zip(paths, labels, summaries, strict=True):
+        if "unfinished" in summary:
+            notes.append(f"{label}: {summary['unfinished']}")
+        elif path in given:
+            notes.append(f"Run directory: {path}")
+        notes += [_group_note(group, summary) for group in summary.get("groups", [])]
+        notes += _other_scores(summary)
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons.")
-    console.print("", _table(rows, console.width), "", sep="\n")
+    table, _ = fit_table(_columns(labels, summaries, list(names.values())), console)
+    console.print("", table, "", sep="\n")
     flops = flops_note(dict(zip(labels, map(flops_kind, configs), strict=True)))
-    print_text(console, f"accuracy: mean ± std over peers on own test data. {flops}", "dim")
+    metric = join_and(list(dict.fromkeys(summary["metric"] for summary in summaries)))
+    print_text(console, f"{metric}: mean ± std over peers on own test data. {flops}", "dim")
+    for sentence in _compared(paths, labels):
+        print_text(console, sentence)
     for note in notes:
         console.print(note, soft_wrap=True, highlight=False, markup=False)
 
 
-def _group_note(group: dict[str, Any]) -> str:
+def _compared(paths: Sequence[Path], labels: Sequence[str]) -> list[str]:
+    """Return who is ahead of whom, and whether at equal connections, of runs with different settings."""
+    folders = {run_folder(path): label for path, label in zip(paths, labels, strict=True)}
+    runs = [({"method": label}, folder) for folder, label in folders.items() if read_metrics(folder)]
+    if len(set(folders.values())) < 2 or len(runs) < len(folders):
+        return []
+    comparison = compare(runs)
+    counts = {row.label: row.connections for row in comparison.rows}
+    return [sentence for sentence in (against_sentence(comparison), connections_note(counts)) if sentence]
+
+
+def _group_note(group: dict[str, Any], summary: dict[str, Any]) -> str:
     """`  density 0.2: accuracy 0.805, 0.122 s per peer and round, 2 peers`"""
     seconds = f"{format_seconds(group['seconds'])} s per peer and round, " if "seconds" in group else ""
-    return f"  density {group['density']:g}: accuracy {group['mean']:.3f}, {seconds}{group['peers']} peers"
+    score = f"{summary['metric']} {measure_of([summary]).text(group['mean'])}"
+    return f"  density {group['density']:g}: {score}, {seconds}{group['peers']} peers"
 
 
-def _cells(summary: dict[str, Any], label: str, directory: str) -> dict[str, str]:
-    """Return a run's cells by heading; `directory` is the name of its directory."""
-    accuracy, busiest = summary["accuracy"], summary["busiest"]
-    known = [value for value in accuracy["per_peer"] if value is not None] if accuracy else []
-    return {
-        "method": label,
-        "rounds": str(summary["rounds"]),
-        "accuracy\nover peers": f"{accuracy['mean']:.3f} ± {accuracy['std']:.3f}" if accuracy else UNKNOWN,
-        WORST_AND_BEST: f"{min(known):.2f}, {max(known):.2f}" if known else UNKNOWN,
-        "busiest\nMB/round": short(busiest["paper_mb_per_round"], 2),
-        "on wire\nMB/round": short(busiest["wire_mb_per_round"], 2),
-        "GFLOPs/\npeer": short(summary["flops_per_peer_round"] / 1e9, 2),
-        "time\ns": short(summary["seconds"], 1),
-        RUN: directory,
+def _columns(
+    labels: Sequence[str], summaries: Sequence[dict[str, Any]], directories: Sequence[str]
+) -> list[TableColumn]:
+    """Return the columns of a table of runs, with their directories unless the labels identify them."""
+
+    def column(first: str, second: str, priority: int, cell: Callable[[dict[str, Any]], str]) -> TableColumn:
+        return TableColumn((first, second), [cell(summary) for summary in summaries], priority)
+
+    names = dict.fromkeys(name for summary in summaries for name in (summary["metric"], *summary["scores"]))
+    main = {summary["metric"] for summary in summaries}
+    shown = [
+        TableColumn(("method", ""), labels, NEEDED, text=True),
+        column("rounds", "", NEEDED, lambda summary: str(summary["rounds"])),
+    ]
+    for name in names:
+        priority = NEEDED if name in main else 2
+        shown.append(column(name, "over peers", priority, partial(_mean_and_std, name)))
+    shown += [
+        column("worst,", "best peer", 3, _worst_and_best),
+        *([column("test", "loss", 1, _test_loss)] if any(summary.get("test_loss") for summary in summaries) else []),
+        column("busiest", "MB/round", NEEDED, lambda summary: short(summary["busiest"]["paper_mb_per_round"], 2)),
+        column("on wire", "MB/round", NEEDED, lambda summary: short(summary["busiest"]["wire_mb_per_round"], 2)),
+        column("GFLOPs/", "peer", NEEDED, lambda summary: short(summary["flops_per_peer_round"] / 1e9, 2)),
+        column("time", "s", NEEDED, lambda summary: short(summary["seconds"], 1)),
+    ]
+    if len(set(labels)) < len(labels):
+        shown.append(TableColumn(("run", ""), directories, NEEDED, text=True))
+    return shown
+
+
+def _other_scores(summary: dict[str, Any]) -> list[str]:
+    """`  on validation data 0.712 ± 0.050; on the global test data 0.412 ± 0.030`, where there are such scores."""
+    unseen = summary.get("unseen_peers") or {}
+    scores = {
+        "on validation data": summary.get("validation"),
+        "on the global test data": summary.get("global_test"),
+        f"of {unseen.get('peers')} unseen peers after {unseen.get('steps')} steps": unseen.get("accuracy"),
     }
+    found = [f"{what} {score['mean']:.3f} ± {score['std']:.3f}" for what, score in scores.items() if score]
+    return [f"  {'; '.join(found)}"] if found else []
 
 
-def _table(rows: Sequence[dict[str, str]], width: int) -> Table:
-    """Return a table of runs, with their directories unless the labels identify them."""
-    labels = {row["method"] for row in rows}
-    hidden = {RUN} if len(labels) == len(rows) else set()
-    if width < WIDE and (not hidden or max(map(len, labels)) > SHORT):
-        hidden.add(WORST_AND_BEST)
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # fits 80 columns
-    headings = [heading for heading in rows[0] if heading not in hidden]
-    for heading in headings:
-        right = heading not in ("method", RUN)
-        table.add_column(heading, justify="right" if right else "left", no_wrap=right, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(row[heading]) for heading in headings))  # plain text: a directory may be called [red]
-    return table
+def _mean_and_std(name: str, summary: dict[str, Any]) -> str:
+    found = summary["scores"].get(name)
+    return f"{found['mean']:{found['format']}} ± {found['std']:{found['format']}}" if found else UNKNOWN
+
+
+def _test_loss(summary: dict[str, Any]) -> str:
+    found = summary.get("test_loss")
+    return format_number(found["mean"] if found else None, 3)
+
+
+def _worst_and_best(summary: dict[str, Any]) -> str:
+    scores = main_scores(summary)
+    known = [value for value in scores["per_peer"] if value is not None] if scores else []
+    measure = measure_of([summary])
+    return f"{measure.worst(known):.2f}, {measure.best(known):.2f}" if known else UNKNOWN
 
 
 def number_table(*headings: str, names: int = 1) -> Table:

@@ -7,15 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.config import MADE_IN_PYTHON
+from dispfl.core.metric import is_number_format
 from dispfl.errors import RunError
 from dispfl.runs.directory import label_counts, read_config, read_metrics, read_summary
-from dispfl.runs.metrics import mean_peer_seconds
+from dispfl.runs.metrics import last_scores, mean_peer_seconds
 from dispfl.topology import peer_names
 
 Record = dict[str, Any]
 NUMBERS = (("busiest", "paper_mb"), ("busiest", "wire_mb"), ("flops_per_peer",), ("flops_total",), ("seconds",))
 """Keys that hold a finite number in every line of the metrics."""
-SPREADS = ("accuracy", "accuracy_mixed", "mask_change", "overlap", "peer_seconds")
+SPREADS = ("mixed", "test_loss", "train_loss", "mask_change", "overlap", "peer_seconds")
 """Keys that hold a mean, a standard deviation and one value per peer, or nothing."""
 
 
@@ -48,7 +49,7 @@ class ReportRun:
     @property
     def scores(self) -> dict[str, float]:
         """Each peer's score in the last evaluated round; peers without a score are omitted."""
-        last = next((record["accuracy"] for record in reversed(self.records) if record["accuracy"]), None)
+        last = last_scores(self.records)
         pairs = zip(self.roster, last["per_peer"], strict=True) if last else ()
         return {peer: score for peer, score in pairs if score is not None}
 
@@ -104,7 +105,8 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
         if (path / "config.toml").exists():
             runs = [path]
         else:
-            runs = sorted((file.parent for file in path.rglob("config.toml")), key=_natural_order)
+            found = {file.parent for file in path.rglob("config.toml")}
+            runs = sorted((run for run in found if not found & {*run.parents}), key=_natural_order)  # not a run's sites
         if not runs:
             raise RunError(f"{path} neither is nor contains a run directory: there is no config.toml.")
         for run in runs:
@@ -142,8 +144,11 @@ def _invalid_key(record: Record, peers: int) -> str | None:
         value = record.get(key)
         if value is not None and not _is_spread(value, peers):
             return key
-    if "accuracy" not in record:
-        return "accuracy"
+    if not isinstance(record.get("metric"), str):
+        return "metric"
+    scores = record.get("scores")
+    if not isinstance(scores, dict) or not all(_is_scores(value, peers) for value in scores.values()):
+        return "scores"
     if not isinstance(record.get("failures"), dict):
         return "failures"
     traffic = record.get("traffic", {})
@@ -159,6 +164,12 @@ def _is_spread(value: Any, peers: int) -> bool:
     if not isinstance(per_peer, list) or len(per_peer) != peers:
         return False
     return all(score is None or _is_number(score) for score in per_peer)
+
+
+def _is_scores(value: Any, peers: int) -> bool:
+    """Whether a value is the spread of a metric, with its direction and a format for numbers."""
+    directed = _is_spread(value, peers) and isinstance(value.get("higher_is_better"), bool)
+    return directed and is_number_format(value.get("format"))
 
 
 def _is_pair(value: Any) -> bool:

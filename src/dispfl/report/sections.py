@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Sequence
 
+from dispfl.core.metric import Measure
 from dispfl.errors import ConfigError
 from dispfl.registry import TOPOLOGIES
 from dispfl.report.charts import Bar, Curve, bar_chart, line_chart, thin_out
@@ -15,13 +16,13 @@ from dispfl.report.markup import (
     figure,
     figures,
     format_amount,
-    format_score,
     plural,
     remark,
     section,
 )
 from dispfl.report.results import ReportResults, ReportSeries
 from dispfl.report.runs import Record, ReportRun
+from dispfl.runs.metrics import main_scores
 from dispfl.topology import Topology
 
 
@@ -30,16 +31,18 @@ def curves_section(results: ReportResults) -> Markup:
     evaluated = [series for series in results.series if mean_curve(series.row, Budget.ROUNDS)[0]]
     if not evaluated:
         return section("curves", "Learning curves", remark("No round has been evaluated in all seeds."))
-    y_label = f"{results.metric}, mean over peers"
+    y_label, y_format = f"{results.measure.name}, mean over peers", results.measure.format
     by_round = [curve for series in evaluated for curve in _by_round(series, alone=len(evaluated) == 1)]
     left = figure(
         "By communication round",
-        line_chart(by_round, "communication round", y_label, whole_x=True, x_word="round"),
+        line_chart(by_round, "communication round", y_label, whole_x=True, x_word="round", y_format=y_format),
         note=_band_note(evaluated),
     )
-    drawn, remarks = [left, *_seconds_figure(evaluated, y_label)], []
+    drawn, remarks = [left, *_seconds_figure(evaluated, y_label, y_format)], []
     if any(series.wire_mb for series in evaluated):
-        drawn.append(figure("By traffic", _traffic_chart(evaluated, y_label), note=_equal_traffic_note(results)))
+        drawn.append(
+            figure("By traffic", _traffic_chart(evaluated, y_label, y_format), note=_equal_traffic_note(results))
+        )
     else:
         remarks.append(remark("No peer sends anything, so there is no curve against traffic."))
     return section("curves", "Learning curves", colour_legend(evaluated), figures(drawn), *remarks)
@@ -52,16 +55,16 @@ def _by_round(series: ReportSeries, alone: bool) -> list[Curve]:
     if not alone:
         return [Curve(series.label, series.css_class, rounds, mean)]
     records = series.runs[0].records
-    peer_std = [record["accuracy"]["std"] for record in records if record["accuracy"]]
+    peer_std = [found["std"] for record in records if (found := main_scores(record))]
     curves = [Curve(series.label, series.css_class, rounds, mean, peer_std)]
-    mixed = {r["round"] + 1.0: r["accuracy_mixed"]["mean"] for r in records if r.get("accuracy_mixed")}
+    mixed = {r["round"] + 1.0: r["mixed"]["mean"] for r in records if r.get("mixed")}
     if mixed:
         label = "after mixing, before training"
         curves.append(Curve(label, series.css_class, [*mixed], [*mixed.values()], secondary=True))
     return curves
 
 
-def _seconds_figure(evaluated: Sequence[ReportSeries], y_label: str) -> list[Markup]:
+def _seconds_figure(evaluated: Sequence[ReportSeries], y_label: str, y_format: str) -> list[Markup]:
     """Return the scores by the seconds that a peer has computed, if all rows have measured them."""
     curves = []
     for series in evaluated:
@@ -69,12 +72,13 @@ def _seconds_figure(evaluated: Sequence[ReportSeries], y_label: str) -> list[Mar
         if not spent:
             return []
         curves.append(Curve(series.label, series.css_class, spent, mean, std if len(series.runs) > 1 else []))
-    chart = line_chart(curves, "seconds that a peer has computed so far", y_label, from_zero=True, x_unit="s")
+    x_label = "seconds that a peer has computed so far"
+    chart = line_chart(curves, x_label, y_label, from_zero=True, x_unit="s", y_format=y_format)
     note = "Computing time of a peer, mean over peers; waiting and transfers are not included."
     return [figure("By seconds of computing", chart, note=note)]
 
 
-def _traffic_chart(evaluated: Sequence[ReportSeries], y_label: str) -> Markup:
+def _traffic_chart(evaluated: Sequence[ReportSeries], y_label: str, y_format: str) -> Markup:
     curves = []
     for series in evaluated:
         spent, mean, std = mean_curve(series.row, Budget.BYTES)
@@ -82,7 +86,8 @@ def _traffic_chart(evaluated: Sequence[ReportSeries], y_label: str) -> Markup:
         band = std if len(series.runs) > 1 and not silent else []
         label = f"{series.label}, which sends nothing" if silent else series.label
         curves.append(Curve(label, series.css_class, spent, mean, band, constant=silent))
-    return line_chart(curves, "MB through the busiest node so far, on the wire", y_label, from_zero=True, x_unit="MB")
+    x_label = "MB through the busiest node so far, on the wire"
+    return line_chart(curves, x_label, y_label, from_zero=True, x_unit="MB", y_format=y_format)
 
 
 def _band_note(evaluated: Sequence[ReportSeries]) -> str:
@@ -90,7 +95,7 @@ def _band_note(evaluated: Sequence[ReportSeries]) -> str:
         return "Mean over seeds; the band is one standard deviation over seeds."
     if len(evaluated) > 1:
         return "One seed each."
-    mixed = any(record.get("accuracy_mixed") for record in evaluated[0].runs[0].records)
+    mixed = any(record.get("mixed") for record in evaluated[0].runs[0].records)
     return f"The band is one standard deviation over peers{'; dashed: after mixing, before training' if mixed else ''}."
 
 
@@ -107,20 +112,20 @@ def _equal_traffic_note(results: ReportResults) -> str:
     limits: dict[int, float] = {}
     for run in (run for series in sending for run in series.row.runs):
         limits[run.seed] = min(run.points[-1].wire_mb, limits.get(run.seed, run.points[-1].wire_mb))
-    scores = [f"{series.label} {_score_within(series.row.runs, limits)}" for series in sending]
+    scores = [f"{series.label} {_score_within(series.row.runs, limits, results.measure)}" for series in sending]
     limit = sum(limits.values()) / len(limits)
     return f"After equal traffic, {format_amount(limit)} MB: {', '.join(scores)}.{dotted}"
 
 
-def _score_within(runs: Sequence[SeedRun], limits: dict[int, float]) -> str:
+def _score_within(runs: Sequence[SeedRun], limits: dict[int, float], measure: Measure) -> str:
     points = [run.within(Budget.BYTES, limits[run.seed]).final for run in runs]
-    known = [point.accuracy for point in points if point is not None and point.accuracy is not None]
-    return format_score(sum(known) / len(known)) if len(known) == len(runs) else "not evaluated by then"
+    known = [point.score for point in points if point is not None and point.score is not None]
+    return measure.text(sum(known) / len(known)) if len(known) == len(runs) else "not evaluated by then"
 
 
 def masks_section(results: ReportResults) -> Markup:
     """Return the share of kept weights that each round replaces, and the share that neighbours keep too."""
-    changing = [series for series in results.series if _mask_curve(series, "mask_change")]
+    changing = [series for series in results.series if _mask_curve(series, "mask_change", several=False)]
     if not changing:
         return section("masks", "Mask changes", remark("No method here prunes and regrows weights in every round."))
     drawn = [
@@ -136,22 +141,22 @@ def masks_section(results: ReportResults) -> Markup:
 
 
 def _mask_figure(results: ReportResults, key: str, title: str) -> Markup | None:
-    curves = [curve for series in results.series if (curve := _mask_curve(series, key))]
+    several = any(len(series.runs) > 1 for series in results.series)
+    curves = [curve for series in results.series if (curve := _mask_curve(series, key, several))]
     if not curves:
         return None
-    several = any(len(series.runs) > 1 for series in results.series if _mask_curve(series, key))
     chart = line_chart(curves, "communication round", "share of kept weights", whole_x=True, x_word="round")
     over = "seeds" if several else "peers"
     return figure(title, chart, note=f"Mean over peers; the band is one standard deviation over {over}.")
 
 
-def _mask_curve(series: ReportSeries, key: str) -> Curve | None:
-    """Return the mean over peers and seeds, with the spread over seeds, or over peers if there is one seed."""
+def _mask_curve(series: ReportSeries, key: str, several: bool) -> Curve | None:
+    """Return the mean over peers and seeds, with the spread over seeds, or over peers if no row has several seeds."""
     rounds, mean, std = mean_over_seeds([[_sample(record, key) for record in run.records] for run in series.runs])
     if not rounds:
         return None
     if len(series.runs) == 1:
-        std = [record[key]["std"] for record in series.runs[0].records if record.get(key)]
+        std = [] if several else [record[key]["std"] for record in series.runs[0].records if record.get(key)]
     return Curve(series.label, series.css_class, rounds, mean, std)
 
 

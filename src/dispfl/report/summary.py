@@ -5,32 +5,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 
-from dispfl.report.labels import flops_note, join_and
+from dispfl.core.metric import Measure
+from dispfl.report.differences import Verdict
+from dispfl.report.labels import connections_note, join_and, prevents_comparison
 from dispfl.report.markup import (
-    UNKNOWN,
     Markup,
-    capitalized,
-    coordinate,
     element,
     flops_unit_of_largest,
     format_amount,
     format_ratio,
-    format_score,
     format_seconds,
-    html_table,
     join_markup,
     plural,
     relative_to_page,
-    remark,
-    section,
-    swatch,
 )
 from dispfl.report.results import (
-    TIE,
     ReportResults,
     ReportSeries,
     count_wins,
-    prevents_comparison,
     scores_by_density,
     seconds_by_density,
 )
@@ -60,29 +52,47 @@ def summary_sentences(results: ReportResults) -> list[str]:
     if not results.comparable:
         keys = [key for key in results.differing if prevents_comparison(key)]
         return [f"The runs differ in {join_and(keys)}, so their scores cannot be compared."]
-    best = [series for series in results.series if series.row in results.comparison.best]
-    if not best:
+    scored = [series for series in results.series if series.row.score is not None]
+    if not scored:
         return ["No row has scores for all its seeds yet."]
-    sentences = [_lead(results, best), *_seeds(results, best), *_peers(results, best)]
-    return [*sentences, _cost_of_leader(results, best[0]) if len(best) == 1 else _traffic_of_all(results.series)]
+    leader, others = scored[0], scored[1:]
+    cost = _cost_of_leader(results, leader)
+    return [_lead(results, leader, others), *_margin(results, leader, others), *_peers(results, leader), cost]
 
 
-def _lead(results: ReportResults, best: Sequence[ReportSeries]) -> str:
-    """Name the rows with the highest score, and the margin."""
+def _lead(results: ReportResults, leader: ReportSeries, others: Sequence[ReportSeries]) -> str:
+    """Say which rows the one with the best mean is ahead of, and which it is level with, by the paired test."""
     so_far = "So far, " if any(series.unfinished for series in results.series) else ""
-    value = format_score(best[0].row.accuracy)
-    over = _averaged_over(best[0])
-    if len(best) > 1:
-        labels = join_and([series.label for series in best])
-        return f"{so_far}{labels} share the highest {results.metric}, {value} {over}."
-    others = [series for series in results.series if series is not best[0] and series.row.accuracy is not None]
+    measure = results.measure
+    score = f"{measure.name} {measure.text(leader.row.score)} {_averaged_over(leader)}"
     if not others:
-        return f"{so_far}{best[0].label} reaches {results.metric} {value} {over}; the others have no score yet."
-    margin = round(best[0].row.accuracy or 0, 3) - round(others[0].row.accuracy or 0, 3)
-    next_value = format_score(others[0].row.accuracy)
-    second = [series.label for series in others if format_score(series.row.accuracy) == next_value]
-    follow = f"{join_and(second)} {'follows' if len(second) == 1 else 'follow'} with {next_value}"
-    return f"{so_far}{best[0].label} has the highest {results.metric}, {value} {over}; {follow} ({margin:.3f} lower)."
+        return f"{so_far}{leader.label} reaches {score}; the others have no score yet."
+    by_verdict: dict[Verdict, list[str]] = {}
+    for series in others:
+        found = results.comparison.difference(leader.row, series.row)
+        verdict = found.verdict(measure) if found else Verdict.UNTESTED
+        by_verdict.setdefault(verdict, []).append(series.label)
+    words = {Verdict.AHEAD: "ahead of", Verdict.LEVEL: "level with", Verdict.BEHIND: "behind"}
+    parts = [f"{word} {join_and(by_verdict[verdict])}" for verdict, word in words.items() if verdict in by_verdict]
+    second = f"the next, {others[0].label}, has {measure.text(others[0].row.score)}"
+    if not parts:
+        return f"{so_far}{leader.label} has the best mean, {score}; {second}. Too few pairs of peers to test it."
+    return f"{so_far}{leader.label} is {' and '.join(parts)}: {score}; {second}."
+
+
+def _margin(results: ReportResults, leader: ReportSeries, others: Sequence[ReportSeries]) -> list[str]:
+    """Return the difference to the next row with its interval, and what the interval does not cover."""
+    if not others:
+        return []
+    if not results.common_seeds:
+        return ["No seed is common to all rows, so differences may come from the data."]
+    found = results.comparison.difference(leader.row, others[0].row)
+    if found is None or found.interval is None:
+        return []
+    over = f"{plural(found.peers, 'pair')} of peers" + (f" in {found.seeds} seeds" if found.seeds > 1 else "")
+    text = f"Its paired difference to {others[0].label} is {found.text(results.measure)}, over {over}"
+    one = "; with one seed, this says nothing about other splits and first weights" if found.seeds == 1 else ""
+    return [f"{text} (95 % bootstrap interval){one}."]
 
 
 def _averaged_over(series: ReportSeries) -> str:
@@ -91,44 +101,22 @@ def _averaged_over(series: ReportSeries) -> str:
     return f"on average over {peers}" + (f" and {seeds} seeds" if seeds > 1 else "")
 
 
-def _seeds(results: ReportResults, best: Sequence[ReportSeries]) -> list[str]:
-    """Say whether the seeds agree on the leader."""
-    rivals = [series for series in results.series if series not in best and series.row.accuracy is not None]
-    if not rivals or len(best) > 1:
-        return []
-    seeds = results.common_seeds
-    if not seeds:
-        return ["No seed is common to all rows, so differences may come from the data."]
-    if len(seeds) == 1:
-        return ["Only one seed is compared, so small differences may be due to chance."]
-    means = {s.label: {seed: fmean(s.seeds[seed].scores.values()) for seed in seeds} for s in (best[0], *rivals)}
-    leader = means.pop(best[0].label)
-    ahead = sum(all(leader[seed] > other[seed] + TIE for other in means.values()) for seed in seeds)
-    if ahead == len(seeds):
-        return [f"It leads in {'both' if ahead == 2 else f'each of the {ahead}'} seeds."]
-    return [f"It leads in only {ahead} of {len(seeds)} seeds, so the order is not certain."]
-
-
-def _peers(results: ReportResults, best: Sequence[ReportSeries]) -> list[str]:
-    """Count the peers for which the best rows win."""
+def _peers(results: ReportResults, leader: ReportSeries) -> list[str]:
+    """Count the peers for which the row with the best mean wins."""
     counts = count_wins(results)
     if counts is None:
         return []
     seeds = results.common_seeds
     peers = plural(counts.peers, "peer") + (f" over {len(seeds)} seeds" if len(seeds) > 1 else "")
-    top = "best" if results.metric == "accuracy" else "highest"
-    if len(best) > 1:
-        wins = [f"{series.label} alone is {top} for {counts.wins[series.label]}" for series in best]
-        return [f"Of {peers}, {join_and(wins)}."]
-    label = best[0].label
-    sentence = f"It is {top} for {counts.wins[label]} of {peers}"
+    label = leader.label
+    sentence = f"It is best for {counts.wins[label]} of {peers}"
     sentence += f", tied for {counts.ties[label]}" if counts.ties[label] else ""
     losses = counts.losses[label]
     if not losses:
-        return [f"{sentence}, and behind for none."]
+        return [f"{sentence}, and worse for none."]
     named = len(seeds) == 1 and len(losses) <= MAX_NAMED
     names = f" ({join_and([f'peer {peer}' for peer in losses])})" if named else ""
-    return [f"{sentence}, and behind for {len(losses)}{names}."]
+    return [f"{sentence}, and worse for {len(losses)}{names}."]
 
 
 def _cost_of_leader(results: ReportResults, best: ReportSeries) -> str:
@@ -160,38 +148,34 @@ def _first_and_last(series: Sequence[ReportSeries]) -> list[ReportSeries]:
     return list(series) if len(series) <= MAX_NAMED else [series[0], series[-1]]
 
 
-def _traffic_of_all(series: Sequence[ReportSeries]) -> str:
-    amounts = [f"{one.label} {format_amount(one.wire_mb) if one.wire_mb else '0'}" for one in series]
-    return f"MB per round through the busiest node: {', '.join(amounts)}."
-
-
 def _single_row(results: ReportResults, series: ReportSeries) -> list[str]:
     """Summarize a page about one row."""
     rounds = plural(series.row.rounds, "round")
     after = f"So far, after {rounds}," if series.unfinished else f"After {rounds},"
-    if series.row.accuracy is None:
+    measure = results.measure
+    if series.row.score is None:
         return [f"{after} {series.label} has not been evaluated in all its runs.", _own_cost(series)]
-    std = f" (± {format_score(series.row.accuracy_std)} over seeds)" if series.row.accuracy_std is not None else ""
-    accuracy = f"{results.metric} {format_score(series.row.accuracy)} {_averaged_over(series)}{std}"
-    extremes = _extremes(series.runs[0], results.metric) if len(series.runs) == 1 else []
-    return [f"{after} {series.label} reaches {accuracy}.", *extremes, *_by_density(series), _own_cost(series)]
+    std = f" (± {measure.text(series.row.score_std)} over seeds)" if series.row.score_std is not None else ""
+    score = f"{measure.name} {measure.text(series.row.score)} {_averaged_over(series)}{std}"
+    extremes = _extremes(series.runs[0], measure) if len(series.runs) == 1 else []
+    return [f"{after} {series.label} reaches {score}.", *extremes, *_by_density(series, measure), _own_cost(series)]
 
 
-def _extremes(run: ReportRun, metric: str) -> list[str]:
+def _extremes(run: ReportRun, measure: Measure) -> list[str]:
     scores = run.scores
     if len(scores) < 2:
         return []
-    worst, best = min(scores, key=scores.__getitem__), max(scores, key=scores.__getitem__)
-    low, high = ("worst", "best") if metric == "accuracy" else ("lowest", "highest")
-    worst_score, best_score = format_score(scores[worst]), format_score(scores[best])
-    return [f"The {low} peer ({worst}) has {worst_score}, the {high} ({best}) {best_score}."]
+    gains = {peer: measure.gain(score, 0.0) for peer, score in scores.items()}
+    worst, best = min(gains, key=gains.__getitem__), max(gains, key=gains.__getitem__)
+    texts = measure.text(scores[worst]), measure.text(scores[best])
+    return [f"The worst peer ({worst}) has {texts[0]}, the best ({best}) {texts[1]}."]
 
 
-def _by_density(series: ReportSeries) -> list[str]:
+def _by_density(series: ReportSeries, measure: Measure) -> list[str]:
     """Return the mean of each group of peers, if densities differ."""
     seconds = seconds_by_density(series)
     means = [
-        f"{format_score(fmean(values))} at {density:g}"
+        f"{measure.text(fmean(values))} at {density:g}"
         + (f" ({format_seconds(fmean(seconds[density]))} s per round)" if density in seconds else "")
         for density, values in scores_by_density(series).items()
     ]
@@ -212,6 +196,7 @@ def caveats(results: ReportResults, page: Path) -> list[str]:
         *(f"{relative_to_page(page, path)} has no finished round yet and is omitted." for path in results.omitted),
         *(sentence for series in results.series for sentence in _unfinished(series)),
         *_differing_settings(results),
+        *_differing_connections(results),
         *_differing_seeds(results),
         *(sentence for series in results.series for sentence in _failures(series)),
     ]
@@ -232,6 +217,11 @@ def _differing_settings(results: ReportResults) -> list[str]:
     several = len({series.runs[0].method for series in results.series}) > 1
     rows = "Besides the method, the rows" if several else "The rows"
     return [f"{rows} differ in {join_and(keys)}; see Settings."]
+
+
+def _differing_connections(results: ReportResults) -> list[str]:
+    counts = {series.label: series.row.connections for series in results.series}
+    return [connections_note(counts)] if len({count for count in counts.values() if count}) > 1 else []
 
 
 def _differing_seeds(results: ReportResults) -> list[str]:
@@ -263,95 +253,3 @@ def _failures(series: ReportSeries) -> list[str]:
         f"{series.label}: {plural(len(failures), 'step')} of {plural(len(peers), 'peer')} failed, and the peers kept "
         f"their last valid model. First reason: {failures[0][2]}"
     ]
-
-
-def results_section(results: ReportResults) -> Markup:
-    """Return a table with the score and the costs of every row, best first."""
-    several = max(len(series.runs) for series in results.series) > 1
-    scale, unit = flops_unit_of_largest([series.flops for series in results.series])
-    headings = [
-        ("Method", ""),
-        (f"{capitalized(results.metric)} ± std over {'seeds' if several else 'peers'}", "number score"),
-        ("Worst to best peer", "range"),
-        ("Busiest MB/round", "number"),
-        ("On wire MB/round", "number"),
-        (f"{unit}/peer", "number"),
-        ("Seconds/peer", "number"),
-        ("Rounds", "number"),
-        ("Time s", "number"),
-    ]
-    rows = [
-        [
-            join_markup([swatch(series), element("span", series.label)]),
-            _score(series),
-            _range(series, results),
-            format_amount(series.paper_mb),
-            format_amount(series.wire_mb),
-            format_amount(series.flops / scale),
-            format_seconds(series.row.seconds_per_peer),
-            _rounds(series),
-            _seconds(series),
-        ]
-        for series in results.series
-    ]
-    marks_best = len(rows) > 1 and results.comparable
-    best = [k for k, series in enumerate(results.series) if marks_best and series.row in results.comparison.best]
-    caption = f"{capitalized(results.metric)} and costs" + (", highest first" if len(rows) > 1 else "")
-    table = element("div", html_table(caption, headings, rows, "cards", best), class_="scrolling")
-    return section("results", "Results", table, remark(_table_legend(results, several)))
-
-
-def _score(series: ReportSeries) -> str:
-    std = series.row.accuracy_std if len(series.runs) > 1 else series.row.peer_std
-    if series.row.accuracy is None or std is None:
-        return format_score(series.row.accuracy)
-    return f"{format_score(series.row.accuracy)} ± {format_score(std)}"
-
-
-def _range(series: ReportSeries, results: ReportResults) -> str:
-    """Return a line from the worst to the best peer with a dot at the mean, all rows on one scale."""
-    all_scores = [value for run in results.runs for value in run.scores.values()]
-    own = [value for run in series.runs for value in run.scores.values()]
-    if not own or series.row.accuracy is None:
-        return UNKNOWN
-    low, high = min(all_scores), max(all_scores)
-
-    def x(value: float) -> float:
-        return 6 + (value - low) / (high - low or 1) * 108
-
-    line = f"M{coordinate(x(min(own)))} 8H{coordinate(x(max(own)))}"
-    drawing = element(
-        "svg",
-        element("path", d="M6 8H114", class_="rail"),
-        element("path", d=line, class_=f"range-bar {series.css_class}"),
-        element("circle", class_=f"dot {series.css_class}", cx=x(series.row.accuracy), cy=8, r=5),
-        class_="ranges",
-        viewBox="0 0 120 16",
-        width=120,
-        height=16,
-        aria_hidden="true",
-    )
-    return join_markup([drawing, element("span", f"{min(own):.2f} to {max(own):.2f}")])
-
-
-def _rounds(series: ReportSeries) -> str:
-    counts = sorted({len(run.records) for run in series.runs})
-    text = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]}–{counts[-1]}"
-    return f"{text} of {series.runs[0].config['rounds']}" if series.unfinished else text
-
-
-def _seconds(series: ReportSeries) -> str:
-    """Return the time of all rounds, mean over seeds."""
-    return f"{series.row.mean(lambda run: run.points[-1].seconds):.1f}"
-
-
-def _table_legend(results: ReportResults, several: bool) -> str:
-    seeds = max(len(series.runs) for series in results.series)
-    flops = flops_note({series.label: series.row.flops_kind for series in results.series})
-    over = plural(seeds, "seed") if several else "peers"
-    return (
-        f"{capitalized(results.metric)}: mean over the peers, each on its own test data, in the last evaluated round; "
-        f"± is the standard deviation over {over}. MB: megabytes (10⁶ bytes) per round through the busiest node, first "
-        "as the paper counts them (values only), then on the wire (as sent). FLOPs: training of one peer in one round. "
-        f"{flops} Seconds/peer: computing time of a peer’s whole step in one round. Time: wall time of all rounds."
-    )

@@ -16,8 +16,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dispfl.report.comparison import Budget, Comparison, ComparisonRow
-from dispfl.report.labels import flops_note
+from dispfl.core.metric import Measure
+from dispfl.report.comparison import TEST_LOSS, Budget, Comparison, ComparisonRow
+from dispfl.report.differences import paired_over
+from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number, format_seconds
 from dispfl.runs.files import write_atomically
 
@@ -59,9 +61,12 @@ def columns(comparison: Comparison) -> list[TableColumn]:
         return column(unit, second, priority, lambda row: f"{value(row) / scale:.2f}")
 
     table = [TableColumn((key, ""), [row.name[key] for row in rows], 9, text=True) for key in rows[0].name]
-    accuracy = [_accuracy(row) for row in rows]
-    table.append(TableColumn((comparison.metric, "over seeds" if several else ""), accuracy, 9, best=best))
-    table.append(column("std over", "peers", 1 if several else 3, lambda row: format_number(row.peer_std, 3)))
+    measure = comparison.measure
+    scores = [_score(row, measure) for row in rows]
+    table.append(TableColumn((measure.name, "over seeds" if several else ""), scores, 9, best=best))
+    table.append(column("std over", "peers", 1 if several else 3, lambda row: measure.text(row.peer_std)))
+    if comparison.differences:
+        table += _difference_columns(comparison)
     if comparison.budget is not Budget.ROUNDS:
         table.append(column("at", "round", 7, lambda row: _rounds(row.mean_final(lambda point: point.round))))
     table.append(column("busiest", "MB/round", 8, lambda row: f"{row.mean(lambda run: run.paper_mb):.2f}"))
@@ -72,17 +77,22 @@ def columns(comparison: Comparison) -> list[TableColumn]:
         table.append(column("s per peer", "and round", 3, lambda row: format_seconds(row.seconds_per_peer)))
     for target in comparison.targets:
         table.append(TableColumn(("rounds", f"to {target:g}"), [_rounds_to(row, target) for row in rows], 5))
+    for name in comparison.others:
+        other = [format_number(row.other(name), 3) for row in rows]
+        table.append(TableColumn((name, ""), other, 0 if name == TEST_LOSS else 4))
     table.append(column("time", "s", 2, lambda row: format_number(row.mean_final(lambda point: point.seconds), 1)))
     return table
 
 
 def legend(comparison: Comparison) -> list[str]:
     """Return sentences that explain the numbers."""
-    seeds, metric = _seed_count(comparison), comparison.metric
+    seeds, metric = _seed_count(comparison), comparison.measure.name
     spread = f"; mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "; one seed"
     sentences = [
         _budget_sentence(comparison),
-        f"{metric}: mean over peers, each on its own test data{spread}.",
+        f"{metric}{_direction(comparison)}: mean over peers, each on its own test data{spread}.",
+        *_reference_sentence(comparison),
+        *filter(None, [connections_note({row.label: row.connections for row in comparison.rows})]),
         "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire (as sent).",
         f"FLOPs: training per round, of one participating peer and of all peers. {_flops_note(comparison)}",
     ]
@@ -94,7 +104,7 @@ def legend(comparison: Comparison) -> list[str]:
             f"rounds to a target: the first evaluated round that reaches it{over}; "
             f">{comparison.rows[0].rounds}: {missed}."
         )
-    if any(row.accuracy is None for row in comparison.rows):
+    if any(row.score is None for row in comparison.rows):
         sentences.append(f"{UNKNOWN}: no evaluated round within the budget.")
     failed = {row.label: sum(run.failures for run in row.runs) for row in comparison.rows}
     if any(failed.values()):
@@ -103,27 +113,65 @@ def legend(comparison: Comparison) -> list[str]:
     return sentences
 
 
+def _difference_columns(comparison: Comparison) -> list[TableColumn]:
+    """Return what the test says about each row and its reference, and the difference with its interval."""
+    label, measure = comparison.reference.label, comparison.measure
+    name = label if len(label) <= MAX_REFERENCE else "reference"
+    found = [comparison.differences.get(row.label) for row in comparison.rows]
+    verdicts = [str(difference.verdict(measure)) if difference else UNKNOWN for difference in found]
+    texts = [difference.text(measure) if difference else UNKNOWN for difference in found]
+    return [TableColumn(("against", name), verdicts, 8), TableColumn(("difference", f"to {name}"), texts, 5)]
+
+
+def _reference_sentence(comparison: Comparison) -> list[str]:
+    """Explain the two columns."""
+    if not comparison.differences:
+        return []
+    return [f"Against {comparison.reference.label}: {paired_over(comparison.differences)}"]
+
+
+def against_sentence(comparison: Comparison) -> str | None:
+    """`Against Dis-PFL: Local behind, -0.031 [-0.045, -0.017]; FedAvg level, ...`; None if nothing can be paired."""
+    measure, differences = comparison.measure, comparison.differences
+    parts = [f"{label} {one.verdict(measure)}, {one.text(measure)}" for label, one in differences.items()]
+    if not parts:
+        return None
+    return (
+        f"Against {comparison.reference.label} in {measure.name}: {'; '.join(parts)} ({paired_over(differences)[:-1]})."
+    )
+
+
 def _flops_note(comparison: Comparison) -> str:
     return flops_note({row.label: row.flops_kind for row in comparison.rows})
 
 
 def rich_table(comparison: Comparison, console: Console) -> tuple[Table, list[str]]:
     """Return a table with the columns that fit a console, and the headings of the omitted ones."""
-    shown = columns(comparison)
-    omitted: list[str] = []
+    return fit_table(columns(comparison), console)
+
+
+MAX_REFERENCE = 12
+"""Longer labels of the reference row do not fit a heading."""
+NEEDED = 9
+"""Columns of this priority are never dropped."""
+
+
+def fit_table(table: Sequence[TableColumn], console: Console) -> tuple[Table, list[str]]:
+    """Return the columns that fit a console as a table, and the headings of the omitted ones."""
+    shown, omitted = list(table), list[str]()
     unlimited = console.options.update(max_width=10_000)
     while True:
-        for gap in (2, 1):
-            table = _rich(shown, gap)
-            if console.measure(table, options=unlimited).maximum <= console.width or len(shown) <= 2:
-                return table, omitted
         least = min(reversed(shown), key=lambda column: column.priority)
+        for gap in (2, 1):
+            drawn = _rich(shown, gap)
+            if console.measure(drawn, options=unlimited).maximum <= console.width or least.priority >= NEEDED:
+                return drawn, omitted
         shown.remove(least)
         omitted.append(least.title)
 
 
 def markdown_table(comparison: Comparison) -> str:
-    """Return an aligned Markdown table, with the best accuracy in bold and the legend below."""
+    """Return an aligned Markdown table, with the best score in bold and the legend below."""
     aligned = []
     for column in columns(comparison):
         cells = [column.title, *column.marked("**", "**", lambda cell: cell.replace("|", "\\|"))]
@@ -136,7 +184,7 @@ def markdown_table(comparison: Comparison) -> str:
 
 
 def latex_table(comparison: Comparison) -> str:
-    """Return a booktabs table, with the best accuracy in bold and the legend as its caption."""
+    """Return a booktabs table, with the best score in bold and the legend as its caption."""
     shown = columns(comparison)
     heading = zip(*(map(_escape_latex, column.heading) for column in shown), strict=True)
     body = zip(*(column.marked(r"\textbf{", "}", _escape_latex) for column in shown), strict=True)
@@ -161,15 +209,18 @@ def latex_table(comparison: Comparison) -> str:
 
 def csv_table(comparison: Comparison) -> str:
     """Return one line per row, with plain numbers in plain units and empty cells for unknown ones."""
+    metric = comparison.measure.name
     lines = [
         {
             **row.name,
             "seeds": len(row.runs),
             "rounds": row.rounds,
             "round": row.mean_final(lambda point: point.round),
-            "accuracy_mean": row.accuracy,
-            "accuracy_std": row.accuracy_std,
-            "accuracy_std_over_peers": row.peer_std,
+            f"{metric}_mean": row.score,
+            f"{metric}_std": row.score_std,
+            f"{metric}_std_over_peers": row.peer_std,
+            **{f"{name.replace(' ', '_')}_mean": row.other(name) for name in comparison.others},
+            **_difference_json(row, comparison, "difference_"),
             "busiest_paper_mb_per_round": row.mean(lambda run: run.paper_mb),
             "busiest_wire_mb_per_round": row.mean(lambda run: run.wire_mb),
             "flops_per_peer_round": row.mean(lambda run: run.flops_per_peer),
@@ -193,7 +244,9 @@ def csv_table(comparison: Comparison) -> str:
 def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
     """Return all values, those of each seed included; run directories are relative to `out`."""
     return {
-        "metric": comparison.metric,
+        "metric": comparison.measure.name,
+        "reference": comparison.reference.label,
+        "higher_is_better": comparison.measure.higher_is_better,
         "budget": {
             "of": comparison.budget.value,
             "unit": {"rounds": "rounds", "bytes": "MB", "flops": "FLOPs"}[comparison.budget],
@@ -223,7 +276,9 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
     return {
         "name": dict(row.name),
         "rounds": row.rounds,
-        "accuracy": {"mean": row.accuracy, "std": row.accuracy_std, "std_over_peers": row.peer_std},
+        "score": {"mean": row.score, "std": row.score_std, "std_over_peers": row.peer_std},
+        "others": {name: row.other(name) for name in comparison.others},
+        "difference": _difference_json(row, comparison),
         "busiest": {
             "paper_mb_per_round": row.mean(lambda run: run.paper_mb),
             "wire_mb_per_round": row.mean(lambda run: run.wire_mb),
@@ -241,7 +296,7 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
                 "seed": run.seed,
                 "run": str(run.path.relative_to(out) if run.path.is_relative_to(out) else run.path),
                 "round": run.final.round if run.final else None,
-                "accuracy": run.final.accuracy if run.final else None,
+                "score": run.final.score if run.final else None,
                 "std_over_peers": run.final.peer_std if run.final else None,
                 "spent_wire_mb": run.final.wire_mb if run.final else None,
                 "spent_flops": run.final.flops if run.final else None,
@@ -254,20 +309,35 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
     }
 
 
+def _difference_json(row: ComparisonRow, comparison: Comparison, prefix: str = "") -> dict[str, Any]:
+    found = comparison.differences.get(row.label)
+    low, high = (found and found.interval) or (None, None)
+    return {
+        f"{prefix}mean": found.mean if found else None,
+        f"{prefix}low": low,
+        f"{prefix}high": high,
+        f"{prefix}verdict": str(found.verdict(comparison.measure)) if found else None,
+    }
+
+
 def _rich(shown: Sequence[TableColumn], gap: int) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False)
     for column in shown:
         heading = Text("\n".join(column.heading).strip())
-        table.add_column(heading, justify="left" if column.text else "right", no_wrap=True)
+        table.add_column(heading, justify="left" if column.text else "right", no_wrap=not column.text, overflow="fold")
     for number in range(len(shown[0].cells)):
         table.add_row(*(Text(c.cells[number], "bold" if number in c.best else "") for c in shown))
     return table
 
 
-def _accuracy(row: ComparisonRow) -> str:
-    if row.accuracy is None:
+def _score(row: ComparisonRow, measure: Measure) -> str:
+    if row.score is None:
         return UNKNOWN
-    return f"{row.accuracy:.3f}" + (f" ± {row.accuracy_std:.3f}" if row.accuracy_std is not None else "")
+    return measure.text(row.score) + (f" ± {measure.text(row.score_std)}" if row.score_std is not None else "")
+
+
+def _direction(comparison: Comparison) -> str:
+    return "" if comparison.measure.higher_is_better else " (lower is better)"
 
 
 def _rounds_to(row: ComparisonRow, target: float) -> str:

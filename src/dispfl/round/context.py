@@ -7,25 +7,41 @@ from typing import Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel, Precision
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
-from dispfl.core.rng import global_stream
+from dispfl.core.private import Privacy, PrivateSteps, SecretStream, check_private_network
+from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.train import Report, Samples, Task, Train
 from dispfl.costs.ledger import MessageCost
+from dispfl.costs.privacy import PrivacyPlan, make_plan
+from dispfl.data.batches import data_digest, label_range
+from dispfl.errors import ConfigError, DataError
+from dispfl.extras import require
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.topology import Topology
 from dispfl.wire.codec import Codec, Wire
 
+IGNORED_LABEL = -100
+"""The label that torch's cross-entropy ignores."""
+
 
 @dataclass(frozen=True)
 class PeerData:
-    """One peer's training and test data."""
+    """One peer's training and test data, and its validation data if it has any."""
 
     train: Samples
     test: Samples
+    validation: Samples | None = None
+    """For choices, such as when to stop; neither trained on nor tested with."""
+
+    @property
+    def parts(self) -> tuple[Samples, ...]:
+        """All of its data."""
+        return self.train, self.test, *([] if self.validation is None else [self.validation])
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,18 @@ class RunContext:
     """The network's layout, where another process has found it already."""
     input_shape: Sequence[int] | None = None
     """The shape of an input, where no data are here."""
+    privacy: Privacy = field(default_factory=Privacy)
+    secret_key: bytes = field(default=b"", repr=False)
+    """With privacy: what batches and noise are drawn from; known to this process alone."""
+    global_test: Samples | None = None
+    """Test data on which every peer's model is evaluated too, besides its own test data."""
+    unseen: Mapping[str, PeerData] = field(default_factory=dict)
+    """Peers that do not take part in the rounds, by name: they join after the last one, to be evaluated."""
+    unseen_steps: int = 20
+    """The local steps of an unseen peer."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "method", self.method.fitted(self.topology, len(self.roster)))
 
     @cached_property
     def roster(self) -> list[str]:
@@ -89,10 +117,81 @@ class RunContext:
         densities = set(self.method.densities(len(self.roster)))
         return Codec(self.layout, self.method.always_dense(self.layout, densities), self.wire)
 
+    def data_digest(self) -> str:
+        """Return a digest of the data of the peers in this process, with which a resumed run knows them again."""
+        everyone = {**self.peers, **self.unseen}
+        parts = [part for peer in sorted(everyone) for part in everyone[peer].parts]
+        return data_digest(parts if self.global_test is None else [*parts, self.global_test])
+
     def check(self) -> None:
-        """Refuse a network or densities that the method cannot use, before anything is written or trained."""
+        """Refuse a network, densities or labels that cannot be used, before anything is written or trained."""
         LiveModel(self.module())
         _ = self.codec  # finds the layout, and what a peer of each density keeps
+        if self.privacy.enabled:
+            self._check_privacy()
+        if self.task.loss is functional.cross_entropy:
+            self._check_labels()
+
+    def _check_privacy(self) -> None:
+        require("privacy", "The table privacy")
+        check_private_network(self.module())
+        name = self.method.name
+        if not self.method.can_be_private or self.method.fine_tuning is not None:
+            raise ConfigError(
+                f"privacy does not work with method.name={name}, which uses training data in other ways than training "
+                "steps. Use dispfl, dpsgd, fedavg, ditto or local."
+            )
+        if self.vmap_peers > 1:
+            raise ConfigError(f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.")
+        if self.train.noise_std:
+            raise ConfigError(
+                f"train.noise_std is {self.train.noise_std:g}: its noise is drawn from the public seed and protects "
+                "nothing. With privacy leave it 0; privacy.noise_multiplier is the secret noise."
+            )
+        for peer in self.peers:
+            self.privacy_plan(peer)
+
+    def privacy_plan(self, peer: str) -> PrivacyPlan:
+        """Return how a peer of this process trains privately."""
+        p, samples = self.privacy, len(self.peers[peer].train)
+        steps = self.method.private_steps(self.train, samples)
+        noise, batch = p.noise_multiplier, self.train.batch_size
+        return make_plan(p.epsilon, p.delta, noise, samples, batch, steps, self.rounds)
+
+    def private_steps(self, peer: str, t: int, taken: int) -> PrivateSteps | None:
+        """Return a peer's private steps of round t, after those taken in earlier rounds; None without privacy."""
+        if not self.privacy.enabled:
+            return None
+        plan = self.privacy_plan(peer)
+        return PrivateSteps(
+            SecretStream(self.secret_key),
+            (peer, t),
+            plan.noise_multiplier,
+            self.privacy.clip,
+            plan.rate,
+            plan.rate * len(self.peers[peer].train),
+            None if plan.max_steps is None else plan.max_steps - taken,
+        )
+
+    def _check_labels(self) -> None:
+        """Refuse labels that the network has no output for; labels of Datasets are only known once they are read."""
+        with forked_generators(), torch.no_grad():
+            try:
+                outputs = self.module().eval()(self.example())
+            except Exception:  # the user's own code; training says where it fails
+                return
+        if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+            return
+        count = outputs.shape[1]
+        for peer, data in {**self.peers, **self.unseen}.items():
+            for which, samples in zip(("training", "test", "validation"), data.parts, strict=False):
+                low, high = label_range(samples) or (0, 0)
+                wrong = high if high >= count else low
+                if wrong >= count or (wrong < 0 and wrong != IGNORED_LABEL):
+                    raise DataError(
+                        f"Peer {peer}'s {which} data have the label {wrong}, but the model has {count} outputs, for "
+                        f"the labels 0 to {count - 1}. Give it more outputs, or correct the labels."
+                    )
 
     def module(self) -> nn.Module:
         """Build the network with the weights that all peers start from."""

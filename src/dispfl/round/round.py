@@ -164,7 +164,14 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
         report, found = results[peer].report, evaluation.report
-        report = replace(report, score=found.score, failure=report.failure or found.failure)
+        report = replace(
+            report,
+            scores=found.scores,
+            test_loss=found.test_loss,
+            validation=found.validation,
+            global_score=found.global_score,
+            failure=report.failure or found.failure,
+        )
         results[peer] = replace(results[peer], report=report)
     return replace(result, results=results)
 
@@ -197,6 +204,8 @@ def peer_step(
         live=live.for_mask(state.next_mask),
         train=data.train,
         test=data.test,
+        validation=data.validation,
+        global_test=context.global_test,
         settings=context.train,
         task=context.task,
         seed=context.seed,
@@ -210,11 +219,14 @@ def peer_step(
         before_batch=before_batch,
         optimizer=context.optimizer,
         moments=dict(state.moments),
+        private=None if task.idle else context.private_steps(task.peer, task.t, _private_steps(state)),
     )
     torch.manual_seed(stream_seed(context.seed, "torch", task.peer, task.t))  # for dropout, which takes no generator
     after = state
     try:
-        if task.fine_tuning:
+        if _exhausted(context, trainer):
+            trainer.private = None  # it keeps its model, serves it, and no longer trains
+        elif task.fine_tuning:
             after = _fine_tuned(trainer, state, task.fine_tuning)
         elif not task.idle and isinstance(method, ServerMethod):
             after = method.step(trainer, state, received[SERVER])
@@ -226,10 +238,46 @@ def peer_step(
     except NonFiniteError as problem:
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
+    trainer.charge_own_loop((after.upload or after.model).mask)
+    if context.privacy.enabled:
+        after = _charged(context, trainer, state, after)
     trainer.live = live.for_mask(after.model.mask)
     _evaluate(trainer, after)
     trainer.report.seconds += step_clock(live) - began
     return StepResult(trainer.report, state=after)
+
+
+PRIVATE_STEPS = "privacy.steps"
+
+
+def _private_steps(state: PeerState) -> int:
+    """Return the private steps that a peer has taken."""
+    return int(state.memory.get(PRIVATE_STEPS, 0))
+
+
+def _exhausted(context: RunContext, trainer: Trainer) -> bool:
+    """Whether a peer's budget does not last for another round; the report says so."""
+    private = trainer.private
+    if private is None or private.remaining is None:
+        return False
+    plan = context.privacy_plan(trainer.peer)
+    if private.remaining >= plan.steps_per_round:
+        return False
+    assert plan.max_steps is not None
+    spent = plan.spent(plan.max_steps - private.remaining)
+    trainer.report.failure = (
+        f"Peer {trainer.peer}, round {trainer.t}: its privacy budget, epsilon {context.privacy.epsilon:g}, does not "
+        f"last for another round ({spent:.3g} are spent). It no longer trains, and goes on sending its model."
+    )
+    return True
+
+
+def _charged(context: RunContext, trainer: Trainer, before: PeerState, after: PeerState) -> PeerState:
+    """Return the state with the private steps of this round counted, also those of a step that was abandoned."""
+    steps = _private_steps(before) + (trainer.private.taken if trainer.private else 0)
+    trainer.private = None  # what follows evaluates, and publishes nothing
+    trainer.report.epsilon = context.privacy_plan(trainer.peer).spent(steps)
+    return replace(after, memory={**after.memory, PRIVATE_STEPS: torch.tensor(steps)})
 
 
 def _overlap(mask: PackedMask, received: Mapping[str, PackedModel]) -> float | None:
@@ -243,14 +291,18 @@ def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerS
     mask = state.model.mask
     trainer.moments = {}
     lr = trainer.settings.lr if tuning.rate == "initial" else None
-    model = PackedModel.under(trainer.learn(state.model.flat(), mask, tuning.epochs, lr=lr), mask)
-    return replace(state, model=model, buffers=trainer.buffers)
+    learned = trainer.learn(state.model.flat(), mask, tuning.epochs, steps=tuning.steps, lr=lr)
+    return replace(state, model=PackedModel.under(learned, mask), buffers=trainer.buffers)
 
 
 def _evaluate(trainer: Trainer, state: PeerState) -> None:
     """Add to the report how good the model is, and how much of its mask will change."""
     if trainer.evaluate:
-        trainer.report.score = trainer.score(state.model.flat())
+        trainer.observe(state.model.flat())
+        if trainer.validation is not None:
+            trainer.report.validation = trainer.score(state.model.flat(), trainer.validation)
+        if trainer.global_test is not None:
+            trainer.report.global_score = trainer.score(state.model.flat(), trainer.global_test)
     mask, next_mask = state.model.mask, state.next_mask
     if next_mask is not mask and mask.kept:
         changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)

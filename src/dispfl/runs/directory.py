@@ -4,6 +4,7 @@ config.toml         complete; `dispfl run config.toml` repeats the run
 split.safetensors   which samples each peer has
 metrics.jsonl       one line per round
 checkpoints/        see checkpoint.py
+.secret-key         with privacy, until the end: never share it
 summary.json        at the end
 learning-curve.png  at the end
 report.html         at the end, from the command line
@@ -15,6 +16,7 @@ import json
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,9 +28,10 @@ from torch import Tensor
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
+from dispfl.core.private import KEY_BYTES
 from dispfl.data.catalogue import describe
-from dispfl.data.partition import Split
-from dispfl.errors import ConfigError, RunError, TakenError
+from dispfl.data.split import Split
+from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
@@ -36,6 +39,8 @@ from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.files import append_durably, plain_disk_errors, sync_folder, write_atomically
 from dispfl.runs.metrics import Metrics
 from dispfl.topology import peer_names
+
+SECRET_KEY = ".secret-key"
 
 
 class RunDirectory:
@@ -136,6 +141,29 @@ class RunDirectory:
         write_atomically(self.path / "metrics.jsonl", lines)
         return records
 
+    def secret_key(self) -> bytes:
+        """Return the key of private training, for this user only; a new one where there is none, as in a copied run.
+
+        It is drawn from the operating system, not from the seed. Resuming needs it to repeat a round with the same
+        noise; a finished run does not, and keeps no copy.
+        """
+        file = self.path / SECRET_KEY
+        with plain_disk_errors(file):
+            if file.exists() and len(key := file.read_bytes()) == KEY_BYTES:
+                return key
+            file.unlink(missing_ok=True)
+            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+                key = os.urandom(KEY_BYTES)
+                opened.write(key)
+                opened.flush()
+                os.fsync(opened.fileno())
+            sync_folder(self.path)
+        return key
+
+    def forget_secret_key(self) -> None:
+        """Delete the key of private training."""
+        (self.path / SECRET_KEY).unlink(missing_ok=True)
+
     def write_summary(self, summary: Metrics) -> None:
         """Write the summary, which makes the run count as finished."""
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
@@ -197,12 +225,16 @@ def is_finished(path: Path, rounds: int) -> bool:
 SPLIT = "split.safetensors"
 
 
-def write_split(path: Path, split: Split, label_counts: Tensor) -> None:
-    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes)."""
+def write_split(path: Path, split: Split, label_counts: Tensor, data_digest: str = "") -> None:
+    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes), and the digest of the data."""
     tensors = {"label_counts": label_counts}
-    for name, train, test in zip(peer_names(len(split.train)), split.train, split.test, strict=True):
-        tensors |= {f"train/{name}": train, f"test/{name}": test}
-    write_atomically(path / SPLIT, safetensors.torch.save(tensors))
+    for prefix, peers in (("", split), ("unseen/", split.unseen)):
+        for part, rows in (peers.parts if peers else {}).items():
+            names = peer_names(len(rows))
+            tensors |= {f"{prefix}{part}/{name}": mine for name, mine in zip(names, rows, strict=True)}
+    if split.global_test is not None:
+        tensors["global_test"] = split.global_test
+    write_atomically(path / SPLIT, safetensors.torch.save(tensors, {"data_sha256": data_digest}))
 
 
 def read_split(path: Path) -> tuple[Split, Tensor] | None:
@@ -210,12 +242,27 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
     try:
         tensors = safetensors.torch.load_file(path / SPLIT)
         names = peer_names(len(tensors["label_counts"]))
-        parts = [tuple(tensors[f"{part}/{name}"] for name in names) for part in ("train", "test")]
-        return Split(parts[0], parts[1]), tensors["label_counts"]
+        unseen = sorted(name.rpartition("/")[2] for name in tensors if name.startswith("unseen/train/"))
+        split = _rows(tensors, "", names)
+        if unseen:
+            split = replace(split, unseen=_rows(tensors, "unseen/", unseen))
+        return replace(split, global_test=tensors.get("global_test")), tensors["label_counts"]
     except FileNotFoundError:
         return None
     except (safetensors.SafetensorError, KeyError, OSError) as problem:
         raise RunError(f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again.") from problem
+
+
+def _rows(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> Split:
+    train, test = (tuple(tensors[f"{prefix}{part}/{name}"] for name in names) for part in ("train", "test"))
+    held_out = [f"{prefix}validation/{name}" for name in names]
+    return Split(train, test, tuple(tensors[name] for name in held_out if name in tensors))
+
+
+def read_data_digest(path: Path) -> str:
+    """Return the digest of the data that a run with a saved split was started with; empty where there is none."""
+    with safetensors.safe_open(path / SPLIT, "pt") as file:
+        return str((file.metadata() or {}).get("data_sha256", ""))
 
 
 def saved_rounds(path: Path) -> int:
@@ -233,8 +280,8 @@ def final_states(path: Path) -> dict[str, PeerState]:
     try:
         steps = Checkpoints(path / "checkpoints").load(rounds)
         if not steps:
-            raise RunError(f"The checkpoint of round {rounds} in {path} is empty.")
-    except RunError as damage:
+            raise DamagedError(f"The checkpoint of round {rounds} in {path} is empty.")
+    except DamagedError as damage:
         raise RunError(f"{damage} {_how_to_resume(path, read_config(path))}") from damage
     return {name: steps[name].next_state for name in sorted(steps)}
 

@@ -1,6 +1,7 @@
 """Execution of runs: of a context or an experiment, with or without a run directory, from the start or resumed."""
 
 import contextlib
+import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,23 +13,33 @@ from torch import nn
 
 from dispfl.config import EngineName, Experiment, compose, differing_keys
 from dispfl.core.live import loaded_network
+from dispfl.core.private import KEY_BYTES
 from dispfl.core.rng import forked_generators
-from dispfl.core.train import Report, Train
+from dispfl.core.train import Report
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback
-from dispfl.data.partition import Split
+from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.extras import can_draw
-from dispfl.methods.base import Method, PeerState
+from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import SPLIT, RunDirectory, SavedStates, read_config, read_split, write_split
+from dispfl.runs.directory import (
+    SPLIT,
+    RunDirectory,
+    SavedStates,
+    read_config,
+    read_data_digest,
+    read_split,
+    write_split,
+)
 from dispfl.runs.files import SITES, write_atomically
 from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, last, summarize
+from dispfl.runs.newcomers import evaluate_newcomers
 
 
 @dataclass(frozen=True)
@@ -44,16 +55,26 @@ class RunResult:
     """The state that each peer uses from now on: its own, or one with the global model."""
     out: Path | None = None
     """The run directory, if there is one."""
+    unseen: Metrics | None = None
+    """The scores of the unseen peers, if there are any."""
+
+    @property
+    def scores(self) -> dict[str, list[float]]:
+        """Each metric on every peer's test data after the last round, in roster order; the main metric comes first."""
+        return {name: list(found["per_peer"]) for name, found in last(self.history, "scores").items()}
 
     @property
     def accuracy(self) -> list[float]:
-        """The metric on each peer's test data after the last round, in roster order."""
-        return list(last(self.history, "accuracy")["per_peer"])
+        """Every peer's accuracy on its own test data after the last round, in roster order."""
+        if "accuracy" not in self.scores:
+            raise ConfigError(f"This run has no accuracy; it has {', '.join(self.scores)}: use run.scores.")
+        return self.scores["accuracy"]
 
     @property
     def summary(self) -> Metrics:
         """The run as one object, as in `summary.json`."""
-        return summarize(self.context, self.history, {name: state.model for name, state in self.personal.items()})
+        models = {name: state.model for name, state in self.personal.items()}
+        return summarize(self.context, self.history, models) | {"unseen_peers": self.unseen}
 
     def model(self, peer: int | str) -> nn.Module:
         """Return the personal model of one peer, by position in the roster or by name, ready to use.
@@ -79,6 +100,8 @@ def execute(
 ) -> RunResult:
     """Run the remaining rounds and write the summary, which makes the run count as finished; then draw its curve."""
     out = directory.path if directory else None
+    if context.privacy.enabled:
+        context = replace(context, secret_key=directory.secret_key() if directory else os.urandom(KEY_BYTES))
     with contextlib.ExitStack() as stack:
         if directory is None and engine == "ray":  # a lost worker is restored from the disk
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dispfl-"))
@@ -103,12 +126,14 @@ def execute(
             saved = SavedStates(out, context.roster) if out and engine == "ray" else None
             states = dict(started.states) if saved is None else saved
             personal = _evaluated(context, history, started) if context.method.evaluates_global else states
+            unseen = evaluate_newcomers(context, states, history.server)
             for follower in followers:
                 assert directory is not None
-                _finish(follower, history, started, directory)
-        result = RunResult(context, states, history.records, personal, out)
+                _finish(follower, history, started, states, directory)
+        result = RunResult(context, states, history.records, personal, out, unseen)
         if directory and out:
             directory.write_summary(result.summary)
+            directory.forget_secret_key()
             draw_learning_curve(out)
     return result
 
@@ -161,13 +186,15 @@ def _evaluated(
     return dict(engine.evaluated)
 
 
-def _finish(follower: Follower, history: RunHistory, engine: Engine, leader: RunDirectory) -> None:
+def _finish(
+    follower: Follower, history: RunHistory, engine: Engine, states: Mapping[str, PeerState], leader: RunDirectory
+) -> None:
     """Finish a run that was trained together with another one: checkpoint, summary and learning curve."""
     context, directory = follower.context, follower.directory
     personal = follower.evaluated or _evaluated(context, history, engine, again=True)
     directory.checkpoints.copy_from(leader.checkpoints)
-    models = {name: state.model for name, state in personal.items()}
-    directory.write_summary(summarize(context, follower.records, models))
+    unseen = evaluate_newcomers(context, states, history.server)
+    directory.write_summary(RunResult(context, states, follower.records, personal, directory.path, unseen).summary)
     draw_learning_curve(directory.path)
 
 
@@ -224,7 +251,8 @@ class ExperimentRun:
             if not (path / "config.toml").exists():
                 data, split, context = prepare(experiment, decoding)
                 directory.write_config(experiment.to_toml())
-                write_split(path, split, split.label_counts(data.train_labels, len(data.classes)))
+                counts = split.label_counts(data.train_labels, len(data.classes))
+                write_split(path, split, counts, context.data_digest())
                 return cls(experiment, context, directory)
             if (path / SITES).is_dir():
                 raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
@@ -232,17 +260,22 @@ class ExperimentRun:
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
             split = saved[0] if saved else experiment.split(data)
+            if saved is not None and not _fits(split, data):
+                raise _other_data(path, experiment, "number of samples differs")
             counts = split.label_counts(data.train_labels, len(data.classes))
+            context = experiment.split_context(data, split)
+            digest = context.data_digest()
             if saved is None:  # interrupted before it was written
-                write_split(path, split, counts)
+                write_split(path, split, counts, digest)
             elif not counts.equal(saved[1]):
-                name = experiment.data.name
-                raise RunError(f"The data set {name} is not the one that {path} was run with: its labels differ.")
+                raise _other_data(path, experiment, "labels differ")
+            elif read_data_digest(path) != digest:
+                raise _other_data(path, experiment, "samples differ")
             if experiment.rounds > read_config(path)["rounds"]:
                 directory.extend(experiment.to_toml())
             else:
                 update_config(directory, experiment)
-        return cls(experiment, experiment.split_context(data, split), directory)
+        return cls(experiment, context, directory)
 
     def follower(self, experiment: Experiment, directory: RunDirectory) -> Follower:
         """Return a run that this one trains too: an experiment that differs in the evaluation of its models only."""
@@ -270,6 +303,16 @@ class ExperimentRun:
         )
 
 
+def _fits(split: Split, data: ImageDataset | CustomDataset) -> bool:
+    """Whether the data have all the rows of a split."""
+    last = [max(int(rows.max()) for rows in part) for part in (split.train, split.test)]
+    return last[0] < len(data.train_labels) and last[1] < len(data.test_labels)
+
+
+def _other_data(path: Path, experiment: Experiment, how: str) -> RunError:
+    return RunError(f"The data set {experiment.data.name} is not the one that {path} was run with: its {how}.")
+
+
 def run_experiment(experiment: Experiment, out: Path | str, *, resume: bool = False) -> RunResult:
     """Run an experiment in a run directory, as `dispfl run` does; `resume` continues an interrupted run."""
     path = Path(out)
@@ -284,16 +327,17 @@ def check_same_experiment(path: Path, experiment: Experiment, fix: str = "Omit i
     The data's folder, the engine and the workers may differ, and there may be more rounds where nothing forbids it.
     """
     for key, (was, now) in differing_keys(compose(read_config(path)), experiment).items():
-        why = why_not_extended(was, now, experiment.method, experiment.train) if key == "rounds" else ""
+        why = why_not_extended(was, now, experiment) if key == "rounds" else ""
         if key not in ("data.dir", "workers", "engine", "rounds") or why:
             raise RunError(f"{path} was run with {key}={was}, got {now}{f' ({why})' if why else ''}. {fix}")
 
 
-def why_not_extended(was: int, now: int, method: Method, train: Train) -> str:
+def why_not_extended(was: int, now: int, run: Experiment | RunContext) -> str:
     """Return why a run of `was` rounds cannot be continued as one of `now` rounds; empty if it can."""
     if now <= was:
         return "a run can only be extended" if now < was else ""
-    return method.bound_to_rounds or train.bound_to_rounds
+    private = "the privacy budget is that of all rounds" if run.privacy.enabled else ""
+    return private or run.method.bound_to_rounds or run.train.bound_to_rounds
 
 
 def update_config(directory: RunDirectory, experiment: Experiment) -> None:

@@ -26,17 +26,22 @@ def run_folder(path: Path) -> Path:
     return path / RUN if is_site(path) else path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file: temporary file, fsync, rename, fsync of the folder."""
+def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
+    """Replace a file: temporary file, fsync, rename, fsync of the folder.
+
+    Without `durable` there is no fsync: readers still find one whole file, but a power failure may lose both.
+    """
     temporary = path.with_name(f".{path.name}.partial")
     with plain_disk_errors(path):
         try:
             with temporary.open("wb") as file:
                 file.write(content)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             temporary.replace(path)
-            sync_folder(path.parent)
+            if durable:
+                sync_folder(path.parent)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise

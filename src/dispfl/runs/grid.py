@@ -66,7 +66,12 @@ class GridRun:
 
     @property
     def training(self) -> str:
-        """Everything that its training depends on; runs for which it is the same differ in evaluation only."""
+        """Everything that its training depends on; runs for which it is the same differ in evaluation only.
+
+        A private run has noise of its own.
+        """
+        if self.experiment.privacy.enabled:
+            return str(self.path)
         method = self.experiment.method.trains_as
         return json.dumps(self.experiment.model_copy(update={"method": method}).to_toml(), sort_keys=True)
 

@@ -64,7 +64,7 @@ class Follower:
         result = evaluate_round(self.context, trained, t, engine)
         if t + 1 == self.context.rounds:
             self.evaluated = dict(engine.evaluated)
-        record = round_metrics(t, result, cost, seconds + time.perf_counter() - began)
+        record = round_metrics(t, result, self.context.task, cost, seconds + time.perf_counter() - began)
         self.directory.append(record)
         self.records.append(record)
         self.on_round(record)
@@ -87,8 +87,7 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
             engine.restore(rounds)
             saved = checkpoints.load(rounds, [SERVER])
         except DamagedError as damage:
-            log.warning("%s Resuming from an earlier round.", damage)
-            checkpoints.discard(rounds)
+            checkpoints.set_aside(rounds, damage, "Resuming from an earlier round.")
             continue
         checkpoints.delete_old()
         server = saved[SERVER].state if saved else None
@@ -102,8 +101,7 @@ def _partial_round(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str
     try:
         return engine.partial_round(t)
     except DamagedError as damage:
-        log.warning("%s Repeating that part of the round.", damage)
-        checkpoints.discard(t + 1)
+        checkpoints.set_aside(t + 1, damage, "Repeating that part of the round.")
         return {}
 
 
@@ -118,6 +116,7 @@ def run_rounds(
     """Run the remaining rounds. Metrics are written before the checkpoint that makes the round count."""
     module = context.module()
     cost = forward_cost(module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0])
+    cost.warn()
     peers = len(context.roster)
     callbacks.begin(len(history.records) * peers + len(history.partial_round), context.rounds * peers)
 
@@ -135,7 +134,7 @@ def run_rounds(
         except BaseException:
             engine.flush(t)
             raise
-        record = round_metrics(t, result, cost, seconds + time.perf_counter() - began)
+        record = round_metrics(t, result, context.task, cost, seconds + time.perf_counter() - began)
         failures = list(record["failures"].values())
         for failure in failures[:FAILURES_SHOWN]:
             log.warning(failure)

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
+from dispfl.core.metric import Measure, Metric
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Report
+from dispfl.core.train import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.round.context import RunContext
 from dispfl.round.round import Round
@@ -22,17 +23,21 @@ Metrics = dict[str, Any]
 """A JSON object."""
 
 
-def round_metrics(t: int, result: Round, cost: ForwardCost, seconds: float) -> Metrics:
-    """Return one line of `metrics.jsonl`. Values that were not measured in this round are null."""
+def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds: float) -> Metrics:
+    """Return one line of `metrics.jsonl`. Values that were not measured in this round are null or missing."""
     reports = {peer: step.report for peer, step in result.results.items()}
     ledger = result.ledger
     busiest = ledger.busiest()
     worked = [flops for report in reports.values() if (flops := flops_of(report, cost))]
     return {
         "round": t,
-        "accuracy": spread([report.score for report in reports.values()]),
-        "accuracy_mixed": spread([report.mixed for report in reports.values()]),
-        "loss": spread([report.loss for report in reports.values()]),
+        "metric": task.metric.name,
+        "scores": scores(task.metrics, list(reports.values())),
+        "validation": spread([report.validation for report in reports.values()]),
+        "global_test": spread([report.global_score for report in reports.values()]),
+        "mixed": spread([report.mixed for report in reports.values()]),
+        "test_loss": spread([report.test_loss for report in reports.values()]),
+        "train_loss": spread([report.loss for report in reports.values()]),
         "mask_change": spread([report.mask_change for report in reports.values()]),
         "overlap": spread([report.overlap for report in reports.values()]),
         "busiest": {
@@ -41,16 +46,42 @@ def round_metrics(t: int, result: Round, cost: ForwardCost, seconds: float) -> M
             "wire_up_mb": busiest.up / 1e6,
             "wire_down_mb": busiest.down / 1e6,
             "peer": busiest.peer,
+            "connections": busiest.connections,
         },
         "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
         "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
         "flops_total": sum(worked),
+        "epsilon": spread([report.epsilon for report in reports.values()]),
         "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
         "seconds": round(seconds, 3),
         "peer_seconds": spread(
             [round(report.seconds, 4) if report.passes else None for report in reports.values()]  # of those that train
         ),
     }
+
+
+def scores(metrics: Sequence[Metric], reports: Sequence[Report]) -> Metrics:
+    """Return the spread of each metric that a peer has a finite value of, with its direction and its format."""
+    spreads = {metric: spread([report.scores.get(metric.name) for report in reports]) for metric in metrics}
+    return {
+        metric.name: {"higher_is_better": metric.higher_is_better, "format": metric.format, **found}
+        for metric, found in spreads.items()
+        if found
+    }
+
+
+def main_scores(record: Metrics) -> Metrics | None:
+    """Return the main metric's values in a line of the metrics or in a summary; None if it was not measured."""
+    found: Metrics | None = record["scores"].get(record["metric"])
+    return found
+
+
+def measure_of(records: Sequence[Metrics]) -> Measure:
+    """Return what the main metric of a run measures; until it is measured, a higher value is taken as the better."""
+    for record in records:
+        if found := main_scores(record):
+            return Measure(record["metric"], found["higher_is_better"], found["format"])
+    return Measure(records[-1]["metric"] if records else "score", higher_is_better=True)
 
 
 def spread(values: Sequence[float | None]) -> Metrics | None:
@@ -70,11 +101,16 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
         "method": context.method.name,
         "rounds": len(records),
         "peers": len(context.peers),
-        "accuracy": last(records, "accuracy"),
-        "groups": groups(densities, last(records, "accuracy"), mean_peer_seconds(records)),
+        "metric": context.task.metric.name,
+        "scores": last(records, "scores"),
+        "test_loss": last(records, "test_loss"),
+        "validation": last(records, "validation"),
+        "global_test": last(records, "global_test"),
+        "groups": groups(densities, last_scores(records), mean_peer_seconds(records)),
         "busiest": {
             "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
             "wire_mb_per_round": statistics.fmean(record["busiest"]["wire_mb"] for record in records),
+            "connections": max(record["busiest"]["connections"] for record in records),
         },
         "flops_per_peer_round": statistics.fmean(record["flops_per_peer"] for record in records),
         "flops_total_round": statistics.fmean(record["flops_total"] for record in records),
@@ -88,21 +124,21 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
 
 
 def groups(
-    densities: Sequence[float], accuracy: Metrics | None, seconds: Sequence[float | None] | None = None
+    densities: Sequence[float], scores: Metrics | None, seconds: Sequence[float | None] | None = None
 ) -> list[Metrics]:
-    """Return accuracy and seconds per round of each group of peers with the same density, if there are several groups.
+    """Return score and seconds per round of each group of peers with the same density, if there are several groups.
 
     `seconds` are those of each peer.
     """
-    if accuracy is None or len(set(densities)) < 2:
+    if scores is None or len(set(densities)) < 2:
         return []
     found = []
     for density in sorted(set(densities)):
         peers = [k for k, own in enumerate(densities) if own == density]
-        scores = spread([accuracy["per_peer"][k] for k in peers])
+        own = spread([scores["per_peer"][k] for k in peers])
         times = spread([seconds[k] for k in peers]) if seconds else None
-        if scores:
-            group = {"density": density, "peers": len(peers), "mean": scores["mean"], "std": scores["std"]}
+        if own:
+            group = {"density": density, "peers": len(peers), "mean": own["mean"], "std": own["std"]}
             found.append(group | ({"seconds": times["mean"]} if times else {}))
     return found
 
@@ -126,8 +162,13 @@ def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
 
 
 def last(records: Sequence[Metrics], key: str) -> Any:
-    """Return the newest value of a key that is not measured in every round."""
-    return next((record[key] for record in reversed(records) if record[key] is not None), None)
+    """Return the newest value of a key that is not measured in every round; None or nothing if it never was."""
+    return next((record[key] for record in reversed(records) if record[key]), records[-1][key] if records else None)
+
+
+def last_scores(records: Sequence[Metrics]) -> Metrics | None:
+    """Return the newest values of the main metric; None if it was never measured."""
+    return next((found for record in reversed(records) if (found := main_scores(record))), None)
 
 
 def flops_of(report: Report, cost: ForwardCost) -> int:

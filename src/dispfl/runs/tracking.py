@@ -175,9 +175,10 @@ def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers of a round, by the names that trackers group them under."""
     found: dict[str, float | None] = {
         f"peers/{key}": record[key]["mean"]
-        for key in ("accuracy", "accuracy_mixed", "loss", "mask_change", "overlap")
+        for key in ("mixed", "test_loss", "train_loss", "mask_change", "overlap")
         if record.get(key)
     }
+    found |= {f"peers/{name}": scores["mean"] for name, scores in record["scores"].items()}
     found |= {f"busiest/{key}": record["busiest"][key] for key in ("paper_mb", "wire_mb")}
     found |= {f"cost/{key}": record[key] for key in ("flops_per_peer", "flops_total", "seconds")}
     found["peers/failures"] = len(record["failures"])

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import kept_per_layer
+from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import forked_generators, stream_seed
 from dispfl.core.train import Report, Train
@@ -374,15 +375,15 @@ def checkpoint(method: Method) -> None:
 def evaluation(method: Method) -> None:
     """A peer's final model, its buffers included, has the metric that the run reports for it."""
     peers = [(labelled_points(20, which), labelled_points(10, 1000 + which)) for which in range(3)]
-    train = Train(epochs=2, batch_size=8)
+    train, metric = Train(epochs=2, batch_size=8), Metric(confidence, higher_is_better=True)
     for model in (tiny_network, network_with_buffers):
-        federation = Federation(model, peers, method, Full(), train=train, metric=confidence, workers=1)
+        federation = Federation(model, peers, method, Full(), train=train, metric=metric, workers=1)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The model has buffers")
             run = federation.run(3)
         for k, (_, (x, labels)) in enumerate(peers):
             with torch.no_grad():
-                found, reported = confidence(run.model(k)(x), labels), run.accuracy[k]
+                found, reported = confidence(run.model(k)(x), labels), run.scores["confidence"][k]
             sentence = f"{method.name} reports {reported:.6f} for peer {k}, whose final model has {found:.6f}."
             _require("evaluation", abs(found - reported) < 1e-6, sentence)
 

@@ -89,10 +89,12 @@ class Refusal(StrEnum):
     """A record comes with the certificate of another site, or with a broken chain."""
     FEDERATION = "federation"
     """A record belongs to another federation."""
+    ROTATION = "rotation"
+    """A member replaces its key again within an hour."""
+    ROSTER = "roster"
+    """A roster is not signed by enough of the administrators that this site has accepted."""
     TOO_MANY_RECORDS = "too-many-records"
     """The peer sent more records within a minute than are verified."""
-    TOO_MANY_KNOWN = "too-many-known"
-    """The list of members that were not accepted here is full."""
 
 
 class RefusalCounter(defaultdict[str, Counter[str]]):

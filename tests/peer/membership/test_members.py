@@ -1,6 +1,9 @@
 """The members file: lookups, changes by several processes, and damaged files."""
 
+import errno
+import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from dispfl.errors import ConfigError, RunError
+from dispfl.errors import ConfigError, MessageError, RunError
+from dispfl.peer.membership import members_format
 from dispfl.peer.membership.address import Address
-from dispfl.peer.membership.identity import Identity, der, issue
+from dispfl.peer.membership.identity import MAX_ISSUERS, Identity, der, issue, readable_fingerprint
 from dispfl.peer.membership.invite import Invite, InviteError
-from dispfl.peer.membership.member_list import MemberList
+from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.members import MembersFile
 from dispfl.peer.membership.records import MemberRecord
 
@@ -76,6 +80,7 @@ def test_a_rotated_certificate_replaces_the_pinned_one(members: MembersFile) -> 
     bob = members.identify(der(new.certificate))
     assert bob is not None
     assert bob.fingerprint == new.fingerprint
+    members.file.save()
     assert reopen(members).pinned() == [new.certificate]
     assert members.identify(der(BOB.certificate)) is None
 
@@ -83,9 +88,9 @@ def test_a_rotated_certificate_replaces_the_pinned_one(members: MembersFile) -> 
 def test_the_certificate_of_a_revoked_member_is_not_replaced(members: MembersFile) -> None:
     members.accept(invite_of(BOB))
     members.revoke("bob")
-    member_list = MemberList.from_bytes(members.path.read_bytes())
-    assert member_list.with_certificate("bob", BOB.rotate().chain) is member_list
-    assert member_list.with_certificate("carol", CAROL.chain) is member_list
+    member_list = members.file.current()
+    assert member_list.with_certificate("bob", BOB.rotate().chain, 0.0) is member_list
+    assert member_list.with_certificate("carol", CAROL.chain, 0.0) is member_list
 
 
 def test_two_rotations_require_the_intermediate_certificate(members: MembersFile) -> None:
@@ -121,6 +126,7 @@ ACCEPT_ALL = """
 import sys
 from pathlib import Path
 from dispfl.peer.membership.invite import Invite
+from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.members import MembersFile
 members = MembersFile(Path(sys.argv[1]), "alice", "hospitals")
 for line in sys.stdin:
@@ -177,7 +183,7 @@ def test_an_invite_with_a_rotated_certificate_is_accepted(members: MembersFile) 
     members.accept(invite_of(BOB))
     new = BOB.rotate()
     assert members.accept(invite_of(new)).fingerprint == new.fingerprint
-    with pytest.raises(InviteError, match="has rotated its key since"):
+    with pytest.raises(InviteError, match=r"has replaced its key since this invite was created\. Nothing needs"):
         members.accept(invite_of(BOB))
 
 
@@ -197,17 +203,141 @@ def test_the_roster_of_a_round_excludes_members_that_join_later(members: Members
     assert members.roster(3) == ["alice", "bob", "carol"]
 
 
+@pytest.mark.parametrize("rotations", [1, 2])
+def test_a_key_that_was_rotated_out_stays_refused_after_a_revocation(members: MembersFile, rotations: int) -> None:
+    members.accept(invite_of(BOB))
+    new = BOB
+    for _ in range(rotations):
+        new = new.rotate()
+    assert members.identify(der(new.certificate), [der(each) for each in new.issuers]) is not None
+    members.revoke("bob")
+    for old in (invite_of(BOB), invite_of(Identity("bob", BOB.key, issue("bob", BOB.key.public_key(), BOB.key)))):
+        with pytest.raises(InviteError, match=r"bob has replaced its key since .* Ask it for a new invite"):
+            reopen(members).accept(old)
+    assert members.names() == []
+    assert members.accept(invite_of(new)).state == "accepted"
+
+
+def test_a_key_that_was_replaced_after_a_revocation_stays_refused(members: MembersFile) -> None:
+    members.accept(invite_of(BOB))
+    members.revoke("bob")
+    other = Identity.make("bob")
+    members.accept(invite_of(other))
+    members.revoke("bob")
+    with pytest.raises(InviteError, match="bob has replaced its key"):
+        members.accept(invite_of(BOB))
+
+
+def test_a_member_cannot_rotate_back_to_a_former_key(members: MembersFile) -> None:
+    members.accept(invite_of(BOB))
+    new = BOB.rotate()
+    members.identify(der(new.certificate))
+    back = Identity("bob", BOB.key, issue("bob", BOB.key.public_key(), new.key), (new.certificate,))
+    with pytest.raises(MessageError, match="a key that it had replaced before"):
+        members.identify(der(back.certificate), [der(new.certificate)])
+    assert members.merge([record_of(back, serial=9).to_json()]).refused == {"certificate": 1}
+    assert members.pinned() == [new.certificate]
+
+
+def test_a_member_rotates_at_most_once_an_hour(tmp_path: Path) -> None:
+    clock = [1_000_000.0]
+    members = MembersFile.create(tmp_path / "members.json", "alice", "hospitals")
+    members = MembersFile(members.path, "alice", "hospitals", lambda: clock[0])
+    members.accept(invite_of(BOB))
+    second = BOB.rotate()
+    third = second.rotate()
+    assert members.identify(der(second.certificate)) is not None
+    clock[0] += 3599
+    with pytest.raises(MessageError, match="bob replaced its key 60 minutes ago; one rotation an hour") as caught:
+        members.identify(der(third.certificate))
+    assert caught.value.refusal == "rotation"
+    assert members.merge([record_of(third).to_json()]).refused == {"rotation": 1}
+    assert members.pinned() == [second.certificate]
+    clock[0] += 1
+    assert members.identify(der(third.certificate)) is not None
+
+
+def test_a_chain_in_tls_is_as_short_as_one_in_a_record(members: MembersFile) -> None:
+    members.accept(invite_of(BOB))
+    chain = [BOB]
+    for _ in range(MAX_ISSUERS + 1):
+        chain.insert(0, chain[0].rotate())
+    issuers = [der(identity.certificate) for identity in chain[1:]]
+    assert len(issuers) == MAX_ISSUERS + 1
+    assert members.identify(der(chain[0].certificate), issuers) is None
+    assert members.identify(der(chain[1].certificate), issuers[1:]) is not None
+
+
+# pending members
+
+
+def test_a_pending_site_is_no_member_until_it_is_confirmed(members: MembersFile) -> None:
+    assert members.accept(invite_of(BOB), confirmed=False).state == "pending"
+    assert members.identify(der(BOB.certificate)) is None
+    assert (members.names(), members.pinned(), members.roster(9)) == ([], [], ["alice"])
+    assert members.confirm("bob").state == "accepted"
+    assert reopen(members).identify(der(BOB.certificate)) is not None
+    assert members.confirm("bob").state == "accepted"
+
+
+def test_a_given_fingerprint_accepts_at_once_or_not_at_all(members: MembersFile) -> None:
+    typed = " ".join(readable_fingerprint(BOB.fingerprint)).upper()
+    assert members.accept(invite_of(BOB), typed, confirmed=False).state == "accepted"
+    for wrong in (BOB.fingerprint, CAROL.fingerprint[:16], ""):
+        with pytest.raises(InviteError, match=r"The fingerprint of carol's invite is [0-9a-f]{64}, not .* Nothing was"):
+            members.accept(invite_of(CAROL), wrong, confirmed=False)
+    assert members.get("carol") is None
+
+
+def test_a_pending_site_can_be_replaced_or_revoked_but_a_revoked_one_is_not_confirmed(members: MembersFile) -> None:
+    other = Identity.make("bob")
+    members.accept(invite_of(BOB), confirmed=False)
+    members.accept(invite_of(other), confirmed=False)
+    assert members.confirm("bob").fingerprint == other.fingerprint
+    members.revoke("bob")
+    with pytest.raises(ConfigError, match="bob was revoked; accept its invite again first"):
+        members.confirm("bob")
+    assert members.accept(invite_of(other), confirmed=False).state == "pending"
+
+
+def test_a_rotated_key_of_an_accepted_member_needs_no_confirmation(members: MembersFile) -> None:
+    members.accept(invite_of(BOB))
+    assert members.accept(invite_of(BOB.rotate()), confirmed=False).state == "accepted"
+
+
+def test_a_key_that_was_only_proposed_does_not_replace_the_last_one(members: MembersFile) -> None:
+    """Somebody sends a forged invite of a site that was revoked; the right one can still be accepted."""
+    members.accept(invite_of(BOB))
+    members.revoke("bob")
+    members.accept(invite_of(Identity.make("bob")), confirmed=False)
+    members.accept(invite_of(Identity.make("bob")), confirmed=False)
+    members = reopen(members)
+    members.accept(invite_of(BOB), confirmed=False)
+    bob = members.confirm("bob")
+    assert (bob.fingerprint, bob.retired) == (BOB.fingerprint, ())
+    members.revoke("bob")
+    other = Identity.make("bob")
+    members.accept(invite_of(other), confirmed=False)
+    members.confirm("bob")
+    members.revoke("bob")
+    with pytest.raises(InviteError, match="bob has replaced its key"):
+        members.accept(invite_of(BOB), confirmed=False)
+
+
 # the file
 
 
-def edited(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
-    """Damage the file by changing its JSON."""
+def with_digest(lines: list[Any]) -> bytes:
+    """A members file with these lines and the digest that belongs to them."""
+    body = b"".join(json.dumps(line).encode() + b"\n" for line in lines[1:])
+    return json.dumps({**lines[0], "digest": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
 
-    def damage(content: bytes) -> bytes:
-        found = json.loads(content)
-        return json.dumps(change(found) or found).encode()
 
-    return damage
+def edited(members: MembersFile, change: Callable[[list[Any]], object]) -> None:
+    """Change the lines of the file, as another version could have written them."""
+    lines = [json.loads(line) for line in members.path.read_bytes().splitlines()]
+    change(lines)
+    members.path.write_bytes(with_digest(lines))
 
 
 @pytest.mark.parametrize(
@@ -217,25 +347,141 @@ def edited(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
         lambda content: content[:-20],
         lambda content: b"[]",
         lambda content: b"\xff\xfe",
-        edited(lambda found: found.update(version=2)),
-        edited(lambda found: found.pop("members")),
-        edited(lambda found: found["members"][0].update(state="friend")),
-        edited(lambda found: found["members"][0].update(name="carol")),
-        edited(lambda found: found["members"][0].update(certificate="AAAA")),
-        edited(lambda found: found["members"][0].update(address="nowhere")),
-        edited(lambda found: found["members"][0]["record"].update(signature="AAAA")),
+        lambda content: content.replace(b"accepted", b"revoked", 1),
+        lambda content: content.replace(b'"digest":"', b'"digest":"0', 1),
+        lambda content: content + b"{}\n",
     ],
 )
-def test_no_member_is_identified_with_a_damaged_file(members: MembersFile, damage: Callable[[bytes], bytes]) -> None:
+def test_no_member_is_identified_with_a_damaged_file_which_is_kept(
+    members: MembersFile, damage: Callable[[bytes], bytes]
+) -> None:
     members.accept(invite_of(BOB))
-    members.merge([record_of(BOB).to_json()])
-    members.path.write_bytes(damage(members.path.read_bytes()))
-    with pytest.raises(RunError, match=r"members.json is damaged .* Restore it from a backup"):
-        members.identify(der(BOB.certificate))
+    damaged = damage(members.path.read_bytes())
+    members.path.write_bytes(damaged)
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"members.json is damaged .* Restore it .* kept as members.json.damaged"):
+            members.identify(der(BOB.certificate))
+        with pytest.raises(RunError, match="is damaged"):
+            members.accept(invite_of(CAROL))
+    assert [path.name for path in members.path.parent.glob("*.damaged")] == ["members.json.damaged"]
+    assert (members.path.parent / "members.json.damaged").read_bytes() == members.path.read_bytes() == damaged
+    members.path.write_bytes(b"damaged again")
+    with pytest.raises(RunError, match=r"kept as members\.json\.2\.damaged"):
+        members.names()
+    assert (members.path.parent / "members.json.damaged").read_bytes() == damaged
+
+
+def test_a_file_of_another_version_is_refused_by_name_and_not_as_damaged(members: MembersFile) -> None:
+    edited(members, lambda lines: lines[0].update(version=3))
+    with pytest.raises(RunError, match=r"cannot be used: it has format 3, and this dispfl reads format 2; install"):
+        members.names()
+    members.path.write_text('{\n "version": 1,\n "own": null,\n "members": [],\n "known": []\n}\n')
+    with pytest.raises(RunError, match="it was written by an older dispfl, in format 1"):
+        members.names()
+    assert not list(members.path.parent.glob("*.damaged"))
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EMFILE])
+def test_an_error_of_the_system_is_not_damage(members: MembersFile, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    members.accept(invite_of(BOB))
+    changed = reopen(members)
+    changed.revoke("bob")
+    changed.accept(invite_of(BOB))
+    with monkeypatch.context() as broken:
+
+        def fail(path: Path) -> bytes:
+            raise OSError(code, os.strerror(code))
+
+        broken.setattr(Path, "read_bytes", fail)
+        with pytest.raises(RunError, match=rf"cannot be read: {os.strerror(code)}\. Nothing was changed"):
+            members.identify(der(BOB.certificate))
+        assert members.roster(0) == ["alice", "bob"]  # a running node goes on
+    assert not list(members.path.parent.glob("*.damaged"))
+    assert members.identify(der(BOB.certificate)) is not None
+
+
+def test_a_record_and_an_address_that_no_longer_parse_are_skipped_and_named(members: MembersFile) -> None:
+    """As if an earlier version had stored an address that cannot become a URL."""
+    for identity in (BOB, CAROL):
+        members.accept(invite_of(identity))
+        members.merge([record_of(identity).to_json()])
+    members.file.save()
+    members.revoke("bob")
+
+    def spoil(lines: list[Any]) -> None:
+        [bob] = [line["member"] for line in lines[1:] if line["member"]["name"] == "bob"]
+        bob["address"] = bob["record"]["record"]["address"] = "[fe80::1%\n]:7600"
+
+    edited(members, spoil)
+    again = reopen(members)
+    bob, carol = again.all()
+    assert (bob.state, bob.address, bob.record) == ("revoked", None, None)
+    assert (carol.address, carol.density) == (AT_BOB, 0.5)
+    assert [problem[:21] for problem in again.file.problems] == ["The address of bob is", "The record of bob is "]
+    assert again.accept(invite_of(BOB, ELSEWHERE)).address == ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: entry.update(state="friend"),
+        lambda entry: entry.update(name="carol"),
+        lambda entry: entry.update(certificate="AAAA"),
+        lambda entry: entry.pop("by"),
+        lambda entry: entry.update(rotated="soon"),
+    ],
+)
+def test_an_entry_that_cannot_be_read_is_named_and_kept_in_the_file(
+    members: MembersFile, change: Callable[[Any], object]
+) -> None:
+    members.accept(invite_of(BOB))
+    edited(members, lambda lines: change(lines[1]["member"]))
+    line = members.path.read_bytes().splitlines()[1]
+    again = reopen(members)
+    assert again.all() == []
+    assert len(again.file.problems) == 1
+    again.accept(invite_of(CAROL))
+    assert again.names() == ["carol"]
+    assert line in members.path.read_bytes().splitlines()
 
 
 def test_no_member_is_identified_with_a_missing_file(members: MembersFile) -> None:
     members.accept(invite_of(BOB))
     members.path.unlink()
-    with pytest.raises(RunError, match=r"members\.json cannot be read"):
+    with pytest.raises(RunError, match=r"members\.json cannot be read: No such file .* Restore it from a backup"):
         members.identify(der(BOB.certificate))
+
+
+def test_announcements_are_saved_together_and_an_operators_change_keeps_them(members: MembersFile) -> None:
+    other = reopen(members)
+    for identity in (BOB, CAROL):
+        other.accept(invite_of(identity))
+    members.merge([record_of(BOB).to_json()])  # saved at once
+    before = members.path.read_bytes()
+    members.merge([record_of(CAROL).to_json()])  # within a second: later
+    assert members.path.read_bytes() == before
+    assert [member.density for member in members.all()] == [0.5, 0.5]
+    other.revoke("bob")
+    assert [(member.state, member.density) for member in members.all()] == [("revoked", 0.5), ("accepted", 0.5)]
+    members.file.save()
+    assert [(member.state, member.density) for member in reopen(members).all()] == [
+        ("revoked", 0.5),
+        ("accepted", 0.5),
+    ]
+
+
+def test_reading_the_file_after_a_change_parses_the_changed_entries_only(
+    members: MembersFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = [Identity.make(f"site-{k}") for k in range(5)]
+    members.accept_all([invite_of(each) for each in others])
+    reopen(members).accept(invite_of(BOB))
+    parsed, parse = [], members_format._member
+
+    def counted(entry: Any, problems: list[str]) -> Member:
+        parsed.append(entry["name"])
+        return parse(entry, problems)
+
+    monkeypatch.setattr(members_format, "_member", counted)
+    assert len(members.names()) == 6
+    assert parsed == ["bob"]

@@ -12,8 +12,7 @@ from dispfl.errors import MessageError
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
-from dispfl.peer.membership.member_list import MAX_KNOWN, MemberList
-from dispfl.peer.membership.members import MembersFile
+from dispfl.peer.membership.members import MAX_KNOWN, MembersFile
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.transport.base import JSON
 
@@ -137,13 +136,29 @@ def test_a_record_of_a_revoked_member_changes_nothing(members: MembersFile) -> N
     assert (bob.state, bob.address, bob.fingerprint) == ("revoked", AT_BOB, BOB.fingerprint)
 
 
-def test_the_number_of_known_members_is_limited() -> None:
-    member_list = MemberList()
-    for k in range(MAX_KNOWN):
-        member_list = member_list.with_record(record_of(Identity.make(f"site-{k}")), "alice", "hospitals")
-    with pytest.raises(MessageError, match="The record of one-more exceeds the limit of 100 members") as one:
-        member_list.with_record(record_of(Identity.make("one-more")), "alice", "hospitals")
-    assert one.value.refusal == "too-many-known"
+def test_names_that_others_invent_are_forgotten(members: MembersFile) -> None:
+    names = [f"site-{k:03d}" for k in range(MAX_KNOWN + 2)]
+    members.merge([record_of(Identity.make(name)).to_json() for name in names])
+    assert [record.name for record in members.known()] == names[2:]
+    again = MembersFile(members.path, "alice", "hospitals")  # nothing is stored of them
+    assert again.known() == []
+    assert b"site-" not in members.path.read_bytes()
+
+
+def test_a_record_that_is_not_stored_is_verified_once(members: MembersFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    verified, read = [], MemberRecord.read
+
+    def counted(found: JSON) -> MemberRecord:
+        verified.append(found)
+        return read(found)
+
+    monkeypatch.setattr(MemberRecord, "read", counted)
+    carols = record_of(CAROL).to_json()
+    for _ in range(3):
+        members.merge([carols])
+    assert len(verified) == 1
+    members.accept(invite_of(CAROL))  # now it is the record of a member
+    assert members.merge([carols]).learned == ("carol",)
 
 
 ANY_JSON = st.recursive(

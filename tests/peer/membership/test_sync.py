@@ -5,10 +5,12 @@ import json
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dispfl.errors import MessageError
 from dispfl.methods.dispfl import DisPFL
@@ -23,13 +25,14 @@ from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.member_list import Member, MemberList
+from dispfl.peer.membership.members_format import to_bytes
 from dispfl.peer.membership.records import MemberRecord
-from dispfl.peer.membership.sync import SiteMembership, SyncMessage, record_digest, sync_body
+from dispfl.peer.membership.roster import Roster
+from dispfl.peer.membership.sync import Offer, SiteMembership, SyncMessage, check_progress
 from dispfl.peer.run import CodecExecutor, open_node
 from dispfl.peer.server import Server
 from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.transport import http
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.round.exchange import check_request
 from dispfl.testing.rounds import tiny_context
@@ -69,16 +72,16 @@ def sync_members(client: Site, server: Site, setup: Callable[[Site], LocalSetup]
     return events
 
 
-def test_four_hundred_records_are_transferred_in_one_sync(two_sites: tuple[Site, Site]) -> None:
-    """They have about 350 kB, far more than a header may have."""
+def test_four_hundred_records_are_transferred_in_pages(two_sites: tuple[Site, Site]) -> None:
+    """They have about 350 kB: two pages."""
     alice, bob = two_sites
     others = [Identity.make(f"site-{k:03d}") for k in range(400)]
     for site in two_sites:  # written directly, because 400 updates of the file are slow
         accepted = [*site.members.accepted(), *(Member(one.name, SOMEWHERE, one.certificate) for one in others)]
-        site.members.path.write_bytes(MemberList(members={member.name: member for member in accepted}).to_bytes())
+        site.members.path.write_bytes(to_bytes(MemberList(members={member.name: member for member in accepted})))
     records = [MemberRecord.sign(other, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for other in others]
     assert len(alice.members.merge(records).learned) == 400
-    assert len(sync_body(records, records)) > 5 * http.MAX_HEADER_BYTES
+    assert sum(len(json.dumps(record)) for record in records) > 1.5 * sync.PAGE_BYTES
     assert sync_members(bob, alice) == []
     learned = [bob.members.get(other.name) for other in others]
     assert all(member is not None and (member.density, member.first_round) == (0.25, 3) for member in learned)
@@ -92,12 +95,43 @@ def test_sync_transfers_records_in_both_directions(two_sites: tuple[Site, Site])
     for site in two_sites:
         site.members.accept(Invite("dispfl", "carol", SOMEWHERE, carol.certificate))
     alice.members.merge([MemberRecord.sign(carol, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()])
-    assert sync_members(alice, bob) == []  # the client has more records
+    assert sync_members(alice, bob) == []  # own records, both ways
+    for site, other in ((alice, "bob"), (bob, "alice")):
+        member = site.members.get(other)
+        assert member is not None
+        assert member.density is not None
+    assert sync_members(bob, alice) == []  # a client fetches what it lacks
     for site, other in ((alice, "bob"), (bob, "alice")):
         for name in (other, "carol"):
             member = site.members.get(name)
             assert member is not None
             assert member.density is not None
+
+
+def test_removal_from_a_roster_is_revocation_at_the_next_sync(
+    two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Alice gets the second version from an administrator, bob from alice, in parts."""
+    monkeypatch.setattr(sync, "PAGE_BYTES", 500)
+    alice, bob = two_sites
+    carol, ann = Identity.make("carol"), Ed25519PrivateKey.generate()
+    invites = [alice.invite(), bob.invite(), Invite("dispfl", "carol", SOMEWHERE, carol.certificate)]
+    empty = Roster("dispfl", 1, 1, {"ann": ann.public_key().public_bytes_raw()})
+    first = empty.with_members(invites).signed_by(ann)
+    second = first.without_members(["carol"]).signed_by(ann)
+    assert len(second.text) > 2 * sync.PAGE_BYTES
+    for site in two_sites:
+        site.members.accept_roster(first, first.fingerprint)
+    alice.members.accept_roster(second)
+    assert bob.members.names() == ["alice", "carol"]
+    events = sync_members(bob, alice)
+    assert bob.members.names() == ["alice"]
+    assert bob.members.file.current().roster == second
+    assert "sync failed" not in events
+    fork = first.without_members(["alice"]).signed_by(ann)
+    alice.members.file.update(lambda members: replace(members, roster=fork), "a test")
+    sync_members(bob, alice)
+    assert (bob.members.names(), bob.members.file.current().forks) == (["alice"], (fork.digest,))
 
 
 class RecordingTransport:
@@ -136,13 +170,24 @@ def test_a_record_is_transferred_once(two_sites: tuple[Site, Site]) -> None:
         await client.sync_members(["alice"])
         return transport.records
 
-    # Bob lists none and receives alice's; he sends his own, which she did not list; then there is nothing new.
-    assert asyncio.run(scenario()) == [0, 1, 1, 0, 0, 0]
+    # Both send their own record in a greeting; then both have the same, and nothing else is sent.
+    assert asyncio.run(scenario()) == [1, 1, 1, 1]
 
 
 @pytest.mark.parametrize(
     "body",
-    [b"{", b"[]", b"{}", b'{"known":[]}', b'{"known":{},"records":[]}', b'{"known":[],"records":{}}', b"[" * 100_000],
+    [
+        b"{",
+        b"[]",
+        b'{"known":[]}',
+        b'{"known":{},"after":"","until":"~"}',
+        b'{"records":{}}',
+        b'{"roster":[1]}',
+        b'{"roster_from":-1}',
+        b'{"roster_from":null}',
+        b'{"size":true}',
+        b"[" * 100_000,
+    ],
 )
 def test_an_invalid_sync_body_is_refused_and_counted(two_sites: tuple[Site, Site], body: bytes) -> None:
     alice, _ = two_sites
@@ -175,6 +220,11 @@ def test_a_density_that_the_network_cannot_have_ends_no_node_but_no_request_of_i
             check_request(mask, announced, "bob", context.layout)
 
 
+def greeting(records: list[JSON]) -> bytes:
+    """A greeting with any number of records; an honest one has one."""
+    return json.dumps({"state": "", "roster": None, "records": records}).encode()
+
+
 def receive(alice: Site, *syncs: list[JSON]) -> NodeContext:
     """Alice's node context after bob has sent her these records."""
     setup = local_setup(alice)
@@ -183,11 +233,9 @@ def receive(alice: Site, *syncs: list[JSON]) -> NodeContext:
     async def scenario() -> NodeContext:
         ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
         for records in syncs:
-            request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, sync_body(records, records))
+            request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, greeting(records))
             response = await Server(ctx)("bob", request)
-            assert SyncMessage.read(response.body).known == {
-                record_digest(record) for record in alice.members.records()
-            }
+            assert SyncMessage.read(response.body).state == Offer(alice.members.records()).state
         return ctx
 
     return asyncio.run(scenario())
@@ -252,7 +300,7 @@ def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
     async def scenario() -> int:
         executor, lookups = CodecExecutor(), 0
         ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership, executor)
-        request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, sync_body([], records))
+        request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, greeting(records))
         syncs = [asyncio.create_task(Server(ctx)("bob", request)) for _ in range(3)]
         while not all(task.done() for task in syncs):
             assert membership.identify(certificate, ()) == "bob"
@@ -266,6 +314,45 @@ def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
     assert len(threads) == 3 + 50  # no signature is verified twice
     assert all(name.startswith("messages") for name in threads)
     assert len(alice.members.known()) == 50
+
+
+@pytest.fixture(scope="module")
+def two_thousand() -> list[JSON]:
+    """Records as long as real ones, with other signatures: pages do not depend on their validity."""
+    record: Any = MemberRecord.sign(Identity.make("bob"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()
+    return [{**record, "signature": f"{k:0>96}"} for k in range(2000)]
+
+
+@pytest.mark.parametrize("has", [0, 1, 1500, 2000])
+def test_pages_of_records_have_a_limit_and_bring_everything_that_is_missing(
+    two_thousand: list[JSON], has: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "PAGE_DIGESTS", 300)
+    offer, held = Offer(two_thousand), two_thousand[:has]
+    after: str | None = ""
+    pages = 0
+    while after is not None:
+        request = Offer(held).request_after(after)
+        answer = offer.answer(SyncMessage.read(request))
+        assert max(len(request), len(answer)) <= sync.MAX_BODY_BYTES
+        page = SyncMessage.read(answer)
+        held = held + page.records  # no record comes twice
+        check_progress(page, after)
+        after, pages = page.next, pages + 1
+    assert sorted(map(str, held)) == sorted(map(str, two_thousand))
+    assert pages <= 2000 * 950 / sync.PAGE_BYTES + 2000 / 300 + 2
+
+
+def test_the_messages_of_a_sync_do_not_grow_with_the_number_of_members(two_thousand: list[JSON]) -> None:
+    assert len(Offer(two_thousand).greeting()) == len(Offer(two_thousand[:1]).greeting())
+    assert Offer(two_thousand).state != Offer(two_thousand[:-1]).state
+    assert Offer(two_thousand).state == Offer(two_thousand[::-1]).state
+
+
+@pytest.mark.parametrize("response", [b'{"records":[],"next":""}', b'{"records":[],"next":"~"}'])
+def test_a_page_that_does_not_lead_on_is_refused(response: bytes) -> None:
+    with pytest.raises(MessageError, match="does not say where the next one begins"):
+        check_progress(SyncMessage.read(response), "")
 
 
 def test_a_body_above_the_limit_is_refused_before_it_is_read(

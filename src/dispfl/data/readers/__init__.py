@@ -39,6 +39,8 @@ class RawSamples(NamedTuple):
     """CSV: the name of the label's column."""
     folders: tuple[str, ...] = ()
     """Folder: all classes, also those without images."""
+    groups: tuple[str, ...] = ()
+    """With `data.group`: the value of that column for each sample."""
 
     def __str__(self) -> str:
         kind = "images" if self.inputs.dtype == torch.uint8 else "inputs"

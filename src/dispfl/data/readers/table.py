@@ -36,15 +36,21 @@ class TableRows(NamedTuple):
     label: str | None
     """The name of the label's column, if there is one."""
     labels: list[str]
+    groups: tuple[str, ...] = ()
 
 
-def read_table(path: Path, label: str | None = None, columns: tuple[str, ...] = ()) -> RawSamples:
-    """Read a table for training or testing; if `columns` are given, it must have these, and takes their order."""
-    rows = _read(path, lambda header: _label_place(path, header, label))
+def read_table(
+    path: Path, label: str | None = None, columns: tuple[str, ...] = (), group: str | None = None
+) -> RawSamples:
+    """Read a table for training or testing; if `columns` are given, it must have these, and takes their order.
+
+    The column `group` is not an input.
+    """
+    rows = _read(path, lambda header: _label_place(path, header, label, group), group)
     for line, given in zip(rows.lines, rows.labels, strict=True):
         if not given:
             raise DataError(f"{path}, line {line}, has no label in column {rows.label}.")
-    samples = RawSamples(path, rows.inputs, rows.labels, rows.columns, rows.label)
+    samples = RawSamples(path, rows.inputs, rows.labels, rows.columns, rows.label, groups=rows.groups)
     return _in_order(samples, columns) if columns else samples
 
 
@@ -69,35 +75,39 @@ def read_rows(path: Path, columns: tuple[str, ...], label: str | None = None) ->
     return rows._replace(inputs=rows.inputs[:, places], columns=columns)
 
 
-def _read(path: Path, place_of_label: Callable[[list[str]], int | None]) -> TableRows:
+def _read(path: Path, place_of_label: Callable[[list[str]], int | None], group: str | None = None) -> TableRows:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:  # -sig: spreadsheets write a byte order mark
-            return _parse(path, file, place_of_label)
+            return _parse(path, file, place_of_label, group)
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text; save it as CSV in UTF-8.") from None
     except csv.Error as problem:
         raise DataError(f"{path} cannot be read as CSV: {problem}.") from None
 
 
-def _parse(path: Path, file: TextIO, place_of_label: Callable[[list[str]], int | None]) -> TableRows:
+def _parse(path: Path, file: TextIO, place_of_label: Callable[[list[str]], int | None], group: str | None) -> TableRows:
     separator = max(SEPARATORS, key=file.readline().count)
     file.seek(0)
     reader = csv.reader(file, delimiter=separator)
     header = _header(path, next(reader, []))
     place = place_of_label(header)
-    columns = [name for k, name in enumerate(header) if k != place]
-    values, lines, labels = array("d"), array("q"), []
+    group_place = None if group is None else header.index(group)
+    columns = [name for k, name in enumerate(header) if k not in (place, group_place)]
+    values, lines, labels, groups = array("d"), array("q"), [], []
     for row in reader:
         if not row:  # an empty line
             continue
         if len(row) != len(header):
             raise DataError(f"{path}, line {reader.line_num}, has {len(row)} cells; its header has {len(header)}.")
         if place is not None:
-            labels.append(row.pop(place).strip())
+            labels.append(row[place].strip())
+        if group_place is not None:
+            groups.append(row[group_place].strip())
+        inputs_of_row = [cell for k, cell in enumerate(row) if k not in (place, group_place)]
         try:
-            values.extend(map(float, row))
+            values.extend(map(float, inputs_of_row))
         except ValueError:
-            raise _not_a_number(path, reader.line_num, columns, row) from None
+            raise _not_a_number(path, reader.line_num, columns, inputs_of_row) from None
         lines.append(reader.line_num)
     if not lines:
         raise DataError(f"{path} has a header but no samples.")
@@ -107,7 +117,8 @@ def _parse(path: Path, file: TextIO, place_of_label: Callable[[list[str]], int |
         row_number, column = np.argwhere(~np.isfinite(inputs))[0]
         where = f"line {lines[row_number]}, column {columns[column]}"
         raise DataError(f"{path}, {where}: the value is missing, infinite or too large; fill it in or remove the line.")
-    return TableRows(torch.from_numpy(inputs), lines, tuple(columns), None if place is None else header[place], labels)
+    label = None if place is None else header[place]
+    return TableRows(torch.from_numpy(inputs), lines, tuple(columns), label, labels, tuple(groups))
 
 
 def _header(path: Path, names: Sequence[str]) -> list[str]:
@@ -122,21 +133,26 @@ def _header(path: Path, names: Sequence[str]) -> list[str]:
     return header
 
 
-def _label_place(path: Path, header: list[str], label: str | None) -> int:
-    if len(header) < 2:
+def _label_place(path: Path, header: list[str], label: str | None, group: str | None) -> int:
+    if group is not None and group not in header:
+        raise DataError(f"{path} has no column {group!r}, which data.group names. {did_you_mean(group, header)}")
+    if len(header) < 2 + (group is not None):
         raise DataError(f"{path} has only one column, {header[0]}; it needs a label and at least one more.")
     if label is not None:
         if label not in header:
             raise DataError(f"{path} has no column {label!r}, which data.label names. {did_you_mean(label, header)}")
+        if label == group:
+            raise DataError(f"data.label and data.group both name the column {label!r} of {path}; they must differ.")
         return header.index(label)
-    if "label" in header:
+    if "label" in header and group != "label":
         return header.index("label")
+    last = [name for name in header if name != group][-1]
     log.warning(
         "%s has no column called label, so its last column, %s, is used; set data.label to use another.",
         path,
-        header[-1],
+        last,
     )
-    return len(header) - 1
+    return header.index(last)
 
 
 def _in_order(samples: RawSamples, columns: tuple[str, ...]) -> RawSamples:

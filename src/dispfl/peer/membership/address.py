@@ -8,12 +8,18 @@ from dispfl.errors import ConfigError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")  # a leading dash would look like a command-line option
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+# Names of interfaces, such as eth0 and wlan0.100. In a URL %25 is a percent sign, so 25 would not be a zone there.
+_ZONE = re.compile(r"(?=.{1,15}\Z)(?!25)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
+_MAX_CHARS = 300
 RESERVED = {"server", "unknown"}
 """Names with a special meaning in ledgers and counters."""
 
 
 class Address(NamedTuple):
-    """Host and port of a site. An IPv6 host is stored without brackets."""
+    """Host and port of a site. An IPv6 host is stored without brackets.
+
+    Addresses come from other sites: what `parse` accepts can be part of a URL and be passed to the resolver.
+    """
 
     host: str
     port: int
@@ -21,6 +27,8 @@ class Address(NamedTuple):
     @classmethod
     def parse(cls, text: str) -> "Address":
         """Parse `alice.example.org:7600`, `192.0.2.7:7600` or `[2001:db8::7]:7600`."""
+        if len(text) > _MAX_CHARS:
+            raise ConfigError(f"An address has at most {_MAX_CHARS} characters, got {len(text)}: {text[:40]!r}...")
         host, colon, port = text.strip().rpartition(":")
         if not colon or not host:
             raise ConfigError(f"An address is HOST:PORT, got {text!r}; for example alice.example.org:7600.")
@@ -52,18 +60,25 @@ def check_name(what: str, name: str) -> str:
 
 
 def _host(host: str, text: str) -> str:
+    shown = repr(host)[1:-1]  # without control characters
     if host.startswith("[") and host.endswith("]"):
         try:
-            return str(ipaddress.IPv6Address(host[1:-1]))
+            found = ipaddress.IPv6Address(host[1:-1])
         except ValueError:
-            raise ConfigError(f"{host} in {text!r} is not an IPv6 address; for example [2001:db8::7]:7600.") from None
+            raise ConfigError(f"{shown} in {text!r} is not an IPv6 address; for example [2001:db8::7]:7600.") from None
+        if found.scope_id is not None and not _ZONE.fullmatch(found.scope_id):
+            raise ConfigError(
+                f"The zone {found.scope_id!r} of an IPv6 address must be the name of an interface, 1 to 15 letters, "
+                f"digits, dots, dashes and underscores, got {text!r}; for example [fe80::7%eth0]:7600."
+            )
+        return str(found)
     if ":" in host and "/" not in host:
-        raise ConfigError(f"An IPv6 address needs brackets, got {text!r}; write [{host}]:PORT.")
+        raise ConfigError(f"An IPv6 address needs brackets, got {text!r}; write [{shown}]:PORT.")
     if re.fullmatch(r"[0-9.]+", host):
         try:
             return str(ipaddress.IPv4Address(host))
         except ValueError:
-            raise ConfigError(f"{host} in {text!r} is not an IPv4 address; for example 192.0.2.7:7600.") from None
+            raise ConfigError(f"{shown} in {text!r} is not an IPv4 address; for example 192.0.2.7:7600.") from None
     if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")):
-        raise ConfigError(f"{host} in {text!r} is not a host name; for example alice.example.org:7600.")
+        raise ConfigError(f"{shown} in {text!r} is not a host name; for example alice.example.org:7600.")
     return host

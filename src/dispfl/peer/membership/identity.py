@@ -3,11 +3,13 @@
 import datetime
 import hashlib
 import os
+import re
 import secrets
 import ssl
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from cryptography import x509
@@ -68,12 +70,24 @@ def fingerprint(cert_der: bytes) -> str:
     return hashlib.sha256(cert_der).hexdigest()
 
 
+def key_digest(certificate: x509.Certificate) -> str:
+    """Return a digest of a certificate's public key, which stays the same if the key is certified again."""
+    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    return hashlib.sha256(certificate.public_key().public_bytes(encoding, form)).hexdigest()[:32]
+
+
+def same_fingerprint(given: str, print_: str) -> bool:
+    """Whether a fingerprint that a person typed or pasted, in groups or not, is this one."""
+    return re.sub(r"[\s:]", "", given).lower() == print_
+
+
 def readable_fingerprint(print_: str) -> list[str]:
     """Format a fingerprint as two lines of four-digit groups, to be compared by phone."""
     groups = [print_[i : i + 4] for i in range(0, len(print_), 4)]
     return [" ".join(groups[:8]), " ".join(groups[8:])]
 
 
+@lru_cache(maxsize=8192)
 def read_certificate(cert_der: bytes) -> x509.Certificate:
     """Parse the certificate of a site from untrusted bytes; raise `IdentityError` for anything else."""
     if len(cert_der) > _MAX_CERTIFICATE_BYTES:
@@ -170,6 +184,12 @@ class Identity:
         """Fingerprint of the certificate."""
         return fingerprint(der(self.certificate))
 
+    @property
+    def age(self) -> float:
+        """Seconds since the certificate was created."""
+        created = self.certificate.not_valid_before_utc + _SKEW
+        return (datetime.datetime.now(datetime.UTC) - created).total_seconds()
+
     def sign(self, content: bytes) -> bytes:
         """Sign with the key (ECDSA, SHA-256)."""
         return self.key.sign(content, ec.ECDSA(hashes.SHA256()))
@@ -183,7 +203,7 @@ class Identity:
         with plain_disk_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         write_atomically(folder / CERTIFICATE, b"".join(map(_pem, self.chain)))
-        _write_privately(folder / KEY, _key_pem(self.key, serialization.NoEncryption()))
+        write_privately(folder / KEY, _key_pem(self.key, serialization.NoEncryption()))
 
     @classmethod
     def load(cls, folder: Path) -> "Identity":
@@ -221,7 +241,7 @@ def client_context(identity: Identity, pinned: Iterable[x509.Certificate]) -> ss
 def pin(context: ssl.SSLContext, certificate: x509.Certificate) -> None:
     """Add a trusted certificate to a context in use, effective from the next handshake.
 
-    Certificates cannot be removed from a context: revocation is checked by a lookup on every request.
+    Certificates cannot be removed from a context: after a revocation, the server uses a new one.
     """
     context.load_verify_locations(cadata=der(certificate))
 
@@ -266,7 +286,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def _write_privately(path: Path, content: bytes) -> None:
+def write_privately(path: Path, content: bytes) -> None:
     """Like `write_atomically`, but the file is never readable by other users."""
     temporary = path.with_name(f".{path.name}.partial")
     with plain_disk_errors(path):

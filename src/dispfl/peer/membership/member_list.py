@@ -1,49 +1,58 @@
-"""The contents of the members file as an immutable value.
+"""The members of a federation as an immutable value, seen from one site.
 
 The rules for updating an entry are here, independent of files, locks and clocks.
 """
 
-import base64
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 from cryptography import x509
 
-from dispfl.peer.membership.address import Address, check_name
-from dispfl.peer.membership.identity import common_name, der, descends_from, fingerprint, read_certificate
+from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.identity import der, descends_from, fingerprint, key_digest
+from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.records import MemberRecord
-from dispfl.peer.transport.base import JSON
+from dispfl.peer.membership.roster import Roster
 from dispfl.wire.refusals import Refusal, refuse
 
-VERSION = 1
-MAX_KNOWN = 100
-"""Limit of records kept of members that this site has not accepted, so that gossip cannot fill the disk."""
+ROTATION_INTERVAL = 3600.0
+"""Seconds after a member's rotation in which another one is refused."""
+MAX_RETIRED = 256
+"""Former keys that are remembered of a member."""
+MAX_FORKS = 8
+"""Rosters with the same version that are remembered."""
+
+State = Literal["pending", "accepted", "revoked"]
 
 
 @dataclass(frozen=True)
 class Member:
-    """Another site that this site has accepted, possibly revoked since."""
+    """Another site that this site was asked to accept."""
 
     name: str
-    address: Address
+    address: Address | None
+    """None if the address in the members file is not valid any more; the member's next record has another."""
     certificate: x509.Certificate
-    state: Literal["accepted", "revoked"] = "accepted"
+    """The pinned certificate."""
+    state: State = "accepted"
+    """Pending: its fingerprint was not compared yet, so it is not a member."""
     record: MemberRecord | None = None
     """Its latest signed record; None if none was received yet."""
+    by: Literal["hand", "roster"] = "hand"
+    """Who decided the state: this site's operator, or the administrators who signed the roster."""
+    retired: tuple[str, ...] = ()
+    """Digests of its former keys, newest first. They stay refused."""
+    rotated: float = 0.0
+    """When it last replaced its key, as Unix time."""
+    replaces: str = ""
+    """While it is pending: the digest of the key that is retired once this one is confirmed."""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Fingerprint of the pinned certificate."""
         return fingerprint(der(self.certificate))
-
-    @property
-    def certificates(self) -> list[x509.Certificate]:
-        """The pinned certificate and the known earlier ones."""
-        chain = self.record.chain if self.record else ()
-        earlier = chain[chain.index(self.certificate) + 1 :] if self.certificate in chain else chain
-        return [self.certificate, *earlier]
 
     @property
     def density(self) -> float | None:
@@ -60,34 +69,98 @@ class Member:
         """Serial number of its latest record."""
         return self.record.serial if self.record else 0
 
+    def follows(self, certificate: x509.Certificate) -> bool:
+        """Whether a certificate is the pinned one, a former one of this member, or issued by the pinned one."""
+        return key_digest(certificate) in self.retired or descends_from([certificate], self.certificate)
+
+    def with_key(self, chain: Sequence[x509.Certificate]) -> "Member":
+        """Pin another certificate; the keys of the old one and of those that issued the new one are retired."""
+        return replace(self, certificate=chain[0])._retiring(*map(key_digest, chain[1:]), self._last_key)
+
+    def proposed(self, certificate: x509.Certificate) -> "Member":
+        """A site that is not accepted, with another certificate, until its fingerprint is confirmed."""
+        return replace(self, certificate=certificate, state="pending", replaces=self._last_key)
+
+    def confirmed(self) -> "Member":
+        """A pending site as a member."""
+        return replace(self, state="accepted", replaces="")._retiring(self.replaces)
+
+    @property
+    def _last_key(self) -> str:
+        """The last key that was accepted; a pending one never was."""
+        return self.replaces if self.state == "pending" else key_digest(self.certificate)
+
+    def _retiring(self, *keys: str) -> "Member":
+        former = dict.fromkeys(key for key in (*keys, *self.retired) if key)
+        former.pop(key_digest(self.certificate), None)
+        return replace(self, retired=tuple(former)[:MAX_RETIRED])
+
+    def after_rotation(self, chain: Sequence[x509.Certificate], now: float) -> "Member":
+        """Pin a certificate that descends from the pinned one, at most once in `ROTATION_INTERVAL` seconds."""
+        if chain[0] == self.certificate:
+            return self
+        if key_digest(chain[0]) in self.retired:
+            refuse(Refusal.CERTIFICATE, f"{self.name} presents a key that it had replaced before.")
+        if 0 <= now - self.rotated < ROTATION_INTERVAL:
+            refuse(
+                Refusal.ROTATION,
+                f"{self.name} replaced its key {(now - self.rotated) / 60:.0f} minutes ago; one rotation an hour is "
+                "accepted.",
+            )
+        return replace(self.with_key(chain), rotated=now)
+
 
 @dataclass(frozen=True)
 class MemberList:
-    """Own record, accepted and revoked members, and other known members."""
+    """Own record, the other members, and the roster that this site has accepted."""
 
     own: MemberRecord | None = None
     members: Mapping[str, Member] = field(default_factory=dict)
-    known: Mapping[str, MemberRecord] = field(default_factory=dict)
-    """Records of members that only other sites have accepted, by fingerprint. They are not trusted."""
-
-    def records(self) -> list[MemberRecord]:
-        """All records in the list."""
-        held = [self.own, *(member.record for member in self.members.values()), *self.known.values()]
-        return [record for record in held if record]
+    roster: Roster | None = None
+    forks: tuple[str, ...] = ()
+    """Digests of other rosters with the same version, signed by the same administrators."""
+    unreadable: tuple[bytes, ...] = ()
+    """Lines of the members file that this version cannot read. They are kept."""
 
     def with_member(self, member: Member) -> "MemberList":
-        """Add or replace a member; its record is removed from `known`."""
-        known = {key: record for key, record in self.known.items() if record.name != member.name}
-        return replace(self, members={**self.members, member.name: member}, known=known)
+        """Add or replace a member."""
+        return replace(self, members={**self.members, member.name: member})
 
-    def with_certificate(self, name: str, chain: Sequence[x509.Certificate]) -> "MemberList":
+    def with_invite(self, invite: Invite, *, confirmed: bool) -> "MemberList":
+        """Accept a site by its invite; the state stays pending until its fingerprint is confirmed."""
+        old = self.members.get(invite.name)
+        if old is None:
+            new = Member(invite.name, invite.address, invite.certificate)
+            return self.with_member(new if confirmed else replace(new, state="pending"))
+        if key_digest(invite.certificate) in old.retired:
+            raise InviteError(
+                f"{invite.name} has replaced its key since this invite was created. "
+                + ("Nothing needs to be done." if old.state == "accepted" else "Ask it for a new invite.")
+            )
+        is_same = old.follows(invite.certificate)
+        if old.state == "accepted":
+            if not is_same:
+                raise InviteError(
+                    f"{invite.name} is already accepted with another certificate ({old.fingerprint[:16]}...). If it "
+                    f"has a new key, revoke the old one first: dispfl peer revoke DIR {invite.name}"
+                )
+            confirmed = True  # the accepted key has signed the new one
+        if confirmed:
+            member = replace(old.with_key([invite.certificate]), state="accepted", replaces="")
+        else:
+            member = old.proposed(invite.certificate)
+        record = old.record if is_same else None
+        return self.with_member(replace(member, address=invite.address, record=record, by="hand"))
+
+    def with_certificate(self, name: str, chain: Sequence[x509.Certificate], now: float) -> "MemberList":
         """Pin an accepted member's new certificate if its chain descends from the pinned one."""
         member = self.members.get(name)
-        if member is None or member.state == "revoked" or not descends_from(chain, member.certificate):
+        if member is None or member.state != "accepted" or not descends_from(chain, member.certificate):
             return self
-        return self.with_member(replace(member, certificate=chain[0]))
+        after = member.after_rotation(chain, now)
+        return self if after is member else self.with_member(after)
 
-    def with_record(self, record: MemberRecord, name: str, federation: str) -> "MemberList":
+    def with_record(self, record: MemberRecord, name: str, federation: str, now: float) -> "MemberList":
         """Apply a verified record as the site `name`; refuse it if another key has signed it."""
         if record.federation != federation:
             refuse(
@@ -99,73 +172,56 @@ class MemberList:
                 refuse(Refusal.CERTIFICATE, f"Another site uses the name of this site, {name}.")
             return self
         member = self.members.get(record.name)
-        if member is None:
-            return self._with_known(record)
-        is_authentic = descends_from(record.chain, member.certificate)
-        if member.state == "revoked":
-            return self if is_authentic else self._with_known(record)
-        if record.serial <= member.serial:
+        if member is None or member.state != "accepted" or record.serial <= member.serial:
             return self
-        if not is_authentic:
+        if not descends_from(record.chain, member.certificate):
             refuse(Refusal.CERTIFICATE, f"The record of {record.name} does not have the accepted certificate.")
-        return self.with_member(replace(member, address=record.address, certificate=record.chain[0], record=record))
+        after = member.after_rotation(record.chain, now)
+        return self.with_member(replace(after, address=record.address, record=record))
 
-    def _with_known(self, record: MemberRecord) -> "MemberList":
-        """Store the record of a member that is not accepted here; a rotated certificate replaces the old one."""
-        if any(record.chain[0] in held.chain and held.serial >= record.serial for held in self.known.values()):
-            return self
-        known = {key: held for key, held in self.known.items() if held.chain[0] not in record.chain}
-        if len(known) >= MAX_KNOWN:
-            refuse(
-                Refusal.TOO_MANY_KNOWN,
-                f"The record of {record.name} exceeds the limit of {MAX_KNOWN} members that are not accepted here.",
-            )
-        return replace(self, known={**known, record.fingerprint: record})
-
-    def to_bytes(self) -> bytes:
-        """Serialize to the file format."""
-        members: list[JSON] = [
-            {
-                "name": member.name,
-                "state": member.state,
-                "address": str(member.address),
-                "certificate": base64.b64encode(der(member.certificate)).decode(),
-                "record": member.record.to_json() if member.record else None,
-            }
-            for _, member in sorted(self.members.items())
-        ]
-        content: JSON = {
-            "version": VERSION,
-            "own": self.own.to_json() if self.own else None,
-            "members": members,
-            "known": [record.to_json() for record in self.known.values()],
+    def with_roster(self, roster: Roster, name: str) -> "MemberList":
+        """Apply a verified roster as the site `name`: accept everyone on it, and revoke those that it has lost."""
+        listed = roster.members()
+        members = {
+            member.name: replace(member, state="revoked")
+            if member.by == "roster" and member.state == "accepted" and member.name not in listed
+            else member
+            for member in self.members.values()
         }
-        return json.dumps(content, indent=1).encode() + b"\n"
+        for invite in listed.values():
+            if invite.name != name:
+                members[invite.name] = _listed(members.get(invite.name), invite)
+        return replace(self, members=members, roster=roster, forks=())
 
-    @classmethod
-    def from_bytes(cls, content: bytes) -> "MemberList":
-        """Parse and verify the file; invalid content raises ValueError, KeyError, TypeError or `DispflError`."""
-        found = json.loads(content)
-        if found["version"] != VERSION:
-            raise ValueError(f"its version is {found['version']}, expected {VERSION}")
-        members = [_member(entry) for entry in found["members"]]
-        known = [MemberRecord.read(entry) for entry in found["known"]]
-        return cls(
-            own=MemberRecord.read(found["own"]) if found["own"] else None,
-            members={member.name: member for member in members},
-            known={record.fingerprint: record for record in known},
-        )
+    def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
+        """Whether a roster of the accepted administrators is newer than the accepted one, or contradicts it."""
+        old = self.roster
+        if old is None or administrators != old.fingerprint or version < old.version:
+            return False
+        return version > old.version or (digest != old.digest and digest not in self.forks)
+
+    def with_newer_roster(self, roster: Roster, name: str) -> "MemberList":
+        """Apply a verified roster of the accepted administrators if it is newer; of two with one version, the first."""
+        if self.roster is None or not self.lacks_roster(roster.version, roster.digest, roster.fingerprint):
+            return self
+        if roster.version > self.roster.version:
+            return self.with_roster(roster, name)
+        return replace(self, forks=(*self.forks, roster.digest)[-MAX_FORKS:])
 
 
-def _member(entry: Mapping[str, JSON]) -> Member:
-    certificate = read_certificate(base64.b64decode(str(entry["certificate"]), validate=True))
-    name, state = check_name("A member's name", str(entry["name"])), entry["state"]
-    if state not in ("accepted", "revoked") or common_name(certificate) != name:
-        raise ValueError(f"the entry of {name} is inconsistent")
-    return Member(
-        name=name,
-        address=Address.parse(str(entry["address"])),
-        certificate=certificate,
-        state="accepted" if state == "accepted" else "revoked",
-        record=MemberRecord.read(entry["record"]) if entry["record"] else None,
-    )
+def _listed(old: Member | None, invite: Invite) -> Member:
+    """The entry of a member that the roster lists."""
+    if old is None:
+        return Member(invite.name, invite.address, invite.certificate, by="roster")
+    if not old.follows(invite.certificate):  # the administrators have replaced the site
+        new = replace(old.with_key([invite.certificate]), replaces="")
+        return replace(new, address=invite.address, state="accepted", record=None, by="roster")
+    if old.state == "revoked" and old.by == "hand":  # this site's operator does not want it
+        return old
+    rotated_since = key_digest(invite.certificate) in old.retired
+    current = old if rotated_since else old.with_key([invite.certificate])
+    return replace(current.confirmed(), address=current.address or invite.address, by="roster")
+
+
+Edit = Callable[[MemberList], MemberList]
+"""A change of the list."""

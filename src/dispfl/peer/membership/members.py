@@ -1,25 +1,18 @@
-"""The members file: the sites that this site has accepted, shared by several processes.
+"""The members of a federation: lookups by certificate and name, changes by the operator, and what members announce."""
 
-A running node looks up a member on every request, while `dispfl peer accept` and `revoke` run in other processes. A
-lookup therefore first checks whether the file has changed (one `stat`). An update reads the current file under a lock
-and replaces it atomically. Records are merged on another thread than lookups, so the cached list has a lock as well.
-"""
-
-import contextlib
-import fcntl
-import os
-import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cryptography import x509
 
-from dispfl.errors import ConfigError, DispflError, MessageError, RunError
+from dispfl.errors import ConfigError, MessageError
 from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.audit import operator
 from dispfl.peer.membership.identity import (
+    MAX_ISSUERS,
     Identity,
     IdentityError,
     common_name,
@@ -27,13 +20,21 @@ from dispfl.peer.membership.identity import (
     fingerprint,
     is_current,
     read_certificate,
+    same_fingerprint,
 )
 from dispfl.peer.membership.invite import Invite, InviteError
+from dispfl.peer.membership.list_file import ListFile
 from dispfl.peer.membership.member_list import Member, MemberList
-from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.membership.records import MemberRecord, record_digest
+from dispfl.peer.membership.roster import Roster, RosterError
 from dispfl.peer.transport.base import JSON
-from dispfl.runs.files import plain_disk_errors, write_atomically
 from dispfl.settings import did_you_mean
+from dispfl.wire.refusals import Refusal, refuse
+
+MAX_KNOWN = 100
+"""Members of other sites that are shown. They are kept in memory, and those not heard of for longest are forgotten."""
+MAX_SEEN = 20_000
+"""Records that were verified and not stored. They are not verified again until the operator changes the list."""
 
 
 @dataclass(frozen=True)
@@ -51,22 +52,22 @@ class MergeResult:
 class MembersFile:
     """The members of a federation from the point of view of the site `name`."""
 
-    def __init__(self, path: Path, name: str, federation: str) -> None:
+    def __init__(self, path: Path, name: str, federation: str, clock: Callable[[], float] = time.time) -> None:
         self.name = name
         self.federation = federation
         self.path = path
-        self._stamp: tuple[int, ...] = ()
-        self._list = MemberList()
-        self._by_fingerprint: dict[str, str] = {}
-        self._generation = 0
-        self._lock = threading.RLock()
-        """Always acquired before the file lock."""
-        self._current()
+        self.file = ListFile(path)
+        self._clock = clock
+        self._index: tuple[int, dict[str, Member]] = (-1, {})
+        """The members by fingerprint, and the generation of the list that they are in."""
+        self._known: OrderedDict[str, MemberRecord] = OrderedDict()
+        self._seen: OrderedDict[str, None] = OrderedDict()
+        self._seen_at = 0
 
     @classmethod
     def create(cls, path: Path, name: str, federation: str) -> "MembersFile":
         """Create a file with no members."""
-        write_atomically(path, MemberList().to_bytes())
+        ListFile.create(path)
         return cls(path, name, federation)
 
     # lookups
@@ -77,14 +78,16 @@ class MembersFile:
         return member if member and member.state == "accepted" else None
 
     def find_by_certificate(self, cert_der: bytes, issuers: Sequence[bytes] = ()) -> Member | None:
-        """Return the member, accepted or revoked, with this certificate or with an earlier one that issued it.
+        """Return the member, in any state, with this certificate or with an earlier one that issued it.
 
         An accepted member's new certificate, issued by the pinned one (directly or through `issuers`), replaces the
-        pinned one.
+        pinned one; a rotation too soon after the last raises `MessageError`.
         """
         print_ = fingerprint(cert_der)
         if (member := self._find_pinned(print_)) is not None:
             return member
+        if len(issuers) > MAX_ISSUERS:
+            return None
         try:
             chain = [read_certificate(each) for each in (cert_der, *issuers)]
         except IdentityError:
@@ -92,25 +95,28 @@ class MembersFile:
         member = self.get(common_name(chain[0]))
         if member is None or not descends_from(chain, member.certificate):
             return None
-        if member.state == "revoked":
+        if member.state != "accepted":
             return member
-        name = member.name
-        self._update(lambda latest: latest.with_certificate(name, chain))
+        name, now = member.name, self._clock()
+        self.file.apply(lambda latest: latest.with_certificate(name, chain, now))
         return self._find_pinned(print_)  # None if another process has changed the entry meanwhile
 
     def _find_pinned(self, print_: str) -> Member | None:
         """Return the member whose pinned certificate has this fingerprint."""
-        with self._lock:
-            member_list, name = self._current(), self._by_fingerprint.get(print_)
-            return member_list.members[name] if name else None
+        with self.file.lock:
+            member_list = self.file.current()
+            if self._index[0] != self.file.generation:
+                by_fingerprint = {member.fingerprint: member for member in member_list.members.values()}
+                self._index = (self.file.generation, by_fingerprint)
+            return self._index[1].get(print_)
 
     def get(self, name: str) -> Member | None:
-        """Return the member with this name, accepted or revoked, or None."""
-        return self._current().members.get(name)
+        """Return the member with this name, in any state, or None."""
+        return self.file.current().members.get(name)
 
     def all(self) -> list[Member]:
-        """All members, accepted or revoked, sorted by name."""
-        return [member for _, member in sorted(self._current().members.items())]
+        """All members, in any state, sorted by name."""
+        return [member for _, member in sorted(self.file.current().members.items())]
 
     def accepted(self) -> list[Member]:
         """The accepted members, sorted by name."""
@@ -121,58 +127,57 @@ class MembersFile:
         return [member.name for member in self.accepted()]
 
     def roster(self, t: int) -> list[str]:
-        """Names of the participants in round t: this site and the accepted members that have joined by then, sorted."""
-        return sorted([self.name, *(member.name for member in self.accepted() if member.first_round <= t)])
+        """Names of the participants in round t: this site and the accepted members that have joined by then, sorted.
+
+        A running node goes on with the last list that it could read.
+        """
+        members = self.file.latest().members.values()
+        joined = (member.name for member in members if member.state == "accepted" and member.first_round <= t)
+        return sorted([self.name, *joined])
 
     def pinned(self) -> list[x509.Certificate]:
         """The certificates of accepted members."""
         return [member.certificate for member in self.accepted()]
 
     def known(self) -> list[MemberRecord]:
-        """Records of members that only other sites have accepted."""
-        return sorted(self._current().known.values(), key=lambda record: (record.name, record.fingerprint))
+        """Records of members that only other sites have accepted, as far as this process has heard of them."""
+        with self.file.lock:
+            records = [record for record in self._known.values() if not self._follows(record)]
+        return sorted(records, key=lambda record: (record.name, record.fingerprint))
 
     @property
     def generation(self) -> int:
         """A counter that increases whenever the list changes, in this process or another."""
-        self._current()
-        return self._generation
+        self.file.current()
+        return self.file.generation
 
     # changes by the operator
 
-    def accept(self, invite: Invite) -> Member:
-        """Accept a site, also one that was revoked."""
-        [member] = self.accept_all([invite])
+    def accept(self, invite: Invite, print_: str | None = None, *, confirmed: bool = True) -> Member:
+        """Accept a site, also one that was revoked; refuse it if its fingerprint is not the given one.
+
+        Without `confirmed`, it becomes a member by `confirm`.
+        """
+        if print_ is not None and not same_fingerprint(print_, invite.fingerprint):
+            raise InviteError(
+                f"The fingerprint of {invite.name}'s invite is {invite.fingerprint}, not {print_}. Nothing was "
+                "accepted: ask the site for its invite again, over another channel."
+            )
+        [member] = self.accept_all([invite], confirmed=confirmed or print_ is not None)
         return member
 
-    def accept_all(self, invites: Sequence[Invite]) -> list[Member]:
+    def accept_all(self, invites: Sequence[Invite], *, confirmed: bool = True) -> list[Member]:
         """Accept several sites, all or none."""
 
         def accepted(member_list: MemberList) -> MemberList:
             for invite in invites:
-                member_list = self._with_accepted(member_list, invite)
+                member_list = member_list.with_invite(invite, confirmed=confirmed)
             return member_list
 
         for invite in invites:
             self._check(invite)
-        member_list = self._update(accepted)
+        member_list = self.file.update(accepted, operator())
         return [member_list.members[invite.name] for invite in invites]
-
-    def _with_accepted(self, member_list: MemberList, invite: Invite) -> MemberList:
-        old = member_list.members.get(invite.name)
-        is_same = old is not None and descends_from([invite.certificate], old.certificate)
-        if old is not None and old.state == "accepted" and not is_same:
-            if descends_from(old.certificates, invite.certificate):
-                raise InviteError(
-                    f"{invite.name} is already accepted and has rotated its key since this invite was created. Nothing "
-                    "needs to be done."
-                )
-            raise InviteError(
-                f"{invite.name} is already accepted with another certificate ({old.fingerprint[:16]}...). If it has a "
-                f"new key, revoke the old one first: dispfl peer revoke {self.path.parent} {invite.name}"
-            )
-        record = old.record if old and is_same else None
-        return member_list.with_member(Member(invite.name, invite.address, invite.certificate, record=record))
 
     def _check(self, invite: Invite) -> None:
         if invite.name == self.name:
@@ -192,50 +197,104 @@ class MembersFile:
                 "create the site again."
             )
 
+    def confirm(self, name: str) -> Member:
+        """Make a pending site a member: its fingerprint was compared."""
+
+        def confirmed(member_list: MemberList) -> MemberList:
+            member = self._named(member_list, name)
+            if member.state == "revoked":
+                raise ConfigError(f"{name} was revoked; accept its invite again first.")
+            if member.state == "accepted":
+                return member_list
+            return member_list.with_member(member.confirmed())
+
+        return self.file.update(confirmed, operator()).members[name]
+
     def revoke(self, name: str) -> Member:
         """Refuse a member from now on, also on open connections."""
 
         def revoked(member_list: MemberList) -> MemberList:
-            if name not in member_list.members:
-                hint = did_you_mean(name, member_list.members) if member_list.members else "No member was accepted yet."
-                raise ConfigError(f"There is no member {name!r}. {hint}")
-            return member_list.with_member(replace(member_list.members[name], state="revoked"))
+            return member_list.with_member(replace(self._named(member_list, name), state="revoked", by="hand"))
 
-        return self._update(revoked).members[name]
+        return self.file.update(revoked, operator()).members[name]
 
-    # records
+    def _named(self, member_list: MemberList, name: str) -> Member:
+        if name not in member_list.members:
+            hint = did_you_mean(name, member_list.members) if member_list.members else "No member was accepted yet."
+            raise ConfigError(f"There is no member {name!r}. {hint}")
+        return member_list.members[name]
+
+    def accept_roster(self, roster: Roster, print_: str | None = None) -> MemberList:
+        """Accept the administrators of a roster, and everyone on it."""
+        if roster.federation != self.federation:
+            raise RosterError(f"The roster is of the federation {roster.federation}, this site of {self.federation}.")
+        roster.verify()
+        if print_ is not None and not same_fingerprint(print_, roster.fingerprint):
+            raise RosterError(
+                f"The fingerprint of the roster's administrators is {roster.fingerprint}, not {print_}. Nothing was "
+                "accepted: ask the administrators for the roster again, over another channel."
+            )
+
+        def accepted(member_list: MemberList) -> MemberList:
+            old = member_list.roster
+            if old is not None and old.fingerprint == roster.fingerprint:
+                return member_list.with_newer_roster(roster, self.name)
+            if print_ is None:
+                raise RosterError(
+                    f"The fingerprint of the roster's administrators is {roster.fingerprint}. Compare it with theirs "
+                    "by phone (`dispfl peer roster show` prints it), then repeat the command with --fingerprint."
+                )
+            return member_list.with_roster(roster, self.name)
+
+        return self.file.update(accepted, operator())
+
+    # what other members announce
 
     def announce(self, identity: Identity, address: Address, density: float, first_round: int) -> MemberRecord:
         """Return this site's record, signed again only if its content has changed."""
 
         def announced(member_list: MemberList) -> MemberList:
             # The clock makes serials increase even after an old backup was restored.
-            serial = max(member_list.own.serial + 1 if member_list.own else 1, int(time.time()))
+            serial = max(member_list.own.serial + 1 if member_list.own else 1, int(self._clock()))
             new = MemberRecord.sign(identity, self.federation, address, density, first_round, serial)
             return member_list if new.same_content(member_list.own) else replace(member_list, own=new)
 
-        own = self._update(announced).own
+        own = self.file.update(announced, self.name).own
         assert own is not None
         return own
 
     @property
     def own_first_round(self) -> int:
         """The first round in this site's record; 0 if it has none yet."""
-        own = self._current().own
+        own = self.file.current().own
         return own.first_round if own else 0
 
     def records(self) -> list[JSON]:
-        """The records that this site sends to others: its own and those of accepted members."""
-        records = [self._current().own, *(member.record for member in self.accepted())]
-        return [record.to_json() for record in records if record]
+        """The records that this site sends to others: its own first, and those of accepted members."""
+        return [record.to_json() for record in self._records()]
+
+    def _records(self) -> list[MemberRecord]:
+        records = [self.file.latest().own, *(member.record for member in self.accepted())]
+        return [record for record in records if record]
+
+    def _ignored(self) -> set[str]:
+        """Digests of the records that were verified and not stored: they need not be verified again."""
+        with self.file.lock:
+            if self._seen_at != self.file.decisions:  # a record may now be that of a member
+                self._seen.clear()
+                self._seen_at = self.file.decisions
+            return set(self._seen)
 
     def merge(self, records: JSON) -> MergeResult:
         """Merge records received from another member; the newest valid record of each member is kept."""
-        held = {record.signature_text for record in self._current().records()}
+        held = {record.digest for record in self._records()} | self._ignored()
         offered = records if isinstance(records, list) else [records]
         # Most records are already known: skip them without verifying a signature or taking the lock.
-        new = [each for each in offered if not isinstance(each, dict) or str(each.get("signature")) not in held]
-        learned: list[str] = []
+        new = [
+            each
+            for each in offered
+            if not isinstance(each, dict) or record_digest(str(each.get("signature"))) not in held
+        ]
         refused: Counter[str] = Counter()
         verified: list[MemberRecord] = []
         for each in new:  # outside the lock: verification is slow and must not block lookups
@@ -244,66 +303,63 @@ class MembersFile:
             except MessageError as problem:
                 refused[problem.refusal] += 1
         forged = frozenset(refused)
-
-        def merged(member_list: MemberList) -> MemberList:
-            for record in verified:
-                try:
-                    after = member_list.with_record(record, self.name, self.federation)
-                except MessageError as problem:
-                    refused[problem.refusal] += 1
-                    continue
-                if after is not member_list:
-                    learned.append(record.name)
-                    member_list = after
-            return member_list
-
-        if verified:
-            self._update(merged)
+        learned = [record.name for record in verified if self._merge_one(record, refused)]
+        self.file.save(if_due=True)
         return MergeResult(tuple(learned), dict(refused), forged)
 
-    # the file
+    def _merge_one(self, record: MemberRecord, refused: Counter[str]) -> bool:
+        """Merge a verified record; return whether it brought anything new."""
+        now = self._clock()
+        with self.file.lock:
+            try:
+                if self.file.apply(lambda latest: latest.with_record(record, self.name, self.federation, now)):
+                    return True
+                is_new = self._note_known(record)
+            except MessageError as problem:
+                refused[problem.refusal] += 1
+                is_new = False
+            self._seen[record.digest] = None
+            while len(self._seen) > MAX_SEEN:
+                self._seen.popitem(last=False)
+            return is_new
 
-    def _current(self) -> MemberList:
-        """Return the current list; the file is read only if it has changed."""
+    def _note_known(self, record: MemberRecord) -> bool:
+        """Note the record of a site that is no member here; a rotated certificate replaces the old one."""
+        if self._follows(record):
+            return False
+        if any(record.chain[0] in held.chain and held.serial >= record.serial for held in self._known.values()):
+            return False
+        for key in [key for key, held in self._known.items() if held.chain[0] in record.chain]:
+            del self._known[key]
+        self._known[record.fingerprint] = record
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return True
+
+    def _follows(self, record: MemberRecord) -> bool:
+        """Whether a record is this site's own, or of a site that the operator or the roster has decided about."""
+        member = self.file.current().members.get(record.name)
+        return record.name == self.name or (member is not None and member.follows(record.chain[0]))
+
+    def merge_roster(self, text: str) -> bool:
+        """Merge a roster received from another member; return whether it is new. Raise `MessageError` to refuse it.
+
+        A site that has not accepted the administrators ignores it.
+        """
+        old = self.file.current().roster
+        if old is None:
+            return False
         try:
-            with self._lock:
-                stamp = self._stamp_now()
-                if stamp != self._stamp:
-                    self._set(MemberList.from_bytes(self.path.read_bytes()), stamp)
-                return self._list
-        except OSError as problem:
-            raise RunError(f"{self.path} cannot be read: {problem.strerror}. Restore it from a backup.") from None
-        except (ValueError, KeyError, TypeError, AttributeError, DispflError) as problem:
-            raise RunError(f"{self.path} is damaged ({problem}). Restore it from a backup.") from None
-
-    def _stamp_now(self) -> tuple[int, ...]:
-        """Return what identifies a version of the file."""
-        found = self.path.stat()
-        return found.st_mtime_ns, found.st_ino, found.st_size
-
-    def _set(self, member_list: MemberList, stamp: tuple[int, ...]) -> None:
-        self._list, self._stamp = member_list, stamp
-        self._by_fingerprint = {member.fingerprint: member.name for member in member_list.members.values()}
-        self._generation += 1
-
-    def _update(self, edit: Callable[[MemberList], MemberList]) -> MemberList:
-        """Apply a change to the current list, excluding other processes."""
-        with self._lock, file_lock(self.path.with_name(f".{self.path.name}.lock")):
-            before = self._current()
-            after = edit(before)
-            if after is not before:
-                write_atomically(self.path, after.to_bytes())
-                self._set(after, self._stamp_now())  # reading the file would verify all signatures again
-            return self._list
-
-
-@contextlib.contextmanager
-def file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock across processes; it is released when the process ends for any reason."""
-    with plain_disk_errors(path):
-        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
+            roster = Roster.read(text)
+            if roster.fingerprint != old.fingerprint:
+                raise RosterError("The roster has other administrators than those that this site has accepted.")
+            if roster.version < old.version or roster.digest == old.digest:
+                return False
+            roster.verify()
+        except RosterError as problem:
+            refuse(Refusal.ROSTER, str(problem))
+        roster.members()  # parsed before the list is locked
+        before = self.file.generation
+        by = f"administrators {', '.join(roster.signers())}"
+        self.file.update(lambda member_list: member_list.with_newer_roster(roster, self.name), by)
+        return self.file.generation != before

@@ -7,9 +7,11 @@ verify the current one.
 
 import base64
 import binascii
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -52,15 +54,15 @@ class MemberRecord:
     """The member's certificate and the earlier ones."""
     signature: bytes = b""
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         """Fingerprint of the member's certificate."""
         return fingerprint(der(self.chain[0]))
 
-    @property
-    def signature_text(self) -> str:
-        """The signature in base64, as in JSON."""
-        return _to_text(self.signature)
+    @cached_property
+    def digest(self) -> str:
+        """What identifies this version of the record in sync messages."""
+        return record_digest(_to_text(self.signature))
 
     @classmethod
     def sign(
@@ -79,13 +81,13 @@ class MemberRecord:
         return {
             "record": self._content(),
             "chain": [_to_text(der(certificate)) for certificate in self.chain],
-            "signature": self.signature_text,
+            "signature": _to_text(self.signature),
         }
 
     @classmethod
     def read(cls, found: JSON) -> "MemberRecord":
         """Parse and verify a record from untrusted JSON; raise `MessageError` if it is invalid."""
-        record = cls._parse(found)
+        record = cls.parse(found)
         key = record.chain[0].public_key()
         assert isinstance(key, ec.EllipticCurvePublicKey)  # checked by read_certificate
         try:
@@ -98,7 +100,8 @@ class MemberRecord:
         return record
 
     @classmethod
-    def _parse(cls, found: JSON) -> "MemberRecord":
+    def parse(cls, found: JSON) -> "MemberRecord":
+        """Parse a record without verifying its signature; raise `MessageError` if a field is invalid."""
         try:
             content, chain, signature = _split(found)
             record = cls(
@@ -132,6 +135,11 @@ class MemberRecord:
 
     def _signed(self) -> bytes:
         return _PURPOSE + json.dumps(self._content(), sort_keys=True, separators=(",", ":")).encode()
+
+
+def record_digest(signature: str) -> str:
+    """Return the digest that identifies a record by its signature, which is in base64."""
+    return hashlib.blake2b(signature.encode(errors="replace"), digest_size=8).hexdigest()
 
 
 def _split(found: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:

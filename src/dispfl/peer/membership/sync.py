@@ -1,78 +1,194 @@
-"""A node's view of the membership, and its sync.
+"""Membership sync: a node's view of the membership, and how nodes exchange records and rosters.
 
-The body of a sync message lists the records that its sender has, and contains those to transfer:
+A sync begins with a greeting, which has the sender's own record and says what else it has:
 
-    {"known": ["0f3a...", ...], "records": [...]}
+    {"state":"0f3a...","roster":[3,"9c1e...","b020..."],"records":[...]}     and the same in the response
 
-Most syncs transfer nothing, so records are identified by a digest of their signature (8 bytes) and sent only once. The
-first request contains no records; the response contains those that the request does not list. If the client has
-records that the response does not list, it sends a second request with them. A member that lost its list, or restored
-an old one, receives the missing records again.
+`state` is a digest over all records that the sender passes on; `roster` is the version of its roster, a digest of it
+and the fingerprint of its administrators. Where they are equal, which is the rule, nothing else is sent. A client that
+lacks something fetches it in pages, so that no message grows with the number of members:
+
+    {"after":"","until":"~","known":["0f3a...",...]}                 the digests of the client's records in that range
+    {"records":[...],"next":"7b20..."}                               those that it lacks, and where the next page begins
+
+    {"roster_from":200000}
+    {"part":"...","size":650123}                                     a part of the roster's text
+
+A record is identified by a digest of its signature (8 bytes). A member that lost its list, or restored an old one,
+receives the missing records again.
 """
 
+import bisect
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from dispfl.core.layout import Layout
-from dispfl.errors import ConfigError, MessageError
+from dispfl.errors import ConfigError, MessageError, RunError
 from dispfl.methods.base import Method
-from dispfl.peer.site import Site
+from dispfl.peer.membership.records import record_digest
+from dispfl.peer.membership.roster import MAX_ROSTER_BYTES, Roster
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.wire.refusals import Refusal
 
-MAX_BODY_BYTES = 4_000_000
-"""Maximum size of a sync body: about 3,000 members."""
+if TYPE_CHECKING:
+    from dispfl.peer.site import Site
+
+PAGE_BYTES = 200_000
+"""Size of a page of records or of a roster: about 200 records."""
+PAGE_DIGESTS = 5_000
+"""Digests in a request for records."""
+MAX_BODY_BYTES = 2 * PAGE_BYTES + 1000
+"""Maximum size of a sync body, whatever the number of members."""
+END = "~"
+"""Sorts after every digest."""
 
 
 @dataclass(frozen=True)
 class SyncMessage:
-    """The content of a sync message."""
+    """A parsed sync message. Its records are not verified."""
 
-    known: frozenset[str]
-    """Digests of all records that the sender has."""
-    records: list[JSON]
-    """The transferred records, not yet verified."""
+    records: list[JSON] = field(default_factory=list)
+    state: str | None = None
+    """In a greeting: a digest over the records that the sender passes on."""
+    roster: tuple[int, str, str] | None = None
+    """In a greeting: the version and digest of the sender's roster, and the fingerprint of its administrators."""
+    wanted: tuple[str, str, frozenset[str]] | None = None
+    """In a request for records: the range of digests, and those in it that the client has."""
+    roster_from: int | None = None
+    """In a request for the roster: the first character."""
+    next: str | None = None
+    """In a page of records: where the next one begins."""
+    part: str = ""
+    """In a response: a part of the roster."""
+    size: int = 0
+    """The length of the whole roster."""
 
     @classmethod
     def read(cls, body: bytes) -> "SyncMessage":
-        """Parse an untrusted body. The records in it are not verified."""
-        if not body:
-            return cls(frozenset(), [])
+        """Parse an untrusted body."""
         try:
-            found = json.loads(body)
-            known, records = found["known"], found["records"]
-            if not isinstance(known, list) or not isinstance(records, list):
-                raise TypeError("known and records must be lists")
-        except (ValueError, KeyError, TypeError, RecursionError) as problem:
-            raise MessageError(Refusal.MALFORMED, f"The body of a sync message cannot be read ({problem}).") from None
-        return cls(frozenset(name for name in known if isinstance(name, str)), records)
+            found = json.loads(body) if body else {}
+            if not isinstance(found, dict):
+                raise TypeError("it must be an object")
+            roster = _field(found, "roster", list)
+            return cls(
+                records=_field(found, "records", list) or [],
+                state=_field(found, "state", str),
+                roster=(_number(roster[0]), str(roster[1]), str(roster[2])) if roster else None,
+                wanted=_wanted(found),
+                roster_from=_number(found["roster_from"]) if "roster_from" in found else None,
+                next=_field(found, "next", str),
+                part=_field(found, "part", str) or "",
+                size=_number(found.get("size", 0)),
+            )
+        except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
+            detail = str(problem)[:200]
+            raise MessageError(Refusal.MALFORMED, f"The body of a sync message cannot be read ({detail}).") from None
 
-    def missing_from(self, records: Iterable[JSON]) -> list[JSON]:
-        """Return those of our records that the sender does not have."""
-        return [record for record in records if record_digest(record) not in self.known]
+
+def _wanted(found: dict[str, Any]) -> tuple[str, str, frozenset[str]] | None:
+    if (known := _field(found, "known", list)) is None:
+        return None
+    return str(found["after"]), str(found["until"]), frozenset(name for name in known if isinstance(name, str))
 
 
-def sync_body(records: Collection[JSON], transferred: Collection[JSON]) -> bytes:
-    """Encode a sync message of a member that has `records` and transfers some of them."""
-    content = {"known": [record_digest(record) for record in records], "records": list(transferred)}
-    return json.dumps(content, separators=(",", ":")).encode()
+def _field(found: dict[str, Any], name: str, kind: type) -> Any:
+    value = found.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}")
+    return value
 
 
-def record_digest(record: JSON) -> str:
-    """Return the digest that identifies a version of a record."""
-    signature = record.get("signature") if isinstance(record, dict) else None
-    return hashlib.blake2b(str(signature).encode(), digest_size=8).hexdigest()
+def _number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 2**53:
+        raise TypeError("a number must be a non-negative integer")
+    return value
+
+
+class Offer:
+    """What a site passes on to others, until its list changes."""
+
+    def __init__(self, records: Sequence[JSON], roster: Roster | None = None) -> None:
+        self.records = records
+        self.roster = roster
+        self._texts = {_digest(record): json.dumps(record, separators=(",", ":")) for record in records}
+        self.digests = sorted(self._texts)
+        self.state = hashlib.blake2b("".join(self.digests).encode(), digest_size=16).hexdigest()
+        self._own = self._texts[_digest(records[0])] if records else ""
+
+    def greeting(self) -> bytes:
+        """The first message of a sync, and the response to it."""
+        roster = [self.roster.version, self.roster.digest, self.roster.fingerprint] if self.roster else None
+        return f'{{"state":"{self.state}","roster":{json.dumps(roster)},"records":[{self._own}]}}'.encode()
+
+    def answer(self, request: SyncMessage) -> bytes:
+        """The response to a request."""
+        if request.roster_from is not None:
+            text = self.roster.text if self.roster else ""
+            part = text[request.roster_from : request.roster_from + PAGE_BYTES]
+            return json.dumps({"part": part, "size": len(text)}).encode()
+        if request.wanted is None:
+            return self.greeting()
+        page, after = self._page(*request.wanted)
+        return f'{{"records":[{",".join(page)}],"next":{json.dumps(after)}}}'.encode()
+
+    def _page(self, after: str, until: str, known: Collection[str]) -> tuple[list[str], str | None]:
+        """The records with digests in `(after, until]` that the client lacks, up to a page, and where to go on."""
+        page: list[str] = []
+        room = PAGE_BYTES
+        for digest in self.digests[bisect.bisect_right(self.digests, after) :]:
+            if digest > until:
+                break
+            if digest not in known:
+                text = self._texts[digest]
+                if page and len(text) > room:
+                    return page, after
+                page.append(text)
+                room -= len(text) + 1
+            after = digest
+        return page, None if until >= END else until
+
+    def request_after(self, after: str) -> bytes:
+        """The request for the records that we lack, with digests above `after`."""
+        start = bisect.bisect_right(self.digests, after)
+        known = self.digests[start : start + PAGE_DIGESTS]
+        until = known[-1] if start + PAGE_DIGESTS < len(self.digests) else END
+        return json.dumps({"after": after, "until": until, "known": known}, separators=(",", ":")).encode()
+
+
+def request_roster(parts: Sequence[str]) -> bytes:
+    """The request for the part of a roster that follows these parts."""
+    return json.dumps({"roster_from": sum(map(len, parts))}).encode()
+
+
+def check_progress(response: SyncMessage, after: str) -> None:
+    """Refuse a page of records that does not lead on."""
+    if response.next is not None and not after < response.next < END:
+        raise MessageError(Refusal.MALFORMED, "A page of records does not say where the next one begins.")
+
+
+def check_part(response: SyncMessage, parts: Sequence[str]) -> None:
+    """Refuse a part of a roster that is empty or too long."""
+    received = sum(map(len, parts)) + len(response.part)
+    if not response.part or received > response.size or response.size > MAX_ROSTER_BYTES:
+        raise MessageError(Refusal.ROSTER, f"A roster of {response.size} bytes came in {received} bytes.")
+
+
+def _digest(record: JSON) -> str:
+    return record_digest(str(record.get("signature") if isinstance(record, dict) else None))
 
 
 class SiteMembership:
     """Implementation of `dispfl.peer.context.Membership` for a site."""
 
-    def __init__(self, site: Site, method: Method, layout: Layout, density: float) -> None:
+    def __init__(self, site: "Site", method: Method, layout: Layout, density: float) -> None:
         self._site = site
         self._density = density
+        self._records: tuple[int, list[JSON]] = (-1, [])
 
         @lru_cache(maxsize=64)
         def kept_counts(density: float) -> Sequence[int]:
@@ -89,7 +205,7 @@ class SiteMembership:
 
     def kept(self, name: str) -> Sequence[int] | None:
         """Number of weights per layer that a member's masks keep; None if its density is not known yet."""
-        member = self._site.members.get(name)
+        member = self._site.members.file.latest().members.get(name)
         return None if member is None or member.density is None else self._kept(member.density)
 
     def join(self, t: int) -> None:
@@ -97,23 +213,45 @@ class SiteMembership:
         self._site.members.announce(self._site.identity, self._site.info.address, self._density, t)
 
     def records(self) -> list[JSON]:
-        """Signed records of this site and the accepted members."""
-        return self._site.members.records()
+        """Signed records of this site, first, and the accepted members; the same list until something changes."""
+        generation = self._site.members.generation
+        if self._records[0] != generation:
+            self._records = (generation, self._site.members.records())
+        return self._records[1]
+
+    def signed_roster(self) -> Roster | None:
+        """The roster that this site has accepted."""
+        return self._site.members.file.latest().roster
 
     def merge(self, records: JSON) -> Collection[str]:
         """Merge received records; return the refusal reasons that count as offences of the sender."""
         return self._site.members.merge(records).forged
 
+    def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
+        """Whether another roster of the same administrators is newer than ours, or contradicts it."""
+        return self._site.members.file.latest().lacks_roster(version, digest, administrators)
+
+    def merge_roster(self, text: str) -> bool:
+        """Merge a received roster; return whether it changes anything."""
+        return self._site.members.merge_roster(text)
+
     def identify(self, certificate: bytes, issuers: Sequence[bytes]) -> str | None:
         """Return the name of the member with this certificate, None if there is none; refuse a revoked member."""
-        member = self._site.members.find_by_certificate(certificate, issuers)
+        try:
+            member = self._site.members.find_by_certificate(certificate, issuers)
+        except MessageError as problem:
+            raise Refused(problem.refusal, str(problem)) from None
+        except RunError:  # logged by the node as a problem of its own
+            raise Refused(Refusal.INTERNAL_ERROR, f"{self._site.name} cannot read its members.") from None
         if member is not None and member.state == "revoked":
             raise Refused(Refusal.REVOKED, f"{member.name} was revoked by {self._site.name}.")
-        return member.name if member else None
+        return member.name if member and member.state == "accepted" else None
 
     def address(self, name: str) -> tuple[str, int]:
         """Return the address of an accepted member."""
         member = self._site.members.get(name)
         if member is None or member.state != "accepted":
             raise Refused(Refusal.NOT_A_MEMBER, f"{name} is not accepted by {self._site.name}.")
+        if member.address is None:
+            raise Refused(Refusal.NOT_A_MEMBER, f"{name} has no usable address; accept its invite again.")
         return member.address

@@ -13,6 +13,7 @@ it repeats the request with the number of bytes it has and their digest, and the
 """
 
 import asyncio
+import email.utils
 import ssl
 from collections.abc import Callable
 
@@ -34,7 +35,8 @@ class HttpsTransport:
 
     `client` and `server` are TLS contexts that require a certificate; `identify` maps a certificate to a member;
     `address` returns the address of a member; `max_request` and `max_response` limit the size of a body by request
-    kind. If the handler uses the same `guard`, offences against the transport and the handler are counted together.
+    kind; `may_connect` decides about the IP address of every outgoing connection. If the handler uses the same `guard`,
+    offences against the transport and the handler are counted together.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class HttpsTransport:
         max_response: Callable[[str], int],
         limits: Limits | None = None,
         guard: RequestGuard | None = None,
+        may_connect: Callable[[str], bool] = lambda ip: True,
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
@@ -62,15 +65,26 @@ class HttpsTransport:
         self._address = address
         self._max_request = max_request
         self._max_response = max_response
+        self._may_connect = may_connect
         self._peers: dict[str, PeerConnections] = {}
         self._listener: Listener | None = None
         self._pending_requests = 0
         self._is_closed = False
+        self.is_serving = False
+        """Whether connections are accepted."""
 
     @property
     def port(self) -> int:
         """The port it listens on, chosen by the system if 0 was given."""
         return self._listener.port if self._listener else self._listen[1]
+
+    def clock_ahead(self, peer: str) -> float | None:
+        """By how many seconds a peer's clock was ahead of ours in its last response; None if it is not known."""
+        date, arrived = self._peers[peer].last_date if peer in self._peers else ("", 0.0)
+        try:
+            return email.utils.parsedate_to_datetime(date).timestamp() - arrived
+        except (ValueError, TypeError, OverflowError):
+            return None
 
     async def serve(self, handler: Handler) -> None:
         """Start listening; return once connections are accepted."""
@@ -79,6 +93,7 @@ class HttpsTransport:
         )
         self._listener = Listener(self._server, http_handler, self.limits, self.counters)
         await self._listener.open(*self._listen)
+        self.is_serving = True
 
     async def request(self, peer: str, request: Request) -> Response:
         """Return the response of an authenticated peer; raise `Refused` or `Unreachable`."""
@@ -88,6 +103,19 @@ class HttpsTransport:
             return await self._request(peer, request)
         finally:
             self._pending_requests -= 1
+
+    def use_server_context(self, server: ssl.SSLContext) -> None:
+        """Use another TLS context from the next incoming connection on."""
+        self._server = server
+        if self._listener:
+            self._listener.context = server
+
+    async def disconnect(self, peer: str) -> None:
+        """Close all connections with a peer, also those in the middle of a transfer."""
+        if self._listener:
+            self._listener.drop_member(peer)
+        if connections := self._peers.pop(peer, None):
+            await connections.close()
 
     async def close(self) -> None:
         """Stop listening and close all connections; pending requests fail."""
@@ -121,5 +149,7 @@ class HttpsTransport:
             raise AttemptError("this site is shutting down")
         if peer not in self._peers:
             counter = self.counters.counter(peer)
-            self._peers[peer] = PeerConnections(peer, self._client, self._identify, self.limits, counter)
+            self._peers[peer] = PeerConnections(
+                peer, self._client, self._identify, self.limits, counter, self._may_connect
+            )
         return self._peers[peer]

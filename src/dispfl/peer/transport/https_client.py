@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -42,11 +43,20 @@ class PeerConnections:
     """The connections to one peer, kept open between rounds."""
 
     def __init__(
-        self, name: str, context: ssl.SSLContext, identify: Identify, limits: Limits, counter: ByteCounter
+        self,
+        name: str,
+        context: ssl.SSLContext,
+        identify: Identify,
+        limits: Limits,
+        counter: ByteCounter,
+        may_connect: Callable[[str], bool] = lambda ip: True,
     ) -> None:
         self.name = name
+        self._may_connect = may_connect
         self.sockets: dict[int, CountingSocket] = {}
         """Open sockets by file descriptor."""
+        self.last_date: tuple[str, float] = ("", 0.0)
+        """The date in the last response's header, and when it arrived by our clock."""
         self._limits = limits
         self._counter = counter
         self._slots = asyncio.Semaphore(limits.max_connections_to_peer)
@@ -106,6 +116,7 @@ class PeerConnections:
     async def _read(
         self, http_response: aiohttp.ClientResponse, kind: str, limit: int, partial: PartialBody
     ) -> Response:
+        self.last_date = (http_response.headers.get("Date", ""), time.time())
         fields = http.unpack_header(http_response.headers.get(HEADER_NAME, ""))
         if http_response.status == STATUS_REFUSED:
             raise Refused(str(fields.get("refused")), str(fields.get("message")))
@@ -147,7 +158,9 @@ class PeerConnections:
         return self.sockets.get(found.fileno()) if found else None
 
     def _make_socket(self, found: Any) -> CountingSocket:
-        family, kind, proto = found[:3]
+        family, kind, proto, _, where = found
+        if not self._may_connect(where[0]):
+            raise OSError(f"{where[0]} is not in allow_networks of this site's site.toml")
         sock = CountingSocket(family, kind, proto, counter=self._counter, on_close=self._forget)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):  # detects a peer that lost power and does not acknowledge

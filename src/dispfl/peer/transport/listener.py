@@ -154,7 +154,8 @@ class Listener:
             "max_headers": 32,
             "max_field_size": http.MAX_HEADER_BYTES + 256,
         }
-        self._context = context
+        self.context = context
+        """Used by the next handshakes."""
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self, host: str, port: int) -> None:
@@ -182,6 +183,12 @@ class Listener:
         for connection in list(self.connections.values()):
             connection.drop()
         await wait_until(lambda: not self.connections and not self.http.connections, self.limits.connect_timeout)
+
+    def drop_member(self, member: str) -> None:
+        """Close all connections of a member."""
+        for connection in list(self.connections.values()):
+            if connection.member == member:
+                connection.drop()
 
     def make_room_for_member(self, member: str) -> None:
         """Close the longest idle connection of a member that has reached its limit; refuse if all are busy."""
@@ -255,7 +262,7 @@ class Listener:
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: connection,
                 connection.sock,
-                ssl=self._context,
+                ssl=self.context,
                 ssl_handshake_timeout=self.limits.connect_timeout,
                 ssl_shutdown_timeout=1.0,
             )

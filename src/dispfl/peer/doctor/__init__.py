@@ -1,0 +1,1 @@
+"""`dispfl peer doctor`: checks a site, its machine, and its members."""

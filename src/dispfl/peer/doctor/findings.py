@@ -1,0 +1,65 @@
+"""The results of checks, and how quantities are written in them."""
+
+import datetime
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cryptography import x509
+
+from dispfl.peer.membership.identity import is_current
+
+SOON_DAYS = 90
+"""A certificate that ends within so many days should be replaced."""
+
+
+class Level(StrEnum):
+    """How good or bad a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    FAILURE = "failure"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    topic: str
+    """What was checked: `key`, `disk`, or a member's name."""
+    level: Level
+    text: str
+    advice: str = ""
+    """What to do about it."""
+
+
+def check_certificate(topic: str, certificate: x509.Certificate, renew: str) -> Finding:
+    """Check the dates of a certificate, a member's or our own."""
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    text = f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
+    if not is_current(certificate):
+        advice = f"Check the clock of this machine, which shows {now():%Y-%m-%d}; if it is right: {renew}"
+        return Finding(topic, Level.FAILURE, f"{text}, not now", advice)
+    if end - now() < datetime.timedelta(days=SOON_DAYS):
+        return Finding(topic, Level.WARNING, text, f"Before it ends: {renew}")
+    return Finding(topic, Level.OK, text)
+
+
+def size(count: float) -> str:
+    """`1.2 GB`, or `35 MB`."""
+    for unit, length in (("GB", 1e9), ("MB", 1e6)):
+        if count >= length:
+            return f"{count / length:.3g} {unit}" if count < 100 * length else f"{count / length:.0f} {unit}"
+    return f"{count / 1e3:.0f} kB"
+
+
+def duration(seconds: float) -> str:
+    """`3 min`, or `0.2 s`."""
+    for unit, length in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+
+
+def now() -> datetime.datetime:
+    """This machine's time."""
+    return datetime.datetime.now(datetime.UTC)

@@ -1,0 +1,170 @@
+"""Checks of the site's folder and its machine: key, settings, data, saved rounds, time, memory and disk."""
+
+import contextlib
+import os
+import pwd
+import resource
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from shlex import quote
+from typing import Any
+
+import torch
+
+from dispfl.core.live import LiveModel
+from dispfl.core.memory import keep_heap
+from dispfl.errors import DamagedError, DispflError
+from dispfl.peer.config import SiteConfig
+from dispfl.peer.doctor.findings import Finding, Level, duration, size
+from dispfl.peer.membership.identity import KEY
+from dispfl.peer.setup import LocalSetup
+from dispfl.peer.site import IDENTITY, Site
+from dispfl.peer.spec import spec_difference
+from dispfl.round.context import PeerTask, StepResult
+from dispfl.round.round import peer_step
+from dispfl.runs.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
+from dispfl.runs.directory import read_config
+from dispfl.runs.files import RUN
+
+
+def check_key(site: Site) -> Finding:
+    """Check whom the key belongs to; `Site.open` has refused one that others can read."""
+    owner = (site.folder / IDENTITY / KEY).stat().st_uid
+    if owner != os.geteuid():
+        name, me = _user(owner), _user(os.geteuid())
+        advice = f"Run every command as the user who runs the node: sudo -u {name} dispfl peer doctor ..."
+        return Finding("key", Level.WARNING, f"it belongs to the user {name}, and you are {me}", advice)
+    if site.folder.stat().st_mode & 0o077:
+        advice = f"Run: chmod 700 {quote(str(site.folder))}"
+        return Finding("key", Level.WARNING, f"other users may enter {site.folder}, which holds models", advice)
+    return Finding("key", Level.OK, "readable by its owner alone")
+
+
+def check_run(site: Site, setup: LocalSetup, status: Mapping[str, Any], *, running: bool) -> Finding:
+    """Check what an earlier start has saved: its spec, and its checkpoints."""
+    folder = site.run_folder
+    if not (folder / "config.toml").exists():
+        return Finding("run", Level.OK, "not started yet")
+    try:
+        if differs := spec_difference(setup.spec, read_config(folder).get("spec", {}), "now", "then"):
+            advice = f"Change site.toml back; or delete {folder}, which deletes the model."
+            return Finding("run", Level.FAILURE, f"it was started with another spec: {differs}", advice)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        if not (finished := checkpoints.finished_rounds()):
+            return Finding("run", Level.OK, "no round is saved yet")
+        if not running:  # a running node deletes old ones meanwhile
+            checkpoints.load(finished[-1])
+    except DamagedError as damage:
+        return Finding("run", Level.WARNING, str(damage), "The node keeps it aside, and resumes from an earlier round.")
+    except DispflError as problem:
+        return Finding("run", Level.FAILURE, str(problem))
+    if running and (reason := status.get("save_problem")):
+        text = f"{status.get('unsaved_rounds')} rounds are only in memory: {reason}"
+        advice = "Free some space, and do not stop the node: it saves them by itself."
+        return Finding("run", Level.FAILURE, text, advice)
+    text = f"{finished[-1]} of {setup.run.rounds} rounds are saved"
+    return Finding("run", Level.OK, text if running else f"{text}, and can be read")
+
+
+def check_training(site: Site, setup: LocalSetup, config: SiteConfig, *, running: bool) -> Iterator[Finding]:
+    """Train a few batches, and check time, memory and the space for what a round saves."""
+    try:
+        seconds, result = measure_round(setup)
+    except (MemoryError, RuntimeError) as problem:
+        yield Finding("training", Level.FAILURE, f"a batch failed: {problem}", "A smaller train.batch_size needs less.")
+        return
+    if result.report.failure:
+        yield Finding("training", Level.FAILURE, result.report.failure)
+    yield _time_finding(seconds, config)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    yield _memory_finding(peak, running=running)
+    yield disk_finding(site.folder, (KEPT_CHECKPOINTS + 1) * checkpoint_bytes(site.name, result))
+
+
+def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
+    """Return the estimated seconds of a round's step, from steps with few batches, and the result of one."""
+    keep_heap()
+    torch.set_num_threads(setup.threads)
+    live, state = LiveModel(setup.run.module(), setup.run.device, setup.run.precision), setup.initial_state()
+
+    def timed(batches: int) -> tuple[float, StepResult]:
+        context = replace(setup.run, train=setup.run.train.model_copy(update={"steps": batches}))
+        began = time.perf_counter()
+        result = peer_step(context, live, PeerTask(setup.name, 0), state, {})
+        return time.perf_counter() - began, result
+
+    timed(1)  # the first one allocates memory and chooses kernels
+    one, three = timed(1)[0], timed(3)
+    batches = setup.run.train.local_steps(len(setup.run.peers[setup.name].train))
+    return one + max(0.0, three[0] - one) / 2 * (batches - 1), three[1]
+
+
+def _time_finding(seconds: float, config: SiteConfig) -> Finding:
+    text, deadlines = f"a round trains for about {duration(seconds)}", config.deadlines
+    if seconds > deadlines.max:
+        text += f", longer than the longest deadline ({duration(deadlines.max)}): the others continue without this site"
+        advice = "Train less in a round (train.steps), or raise deadlines.max at every site."
+        return Finding("training", Level.FAILURE, text, advice)
+    if seconds > deadlines.min:
+        text += f"; faster sites may wait only {duration(deadlines.min)} (deadlines.min) for it"
+        return Finding(
+            "training", Level.WARNING, text, f"Set deadlines.min to {2 * seconds:.0f} or more at every site."
+        )
+    return Finding("training", Level.OK, text)
+
+
+def _memory_finding(needed: float, *, running: bool) -> Finding:
+    total, available = memory_limits(Path("/proc/meminfo").read_text(), _cgroup_limit())
+    text = f"training needs about {size(needed)}; {size(available)} of {size(total)} are available"
+    if needed > total:
+        advice = "Use a smaller model or train.batch_size, or raise the service's MemoryMax."
+        return Finding("memory", Level.FAILURE, text, advice)
+    if needed > available and not running:
+        return Finding("memory", Level.WARNING, text, "End other programs, or use a smaller train.batch_size.")
+    return Finding("memory", Level.OK, text)
+
+
+def memory_limits(meminfo: str, cgroup: float) -> tuple[float, float]:
+    """Return the bytes of memory that this process could have at most, and those available at the moment."""
+    lines = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+    total, available = (1024.0 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    return min(total, cgroup), min(available, cgroup)
+
+
+def _cgroup_limit() -> float:
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        return float(Path(f"/sys/fs/cgroup{group}/memory.max").read_text())  # "max" is no number
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def disk_finding(folder: Path, needed: float) -> Finding:
+    """Check the space for the checkpoints: those that are kept, and the next one while it is written."""
+    present = 0
+    for here, _, names in os.walk(folder / RUN / "checkpoints"):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # a running node deletes old ones meanwhile
+                present += Path(here, name).stat().st_size
+    free = shutil.disk_usage(folder).free
+    missing = max(0.0, needed - present)
+    text = f"checkpoints need {size(needed)}; {size(free)} are free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding(
+            "disk", Level.FAILURE, f"{folder} cannot be written", "Run doctor as the user who runs the node."
+        )
+    if free < missing:
+        return Finding("disk", Level.FAILURE, text, f"Free {size(missing - free)} or more.")
+    if free < 2 * missing:
+        return Finding("disk", Level.WARNING, text, "Free some space: other files grow, too.")
+    return Finding("disk", Level.OK, text)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -1,0 +1,274 @@
+"""What `dispfl peer doctor` checks over the network: the port, the addresses, the clock, and every member both ways."""
+
+import asyncio
+import contextlib
+import ipaddress
+import random
+import socket
+import time
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from shlex import quote
+from typing import Any
+
+from dispfl.errors import DispflError
+from dispfl.peer.client import Client
+from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.context import NodeContext
+from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration
+from dispfl.peer.guard import RequestGuard
+from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.identity import server_context
+from dispfl.peer.membership.member_list import Member
+from dispfl.peer.membership.sync import SiteMembership
+from dispfl.peer.run import SiteNetwork
+from dispfl.peer.setup import LocalSetup
+from dispfl.peer.site import Site
+from dispfl.peer.transport.base import JSON
+from dispfl.peer.transport.http import os_error_text, peer_certificates
+
+ANSWER_SECONDS = 10.0
+"""How long a member is waited for."""
+LISTEN_SECONDS = 5.0
+"""How long a member that runs is given to connect to us: in the first round it tries every two seconds."""
+CLOCK_WARNING, CLOCK_FAILURE = 5.0, 86_400.0
+"""Seconds between two clocks: logs are hard to compare; certificates may not be valid yet."""
+AT_ONCE = 32
+"""Members that are asked at the same time."""
+
+
+class ReadOnlyMembership(SiteMembership):
+    """The members of a site, which other members' records do not change."""
+
+    def merge(self, records: JSON) -> Collection[str]:
+        """Ignore them."""
+        return ()
+
+
+@dataclass
+class Answers:
+    """What the members answered."""
+
+    problems: dict[str, str] = field(default_factory=dict)
+    """By member: why it did not answer."""
+    mismatches: dict[str, str] = field(default_factory=dict)
+    """By member: how its spec differs."""
+    replied: set[str] = field(default_factory=set)
+    ahead: dict[str, float] = field(default_factory=dict)
+    """By member: seconds that its clock is ahead of ours."""
+    callers: set[str] = field(default_factory=set)
+    """Members that connected to us meanwhile."""
+
+    @property
+    def reached(self) -> set[str]:
+        """Members that answered, also with a refusal."""
+        return self.replied | set(self.mismatches) | set(self.ahead)
+
+
+def check_network(
+    site: Site, setup: LocalSetup, config: SiteConfig, status: Mapping[str, Any], *, running: bool
+) -> Iterator[Finding]:
+    """Check the port, the addresses, and the members; `status` is what the node wrote last."""
+    members = site.members.accepted()
+    yield check_address(site, members)
+    names, t = [member.name for member in members], status.get("round")
+    current = t if isinstance(t, int) else 0
+    port, answers = asyncio.run(ask_members(site, setup, config, names, current, running=running))
+    yield port
+    if not members:
+        advice = f"Exchange invites: dispfl peer accept {quote(str(site.folder))} INVITE"
+        yield Finding("members", Level.WARNING, "no other site is accepted yet", advice)
+        return
+    if not answers.reached:
+        text = f"not one can be reached: {names_of(names)}"
+        advice = "Normal while no other site runs. Otherwise check this machine's network."
+        yield Finding("members", Level.FAILURE, text, advice)
+    yield check_clock(answers.ahead)
+    yield from check_spec(answers)
+    for member in members:
+        found = check_certificate(member.name, member.certificate, f"ask {member.name} for a new key and invite")
+        if found.level != Level.OK:
+            yield replace(found, text=f"its certificate is {found.text}")
+        yield check_member(member, answers, (status.get("peers") or {}).get(member.name, {}), running)
+
+
+async def ask_members(
+    site: Site, setup: LocalSetup, config: SiteConfig, names: Sequence[str], t: int, *, running: bool
+) -> tuple[Finding, Answers]:
+    """Ask every member what a node that starts in round t asks, and count who connects to us meanwhile."""
+    answers, guard = Answers(), RequestGuard()
+    membership = ReadOnlyMembership(site, setup.run.method, setup.layout, setup.density)
+    network = SiteNetwork(site, setup, membership, config.limits, guard)
+
+    def log(event: str, fields: Mapping[str, object]) -> None:
+        if isinstance(peer := fields.get("peer"), str):
+            answers.problems[peer] = str(fields.get("detail") or event)
+
+    ctx = NodeContext(site.name, setup.run, setup.codec(), setup.spec, membership, log=log, guard=guard)
+    ctx.status.round = t
+    deadlines = Deadlines(min=5 * ANSWER_SECONDS)  # a fifth is the time for a probe
+    client = Client(ctx, network.transport, deadlines, random.Random())
+    async with _listening(site, membership, answers.callers, running=running) as port:
+        try:
+            for start in range(0, len(names), AT_ONCE):
+                await client.sync_members(names[start : start + AT_ONCE])
+            for name in names:
+                if (ahead := network.transport.clock_ahead(name)) is not None:
+                    answers.ahead[name] = ahead
+                if ctx.status.replies_of(name):
+                    answers.replied.add(name)
+                if mismatch := ctx.status.spec_mismatch(name):
+                    answers.mismatches[name] = mismatch
+            await _wait_for_callers(answers, running=running)
+        finally:
+            await network.transport.close()
+    return port, answers
+
+
+async def _wait_for_callers(answers: Answers, *, running: bool) -> None:
+    """Give members that run some time to connect, where nobody else would notice it."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(LISTEN_SECONDS):
+            while not running and not answers.reached <= answers.callers:
+                await asyncio.sleep(0.1)
+
+
+@contextlib.asynccontextmanager
+async def _listening(
+    site: Site, membership: SiteMembership, callers: set[str], *, running: bool
+) -> AsyncIterator[Finding]:
+    """Listen on the site's port, unless its node does; yield the finding. Callers see a connection that breaks."""
+    where = site.info.listen_address
+    if running:
+        yield await _running_port(site)
+        return
+
+    async def on_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        certificates = peer_certificates(writer.transport)
+        with contextlib.suppress(DispflError):
+            if certificates and (name := membership.identify(*certificates)):
+                callers.add(name)
+        writer.transport.abort()  # as if nobody listened
+
+    context = server_context(site.identity, site.members.pinned())
+    try:
+        server = await asyncio.start_server(on_connection, *where, ssl=context, ssl_handshake_timeout=ANSWER_SECONDS)
+    except OSError as problem:
+        text = f"cannot listen on {where}: {os_error_text(problem)}"
+        advice = "See which program uses it (ss -ltnp), or choose another `listen` in site.toml."
+        yield Finding("port", Level.FAILURE, text, advice)
+        return
+    async with server:
+        yield Finding("port", Level.OK, f"{where} is free; the node can listen on it")
+
+
+async def _running_port(site: Site) -> Finding:
+    """Check whether the running node accepts connections."""
+    where = site.info.listen_address
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(where.host, where.host)
+    try:
+        async with asyncio.timeout(ANSWER_SECONDS):
+            _, writer = await asyncio.open_connection(host, where.port)
+    except (OSError, TimeoutError) as problem:
+        text = f"the node runs, but does not listen on {where}: {os_error_text(problem)}"
+        return Finding("port", Level.WARNING, text, "Normal while it starts; otherwise read its log.")
+    writer.transport.abort()
+    return Finding("port", Level.OK, f"{where} is in use by this site's own node, which runs")
+
+
+def check_address(site: Site, members: Sequence[Member]) -> Finding:
+    """Check the address that the others connect to: does it resolve, to which families, and do we listen there?"""
+    where, listen = site.info.address, site.info.listen_address
+    try:
+        found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
+    except OSError as problem:
+        text = f"others reach this site at {where}, which does not resolve here: {problem.strerror}"
+        return Finding("address", Level.WARNING, text, "Check `advertise` in site.toml, and the name's DNS records.")
+    families = {entry[0]: str(entry[4][0]) for entry in found}
+    text = f"others reach this site at {where}"
+    if where.host not in families.values():
+        text += f" ({', '.join(families.values())})"
+    elsewhere = any(member.address and not _is_loopback([member.address.host]) for member in members)
+    if _is_loopback(families.values()) and elsewhere:
+        advice = "Set `advertise` in site.toml to this machine's address or name."
+        return Finding("address", Level.FAILURE, f"{text}, which is this machine for each of them", advice)
+    if socket.AF_INET6 in families and len(families) > 1 and ":" not in listen.host:
+        advice = "Listen on [::], or remove the name's AAAA record."
+        return Finding("address", Level.WARNING, f"{text}; it listens on {listen}, IPv4 only", advice)
+    if socket.AF_INET in families and len(families) == 1 and ":" in listen.host and listen.host != "::":
+        advice = "Listen on an IPv4 address, or on 0.0.0.0."
+        return Finding("address", Level.FAILURE, f"{text}; it listens on {listen}, IPv6 only", advice)
+    return Finding("address", Level.OK, text)
+
+
+def _is_loopback(hosts: Collection[str]) -> bool:
+    def check(host: str) -> bool:
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    return all(map(check, hosts))
+
+
+def check_clock(ahead: Mapping[str, float]) -> Finding:
+    """Compare our clock with those of the members that answered."""
+    if not ahead:
+        now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+        advice = "Compare it with your watch, or run doctor again when a member runs."
+        return Finding("clock", Level.WARNING, f"it shows {now}; no member answered to compare it with", advice)
+    name, worst = max(ahead.items(), key=lambda item: abs(item[1]))
+    off = f"{duration(abs(worst))} {'behind' if worst > 0 else 'ahead of'} {name}'s"
+    if abs(worst) < CLOCK_WARNING:  # a date has whole seconds
+        return Finding("clock", Level.OK, f"within {CLOCK_WARNING:.0f} s of {names_of(ahead)}")
+    level = Level.FAILURE if abs(worst) >= CLOCK_FAILURE else Level.WARNING
+    return Finding("clock", level, f"it is {off}", "Set the clock that is wrong; NTP keeps it right: timedatectl")
+
+
+def check_spec(answers: Answers) -> Iterator[Finding]:
+    """Say with whom the federation's terms differ, and in which fields."""
+    for name, mismatch in sorted(answers.mismatches.items()):
+        advice = f"Agree with {name}, and create the site that is wrong again."
+        yield Finding("spec", Level.FAILURE, mismatch, advice)
+    if agreeing := sorted(answers.replied - set(answers.mismatches)):
+        yield Finding("spec", Level.OK, f"the same as at {names_of(agreeing)}")
+
+
+def check_member(member: Member, answers: Answers, status: Mapping[str, Any], running: bool) -> Finding:
+    """Check whether we reach a member, and it us."""
+    name, where = member.name, member.address
+    if where is None:  # on a roster, and not announced yet
+        advice = "Normal until one of the others has heard of it; its node must have run once."
+        return Finding(name, Level.WARNING, "its address is not known yet", advice)
+    if name not in answers.reached:
+        text = answers.problems.get(name, "no response")
+        return Finding(name, Level.WARNING, text, _advice(text, name, where))
+    if name not in answers.replied and name not in answers.mismatches:
+        return Finding(name, Level.FAILURE, f"it refuses us: {answers.problems.get(name)}", f"Call {name}.")
+    called = status.get("last_request") if running else None
+    if name in answers.callers:
+        return Finding(name, Level.OK, f"reached at {where}, and it reaches us")
+    if isinstance(called, int | float):
+        age = duration(max(0.0, time.time() - called))
+        return Finding(name, Level.OK, f"reached at {where}, and its last request came {age} ago")
+    text = f"reached at {where}; that it reaches us is not certain: "
+    if running:
+        text += "it has sent no request since our node started"
+        advice = f"Normal right after the start. Otherwise check our address and firewall; {name} tells why it fails."
+        return Finding(name, Level.WARNING, text, advice)
+    text += f"it did not try within {LISTEN_SECONDS:.0f} s"
+    return Finding(name, Level.WARNING, text, "Run doctor again while our node runs.")
+
+
+def _advice(problem: str, name: str, where: Address) -> str:
+    if "certificate" in problem and "accepted" in problem:
+        return f"Has {name} accepted our invite? Compare fingerprints by phone."
+    return f"Does {name} run? If so, is its port open? Try: nc -vz {where.host} {where.port}"
+
+
+def names_of(names: Collection[str]) -> str:
+    """`bob and carol`, or `bob, carol and 12 more`."""
+    ordered = sorted(names)
+    if len(ordered) > 5:
+        ordered = [*ordered[:4], f"{len(ordered) - 4} more"]
+    return " and ".join([", ".join(ordered[:-1]), ordered[-1]]) if len(ordered) > 1 else ordered[0]

@@ -1,0 +1,165 @@
+"""The member list on disk, shared by several processes.
+
+A running node looks up a member on every request, while `dispfl peer accept` and `revoke` run in other processes. A
+lookup therefore first checks whether the file has changed (one `stat`). An update reads the current file under a lock
+and replaces it atomically. What other members announce takes effect at once and is saved about once a second, so that a
+thousand records do not write the file a thousand times; if a crash loses it, the next sync brings it again.
+"""
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from dispfl.errors import MessageError, RunError
+from dispfl.peer.membership.audit import append_changes, changes, limited
+from dispfl.peer.membership.member_list import Edit, MemberList
+from dispfl.peer.membership.members_format import from_bytes, to_bytes
+from dispfl.runs.files import plain_disk_errors, write_atomically
+
+SAVE_INTERVAL = 1.0
+"""Seconds between two writes of what other members announce."""
+
+
+class ListFile:
+    """A file with a `MemberList`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lock = threading.RLock()
+        """Guards this object, for moments."""
+        self._writing = threading.Lock()
+        """Held while the file is written; always acquired first."""
+        self.problems: list[str] = []
+        """A sentence for each entry of the file that cannot be used."""
+        self.generation = 0
+        """Increases whenever the list changes, in this process or another."""
+        self.decisions = 0
+        """Increases whenever anything but an announcement of a member changes the list."""
+        self._stamp: tuple[int, ...] = ()
+        self._list = self._saved = MemberList()
+        self._unsaved: list[Edit] = []
+        """What members have announced since the file was written."""
+        self._saved_at = -SAVE_INTERVAL
+        self._address_changes: Counter[str] = Counter()
+        self.current()
+
+    @staticmethod
+    def create(path: Path) -> None:
+        """Create a file with an empty list."""
+        write_atomically(path, to_bytes(MemberList()))
+
+    def current(self) -> MemberList:
+        """Return the current list; the file is read only if it has changed."""
+        with self.lock:
+            try:
+                if (stamp := self._stamp_now()) != self._stamp:
+                    self._reload(self.path.read_bytes(), stamp)
+            except OSError as problem:
+                missing = isinstance(problem, FileNotFoundError)
+                fix = "Restore it from a backup" if missing else "Nothing was changed; remove the cause and start again"
+                raise RunError(f"{self.path} cannot be read: {problem.strerror}. {fix}.") from None
+            return self._list
+
+    def latest(self) -> MemberList:
+        """Return the current list; the last one that could be read if the file cannot be read now."""
+        with contextlib.suppress(RunError):
+            return self.current()
+        return self._list
+
+    def apply(self, edit: Edit) -> bool:
+        """Apply what a member has announced, to be saved later; return whether it changes anything."""
+        with self.lock:
+            before = self.current()
+            after = edit(before)
+            if after is not before:
+                self._unsaved.append(edit)
+                self._set(after)
+            return after is not before
+
+    def update(self, edit: Edit, by: str) -> MemberList:
+        """Apply a change to the current list, excluding other processes, and note it in the audit log.
+
+        Lookups go on while the file is written.
+        """
+        with self._writing, file_lock(self.path.with_name(f".{self.path.name}.lock")):
+            with self.lock:
+                announced = self.current()
+                saved, after = self._saved, edit(announced)
+                if after is saved:
+                    return after
+            for before, then, who in ((saved, announced, None), (announced, after, by)):
+                append_changes(self.path.parent, limited(changes(before, then), self._address_changes), who)
+            write_atomically(self.path, to_bytes(after))
+            with self.lock:
+                self._saved, self._saved_at, self._stamp = after, time.monotonic(), self._stamp_now()
+                self.decisions += after is not announced
+                self._set(self._with_unsaved())  # what was announced meanwhile is still to be saved
+                return self._list
+
+    def save(self, *, if_due: bool = False) -> None:
+        """Write what members have announced; if `if_due`, at most every `SAVE_INTERVAL` seconds."""
+        if self._unsaved and (not if_due or time.monotonic() - self._saved_at >= SAVE_INTERVAL):
+            self.update(lambda member_list: member_list, "")
+
+    def _reload(self, content: bytes, stamp: tuple[int, ...]) -> None:
+        try:
+            self._saved, self.problems = from_bytes(content, self._saved)
+        except RunError as problem:
+            raise RunError(f"{self.path} cannot be used: {problem}.") from None
+        except ValueError as problem:
+            kept = self._keep_damaged(content)
+            raise RunError(
+                f"{self.path} is damaged ({problem}). Restore it from a backup; a copy of it is kept as {kept.name}."
+            ) from None
+        self._stamp = stamp
+        self.decisions += 1
+        self._set(self._with_unsaved())
+
+    def _with_unsaved(self) -> MemberList:
+        """The list in the file with what members have announced since, as far as it still applies."""
+        member_list, edits, self._unsaved = self._saved, self._unsaved, []
+        for edit in edits:
+            with contextlib.suppress(MessageError):
+                after = edit(member_list)
+                if after is not member_list:
+                    self._unsaved.append(edit)
+                    member_list = after
+        return member_list
+
+    def _set(self, member_list: MemberList) -> None:
+        self._list = member_list
+        self.generation += 1
+
+    def _stamp_now(self) -> tuple[int, ...]:
+        """Return what identifies a version of the file."""
+        found = self.path.stat()
+        return found.st_mtime_ns, found.st_ino, found.st_size
+
+    def _keep_damaged(self, content: bytes) -> Path:
+        """Keep a copy of damaged content, beside earlier ones."""
+        number = 1
+        while True:
+            copy = self.path.with_name(f"{self.path.name}{f'.{number}' if number > 1 else ''}.damaged")
+            if not copy.exists():
+                write_atomically(copy, content)
+                return copy
+            if copy.read_bytes() == content:
+                return copy
+            number += 1
+
+
+@contextlib.contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock across processes; it is released when the process ends for any reason."""
+    with plain_disk_errors(path):
+        file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(file)

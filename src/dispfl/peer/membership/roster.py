@@ -1,0 +1,278 @@
+"""Rosters: the members of a federation, signed by its administrators.
+
+A roster lists the invites of all members. It has a version, and counts if `threshold` of its administrators have signed
+it. A site that has accepted the administrators accepts everyone on their newest roster, and refuses whom they remove.
+The administrators and the threshold never change: other administrators are another roster, to be accepted again.
+
+    {"roster":{"federation":"hearts","version":3,"threshold":2,"admins":{"ann":"..."},"members":["dispfl1-..."]},
+     "signatures":{"ann":"..."}}
+
+Keys are Ed25519, as base64. Signatures cover the roster as canonical JSON, after a line that states the purpose.
+"""
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+
+from dispfl.errors import ConfigError, DispflError
+from dispfl.peer.membership.address import check_name
+from dispfl.peer.membership.identity import write_privately
+from dispfl.peer.membership.invite import Invite, InviteError
+from dispfl.peer.transport.base import JSON
+from dispfl.settings import did_you_mean
+
+MAX_ROSTER_BYTES = 32_000_000
+"""Maximum size of a roster: about 45,000 members."""
+_MAX_ADMINS = 20
+_MAX_VERSION = 2**53
+_FIELDS = {"federation", "version", "threshold", "admins", "members"}
+
+
+class RosterError(DispflError):
+    """A roster that is damaged, not signed by enough administrators, or not for this site."""
+
+
+@dataclass(frozen=True)
+class Roster:
+    """The members of a federation at one version. `verify` checks the signatures."""
+
+    federation: str
+    version: int
+    threshold: int
+    """Signatures that a roster needs."""
+    admins: Mapping[str, bytes]
+    """Public keys of the administrators, by name."""
+    invites: tuple[str, ...] = ()
+    """The invites of the members, sorted by the members' names."""
+    signatures: Mapping[str, bytes] = field(default_factory=dict)
+
+    # reading
+
+    @classmethod
+    def read(cls, text: str) -> "Roster":
+        """Parse a roster from untrusted text; raise `RosterError` if it is none."""
+        if len(text) > MAX_ROSTER_BYTES:
+            raise RosterError(f"A roster has at most {MAX_ROSTER_BYTES} bytes, got {len(text)}.")
+        try:
+            return cls.from_json(json.loads(text))
+        except (ValueError, RecursionError) as problem:
+            raise RosterError(f"This is not a roster: {str(problem)[:200]}") from None
+
+    @classmethod
+    def from_json(cls, found: JSON) -> "Roster":
+        """Parse JSON; raise `RosterError` or ValueError if it is no roster."""
+        if not isinstance(found, dict) or found.keys() != {"roster", "signatures"}:
+            raise RosterError("A roster has the fields roster and signatures.")
+        content, signatures = found["roster"], found["signatures"]
+        if not isinstance(content, dict) or content.keys() != _FIELDS or not isinstance(signatures, dict):
+            raise RosterError(f"A roster has the fields {', '.join(sorted(_FIELDS))}.")
+        admins, invites = content["admins"], content["members"]
+        if not isinstance(admins, dict) or not isinstance(invites, list):
+            raise RosterError("The admins of a roster are a table, and its members a list.")
+        if not all(isinstance(invite, str) for invite in invites):
+            raise RosterError("The members of a roster are invites.")
+        roster = cls(
+            federation=check_name("The federation of a roster", str(content["federation"])),
+            version=_count("version", content["version"], _MAX_VERSION),
+            threshold=_count("threshold", content["threshold"], len(admins)),
+            admins={check_name("An administrator's name", name): _bytes(key, 32) for name, key in admins.items()},
+            invites=tuple(map(str, invites)),
+            signatures={name: _bytes(signature, 64) for name, signature in signatures.items()},
+        )
+        if len(admins) > _MAX_ADMINS or len(set(roster.admins.values())) != len(admins):
+            raise RosterError(f"A roster has at most {_MAX_ADMINS} administrators, each with a key of its own.")
+        return roster
+
+    def to_json(self) -> dict[str, JSON]:
+        """Convert to JSON."""
+        return {"roster": self._content(), "signatures": {name: _text(raw) for name, raw in self.signatures.items()}}
+
+    @cached_property
+    def text(self) -> str:
+        """The roster as one line of ASCII, as it is sent to other sites."""
+        return _canonical(self.to_json())
+
+    def members(self) -> dict[str, Invite]:
+        """The members by name. Invites that this site cannot read or use are in `unusable`."""
+        return self._parsed[0]
+
+    @property
+    def unusable(self) -> list[str]:
+        """A sentence for each invite that cannot be used."""
+        return self._parsed[1]
+
+    @cached_property
+    def _parsed(self) -> tuple[dict[str, Invite], list[str]]:
+        members: dict[str, Invite] = {}
+        problems: list[str] = []
+        for place, text in enumerate(self.invites):
+            try:
+                invite = Invite.read(text)
+            except InviteError as problem:
+                problems.append(f"Invite {place + 1} of the roster cannot be used: {problem}")
+                continue
+            if invite.federation != self.federation or invite.name in members:
+                problems.append(f"The roster's invite of {invite.name} is for another federation, or there twice.")
+                continue
+            members[invite.name] = invite
+        return members, problems
+
+    # trust
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Fingerprint of the administrators and their threshold, which people compare; the same at any version."""
+        content = {key: self._content()[key] for key in ("federation", "threshold", "admins")}
+        return hashlib.sha256(b"dispfl administrators 1\n" + _canonical(content).encode()).hexdigest()
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the content, without signatures."""
+        return hashlib.sha256(self._signed()).hexdigest()
+
+    def signers(self) -> list[str]:
+        """The administrators with a valid signature."""
+        return sorted(name for name in self.signatures if self._has_signed(name))
+
+    def verify(self) -> None:
+        """Raise `RosterError` unless enough administrators have signed."""
+        signers = self.signers()
+        if len(signers) < self.threshold:
+            raise RosterError(
+                f"Version {self.version} of the roster of {self.federation} is signed by {len(signers)} of the "
+                f"{self.threshold} administrators that it needs ({', '.join(signers) or 'nobody'}); the others sign it "
+                "with `dispfl peer roster sign`."
+            )
+
+    def _has_signed(self, name: str) -> bool:
+        if name not in self.admins:
+            return False
+        try:
+            Ed25519PublicKey.from_public_bytes(self.admins[name]).verify(self.signatures[name], self._signed())
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+    def _content(self) -> dict[str, JSON]:
+        return {
+            "federation": self.federation,
+            "version": self.version,
+            "threshold": self.threshold,
+            "admins": {name: _text(key) for name, key in self.admins.items()},
+            "members": list(self.invites),
+        }
+
+    def _signed(self) -> bytes:
+        return b"dispfl roster 1\n" + _canonical(self._content()).encode()
+
+    # changes by administrators
+
+    def with_members(self, invites: Iterable[Invite]) -> "Roster":
+        """Add members; a changed roster that was signed already gets the next version."""
+        members = dict(self.members())
+        for invite in invites:
+            if invite.federation != self.federation:
+                raise RosterError(
+                    f"{invite.name} belongs to the federation {invite.federation}, the roster to {self.federation}."
+                )
+            old = members.get(invite.name)
+            if old is not None and old.certificate != invite.certificate:
+                raise RosterError(
+                    f"{invite.name} is on the roster with another certificate ({old.fingerprint[:16]}...). If it has a "
+                    f"new key, remove it first: dispfl peer roster remove ROSTER {invite.name}"
+                )
+            members[invite.name] = invite
+        return self._changed(members)
+
+    def without_members(self, names: Iterable[str]) -> "Roster":
+        """Remove members, which revokes them at every site."""
+        members = dict(self.members())
+        for name in names:
+            if members.pop(name, None) is None:
+                hint = did_you_mean(name, members) if members else "It is empty."
+                raise ConfigError(f"There is no member {name!r} on the roster. {hint}")
+        return self._changed(members)
+
+    def _changed(self, members: Mapping[str, Invite]) -> "Roster":
+        invites = tuple(str(invite) for _, invite in sorted(members.items()))
+        if invites == self.invites:
+            return self
+        version = self.version + 1 if self.signatures else self.version
+        return replace(self, version=version, invites=invites, signatures={})
+
+    def signed_by(self, key: Ed25519PrivateKey) -> "Roster":
+        """Add an administrator's signature."""
+        public = key.public_key().public_bytes_raw()
+        for name, admin in self.admins.items():
+            if admin == public:
+                return replace(self, signatures={**self.signatures, name: key.sign(self._signed())})
+        raise RosterError(f"This key belongs to none of the roster's administrators ({', '.join(self.admins)}).")
+
+
+def create_admin_key(path: Path, name: str) -> str:
+    """Create an administrator's key file; return the public key as text: `ann:BASE64`."""
+    check_name("An administrator's name", name)
+    if path.exists():
+        raise RosterError(f"{path} exists; choose another file for the new key.")
+    key = Ed25519PrivateKey.generate()
+    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    write_privately(path, key.private_bytes(*form))
+    return f"{name}:{_text(key.public_key().public_bytes_raw())}"
+
+
+def read_admin_key(path: Path) -> Ed25519PrivateKey:
+    """Read an administrator's key file."""
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as problem:
+        raise RosterError(f"The key {path} cannot be read: {problem.strerror}.") from None
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        key = None
+    if not isinstance(key, Ed25519PrivateKey):
+        raise RosterError(f"{path} does not hold an administrator's key, as `dispfl peer roster key` creates it.")
+    return key
+
+
+def read_admin(text: str) -> tuple[str, bytes]:
+    """Parse an administrator's public key, `ann:BASE64`."""
+    name, colon, key = text.strip().partition(":")
+    try:
+        return check_name("An administrator's name", name), _bytes(key if colon else None, 32)
+    except ValueError as problem:  # includes ConfigError
+        raise RosterError(
+            f"An administrator's public key is NAME:KEY, as `dispfl peer roster key` prints it, got {text[:40]!r} "
+            f"({problem})."
+        ) from None
+
+
+def _canonical(content: JSON) -> str:
+    return json.dumps(content, sort_keys=True, separators=(",", ":"))
+
+
+def _count(name: str, value: JSON, most: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        raise ValueError(f"its {name} must be a whole number from 1 to {most}, got {str(value)[:40]!r}.")
+    return value
+
+
+def _text(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _bytes(value: JSON, length: int) -> bytes:
+    try:
+        raw = base64.b64decode(value if isinstance(value, str) else "", validate=True)
+    except (binascii.Error, ValueError):
+        raw = b""
+    if len(raw) != length:
+        raise ValueError(f"{str(value)[:20]!r} is not base64 of {length} bytes.")
+    return raw

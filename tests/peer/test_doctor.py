@@ -1,0 +1,280 @@
+"""`dispfl peer doctor` on real sites, with and without their nodes."""
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from small_disk import SmallDisk
+from typer.testing import CliRunner
+
+from dispfl.cli.peer import app
+from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.doctor.examine import examine
+from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
+from dispfl.peer.doctor.machine import disk_finding, memory_limits
+from dispfl.peer.doctor.network import check_address, check_clock, names_of
+from dispfl.peer.local import free_ports
+from dispfl.peer.membership import identity
+from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.identity import Identity
+from dispfl.peer.run import open_node
+from dispfl.peer.setup import local_setup
+from dispfl.peer.site import Site, SiteInfo
+
+PATIENCE = 60.0
+MakeSite = Callable[..., Site]
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> MakeSite:
+    """`make_site("alice", rounds=3)`: create a site with a small table of its own."""
+
+    def make(name: str, parent: Path = tmp_path, **settings: object) -> Site:
+        data = {"path": "table.csv", "label": "y"}
+        values = {"rounds": 100_000, "model": {"name": "mlp"}, "data": data, **settings}
+        listen = f"127.0.0.1:{free_ports(1)[0]}"
+        config = SiteConfig.from_values(values).to_toml()
+        site = Site.create(parent / name, SiteInfo(name=name, listen=listen), config)
+        (site.folder / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
+        return site
+
+    return make
+
+
+def accept_each_other(*sites: Site) -> None:
+    for site in sites:
+        site.members.accept_all([other.invite() for other in sites if other is not site])
+
+
+@contextlib.asynccontextmanager
+async def running(site: Site) -> AsyncIterator[list[str]]:
+    """Run a site's node in this process; yields the names of its events."""
+    events: list[str] = []
+    async with open_node(site, local_setup(site), Deadlines(), lambda event, _: events.append(event)) as (node, saving):
+        task = asyncio.create_task(node.run(*(saving.store.last() or (0, local_setup(site).initial_state()))))
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while "starting" not in events:
+                    await asyncio.sleep(0.02)
+            yield events
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def findings(site: Site) -> dict[str, Finding]:
+    """Examine a site as another process does; the findings by topic."""
+    return {finding.topic: finding for finding in await asyncio.to_thread(lambda: list(examine(site.folder)))}
+
+
+def test_a_new_site_is_sound_and_lacks_only_members(make_site: MakeSite) -> None:
+    found = asyncio.run(findings(alice := make_site("alice")))
+    assert {topic: finding.level for topic, finding in found.items()} == {
+        **dict.fromkeys(
+            ["key", "certificate", "settings", "run", "training", "memory", "disk", "address", "port"], "ok"
+        ),
+        "members": "warning",
+    }
+    assert found["settings"].text == "12 training and 4 test samples, 4,738 weights"
+    assert found["run"].text == "not started yet"
+    assert found["port"].text == f"{alice.info.listen} is free; the node can listen on it"
+    assert not alice.run_folder.exists()  # nothing was left behind
+
+
+def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(make_site: MakeSite) -> None:
+    alice, bob = make_site("alice"), make_site("bob")
+    accept_each_other(alice, bob)
+
+    async def story() -> None:
+        found = await findings(alice)
+        assert (found["members"].level, found["bob"].level) == (Level.FAILURE, Level.WARNING)
+        assert found["bob"].text == f"cannot be reached at {bob.info.listen}: connection refused"
+        async with running(bob) as bobs_events:  # waits for alice in its first round, and tries to reach it
+            found = await findings(alice)
+            assert found["bob"].text == f"reached at {bob.info.listen}, and it reaches us"
+            assert found["clock"].text == "within 5 s of bob"
+            assert found["spec"].text == "the same as at bob"
+            assert {finding.level for finding in found.values()} == {Level.OK}
+            assert "round" not in bobs_events  # it still waits
+            async with running(alice) as events:
+                async with asyncio.timeout(PATIENCE):
+                    while "round" not in events:
+                        await asyncio.sleep(0.05)
+                    while not ((alice.status() or {}).get("peers") or {}).get("bob", {}).get("last_request"):
+                        await asyncio.sleep(0.05)
+                found = await findings(alice)
+        assert found["port"].text == f"{alice.info.listen} is in use by this site's own node, which runs"
+        assert found["bob"].text.startswith(f"reached at {bob.info.listen}, and its last request came ")
+        assert found["run"].text.endswith("of 100000 rounds are saved")
+        assert {finding.level for finding in found.values()} == {Level.OK}
+
+    asyncio.run(story())
+
+
+def test_every_setting_that_differs_is_named_with_the_member(make_site: MakeSite) -> None:
+    alice, bob = make_site("alice"), make_site("bob", rounds=7, seed=3)
+    accept_each_other(alice, bob)
+
+    async def story() -> Finding:
+        async with running(bob):
+            return (await findings(alice))["spec"]
+
+    found = asyncio.run(story())
+    assert found.level == Level.FAILURE
+    assert found.text == (
+        "alice cannot take part with bob: rounds is 7 at bob and 100000 at alice; seed is 3 at bob and 0 at alice."
+    )
+
+
+def test_a_member_that_has_not_accepted_us_is_a_matter_of_fingerprints(make_site: MakeSite) -> None:
+    alice, bob = make_site("alice"), make_site("bob")
+    alice.members.accept(bob.invite())
+
+    async def story() -> Finding:
+        async with running(bob):
+            return (await findings(alice))["bob"]
+
+    assert asyncio.run(story()).advice == "Has bob accepted our invite? Compare fingerprints by phone."
+
+
+def test_a_key_that_others_can_read_is_a_failure_and_ends_the_checks(make_site: MakeSite) -> None:
+    alice = make_site("alice")
+    (alice.folder / "identity/key.pem").chmod(0o644)
+    found = list(examine(alice.folder))
+    assert [(finding.topic, finding.level) for finding in found] == [("key", Level.FAILURE)]
+    assert "chmod 600" in found[0].text
+
+
+def test_a_port_that_another_program_uses_is_a_failure(make_site: MakeSite) -> None:
+    alice = make_site("alice")
+    with socket.create_server(tuple(alice.info.listen_address)):
+        found = asyncio.run(findings(alice))["port"]
+    assert found.level == Level.FAILURE
+    assert found.text == f"cannot listen on {alice.info.listen}: address already in use"
+
+
+def test_an_address_of_this_machine_alone_is_a_failure_for_members_elsewhere(make_site: MakeSite) -> None:
+    alice, bob, carol = make_site("alice"), make_site("bob"), make_site("carol")
+    alice.members.accept(bob.invite())
+    assert check_address(alice, alice.members.accepted()).level == Level.OK
+    alice.members.accept(replace(carol.invite(), address=Address.parse("192.0.2.7:7600")))
+    found = check_address(alice, alice.members.accepted())
+    assert found.level == Level.FAILURE
+    assert found.text == f"others reach this site at {alice.info.listen}, which is this machine for each of them"
+
+
+def test_missing_data_and_a_folder_that_is_no_site_are_failures(make_site: MakeSite, tmp_path: Path) -> None:
+    alice = make_site("alice")
+    (alice.folder / "table.csv").unlink()
+    last = list(examine(alice.folder))[-1]
+    assert (last.topic, last.level) == ("settings", Level.FAILURE)
+    assert "table.csv" in last.text
+    [only] = examine(tmp_path / "nowhere")
+    assert (only.topic, only.level) == ("site", Level.FAILURE)
+
+
+def test_a_full_disk_is_a_failure_with_the_missing_bytes(small_disk: SmallDisk) -> None:
+    (small_disk.path / "site").mkdir()
+    assert disk_finding(small_disk.path / "site", 1e6).level == Level.OK
+    assert disk_finding(small_disk.path / "site", 3e6).level == Level.WARNING
+    small_disk.fill()
+    found = disk_finding(small_disk.path / "site", 3e6)
+    assert (found.level, found.advice) == (Level.FAILURE, "Free 3 MB or more.")
+
+
+def test_the_dates_of_a_certificate_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert check_certificate("bob", Identity.make("bob").certificate, "renew").level == Level.OK
+    monkeypatch.setattr(identity, "_VALIDITY_YEARS", 0.1)
+    assert check_certificate("bob", Identity.make("bob").certificate, "renew").level == Level.WARNING
+    monkeypatch.setattr(identity, "_VALIDITY_YEARS", -0.001)
+    found = check_certificate("bob", Identity.make("bob").certificate, "renew")
+    assert found.level == Level.FAILURE
+    assert found.text.endswith(", not now")
+
+
+def test_the_clock_is_compared_with_the_worst_member() -> None:
+    assert check_clock({"bob": 0.4, "carol": -2.0}).level == Level.OK
+    assert check_clock({"bob": 0.4, "carol": -600.0}).text == "it is 10 min ahead of carol's"
+    assert check_clock({"bob": 600.0}).level == Level.WARNING
+    assert check_clock({"bob": 3 * 86_400.0}).level == Level.FAILURE
+    assert check_clock({"bob": 3 * 86_400.0}).text == "it is 72 h behind bob's"
+    assert check_clock({}).level == Level.WARNING
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert [size(count) for count in (3e9, 123_456_789, 35_000_000, 1_200)] == ["3 GB", "123 MB", "35 MB", "1 kB"]
+    assert [duration(seconds) for seconds in (7200, 130, 31, 0.234)] == ["2 h", "2 min", "31 s", "0.23 s"]
+    assert names_of(["bob"]) == "bob"
+    assert names_of(["carol", "alice", "bob"]) == "alice, bob and carol"
+    assert names_of([f"{number}" for number in range(7)]) == "0, 1, 2, 3 and 3 more"
+    meminfo = "MemTotal:       8000 kB\nMemFree: 1 kB\nMemAvailable:   5000 kB\n"
+    assert memory_limits(meminfo, float("inf")) == (8_192_000, 5_120_000)
+    assert memory_limits(meminfo, 2e6) == (2e6, 2e6)
+
+
+def test_the_command_prints_80_columns_and_has_an_exit_code_and_json(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    alice, bob = make_site("alice"), make_site("bob")
+    result = CliRunner().invoke(app, ["doctor", str(alice.folder)])
+    assert result.exit_code == 0, result.output
+    assert result.stdout.splitlines()[-1] == "no failures, 1 warning."
+    alice.members.accept(bob.invite())
+    result = CliRunner().invoke(app, ["doctor", str(alice.folder)])
+    assert result.exit_code == 1
+    lines = result.stdout.splitlines()
+    assert max(len(line) for line in lines if str(alice.folder) not in line) <= 80
+    assert lines[-1] == "1 failure, 2 warnings."
+    assert lines[0] == "ok       key          readable by its owner alone"
+    result = CliRunner().invoke(app, ["doctor", str(alice.folder), "--json"])
+    assert result.exit_code == 1
+    found = json.loads(result.stdout)
+    assert (found["failures"], found["warnings"]) == (1, 2)
+    assert found["findings"][0] == {"topic": "key", "level": "ok", "text": "readable by its owner alone", "advice": ""}
+
+
+def test_a_key_of_another_user_is_a_warning(make_site: MakeSite) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give files away")
+    alice = make_site("alice")
+    shutil.chown(alice.folder / "identity/key.pem", user=65534)
+    found = next(iter(examine(alice.folder)))
+    assert (found.topic, found.level) == ("key", Level.WARNING)
+    assert "sudo -u" in found.advice
+
+
+def test_saved_rounds_are_read_and_damage_and_another_spec_are_named(make_site: MakeSite) -> None:
+    alice = make_site("alice", rounds=2)
+
+    async def two_rounds() -> None:
+        setup = local_setup(alice)
+        async with open_node(alice, setup, Deadlines(), lambda event, fields: None) as (node, _):
+            await node.run(0, setup.initial_state())
+
+    asyncio.run(two_rounds())
+    assert asyncio.run(findings(alice))["run"].text == "2 of 2 rounds are saved, and can be read"
+    part = alice.run_folder / "checkpoints/round-000002/part-000.safetensors"
+    part.write_bytes(part.read_bytes()[:-1])
+    found = asyncio.run(findings(alice))["run"]
+    assert (found.level, found.text) == (Level.WARNING, f"The checkpoint {part} is damaged (it is truncated).")
+    assert part.exists()  # the doctor changes nothing
+    settings = alice.folder / "site.toml"
+    settings.write_text(settings.read_text().replace("rounds = 2", "rounds = 3"))
+    found = asyncio.run(findings(alice))["run"]
+    assert found.level == Level.FAILURE
+    assert "rounds is 3 now and 2 then" in found.text
+
+
+def test_training_that_diverges_is_a_failure(make_site: MakeSite) -> None:
+    found = list(examine(make_site("alice", train={"lr": 1e38}).folder))
+    failed = [finding for finding in found if finding.level == Level.FAILURE]
+    assert [finding.topic for finding in failed] == ["training"]
+    assert "became infinite or nan" in failed[0].text

@@ -1,0 +1,146 @@
+"""Other data to evaluate models with: validation data, global test data, and peers that did not take part."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dispfl import Federation, Full, Local, Train, run_experiment
+from dispfl.config import compose
+from dispfl.errors import ConfigError, PartitionError
+from dispfl.methods.base import Method
+from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.dpsgd import DPSGD
+from dispfl.methods.fedavg import FedAvg
+from dispfl.methods.fedfomo import FedFOMO
+from dispfl.registry import METHODS
+from dispfl.runs.directory import read_metrics, read_split, read_summary
+from dispfl.testing.rounds import tiny_network
+
+Points = Callable[[int, int], tuple[Tensor, Tensor]]
+QUICK = Train(epochs=1, batch_size=8)
+SMALL = [
+    "peers=3",
+    "rounds=2",
+    "topology=full",
+    "model=mlp",
+    "partition.samples_per_peer=24",
+    "partition.test_samples_per_peer=20",
+    "train.epochs=1",
+]
+
+
+def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    with torch.no_grad():
+        return float((model(data[0]).argmax(1) == data[1]).float().mean())
+
+
+def run(changes: list[str], out: Path, *, resume: bool = False) -> dict[str, Any]:
+    run_experiment(compose({}, [*SMALL, *changes]), out, resume=resume)
+    summary = read_summary(out)
+    assert summary is not None
+    return summary
+
+
+@pytest.mark.parametrize("method", [DisPFL(), FedAvg()], ids=["own models", "global model"])
+def test_every_model_is_scored_on_its_validation_data_and_on_the_global_test_data(
+    method: Method, points: Points
+) -> None:
+    triples = [(points(20, k), points(15, 50 + k), points(10, 100 + k)) for k in range(3)]
+    everywhere = points(40, 999)
+    federation = Federation(tiny_network, triples, method, Full(), train=QUICK, global_test=everywhere)
+    found = federation.run(rounds=2)
+    last = found.history[-1]
+    for k, (_, validation, test) in enumerate(triples):
+        model = found.model(k)
+        assert last["accuracy"]["per_peer"][k] == pytest.approx(accuracy(model, test))
+        assert last["validation"]["per_peer"][k] == pytest.approx(accuracy(model, validation))
+        assert last["global_test"]["per_peer"][k] == pytest.approx(accuracy(model, everywhere))
+    assert found.summary["validation"] == last["validation"]
+
+
+def test_validation_data_are_not_trained_on_and_change_nothing_else(points: Points) -> None:
+    pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
+    triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
+    plain, validated = (
+        Federation(tiny_network, peers, DisPFL(), Full(), train=QUICK).run(rounds=1) for peers in (pairs, triples)
+    )
+    assert plain.summary["weights_sha256"] == validated.summary["weights_sha256"]
+    assert plain.history[0]["validation"] is None
+
+
+def test_fedfomo_weighs_models_on_the_validation_data_instead_of_holding_back_a_tenth(points: Points) -> None:
+    pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
+    triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
+    flops = [
+        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK).run(rounds=1).history[0]["flops_per_peer"]
+        for peers in (pairs, triples)
+    ]
+    assert flops[0] * 20 == flops[1] * 18
+
+
+def test_an_experiment_holds_out_a_quarter_and_resumes_with_it(tmp_path: Path) -> None:
+    changes = ["partition.validation=0.25", "partition.global_test_samples=50"]
+    whole = run(changes, tmp_path / "whole")
+    saved = read_split(tmp_path / "whole")
+    assert saved is not None
+    assert [len(rows) for rows in saved[0].train] == [18] * 3
+    assert [len(rows) for rows in saved[0].validation] == [6] * 3
+    assert len(whole["global_test"]["per_peer"]) == len(whole["validation"]["per_peer"]) == 3
+    (tmp_path / "whole" / "summary.json").unlink()
+    again = run(changes, tmp_path / "whole", resume=True)
+    assert again["weights_sha256"] == whole["weights_sha256"]
+    assert again["validation"] == whole["validation"]
+    assert all(record["global_test"] for record in read_metrics(tmp_path / "whole"))
+
+
+def test_more_global_test_samples_than_test_samples_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(PartitionError, match="is 2001 but there are 2000 test samples; use at most 2000"):
+        run(["partition.global_test_samples=2001"], tmp_path / "run")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_unseen_peers_are_personalized_after_the_run(method: str, tmp_path: Path) -> None:
+    changes = [f"method={method}", "unseen_peers=2", "unseen_steps=5"]
+    found = run(changes, tmp_path / "run")["unseen_peers"]
+    assert (found["peers"], found["steps"], found["failures"]) == (2, 5, [])
+    assert len(found["accuracy"]["per_peer"]) == 2
+
+
+def test_unseen_peers_take_no_part_and_share_no_training_sample(tmp_path: Path) -> None:
+    run(["unseen_peers=2"], tmp_path / "run")
+    saved = read_split(tmp_path / "run")
+    assert saved is not None
+    split, counts = saved
+    assert split.unseen is not None
+    rows = torch.cat([*split.train, *split.unseen.train])
+    assert len(rows) == len(set(rows.tolist())) == 5 * 24
+    assert len(counts) == len(read_metrics(tmp_path / "run")[-1]["accuracy"]["per_peer"]) == 3
+
+
+@pytest.mark.parametrize("method", [DisPFL(density=1.0), FedAvg(), DPSGD()], ids=lambda method: method.name)
+def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> None:
+    """It has 4 samples of its own, and the others have solved the same task; alone it does worse."""
+    peers = [(points(60, k), points(20, 100 + k)) for k in range(4)]
+    newcomer = (points(4, 50), points(200, 51))
+
+    def score(method: Method) -> float:
+        federation = Federation(
+            tiny_network, peers, method, Full(), train=Train(batch_size=8), unseen=[newcomer], unseen_steps=5
+        )
+        unseen = federation.run(rounds=6).unseen
+        assert unseen is not None
+        return float(unseen["accuracy"]["mean"])
+
+    assert score(method) > score(Local()) + 0.1
+
+
+def test_a_wrong_number_of_parts_and_of_steps_is_refused(points: Points) -> None:
+    pair = (points(4, 0), points(4, 1))
+    with pytest.raises(ConfigError, match=r"unseen\[0\] must be a pair \(training data, test data\), or"):
+        Federation(tiny_network, [pair], Local(), Full(), unseen=[pair * 2])
+    with pytest.raises(ConfigError, match="unseen_steps must be a whole number of at least 1, got 0"):
+        Federation(tiny_network, [pair], Local(), Full(), unseen=[pair], unseen_steps=0)
