@@ -99,13 +99,13 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     from dispfl.report.labels import METHOD_LABELS
 
     experiment, context = run.experiment, run.context
-    method, layout, everyone = experiment.method, context.layout, list(context.peers.values())
+    method, layout, everyone = context.method, context.layout, list(context.peers.values())
     train, test = (_range([len(getattr(peer, part)) for peer in everyone]) for part in ("train", "test"))
     kept = [sum(method.kept_counts(layout, density)) for density in set(method.densities(experiment.peers))]
     sparse = "" if min(kept) == layout.size else f", of which a peer keeps {_range(kept)}"
     links = ""
     if isinstance(method, ServerMethod):
-        links = f", a server with {min(method.cohort, experiment.peers)} peers a round"
+        links = f", a server with {min(method.cohort or experiment.peers, experiment.peers)} peers a round"
     elif isinstance(method, GossipMethod) and method.communicates:
         links = f", {experiment.topology.name} topology"
     lines = [
