@@ -115,6 +115,15 @@ def test_a_name_far_from_all_gets_the_sorted_list() -> None:
     assert did_you_mean("gril", ["grill", "fan"]) == "Did you mean grill?"
 
 
+def test_a_key_is_compared_with_those_of_its_table_alone() -> None:
+    known = ["rounds", "train.lr", "train.noise_std", "train.momentum", "method.foot"]
+    assert did_you_mean("train.foo", known) == "Known: train.lr, train.momentum, train.noise_std."
+    assert did_you_mean("train.mometum", known) == "Did you mean train.momentum?"
+    assert did_you_mean("train.noise", known) == "Did you mean train.noise_std?"
+    assert did_you_mean("trian.lr", known) == "Did you mean train.lr?"
+    assert did_you_mean("lr", known) == "Known: rounds."
+
+
 def test_nearest_returns_a_known_name_and_reads_an_iterator_once() -> None:
     assert check_known("fan", iter(["grill", "fan"])) == "fan"
     with pytest.raises(ValueError, match=r"^'fann' does not exist\. Did you mean fan\?$"):

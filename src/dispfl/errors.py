@@ -5,7 +5,8 @@ DispflError
 ├── DataError        a data set that is missing, truncated or invalid
 │   └── PartitionError   a partition that these labels do not allow
 ├── RunError         a run directory that exists, is missing, damaged, in use or on a full disk
-│   └── DamagedError     a checkpoint that is not what was written; an earlier one may be intact
+│   ├── DamagedError     a checkpoint that is not what was written; an earlier one may be intact
+│   └── TakenError       a run directory that another process is using
 ├── WorkersLostError Ray workers are lost repeatedly, or do not start (dispfl.engines.ray_pool)
 ├── NonFiniteError   a peer's loss, weights or gradient became infinite or nan
 ├── MessageError     a message from another peer that is refused; `refusal` is the reason
@@ -39,6 +40,10 @@ class RunError(DispflError):
 
 class DamagedError(RunError):
     """A checkpoint that is not what was written."""
+
+
+class TakenError(RunError):
+    """A run directory that another process is using."""
 
 
 class NonFiniteError(DispflError):

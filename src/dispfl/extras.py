@@ -14,10 +14,12 @@ EXTRAS = {
     "ray": ("ray",),
     "export": ("onnx", "onnxscript", "onnxruntime"),
     "tensorboard": ("tensorboard",),
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow",),
     "hub": ("datasets",),
     "privacy": ("dp_accounting",),
 }
-"""The packages that each extra of pyproject.toml installs."""
+"""The packages that each extra of pyproject.toml installs, by the names that they are imported under."""
 
 _warned: set[str] = set()
 

@@ -24,7 +24,7 @@ from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import PeerData, RunContext
 from dispfl.runs.directory import RunDirectory, read_config
-from dispfl.runs.execute import RunResult, connect_engine, execute
+from dispfl.runs.execute import RunResult, connect_engine, execute, why_not_extended
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics, weights_sha256
 from dispfl.topology import RandomRegular, Topology, peer_names
@@ -132,7 +132,10 @@ class Federation:
         resume: bool = False,
         on_round: Callable[[Metrics], None] | None = None,
     ) -> RunResult:
-        """Run this many rounds. With a run directory everything is saved, and `resume` continues after a stop."""
+        """Run this many rounds. With a run directory everything is saved, and `resume` continues after a stop.
+
+        `resume` with more rounds than before extends the run, also a finished one.
+        """
         out = out or self.out
         if resume and out is None:
             raise ConfigError("resume=True needs the run directory: give it as out=.")
@@ -142,7 +145,7 @@ class Federation:
         connect_engine(self.engine, self.ray_address)
         if out is not None:
             config = _describe(context)
-            directory = _open_same(Path(out), config) if resume else RunDirectory.create(Path(out), config)
+            directory = _open_same(Path(out), config, context) if resume else RunDirectory.create(Path(out), config)
         callback = on_round or self.on_round
         callbacks = RunCallbacks(round=callback) if callback else RunCallbacks()
         return execute(context, directory, self.workers, callbacks, self.engine, self.ray_address)
@@ -213,12 +216,18 @@ def _function_name(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", type(function).__name__)
 
 
-def _open_same(path: Path, config: Mapping[str, Any]) -> RunDirectory:
-    """Open a run directory that must be of this federation."""
+def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> RunDirectory:
+    """Open a run directory that must be of this federation; more rounds extend its run."""
     written = read_config(path)
-    for key, value in config.items():
-        if key == "data_sha256" and value != written.get(key):
+    for key, now in config.items():
+        was: Any = written.get(key)
+        if key == "data_sha256" and now != was:
             raise ConfigError(f"The peers' data are not those that {path} was run with; use the same to resume.")
-        if value != written.get(key):
-            raise ConfigError(f"{path} was run with {key} = {written.get(key)}, got {value}; use the same to resume.")
-    return RunDirectory.open(path)
+        why = why_not_extended(was, now, context) if key == "rounds" else ""
+        if now != was and (key != "rounds" or why):
+            why = f" ({why})" if why else ""
+            raise ConfigError(f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.")
+    directory = RunDirectory.open(path)
+    if context.rounds > written["rounds"]:
+        directory.extend(config)
+    return directory

@@ -55,10 +55,17 @@ class Component(Settings):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return `Did you mean density?`, or the list of known names if none is similar."""
-    known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
+    """Return `Did you mean density?`, or the list of known names if none is similar.
+
+    Of dotted keys only those of the same table are compared, without it: a common `train.` does not make keys similar.
+    """
+    table, dot, last = name.rpartition(".")
+    inside = {key.removeprefix(f"{table}{dot}"): key for key in sorted(known) if key.rpartition(".")[0] == table}
+    if not inside:  # an unknown table, or names of another kind
+        inside, last = {key: key for key in sorted(known)}, name
+    begun = [key for key in inside if last and key.startswith(last)]
+    near = begun or difflib.get_close_matches(last, inside, n=1, cutoff=0.5)
+    return f"Did you mean {inside[near[0]]}?" if near else f"Known: {', '.join(inside.values())}."
 
 
 def check_known(name: str, known: Iterable[str]) -> str:

@@ -94,9 +94,11 @@ def test_a_config_file_is_read_as_by_dispfl_run(tmp_path: Path) -> None:
     """Its defaults are the demo's: 16 peers, 96 samples, 4 neighbours, batch 32."""
     config = tmp_path / "mine.toml"
     config.write_text("peers = 8\n[method]\ndensity = 0.2\n")
-    context = found("-c", str(config), "method.density=0.3")["setting"]
-    assert (context["peers"], context["samples"], context["batch"]) == (8, 96, 32)
-    assert (context["data"], context["method"]["density"]) == ("fashion-sample", 0.3)
+    for given in (["-c", str(config)], [str(config)]):
+        context = found(*given, "method.density=0.3")["setting"]
+        assert (context["peers"], context["samples"], context["batch"]) == (8, 96, 32)
+        assert (context["data"], context["method"]["density"]) == ("fashion-sample", 0.3)
+    assert refusal(str(config), "-c", "b.toml") == f"There are two config files, {config} and b.toml; give one of them."
 
 
 def test_a_config_made_in_python_is_refused(tmp_path: Path) -> None:

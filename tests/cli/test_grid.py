@@ -14,7 +14,6 @@ from program import CommandResult, Dispfl
 
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.grid import methods_grid, run_missing
-from dispfl.runs.loop import RunCallbacks
 
 TINY = [
     "peers=3",
@@ -38,7 +37,7 @@ def weights(path: Path) -> list[str]:
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of Dis-PFL without interruption."""
     cells = methods_grid(["dispfl", *TINY, "rounds=12"], {}, 1, tmp_path_factory.mktemp("uninterrupted"))
-    run_missing(cells, lambda cell: RunCallbacks())
+    run_missing(cells)
     return cells[0].path
 
 

@@ -173,7 +173,7 @@ def test_ten_steps_in_five_seconds_leave_fifteen_seconds_for_thirty_steps(tmp_pa
     progress.begin(first, 0, 20)
     for _ in range(10):
         now[0] += 0.5
-        progress.step()
+        progress.step(first)
     assert (progress.done, progress.total, progress.left) == (10, 40, "0:00:15")
     progress.end(first)
     assert progress.done == 20
@@ -190,7 +190,7 @@ def test_steps_of_an_earlier_process_do_not_count_for_the_speed(tmp_path: Path) 
     assert progress.left == "–"
     for _ in range(2):
         now[0] += 4
-        progress.step()
+        progress.step(first)
     assert (progress.done, progress.left) == (18, "0:01:28")
 
 
@@ -201,11 +201,11 @@ def test_a_round_of_a_small_cohort_counts_as_a_round(tmp_path: Path) -> None:
     progress = GridProgress([first, second], clock=lambda: now[0])
     progress.begin(first, 0, 20)
     now[0] = 10
-    progress.step()
-    progress.step()
-    progress.reach(5)
+    progress.step(first)
+    progress.step(first)
+    progress.reach(first, 5)
     assert (progress.done, progress.left) == (5, "0:01:10")
-    progress.reach(4)
+    progress.reach(first, 4)
     assert progress.done == 5
 
 
@@ -215,12 +215,13 @@ def test_a_terminal_has_one_bar_over_the_whole_grid(tmp_path: Path) -> None:
     console = Console(file=text, width=90, force_terminal=True, color_system=None)
     with show_grid_progress(cells, console) as display:
         for cell in cells:
-            observer = display(cell)
+            observer = display.run(cell)
             observer.begin(0, 20)
             for _ in range(5):
                 observer.step()
             observer.round(record(0))
             assert bar_line(display) == f"run {cells.index(cell) + 1}/2 · {cell.title} · round 2/4"
+            display.end(cell)
     assert "run 2/2 · local seed 0 · round 2/4" in text.getvalue()
     assert "100%" in text.getvalue()
     assert "accuracy 0.500" not in text.getvalue()  # that is for lines
@@ -234,5 +235,32 @@ def bar_line(display: GridDisplay) -> str:
 def test_decoding_is_shown_on_the_same_bar(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=90, force_terminal=True)
     with show_grid_progress(two_runs(tmp_path), console) as display:
+        assert display.decoding is not None
         display.decoding(3, 10)
         assert bar_line(display) == "decoding images 3/10"
+
+
+def test_runs_at_the_same_time_share_the_bar(tmp_path: Path) -> None:
+    first, second = cells = two_runs(tmp_path)
+    console = Console(file=io.StringIO(), width=90, force_terminal=True)
+    with show_grid_progress(cells, console) as display:
+        one, other = display.run(first), display.run(second)
+        one.begin(0, 20)
+        other.begin(10, 20)
+        one.step()
+        assert display.bar is not None
+        assert bar_line(display) == "2 running · dispfl seed 0 1/4 · local seed 0 3/4"
+        assert display.bar.tasks[0].completed == 11
+        display.end(second)
+        assert bar_line(display) == "run 1/2 · dispfl seed 0 · round 1/4"
+        assert display.bar.tasks[0].completed == 21
+
+
+def test_runs_of_other_processes_are_named_once(tmp_path: Path) -> None:
+    first, second = cells = two_runs(tmp_path)
+    console, text = piped()
+    with show_grid_progress(cells, console) as display:
+        display.run(first)
+        for _ in range(3):
+            display.wait([first, second])
+    assert text.getvalue() == "Waiting for other processes, which run local seed 0.\n"

@@ -148,7 +148,7 @@ def test_without_a_name_the_experiments_are_listed(tmp_path: Path) -> None:
     result = dispfl_reproduce()
     lines = result.output.splitlines()
     assert lines[0].split()[:3] == ["main", "Table", "1"]
-    assert "laptop 45 runs, 12 min · paper 108 runs, 6e19 FLOPs" in lines[0]
+    assert "laptop 54 runs, 12 min · desktop 54 runs, 6e15 FLOPs · paper 108 runs, 5e19 FLOPs" in lines[0]
     assert lines[1] == "    All nine methods on three data sets, two partitions each."
     listed = json.loads(dispfl_reproduce("--list", "--json").stdout)
     assert [one["shows"] for one in listed] == [
@@ -183,6 +183,30 @@ def test_the_papers_scale_prints_the_hours_and_requires_yes(tmp_path: Path) -> N
     assert [(method["method"], method["runs"]) for method in found["methods"]] == [("dispfl", 10)]
     assert found["hours"] > 0
     assert not (tmp_path / "out").exists()
+
+
+def test_the_desktop_scale_prints_the_hours_and_starts(tmp_path: Path) -> None:
+    """CIFAR-10 of 60 black images; two rounds of two runs, of which one is evaluated only."""
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
+        (folder / f"{name}.bin").write_bytes(b"".join(bytes([k]) + bytes(3072) for k in range(10)))
+    settings = ["peers=2", "rounds=2", "train.batch_size=4", "partition.samples_per_peer=4", "partition.classes=2"]
+    tiny = [*settings, "train.epochs=1", "topology.degree=1", "method.tune_epochs=1", "workers=1"]
+    only = [
+        "--only",
+        "fedavg,fedavg-ft,cifar10,pathological",
+        "--data-dir",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "o"),
+    ]
+    result = dispfl_reproduce("main", "--scale", "desktop", *tiny, *only)
+    assert result.code == 0, result.output
+    assert "hours, or" in result.output
+    assert result.output.index("hours, or") < result.output.index("round 1/2")
+    assert rounds_run(result) == 2
+    assert len(json.loads((tmp_path / "o/main/results.json").read_text())["rows"]) == 2
 
 
 def test_missing_data_is_reported_before_anything_runs(tmp_path: Path) -> None:

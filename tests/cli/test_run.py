@@ -5,6 +5,7 @@ import shutil
 import struct
 import subprocess
 import sys
+import threading
 import tomllib
 from collections import Counter
 from pathlib import Path
@@ -16,6 +17,7 @@ import tomli_w
 import torch
 from program import CommandResult, Dispfl
 
+from dispfl.cli.run import output_folder
 from dispfl.config import compose
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, layout_of, read_config, read_metrics, read_summary
@@ -148,10 +150,61 @@ def test_output_is_a_line_per_round_then_the_table_then_the_path(
         result = dispfl("run", *TINY, "method=local", "rounds=1")
         assert (result.code, result.err) == (0, "")
         lines = result.out.splitlines()
-        assert lines[0].startswith("local round 1/1 · accuracy ")
+        assert lines[:3] == [
+            "Data: fashion-sample, dirichlet partition; 4 peers with 20 training and 10 test samples each.",
+            "Network: cnn, 105,962 weights.",
+            "Method: Local; 1 round of 1 epoch in batches of 32.",
+        ]
+        assert lines[3].startswith("A round: nothing is sent, 0.0")
+        assert lines[4].startswith("local round 1/1 · accuracy ")
         assert lines[-2:] == [f"Run directory: {path}", f"Report: {path}/report.html"]
         assert (tmp_path / path / "report.html").read_text().startswith("<!doctype html>")
         assert (tmp_path / path / "summary.json").exists()
+
+
+def test_the_first_lines_say_what_a_round_moves_and_computes_as_it_then_does(
+    dispfl: Dispfl, tmp_path: Path, finished: Path
+) -> None:
+    path = tmp_path / "run"
+    lines = dispfl(
+        "run", finished / "config.toml", "rounds=1", "method.density=[0.2,0.5]", "--out", path
+    ).out.splitlines()
+    [record] = read_metrics(path)
+    kept = {step.next_state.model.mask.kept for step in Checkpoints(path / "checkpoints").load(1).values()}
+    assert lines[1] == f"Network: cnn, 105,962 weights, of which a peer keeps {min(kept):,} to {max(kept):,}."
+    assert lines[2] == "Method: Dis-PFL, random topology; 1 round of 1 epoch in batches of 32."
+    assert lines[3] == (
+        f"A round: {record['busiest']['wire_mb']:.3g} MB on the wire of the busiest node, "
+        f"{record['flops_per_peer'] / 1e9:.3g} GFLOPs of training for a peer that trains."
+    )
+
+
+def test_a_server_is_described_with_its_cohort(dispfl: Dispfl, tmp_path: Path) -> None:
+    out = dispfl("run", *TINY, "rounds=1", "method=fedavg", "method.cohort=3", "--out", tmp_path / "run").out
+    assert "Method: FedAvg, a server with 3 peers a round; 1 round of" in out
+
+
+def test_processes_that_start_at_the_same_time_get_folders_of_their_own(tmp_path: Path) -> None:
+    barrier, found = threading.Barrier(8), set()
+
+    def start() -> None:
+        barrier.wait()
+        with output_folder(None, tmp_path / "runs/mine") as path:
+            (path / "config.toml").touch()
+            found.add(path.name)
+
+    threads = [threading.Thread(target=start) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"mine", *(f"mine-{number}" for number in range(2, 9))}
+
+
+def test_a_folder_that_nothing_was_written_to_is_removed(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), output_folder(None, tmp_path / "runs/mine"):
+        raise KeyboardInterrupt
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_config_file_may_be_in_a_folder_named_like_a_setting(dispfl: Dispfl, tmp_path: Path) -> None:
@@ -171,13 +224,17 @@ def test_a_config_file_may_be_in_a_folder_named_like_a_setting(dispfl: Dispfl, t
         (["none.toml"], "The config file none.toml does not exist."),
         (["model=[/b]"], "model '[/b]' does not exist. Known: cnn, mlp, resnet18, vgg11."),
         (["--resume", "none"], "none is not a run directory: it has no config.toml."),
+        (["partition.samples_per_peer=9999"], "partition.samples_per_peer is 9999 but 4000 training samples give"),
     ],
 )
 def test_a_refusal_is_one_sentence_on_stderr_and_creates_nothing(
     dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert dispfl("run", *arguments) == CommandResult(1, "", f"dispfl: {sentence}\n")
+    result = dispfl("run", *arguments)
+    assert (result.code, result.out) == (1, "")
+    assert result.err.startswith(f"dispfl: {sentence}")
+    assert len(result.err.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -193,7 +250,12 @@ def test_an_existing_run_is_not_overwritten(dispfl: Dispfl, finished: Path) -> N
 @pytest.mark.parametrize(
     ("override", "sentence"),
     [
-        ("rounds=9", "was run with rounds=3, got 9 (the prune rate depends on it). Omit it, or start a new run."),
+        (
+            "rounds=9",
+            "was run with rounds=3, got 9 (the prune rate depends on it, unless method.horizon is set). "
+            "Omit it, or start a new run.",
+        ),
+        ("rounds=2", "was run with rounds=3, got 2 (a run can only be extended). Omit it, or start a new run."),
         ("method.density=0.2", "was run with method.density=0.5, got 0.2. Omit it, or start a new run."),
         ("seed=7", "was run with seed=0, got 7. Omit it, or start a new run."),
         ("topology=ring", "was run with topology.degree=2, got None. Omit it, or start a new run."),

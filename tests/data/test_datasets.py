@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from dispfl.data import datasets
-from dispfl.data.datasets import DATASETS, Data, describe, load_dataset, locate
+from dispfl.data.datasets import DATASETS, Data, ImageDataset, describe, load_dataset, locate
 from dispfl.data.readers.idx import read_bundled
 from dispfl.errors import ConfigError, DataError
 
@@ -64,6 +64,23 @@ def test_no_image_of_the_sample_is_in_it_twice() -> None:
     images = load_dataset(Data())
     both = torch.cat([images.train_inputs, images.test_inputs])
     assert len({image.tobytes() for image in both.numpy()}) == 6000
+
+
+@pytest.mark.parametrize("directions", [2, 4])
+def test_the_turned_sample_has_a_class_for_each_direction(directions: int) -> None:
+    """Of the images of a class every second or fourth is turned by a half or a quarter: left, over, right."""
+    plain, turned = load_dataset(Data()), load_dataset(Data(name=f"fashion-turned-{10 * directions}"))
+    assert turned.train_labels.bincount().tolist() == [400 // directions] * (10 * directions)
+    assert turned.test_labels.bincount().tolist() == [200 // directions] * (10 * directions)
+    assert (turned.train_labels // directions).equal(plain.train_labels)
+    assert isinstance(plain, ImageDataset)
+    assert isinstance(turned, ImageDataset)
+    for direction in range(directions):
+        these = turned.train_labels % directions == direction
+        back = turned.train_inputs[these].rot90(-direction * 4 // directions, (2, 3))
+        assert back.equal(plain.train_inputs[these])
+    assert turned.classes[-1].startswith("Ankle boot, ")
+    assert len(turned.classes) == 10 * directions
 
 
 def test_damaged_bundled_sample_asks_for_a_new_installation(tmp_path: Path) -> None:

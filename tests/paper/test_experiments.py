@@ -51,8 +51,8 @@ def paths(name: str, scale: Scale) -> set[Path]:
     return {run.cell.path for run in runs(name, scale)}
 
 
-def test_both_scales_have_the_same_experiments() -> None:
-    assert experiment_names("laptop") == experiment_names("paper") == NAMES
+def test_all_scales_have_the_same_experiments() -> None:
+    assert [experiment_names(scale) for scale in SCALES] == [NAMES] * 3
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -94,6 +94,39 @@ def test_the_papers_settings_are_100_peers_10_neighbours_and_5_epochs(
         assert not isinstance(topology, RandomRegular) or topology.degree == 10
         assert isinstance(partition, Dirichlet | Pathological)
         assert (partition.alpha if isinstance(partition, Dirichlet) else partition.classes) in (alpha, classes)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_desktop_has_the_papers_federation_with_a_small_network_and_fewer_rounds(name: str) -> None:
+    """At the end of a run of T rounds the learning rate is that of the paper at its end: decay^T = 0.998^500."""
+
+    def key(run: PaperRun) -> str:  # without the digest of the settings
+        return str(run.cell.path.parent).rpartition("-")[0]
+
+    papers = {key(run): run.cell.experiment for run in reversed(runs(name, "paper", seeds=1))}
+    rounds = {"cifar10": 200, "cifar100": 100, "tiny-imagenet": 60}
+    for run in runs(name, "desktop"):
+        ours, paper = run.cell.experiment, papers[key(run)]
+        assert (ours.peers, ours.topology, ours.data.augment) == (paper.peers, paper.topology, True)
+        assert cost_inputs(ours).samples == cost_inputs(paper).samples
+        assert getattr(ours.method, "cohort", 10) == 10
+        assert ours.model.name == "cnn"
+        assert ours.rounds == rounds[ours.data.name]
+        assert ours.train.lr_decay**ours.rounds == pytest.approx(paper.train.lr_decay**paper.rounds, rel=1e-4)
+        fixed = {"lr_decay": 1.0}
+        assert ours.train.model_copy(update=fixed) == paper.train.model_copy(update=fixed)
+
+
+def test_the_three_data_sets_of_the_laptops_table_1_differ() -> None:
+    found = runs("main", "laptop")
+    assert len({run.cell.path for run in found}) == len(found) == 54
+    data = {run.labels["data"]: run.cell.experiment.data for run in found}
+    assert {name: settings.name for name, settings in data.items()} == {
+        "cifar10": "fashion-sample",
+        "cifar100": "fashion-turned-20",
+        "tiny-imagenet": "fashion-turned-40",
+    }
+    assert not any(settings.augment for settings in data.values())
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name.startswith("rounds")])
@@ -139,10 +172,11 @@ def test_tables_share_runs(scale: Scale) -> None:
     assert len(paths("drop", scale) & paths("topologies-cifar10", scale)) == 2 * seeds  # Local, and drop probability 0
 
 
+@pytest.mark.parametrize("scale", ["desktop", "paper"])
 @pytest.mark.parametrize("name", NAMES)
-def test_the_flops_in_the_file_are_approximately_those_of_its_runs(name: str) -> None:
-    experiment = find_experiment(name, "paper")
-    flops = sum(dense_flops(run.cell.experiment) for run in experiment.runs(OUT))
+def test_the_flops_in_the_file_are_approximately_those_of_its_runs(name: str, scale: Scale) -> None:
+    experiment = find_experiment(name, scale)
+    flops = dense_flops({run.cell.path: run.cell for run in experiment.runs(OUT)}.values())
     assert experiment.about.flops == pytest.approx(flops, rel=0.1)
 
 

@@ -6,7 +6,13 @@ import pytest
 
 from dispfl.config import Experiment, compose
 from dispfl.paper.experiments import Scale, find_experiment
-from dispfl.paper.reproduce import differences, remaining_hours, samples_trained
+from dispfl.paper.reproduce import (
+    dense_flops,
+    differences,
+    remaining_hours,
+    samples_evaluated,
+    samples_trained,
+)
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.grid import GridRun
 
@@ -49,6 +55,17 @@ def test_half_a_run_takes_half_the_hours_and_a_finished_one_takes_none(tmp_path:
     assert local.hours > 0
 
 
+def test_of_two_runs_with_one_training_the_second_is_only_evaluated(tmp_path: Path) -> None:
+    """FedAvg-FT evaluates once: 20 peers x 5 epochs x 96 samples, and 100 test samples each at a third."""
+    experiments = [compose({}, ["peers=20", "rounds=2", f"method={name}"]) for name in ("fedavg", "fedavg-ft")]
+    one, other = (GridRun({}, experiment, tmp_path / experiment.method.name) for experiment in experiments)
+    assert samples_evaluated(experiments[1]) == pytest.approx(20 * 5 * 96 + 20 * 100 / 3)
+    per_sample = dense_flops([one]) / samples_trained(experiments[0])
+    assert dense_flops([one, other]) - dense_flops([one]) == pytest.approx(
+        per_sample * samples_evaluated(experiments[1])
+    )
+
+
 def test_differences_from_the_paper_are_listed_in_one_line() -> None:
     def experiments(name: str, scale: Scale, *overrides: str) -> list[Experiment]:
         return [run.cell.experiment for run in find_experiment(name, scale).runs(Path("out"), overrides=overrides)]
@@ -61,6 +78,6 @@ def test_differences_from_the_paper_are_listed_in_one_line() -> None:
         "20 instead of 100 peers; 4 instead of 10 neighbours; 20 instead of 500 rounds; "
         "96 instead of 500 samples per peer; 32 instead of 128 samples per batch."
     )
-    assert "2 instead of 2, 10 or 20 classes per peer" in line("main", "laptop")
+    assert "2 or 4 instead of 2, 10 or 20 classes per peer" in line("main", "laptop")
     assert line("sparsity", "paper") == ""
     assert line("sparsity", "paper", "rounds=5") == "Not the paper's experiment: 5 instead of 500 rounds."

@@ -1,5 +1,6 @@
 """Run directories: made once, locked while in use, read by anyone."""
 
+import fcntl
 import json
 import math
 import subprocess
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dispfl.errors import RunError
+from dispfl.errors import RunError, TakenError
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics, read_summary
 
 CONFIG: dict[str, Any] = {"rounds": 2, "method": {"name": "dispfl", "density": (0.2, 0.5)}}
@@ -84,6 +85,36 @@ def test_a_directory_is_locked_until_it_is_closed(run: RunDirectory) -> None:
     assert str(caught.value) == f"Another process is using {run.path}; wait for it or stop it first."
     run.close()
     RunDirectory.open(run.path).close()
+
+
+def test_a_claimed_directory_is_locked_and_removed_again_without_a_config(tmp_path: Path) -> None:
+    claimed = RunDirectory.claim(tmp_path / "a/b/run")
+    with pytest.raises(TakenError, match="Another process is using"):
+        RunDirectory.claim(tmp_path / "a/b/run")
+    claimed.close()
+    assert list(tmp_path.iterdir()) == []
+    RunDirectory.create(tmp_path / "a/b/run", {"rounds": 2}).close()
+    with pytest.raises(RunError, match="exists already"):
+        RunDirectory.claim(tmp_path / "a/b/run")
+    assert read_config(tmp_path / "a/b/run") == {"rounds": 2}
+
+
+def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process gives the directory up between our opening of its lock file and our locking of it."""
+    flock, moments = fcntl.flock, iter([True])
+
+    def remove_then_lock(file: Any, how: int) -> None:
+        if next(moments, False):
+            (tmp_path / ".lock").unlink()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", remove_then_lock)
+    claimed = RunDirectory.claim(tmp_path)
+    with pytest.raises(TakenError):
+        RunDirectory.claim(tmp_path)
+    claimed.close()
 
 
 def test_a_killed_process_releases_its_lock(run: RunDirectory) -> None:

@@ -11,7 +11,15 @@ from dispfl.core.live import LiveModel
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.dispfl import DisPFL
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.grid import GridRun, RunState, check_grid, methods_grid, run_missing, sweep_grid
+from dispfl.runs.grid import (
+    GridCallbacks,
+    GridRun,
+    RunState,
+    check_grid,
+    methods_grid,
+    run_missing,
+    sweep_grid,
+)
 from dispfl.runs.loop import RunCallbacks
 
 TINY = [
@@ -171,6 +179,18 @@ def test_the_structure_of_masks_can_be_swept() -> None:
     ]
 
 
+def test_structures_and_densities_are_swept_together_with_the_defaults_of_each() -> None:
+    cells = sweep_grid(["method.structure=weights,channels", "method.density=0.2,[0.2,0.8]", "rounds=3"], {}, 1, OUT)
+    methods = [cell.experiment.method for cell in cells]
+    assert [(method.structure, method.density, method.regrow) for method in methods if isinstance(method, DisPFL)] == [
+        ("weights", 0.2, "gradient"),
+        ("weights", (0.2, 0.8), "gradient"),
+        ("channels", 0.2, "random"),
+        ("channels", (0.2, 0.8), "random"),
+    ]
+    assert folders(cells)[3] == "method.structure=channels,method.density=[0.2,0.8]/seed-0"
+
+
 def test_methods_can_be_swept_too() -> None:
     cells = sweep_grid(["method=dispfl,local"], {}, 1, OUT)
     assert [cell.experiment.method.name for cell in cells] == ["dispfl", "local"]
@@ -197,7 +217,7 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> list[GridRun]:
     """Dis-PFL and Local at one seed, both finished; not to be changed."""
     cells = methods_grid(["dispfl", "local", *TINY], {}, 1, tmp_path_factory.mktemp("grid"))
     assert [cell.state for cell in cells] == [RunState.MISSING] * 2
-    run_missing(cells, lambda cell: RunCallbacks())
+    run_missing(cells)
     return cells
 
 
@@ -224,7 +244,7 @@ def test_finished_runs_are_skipped(grid: list[GridRun]) -> None:
         watched.append(cell)
         return RunCallbacks()
 
-    run_missing(grid, watch)
+    run_missing(grid, GridCallbacks(run=watch))
     assert watched == []
 
 
@@ -236,9 +256,10 @@ def test_interrupted_runs_are_resumed_and_missing_ones_started(tmp_path: Path) -
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_missing(cells, lambda cell: RunCallbacks(round=stop))
+        run_missing(cells, GridCallbacks(run=lambda cell: RunCallbacks(round=stop)))
     assert [cell.state for cell in cells] == [RunState.INTERRUPTED, RunState.MISSING]
-    run_missing(cells, lambda cell: RunCallbacks(round=lambda record: rounds.append(record["round"])))
+    watched = RunCallbacks(round=lambda record: rounds.append(record["round"]))
+    run_missing(cells, GridCallbacks(run=lambda cell: watched))
     assert rounds == [1, 0, 1]  # Dis-PFL's second round, then both of Local's
     assert [cell.state for cell in cells] == [RunState.DONE] * 2
 
@@ -248,7 +269,7 @@ def test_a_directory_of_another_experiment_is_refused_before_anything_runs(grid:
     check_grid(grid)
     for override, sentence in (
         ("train.lr=0.2", "dispfl/seed-0 was run with train.lr=0.1, got 0.2. Give the settings that it was run with"),
-        ("rounds=2", r"was run with rounds=1, got 2 \(the prune rate depends on it\)"),
+        ("rounds=2", r"was run with rounds=1, got 2 \(the prune rate depends on it, unless method.horizon is set\)"),
     ):
         with pytest.raises(RunError, match=sentence):
             check_grid(methods_grid(["dispfl", "local", *TINY, override], {}, 1, out))

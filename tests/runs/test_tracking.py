@@ -1,14 +1,19 @@
-"""Runs in TensorBoard: the written scalars are those of the metrics."""
+"""Runs in TensorBoard, Weights & Biases and MLflow, all offline: what they have is what the metrics have."""
 
+import contextlib
 import importlib.util
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from dispfl.errors import ConfigError
+from dispfl.runs.directory import RunDirectory
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics
-from dispfl.runs.tracking import check_tracker, scalars, tracking
+from dispfl.runs.tracking import TRACKERS, LogNumbers, check_tracker, scalars, tracking
 
 RECORD = {
     "round": 0,
@@ -25,7 +30,17 @@ RECORD = {
     "failures": {"001": "It broke."},
     "seconds": 0.5,
 }
-with_tensorboard = pytest.mark.skipif(not importlib.util.find_spec("tensorboard"), reason="TensorBoard is an extra")
+
+
+def extra(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(not importlib.util.find_spec(name), reason=f"{name} is an extra")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with a config."""
+    RunDirectory.create(tmp_path / "run", {"rounds": 3, "method": {"name": "local"}}).close()
+    return tmp_path / "run"
 
 
 def test_scalars_have_names_and_unmeasured_values_are_omitted() -> None:
@@ -44,8 +59,8 @@ def test_scalars_have_names_and_unmeasured_values_are_omitted() -> None:
 
 
 def test_another_tracker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--track must be tensorboard, got 'wandb'\."):
-        check_tracker("wandb")
+    with pytest.raises(ConfigError, match=r"--track must be tensorboard, wandb or mlflow, got 'excel'\."):
+        check_tracker("excel")
 
 
 def test_without_tracking_the_callbacks_are_unchanged(tmp_path: Path) -> None:
@@ -55,7 +70,7 @@ def test_without_tracking_the_callbacks_are_unchanged(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@with_tensorboard
+@extra("tensorboard")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_reads_the_metrics_of_each_round(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -67,3 +82,60 @@ def test_tensorboard_reads_the_metrics_of_each_round(tmp_path: Path) -> None:
     assert len(records) == 3
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("busiest/wire_mb")] == [(1, 1.5), (2, 1.5), (3, 1.5)]
+
+
+@extra("mlflow")
+@pytest.mark.filterwarnings("ignore")
+def test_mlflow_has_the_rounds_of_a_stopped_and_resumed_run_in_one_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (run.parent / "mlruns").as_uri())
+    for rounds in ([0, 1], [2]):
+        with tracking("mlflow", run, RunCallbacks()) as callbacks:
+            for t in rounds:
+                callbacks.round(RECORD | {"round": t})
+    from mlflow import MlflowClient
+
+    client = MlflowClient((run.parent / "mlruns").as_uri())
+    experiment = client.get_experiment_by_name("dispfl")
+    assert experiment is not None
+    [found] = client.search_runs([experiment.experiment_id])
+    assert (found.info.run_name, found.info.status) == ("run", "FINISHED")
+    assert found.data.params == {"rounds": "3", "method.name": "local"}
+    history = client.get_metric_history(found.info.run_id, "busiest/wire_mb")
+    assert [(metric.step, metric.value) for metric in history] == [(1, 1.5), (2, 1.5), (3, 1.5)]
+
+
+@extra("wandb")
+@pytest.mark.filterwarnings("ignore")
+def test_wandb_writes_an_offline_run_with_the_same_id_after_a_resume(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for t in range(2):
+        with tracking("wandb", run, RunCallbacks()) as callbacks:
+            callbacks.round(RECORD | {"round": t})
+    identity = (run / ".wandb-id").read_text()
+    files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
+    assert {file.name for file in files} == {f"run-{identity}.wandb"}
+    assert any(b"busiest/wire_mb" in file.read_bytes() for file in files)
+    assert capfd.readouterr() == ("", "")  # nothing is printed into the progress bar
+
+
+def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(
+    run: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    @contextlib.contextmanager
+    def broken(path: Path) -> Iterator[LogNumbers]:
+        def log(numbers: Mapping[str, float], step: int) -> None:
+            raise ConnectionError("no route to host")
+
+        yield log
+
+    monkeypatch.setitem(cast(dict, TRACKERS), "broken", broken)
+    records: list[Metrics] = []
+    with caplog.at_level(logging.WARNING, "dispfl"), tracking("broken", run, RunCallbacks(round=records.append)) as own:
+        for t in range(2):
+            own.round(RECORD | {"round": t})
+    assert len(records) == 2
+    assert caplog.messages == ["--track broken failed (no route to host); the run goes on without it."]

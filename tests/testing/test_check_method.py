@@ -192,6 +192,13 @@ class RemembersOutsideOfTheState(WithoutName):
         return PeerState(model, after.next_mask, after.buffers)
 
 
+class AnnealsOverAllRounds(WithoutName):
+    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+        after = super().step(peer, state, heard)
+        model = PackedModel(after.model.values * (1 - peer.t / (2 * peer.T)), after.model.mask)
+        return PeerState(model, model.mask, after.buffers)
+
+
 @pytest.mark.parametrize("method", [WithoutName(), Local(), DisPFL(density=0.3)], ids=lambda method: method.name)
 def test_a_good_method_passes(method: Method) -> None:
     check_method(method)
@@ -223,6 +230,7 @@ def test_a_good_method_passes(method: Method) -> None:
         (HasTooFewDensities, "settings"),
         (ForgetsItsBuffers, "evaluation"),
         (RemembersOutsideOfTheState, "checkpoint"),
+        (AnnealsOverAllRounds, "extension"),
     ],
 )
 def test_a_defect_is_found_by_name(kind: type[Method], rule: str) -> None:

@@ -26,8 +26,8 @@ from dispfl.extras import require_posix
 app = typer.Typer(
     name="dispfl",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 

@@ -28,13 +28,13 @@ PAPER_DEFAULTS: Mapping[str, Any] = {
 
 
 def costs(
-    overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as for dispfl run.")
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides, as for dispfl run."
+        ),
     ] = None,
-    config: Annotated[
-        Path | None,
-        typer.Option("--config", "-c", help="A config file, over the defaults of dispfl run, not the paper's."),
-    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", "-c", help="The config file, given as an option.")] = None,
     paper: Annotated[bool, typer.Option("--paper", help="Print every cost of the paper beside ours.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -42,7 +42,8 @@ def costs(
 
     Defaults are the paper's: Dis-PFL at density 0.5, ResNet-18,
     CIFAR-10, 100 peers with 500 samples each (all training samples),
-    10 random neighbours, 5 epochs, batch size 128.
+    10 random neighbours, 5 epochs, batch size 128; with a config file they
+    are those of dispfl run.
     With --paper, every cost in the paper's tables is computed again. The
     exit code is 1 if one deviates by more than 0.5 % and by more than one of
     its last digit.
@@ -54,7 +55,7 @@ def costs(
     if paper:
         from dispfl.paper.costs import CostVerdict, compare_costs, costs_as_json, count_verdicts, print_costs
 
-        if overrides or config:
+        if arguments or config:
             raise ConfigError("--paper uses the settings of the paper's tables; omit all other settings.")
         compared = compare_costs()
         if as_json:
@@ -65,13 +66,18 @@ def costs(
             raise typer.Exit(1)
         return
 
+    from dispfl.cli.run import split_config
     from dispfl.config import MADE_IN_PYTHON, compose, read_toml
     from dispfl.costs.estimate import estimate, wire_costs
 
-    base = read_toml(config) if config else PAPER_DEFAULTS
+    file, overrides = split_config(arguments or [])
+    if file and config:
+        raise ConfigError(f"There are two config files, {file} and {config}; give one of them.")
+    file = file or config
+    base = read_toml(file) if file else PAPER_DEFAULTS
     if MADE_IN_PYTHON in base:
-        raise ConfigError(f"{config} belongs to a run made in Python; costs need a model and a data set by name.")
-    inputs = _cost_inputs(compose(base, overrides or []))
+        raise ConfigError(f"{file} belongs to a run made in Python; costs need a model and a data set by name.")
+    inputs = _cost_inputs(compose(base, overrides))
     found, wire = estimate(inputs), wire_costs(inputs)
     if as_json:
         typer.echo(json.dumps(_as_json(inputs, found, wire), indent=2))

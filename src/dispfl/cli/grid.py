@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.run import TrackOption
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,10 +38,13 @@ BudgetOption = Annotated[
         "retrained.",
     ),
 ]
+JobsOption = Annotated[
+    int,
+    typer.Option("--jobs", "-j", min=1, help="Processes, each with a run of its own; they divide the workers."),
+]
 FormatOption = Annotated[
     Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
 ]
-TrackOption = Annotated[str | None, typer.Option(help="Also log the runs to another tool: tensorboard.")]
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,9 @@ class GridOptions:
     data_dir: Path | None
     targets: str
     budget: str
-    track: str | None = None
-    figure: str = "png"
+    track: str | None
+    jobs: int
+    figure: str
 
 
 def compare(
@@ -72,6 +77,7 @@ def compare(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    jobs: JobsOption = 1,
     figure: FormatOption = "png",
 ) -> None:
     """Train several methods on the same splits, initial weights and test data, and print one table.
@@ -80,7 +86,10 @@ def compare(
     an @, and the settings in which it differs.
     Runs are written to OUT/<method>/seed-<n>. Finished runs are skipped and
     interrupted ones are resumed, so the same command can be repeated with
-    more methods, more seeds, other targets or another budget.
+    more methods, more seeds, more rounds, other targets or another budget,
+    and several processes may run it on the same folder at the same time.
+    Methods that differ only in how the same models are evaluated, such as
+    fedavg and fedavg-ft, are trained once.
     The table is also written as Markdown, LaTeX, CSV and JSON, together with
     a plot of the learning curves and an HTML report.
 
@@ -89,7 +98,7 @@ def compare(
     """
     from dispfl.runs.grid import methods_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, figure)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs, figure)
     run_and_compare("compare", methods_grid, list(arguments or []), options)
 
 
@@ -105,6 +114,7 @@ def sweep(
     targets: TargetsOption = "",
     budget: BudgetOption = "rounds",
     track: TrackOption = None,
+    jobs: JobsOption = 1,
     figure: FormatOption = "png",
 ) -> None:
     """Train with every value of a setting, and print one table.
@@ -120,7 +130,7 @@ def sweep(
     """
     from dispfl.runs.grid import sweep_grid
 
-    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, figure)
+    options = GridOptions(config, seeds, out, data_dir, targets, budget, track, jobs, figure)
     run_and_compare("sweep", sweep_grid, list(arguments or []), options)
 
 
@@ -133,7 +143,7 @@ def run_and_compare(
     """Build a grid of runs, run those that are not finished, then print and write the comparison."""
     from rich.console import Console
 
-    from dispfl.cli.run import data_dir_override, first_free
+    from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
     from dispfl.core.metric import METRICS
     from dispfl.runs.grid import check_grid
@@ -141,18 +151,23 @@ def run_and_compare(
 
     check_tracker(options.track)
     arguments += data_dir_override(options.data_dir)
-    out = options.out or first_free(Path("runs") / command)
-    cells = grid(arguments, read_toml(options.config) if options.config else {}, options.seeds, out)
-    targets = parse_targets(options.targets, all(name in METRICS for cell in cells for name in cell.experiment.metric))
-    check_grid(cells)
-    console = Console()
-    console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
-    run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)])
-    _write_comparison(cells, out, targets, options.budget, options.figure, console)
+    config, console = read_toml(options.config) if options.config else {}, Console()
+    with output_folder(options.out, Path("runs") / command) as out:
+        cells = grid(arguments, config, options.seeds, out)
+        known = all(name in METRICS for cell in cells for name in cell.experiment.metric)
+        targets = parse_targets(options.targets, known)
+        check_grid(cells)
+        console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
+        run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)], options.jobs)
+        _write_comparison(cells, out, targets, options.budget, options.figure, console)
 
 
 def run_grid(
-    cells: "Sequence[GridRun]", console: "Console", track: str | None = None, resume_options: Sequence[str] = ()
+    cells: "Sequence[GridRun]",
+    console: "Console",
+    track: str | None = None,
+    resume_options: Sequence[str] = (),
+    jobs: int = 1,
 ) -> None:
     """Run the unfinished runs of a grid with a progress bar.
 
@@ -161,11 +176,15 @@ def run_grid(
     from dispfl.cli.progress import show_grid_progress
     from dispfl.cli.run import warn_about_noise
     from dispfl.runs.grid import RunState, run_missing
+    from dispfl.runs.jobs import run_in_processes
 
     warn_about_noise(cell.experiment for cell in cells if cell.state is not RunState.DONE)
     try:
         with show_grid_progress(cells, console) as display:
-            run_missing(cells, display, display.decoding, track)
+            if jobs > 1:
+                run_in_processes(cells, jobs, display, track)
+            else:
+                run_missing(cells, display, track)
     except KeyboardInterrupt:
         command = shlex.join(["dispfl", *sys.argv[1:], *resume_options])
         message = f"\nStopped; all finished rounds are saved. Resume with: {command}"
@@ -191,11 +210,13 @@ def parse_targets(text: str, shares: bool = True) -> list[float]:
 
 
 def _count_states(cells: "Sequence[GridRun]") -> str:
-    """`27 runs: 20 done, 1 to resume, 6 to start.`"""
+    """`27 runs, 21 trainings: 20 done, 1 to resume, 6 to start.`"""
     states = Counter(cell.state.value for cell in cells)
     names = {"done": "done", "interrupted": "to resume", "missing": "to start"}
     parts = [f"{states[state]} {name}" for state, name in names.items() if states[state]]
-    return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}: {', '.join(parts)}."
+    trainings = len({cell.training for cell in cells})
+    shared = f", {trainings} training{'s' if trainings > 1 else ''}" if trainings < len(cells) else ""
+    return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}{shared}: {', '.join(parts)}."
 
 
 def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -19,7 +20,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as ProgressBar
 
-from dispfl.runs.grid import GridRun, RunState
+from dispfl.runs.grid import GridCallbacks, GridRun, RunState
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import main_scores, measure_of
 
@@ -52,9 +53,7 @@ def show_grid_progress(cells: Sequence[GridRun], console: Console) -> Iterator["
             TextColumn("· left {task.fields[left]}"),
         )
         with ProgressBar(*columns, console=console, expand=True) as bar:
-            display = GridDisplay(cells, console, bar)
-            yield display
-            display.end()
+            yield GridDisplay(cells, console, bar)
 
 
 @contextlib.contextmanager
@@ -143,30 +142,28 @@ class GridProgress:
     """The peer steps of a whole grid, and the time left."""
 
     def __init__(self, cells: Sequence[GridRun], clock: Callable[[], float] = time.monotonic) -> None:
-        self.steps = {cell.path: cell.steps for cell in cells}
-        """The steps of each run: an estimate until the run begins and reports them."""
-        self._finished = {cell.path for cell in cells if cell.state is RunState.DONE}
-        self._clock, self._started = clock, clock()
-        self._current_steps, self._steps_here = 0, 0
+        first = {cell.training: cell.path for cell in reversed(cells)}
+        self.steps = {cell.path: cell.steps if first[cell.training] == cell.path else 0 for cell in cells}
+        """The steps of each run: an estimate until the run begins and reports them. Runs may share a training."""
+        self._done = {cell.path: self.steps[cell.path] for cell in cells if cell.state is RunState.DONE}
+        self._clock, self._started, self._steps_here = clock, clock(), 0
 
     def begin(self, cell: GridRun, done: int, total: int) -> None:
         """Start a run, of which an earlier process has done some steps."""
-        self._current_steps, self.steps[cell.path] = done, total
+        self._done[cell.path], self.steps[cell.path] = done, total
 
-    def step(self) -> None:
-        """Count one step."""
-        self._current_steps += 1
-        self._steps_here += 1
+    def step(self, cell: GridRun) -> None:
+        """Count one step of a run."""
+        self.reach(cell, self._done[cell.path] + 1)
 
-    def reach(self, done: int) -> None:
-        """Raise the number of finished steps of the run: a server's cohort takes fewer steps than there are peers."""
-        self._steps_here += max(0, done - self._current_steps)
-        self._current_steps = max(done, self._current_steps)
+    def reach(self, cell: GridRun, done: int) -> None:
+        """Raise the number of finished steps of a run: a server's cohort takes fewer steps than there are peers."""
+        self._steps_here += max(0, done - self._done[cell.path])
+        self._done[cell.path] = max(done, self._done[cell.path])
 
     def end(self, cell: GridRun) -> None:
-        """Finish a run."""
-        self._finished.add(cell.path)
-        self._current_steps = 0
+        """Finish a run, here or in another process."""
+        self._done[cell.path] = self.steps[cell.path]
 
     @property
     def total(self) -> int:
@@ -176,7 +173,7 @@ class GridProgress:
     @property
     def done(self) -> int:
         """The finished steps, including those of earlier processes."""
-        return sum(self.steps[path] for path in self._finished) + self._current_steps
+        return sum(self._done.values())
 
     @property
     def left(self) -> str:
@@ -187,53 +184,74 @@ class GridProgress:
         return str(timedelta(seconds=round(seconds_per_step * max(0, self.total - self.done))))
 
 
-class GridDisplay:
-    """Creates the callbacks of each run of a grid, and shows the progress of the grid."""
+class GridDisplay(GridCallbacks):
+    """Shows the progress of a grid, of which several runs may run at the same time."""
 
     def __init__(self, cells: Sequence[GridRun], console: Console, bar: ProgressBar | None) -> None:
         self._cells, self._console = cells, console
         self.bar = bar
         """None without a terminal: then one line per round is printed."""
         self._progress = GridProgress(cells)
-        self._running: GridRun | None = None
+        self._running: dict[Path, str] = {}
+        """The rounds of each run that runs now: `3/12`."""
+        self._waiting: list[GridRun] = []
+        super().__init__(self._run, self._end, self._wait, self._decoding)
         total, done = self._progress.total, self._progress.done
         self._task = bar.add_task("", total=total, completed=done, left="–") if bar else None
 
-    def __call__(self, cell: GridRun) -> RunCallbacks:
+    def _run(self, cell: GridRun) -> RunCallbacks:
         """Return the callbacks of the next run."""
-        self.end()
-        self._running = cell
-        title, rounds = f"run {self._cells.index(cell) + 1}/{len(self._cells)} · {cell.title}", cell.experiment.rounds
-        self._update(title)
+        rounds = cell.experiment.rounds
+        self._running[cell.path] = f"1/{rounds}"
+        self._update(self._description())
 
         def begin(done: int, total: int) -> None:
             self._progress.begin(cell, done, total)
-            self._update(f"{title} · round {min(done * rounds // total + 1, rounds)}/{rounds}")
+            self._running[cell.path] = f"{min(done * rounds // total + 1, rounds)}/{rounds}"
+            self._update(self._description())
 
         def step() -> None:
-            self._progress.step()
+            self._progress.step(cell)
             self._update()
 
         def after(record: Record) -> None:
             finished = record["round"] + 1
-            self._progress.reach(finished * self._progress.steps[cell.path] // rounds)
-            self._update(f"{title} · round {min(finished + 1, rounds)}/{rounds}")
+            self._progress.reach(cell, finished * self._progress.steps[cell.path] // rounds)
+            self._running[cell.path] = f"{min(finished + 1, rounds)}/{rounds}"
+            self._update(self._description())
             if self.bar is None:
                 result = f"{describe_round(record)} · left {self._progress.left}"
-                line = f"{title} · round {finished}/{rounds} · {result}"
-                self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+                self._print(f"{self._title(cell)} · round {finished}/{rounds} · {result}")
 
         return RunCallbacks(begin=begin, step=step, round=after)
 
-    def end(self) -> None:
-        """Finish the current run."""
-        if self._running:
-            self._progress.end(self._running)
-            self._update()
+    def _end(self, cell: GridRun) -> None:
+        self._running.pop(cell.path, None)
+        self._progress.end(cell)
+        self._update(self._description() if self._running else None)
 
-    def decoding(self, done: int, total: int) -> None:
-        """Show that images are decoded for the first time."""
+    def _wait(self, cells: Sequence[GridRun]) -> None:
+        """Say once which runs other processes still have; those that run here are not meant."""
+        others = [cell for cell in cells if cell.path not in self._running]
+        if others and others != self._waiting:
+            self._waiting = others
+            self._print(f"Waiting for other processes, which run {', '.join(cell.title for cell in others)}.")
+
+    def _decoding(self, done: int, total: int) -> None:
         self._update(f"decoding images {done}/{total}")
+
+    def _title(self, cell: GridRun) -> str:
+        return f"run {self._cells.index(cell) + 1}/{len(self._cells)} · {cell.title}"
+
+    def _description(self) -> str:
+        """`run 1/4 · dispfl seed 0 · round 2/12`, or `2 running · dispfl seed 0 2/12 · local seed 0 5/12`."""
+        running = [(cell, self._running[cell.path]) for cell in self._cells if cell.path in self._running]
+        if len(running) == 1:
+            return f"{self._title(running[0][0])} · round {running[0][1]}"
+        return " · ".join([f"{len(running)} running", *(f"{cell.title} {rounds}" for cell, rounds in running)])
+
+    def _print(self, line: str) -> None:
+        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
 
     def _update(self, description: str | None = None) -> None:
         if self.bar is not None and self._task is not None:

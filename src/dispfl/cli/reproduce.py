@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from dispfl.cli.grid import JobsOption
 from dispfl.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "Runs that several experiments share run once. min: approximate, on two cores. FLOPs: all runs, dense kernels;",
-    "1e18 take a day at 1e13 per second (a GPU), and four months at 1e11 (two cores).",
-    "Run one: dispfl reproduce NAME. With --scale paper it first measures how many hours that takes here.",
+    "at 1e11 per second (two cores) 1e15 take 3 hours and 1e18 four months, at 1e13 (a GPU) a day.",
+    "Run one: dispfl reproduce NAME. With --scale desktop or paper it first measures how many hours that takes here.",
 )
 
 
@@ -31,7 +32,8 @@ def reproduce(
         ),
     ] = None,
     scale: Annotated[
-        Literal["laptop", "paper"], typer.Option(help="Small, in minutes; or as in the paper, which takes weeks.")
+        Literal["laptop", "desktop", "paper"],
+        typer.Option(help="Small, in minutes; the paper's federation with a small network, in hours; or the paper's."),
     ] = "laptop",
     out: Annotated[
         Path | None, typer.Option(help="Folder for runs and results; default: runs/reproduce/SCALE.")
@@ -41,6 +43,7 @@ def reproduce(
     only: Annotated[
         str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
     ] = "",
+    jobs: JobsOption = 1,
     figure: Annotated[
         Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure, where there is one.")
     ] = "png",
@@ -52,11 +55,12 @@ def reproduce(
 
     Without a name it lists the experiments. Finished runs are skipped and
     interrupted ones are resumed, so the same command can be repeated; runs
-    that several tables share run once. At the paper's scale it first
-    estimates the hours on this machine, from a measured batch, and starts
-    only with --yes.
+    that several tables share run once. At the other scales it first
+    estimates the hours on this machine, from a measured batch; at the
+    paper's it starts only with --yes.
 
     Example: dispfl reproduce sparsity
+    Example: dispfl reproduce main --scale desktop --only cifar10,dirichlet --jobs 2
     """
     from rich.console import Console
 
@@ -75,16 +79,22 @@ def reproduce(
     selected = [label.strip() for label in only.split(",") if label.strip()]
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
-    _run(experiment, [run.cell for run in runs], scale == "paper", yes, Console(stderr=as_json), as_json)
+    _run(experiment, [run.cell for run in runs], scale, yes, Console(stderr=as_json), as_json, jobs)
     found = _report(experiment, runs, caveat, out, figure, Console(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **found}, indent=2))
 
 
 def _run(
-    experiment: "PaperExperiment", cells: "Sequence[GridRun]", long: bool, yes: bool, console: "Console", as_json: bool
+    experiment: "PaperExperiment",
+    cells: "Sequence[GridRun]",
+    scale: str,
+    yes: bool,
+    console: "Console",
+    as_json: bool,
+    jobs: int,
 ) -> None:
-    """Run the missing and interrupted runs; at the paper's scale, print the hours and require --yes."""
+    """Run the missing and interrupted runs; print the hours, except at laptop scale; the paper's needs --yes."""
     from dispfl.cli.grid import run_grid
     from dispfl.report.run_table import print_text
     from dispfl.runs.grid import RunState, check_grid
@@ -95,15 +105,16 @@ def _run(
     count = f"{len(cells)} run{'s' if len(cells) > 1 else ''}"
     print_text(console, f"{experiment.title} {count}, {len(cells) - len(waiting)} done.")
     problem = _missing_data(waiting)
-    if problem and (yes or not long):
+    stops = scale == "paper" and not yes
+    if problem and not stops:
         raise problem
-    if waiting and long:
-        _print_hours(waiting, console, as_json and not yes)
-        if not yes:
+    if waiting and scale != "laptop":
+        _print_hours(waiting, console, as_json and stops)
+        if stops:
             if problem:
                 print_text(console, str(problem))
             raise ConfigError("Nothing was started. To start anyway, repeat the command with --yes.")
-    run_grid(cells, console)
+    run_grid(cells, console, jobs=jobs)
 
 
 def _missing_data(cells: "Sequence[GridRun]") -> DataError | None:
@@ -160,10 +171,10 @@ def _report(
 
 
 def _print_list(as_json: bool) -> None:
-    """Print the experiments, one sentence each, and their costs at both scales."""
+    """Print the experiments, one sentence each, and their costs at every scale."""
     from rich.console import Console
 
-    from dispfl.paper.experiments import experiment_names
+    from dispfl.paper.experiments import SCALES, experiment_names
 
     listed = sorted((_listed(name) for name in experiment_names("laptop")), key=lambda one: _order(one["shows"]))
     if as_json:
@@ -171,7 +182,7 @@ def _print_list(as_json: bool) -> None:
         return
     console = Console()
     for one in listed:
-        costs = f"laptop {_cost(one['laptop'])} · paper {_cost(one['paper'])}"
+        costs = " · ".join(f"{scale} {_cost(one[scale])}" for scale in SCALES)
         console.print(f"[bold]{one['name']:<26}[/]{one['shows']:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True)
         console.print(f"    {one['title']}", highlight=False, soft_wrap=True, markup=False)
     console.print()
@@ -182,9 +193,9 @@ def _print_list(as_json: bool) -> None:
 def _listed(name: str) -> dict[str, Any]:
     from dispfl.paper.experiments import SCALES, find_experiment
 
-    both = {scale: find_experiment(name, scale) for scale in SCALES}
-    about = both["laptop"].about
-    costs = {scale: _costs(experiment) for scale, experiment in both.items()}
+    scaled = {scale: find_experiment(name, scale) for scale in SCALES}
+    about = scaled["laptop"].about
+    costs = {scale: _costs(experiment) for scale, experiment in scaled.items()}
     return {"name": name, "shows": about.shows, "title": about.title} | costs
 
 
@@ -228,7 +239,9 @@ def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) 
     experiment = cells[0].experiment
     where = f"{experiment.workers} workers" if experiment.device == "cpu" else f"device {experiment.device}"
     duration = f"{_number(total)} hours, or {_number(total / 24)} days,"
-    print_text(console, f"About {duration} on this machine ({where}), from a measured training batch.")
+    print_text(
+        console, f"About {duration} on this machine ({where}), from a training batch measured under its present load."
+    )
 
 
 def _number(value: float) -> str:

@@ -1,7 +1,9 @@
 """`dispfl run`, `demo`, `show` and `report`: a run, four methods on the bundled data, and the results of runs."""
 
+import contextlib
+import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from dispfl.config import Experiment
     from dispfl.runs.execute import ExperimentRun
 
+TrackOption = Annotated[
+    str | None, typer.Option(help="Also show the run in another program: tensorboard, wandb or mlflow.")
+]
 DEMO_METHODS = ("dispfl", "local", "fedavg", "dpsgd")
 
 
@@ -27,7 +32,7 @@ def run(
     out: Annotated[Path | None, typer.Option(help="The run directory; by default a new one under runs/.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="The folder with the data set's files.")] = None,
-    track: Annotated[str | None, typer.Option(help="Also show the run in another program: tensorboard.")] = None,
+    track: TrackOption = None,
     ray_address: Annotated[
         str | None, typer.Option(help="With engine=ray: the cluster. By default Ray is started on this machine.")
     ] = None,
@@ -35,6 +40,9 @@ def run(
     """Train a federation of simulated peers and save everything in a run directory.
 
     Without a config it runs the demo's settings on the bundled data.
+    With --resume, more rounds (rounds=40) extend a run, also a finished one,
+    to the run that had been started with so many, unless a schedule of its
+    method or training depends on the number of rounds.
 
     Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2 --data-dir DATA
     """
@@ -44,7 +52,7 @@ def run(
     from dispfl.config import compose, read_toml
     from dispfl.report.page import write_report
     from dispfl.report.run_table import print_results
-    from dispfl.runs.directory import read_config, read_summary
+    from dispfl.runs.directory import is_finished, read_config
     from dispfl.runs.execute import ExperimentRun, check_same_experiment, draw_learning_curve
     from dispfl.runs.tracking import check_tracker
 
@@ -53,19 +61,21 @@ def run(
     console = Console()
     overrides += data_dir_override(data_dir)
     if resume is None:
-        has_config = overrides and ("=" not in overrides[0] or Path(overrides[0]).is_file())  # a folder may be lr=0.1
-        config = read_toml(Path(overrides.pop(0))) if has_config else {}
-        experiment = compose(config, overrides)
-        path = out or first_free(Path("runs") / f"{experiment.method.name}-{experiment.data.name}")
-        with show_decoding(console) as bar:
+        file, overrides = split_config(overrides)
+        experiment = compose(read_toml(file) if file else {}, overrides)
+        default = Path("runs") / f"{experiment.method.name}-{experiment.data.name}"
+        with output_folder(out, default) as path, show_decoding(console) as bar:
             created = ExperimentRun.create(experiment, path, bar, ray_address)
+        for line in describe_run(created):
+            console.print(line, style="dim", soft_wrap=True, highlight=False, markup=False)
         run_to_end(created, console, track, ray_address)
     else:
         path = resume
         if out is not None:
             raise ConfigError("--resume continues in the run's own directory; omit --out.")
-        check_same_experiment(path, compose(read_config(path), overrides))
-        if read_summary(path) is None:
+        experiment = compose(read_config(path), overrides)
+        check_same_experiment(path, experiment)
+        if not is_finished(path, experiment.rounds):
             with show_decoding(console) as bar:
                 resumed = ExperimentRun.resume(path, overrides, bar)
             run_to_end(resumed, console, track, ray_address)
@@ -77,6 +87,48 @@ def run(
                 write_report([path], path / "report.html")
     print_results([path], console)
     console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
+
+
+def describe_run(run: "ExperimentRun") -> list[str]:
+    """Say what a run is going to do: data, network, method, and what a round moves and computes."""
+    from dispfl.costs.estimate import estimate, wire_costs
+    from dispfl.data.catalogue import DATASETS
+    from dispfl.methods.base import GossipMethod, ServerMethod
+    from dispfl.models.settings import CustomModel
+    from dispfl.paper.experiments import cost_inputs
+    from dispfl.report.labels import METHOD_LABELS
+
+    experiment, context = run.experiment, run.context
+    method, layout, everyone = context.method, context.layout, list(context.peers.values())
+    train, test = (_range([len(getattr(peer, part)) for peer in everyone]) for part in ("train", "test"))
+    kept = [sum(method.kept_counts(layout, density)) for density in set(method.densities(experiment.peers))]
+    sparse = "" if min(kept) == layout.size else f", of which a peer keeps {_range(kept)}"
+    links = ""
+    if isinstance(method, ServerMethod):
+        links = f", a server with {min(method.cohort or experiment.peers, experiment.peers)} peers a round"
+    elif isinstance(method, GossipMethod) and method.communicates:
+        links = f", {experiment.topology.name} topology"
+    lines = [
+        f"Data: {experiment.data.name}, {experiment.partition.name} partition; {experiment.peers} peers with "
+        f"{train} training and {test} test samples each.",
+        f"Network: {experiment.model.name}, {layout.size:,} weights{sparse}.",
+        f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; "
+        f"{experiment.rounds} {'round' if experiment.rounds == 1 else 'rounds'} of "
+        f"{experiment.train.duration} in batches of {experiment.train.batch_size}.",
+    ]
+    if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
+        inputs = cost_inputs(experiment)
+        costs, wire = estimate(inputs), wire_costs(inputs)
+        busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
+        moved = f"{busiest:.3g} MB on the wire of the busiest node" if busiest else "nothing is sent"
+        lines.append(f"A round: {moved}, {costs.flops_per_peer / 1e9:.3g} GFLOPs of training for a peer that trains.")
+    return lines
+
+
+def _range(counts: Sequence[int]) -> str:
+    """`96`, or `80 to 112`."""
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def demo(
@@ -99,18 +151,18 @@ def demo(
     from dispfl.runs.execute import ExperimentRun
 
     console = Console()
-    out = out or first_free(Path("runs/demo"))
-    paths = [out / name for name in DEMO_METHODS]
-    for path in paths:
-        run_to_end(ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
+    with output_folder(out, Path("runs/demo")) as folder:
+        paths = [folder / name for name in DEMO_METHODS]
+        for path in paths:
+            run_to_end(ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
     print_results(paths, console)
-    write_report(paths, out / "report.html")
-    files = f"Everything on one page: {out / 'report.html'}"
+    write_report(paths, folder / "report.html")
+    files = f"Everything on one page: {folder / 'report.html'}"
     if can_draw():
         from dispfl.report.plots import plot_runs
 
-        plot_runs(paths, out / f"learning-curves.{figure}")
-        files = f"Learning curves: {out / f'learning-curves.{figure}'}. {files}"
+        plot_runs(paths, folder / f"learning-curves.{figure}")
+        files = f"Learning curves: {folder / f'learning-curves.{figure}'}. {files}"
     console.print(files, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -137,6 +189,14 @@ def run_to_end(
     write_report([path], path / "report.html")
 
 
+def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the config file that the first argument names, if any, and the overrides; a folder may be `lr=0.1`."""
+    first = arguments[0] if arguments else "="
+    if "=" in first and not Path(first).is_file():
+        return None, list(arguments)
+    return Path(first), list(arguments[1:])
+
+
 def data_dir_override(data_dir: Path | None) -> list[str]:
     """Return `--data-dir` as an override; absolute, because a run may be resumed from another working directory."""
     if data_dir is None:
@@ -155,13 +215,32 @@ def warn_about_noise(experiments: "Iterable[Experiment]") -> None:
         )
 
 
-def first_free(path: Path) -> Path:
-    """Return the path, or the first numbered variant that does not exist: `runs/demo`, `runs/demo-2`, ..."""
-    number, candidate = 1, path
-    while candidate.exists():
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+@contextlib.contextmanager
+def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
+    """Yield the given folder; otherwise create the default one, or its first numbered variant: `runs/demo-2`, ...
+
+    The folder is created in one step, so that no two processes get the same; left empty, it is removed again.
+    """
+    if given is not None:
+        yield given
+        return
+    from dispfl.runs.files import plain_disk_errors
+
+    first, path = not default.parent.exists(), default
+    with plain_disk_errors(default):
+        default.parent.mkdir(parents=True, exist_ok=True)
+        for number in itertools.count(2):
+            with contextlib.suppress(FileExistsError):
+                path.mkdir()
+                break
+            path = default.with_name(f"{default.name}-{number}")
+    try:
+        yield path
+    finally:
+        with contextlib.suppress(OSError):  # not empty
+            path.rmdir()
+            if first:
+                default.parent.rmdir()
 
 
 def show(

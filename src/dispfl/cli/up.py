@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ def up(
     """
     from rich.console import Console
 
-    from dispfl.cli.run import data_dir_override, first_free
+    from dispfl.cli.run import data_dir_override, output_folder, split_config
     from dispfl.config import compose, read_toml
     from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume
     from dispfl.runs.directory import read_config, read_summary
@@ -53,12 +53,13 @@ def up(
     arguments, console = list(arguments or []), Console()
     options = [*_peers_override(peers, arguments), *data_dir_override(data_dir)]
     if resume is None:
-        config = read_toml(Path(arguments.pop(0))) if arguments and "=" not in arguments[0] else {}
+        file, arguments = split_config(arguments)
+        config = read_toml(file) if file else {}
         # The file of a simulated run may set workers, which does not apply here; an override does.
         experiment = compose({"peers": DEFAULT_PEERS, **config, "workers": 1}, [*arguments, *options])
         _refuse_simulation_settings(experiment)
-        path = out or first_free(Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}")
-        create_run(experiment, path)
+        with output_folder(out, Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}") as path:
+            create_run(experiment, path)
     else:
         path = resume
         if out is not None:
@@ -66,6 +67,8 @@ def up(
         experiment = compose(read_config(path), [*arguments, *options])
         _refuse_simulation_settings(experiment)
         check_same_experiment(path, experiment)
+        if experiment.rounds != (was := read_config(path)["rounds"]):
+            raise RunError(f"{path} was run with rounds={was}, got {experiment.rounds}; dispfl up cannot extend a run.")
         if read_summary(path) is not None:
             _print(console, f"{path} is already finished.")
             show(path, console)

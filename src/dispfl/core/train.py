@@ -113,6 +113,11 @@ class Train(Settings):
                 return self.lr * self.lr_decay ** (t // self.lr_step)
 
     @property
+    def bound_to_rounds(self) -> str:
+        """What depends on the number of rounds, so that a finished run cannot be extended; empty: nothing."""
+        return "the learning rate of train.schedule=cosine depends on it" if self.schedule == "cosine" else ""
+
+    @property
     def duration(self) -> str:
         """How long a round trains, in words: `5 epochs`."""
         count, unit = (self.epochs, "epoch") if self.steps is None else (self.steps, "step")
@@ -231,6 +236,7 @@ class Trainer:
     peer: str
     t: int
     T: int
+    """Rounds of the run. A method whose step depends on it overrides `Method.bound_to_rounds`."""
     roster: Sequence[str] = ()
     """All peers' names, in the order of every sum."""
     evaluate: bool = True

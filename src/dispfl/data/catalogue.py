@@ -1,7 +1,7 @@
 """The catalogue of data sets: everything known without reading their files. Imports neither torch nor numpy."""
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -95,21 +95,33 @@ _TINY_IMAGENET_DOWNLOAD = Download(
     248_100_043,
 )
 
+_SAMPLE = DataSpec(
+    name="fashion-sample",
+    title="Fashion-MNIST, the bundled sample",
+    shape=(1, 28, 28),
+    classes=10,
+    train=4_000,
+    test=2_000,
+    mean=(0.2860,),
+    std=(0.3530,),
+    flip=False,
+    reader="bundled",
+    origin=_ZALANDO,
+    class_names=_CLOTHES,
+)
+
+
+def _turned(*directions: str) -> DataSpec:
+    """The same images, turned, with a class for each kind of clothes in each direction: more classes, fewer images."""
+    names = tuple(f"{name}, {direction}" for name in _CLOTHES for direction in directions)
+    title = f"{_SAMPLE.title}, turned to {len(directions)} directions"
+    return replace(_SAMPLE, name=f"fashion-turned-{len(names)}", title=title, classes=len(names), class_names=names)
+
+
 _ALL = (
-    DataSpec(
-        name="fashion-sample",
-        title="Fashion-MNIST, the bundled sample",
-        shape=(1, 28, 28),
-        classes=10,
-        train=4_000,
-        test=2_000,
-        mean=(0.2860,),
-        std=(0.3530,),
-        flip=False,
-        reader="bundled",
-        origin=_ZALANDO,
-        class_names=_CLOTHES,
-    ),
+    _SAMPLE,
+    _turned("upright", "upside down"),
+    _turned("upright", "turned left", "upside down", "turned right"),
     DataSpec(
         name="fashion-mnist",
         title="Fashion-MNIST",

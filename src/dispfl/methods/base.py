@@ -58,6 +58,19 @@ class Method(Component):
         """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at all."""
         return None
 
+    @property
+    def bound_to_rounds(self) -> str:
+        """What depends on the number of rounds (`Trainer.T`), so that a finished run cannot be extended; else empty.
+
+        Override it in a method whose `step` uses `Trainer.T`: "the prune rate depends on it".
+        """
+        return ""
+
+    @property
+    def trains_as(self) -> "Method":
+        """The method that trains in exactly the same way, and is only evaluated in another; by default itself."""
+        return self
+
     def private_steps(self, train: Train, samples: int) -> int:
         """Return the steps of a peer in a round that use its data, each of which spends privacy."""
         return train.local_steps(samples)

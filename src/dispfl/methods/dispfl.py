@@ -37,6 +37,11 @@ class DisPFL(GossipMethod):
     """What a mask leaves out: single weights (the paper), or whole channels, which saves time too."""
     alpha_0: float = Field(default=0.5, ge=0, le=1)
     """Share of the kept weights that round 0 replaces; cosine-annealed to 0."""
+    horizon: int | None = Field(default=None, ge=1)
+    """Rounds over which `alpha_0` is annealed, the T of the paper's prune rate; by default all rounds of the run.
+
+    A run with a horizon of its own can be extended to more rounds; masks do not change after the horizon.
+    """
     regrow: Literal["gradient", "random"] = "gradient"
     """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts; with channels)."""
     layers: Literal["erk", "uniform"] = "erk"
@@ -62,6 +67,10 @@ class DisPFL(GossipMethod):
         if isinstance(given, dict) and given.get("structure") == "channels":
             return {"regrow": "random", "layers": "uniform"} | given
         return given
+
+    @property
+    def bound_to_rounds(self) -> str:
+        return "" if self.horizon else "the prune rate depends on it, unless method.horizon is set"
 
     def private_steps(self, train: Train, samples: int) -> int:
         return train.local_steps(samples) + (self.regrow == "gradient")
@@ -117,19 +126,23 @@ class DisPFL(GossipMethod):
 
     def evolve(self, peer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
         """Algorithm 2: the next mask."""
-        alpha_t = prune_rate(peer.t, peer.T, self.alpha_0)
+        alpha_t = self._prune_rate(peer)
         if self.regrow == "gradient":
             growth = peer.gradient(w_k)
         else:
             growth = torch.rand(w_k.shape, generator=peer.stream("regrow"))
         return prune_and_regrow(w_k, m_k, growth, alpha_t, peer.live.layout)
 
+    def _prune_rate(self, peer: Trainer) -> float:
+        T = self.horizon or peer.T
+        return prune_rate(min(peer.t, T), T, self.alpha_0)
+
     def _step_of_units(self, peer: Trainer, models: Mapping[str, PackedModel], m_k: UnitMask) -> PeerState:
         """The same with masks of units: all vectors are those of the peer's small network."""
         w_half = block_average([models[name] for name in sorted(models)], m_k, peer.first_weights())
         peer.observe_mixed(w_half)
         w_k = peer.learn(w_half, m_k)
-        rng, alpha_t = peer.stream("regrow"), prune_rate(peer.t, peer.T, self.alpha_0)
+        rng, alpha_t = peer.stream("regrow"), self._prune_rate(peer)
         growth = torch.rand(m_k.layout.units, generator=rng, dtype=torch.float64).numpy()
         next_mask = replace_units(m_k, unit_strengths(w_k, m_k), growth, alpha_t, rng=rng)
         return PeerState(PackedModel.under(w_k, m_k), next_mask, peer.buffers)

@@ -1,6 +1,6 @@
 """Fine-tuning as a wrapper: a method whose shared model each peer trains on its own data before it is evaluated."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from dispfl.methods.fedavg import FedAvg
 class FineTuned(Method):
     """Adds fine-tuning to a method with a shared model. The tuned model is evaluated, never carried forward."""
 
+    untuned: ClassVar[type[Method]]
     tune_epochs: int = Field(default=5, ge=1)
     """Local epochs of fine-tuning."""
     tune_every: int = Field(default=10, ge=1)
@@ -23,14 +24,21 @@ class FineTuned(Method):
     def fine_tuning(self) -> FineTuning:
         return FineTuning(self.tune_epochs, self.tune_rate, self.tune_every)
 
+    @property
+    def trains_as(self) -> Method:
+        fields = self.untuned.model_fields.keys() - {"name"}
+        return self.untuned(**{field: getattr(self, field) for field in fields})
+
 
 class FedAvgFT(FineTuned, FedAvg):
     """The paper's baseline "FedAvg-FT": the global model, fine-tuned locally."""
 
+    untuned: ClassVar[type[Method]] = FedAvg
     name: Literal["fedavg-ft"] = "fedavg-ft"  # type: ignore[assignment]
 
 
 class DPSGDFT(FineTuned, DPSGD):
     """The paper's baseline "D-PSGD-FT": the consensus, fine-tuned locally."""
 
+    untuned: ClassVar[type[Method]] = DPSGD
     name: Literal["dpsgd-ft"] = "dpsgd-ft"  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""The paper's tables and figures as experiments: one TOML file each, at two scales.
+"""The paper's tables and figures as experiments: one TOML file each, at three scales.
 
     the tables of `dispfl run`   settings that all runs of the experiment share
     [reproduce]                  the table or figure of the paper, and its runs: every part combined with every row
@@ -28,8 +28,8 @@ from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tab
 from dispfl.runs.grid import GridRun
 from dispfl.settings import Settings, did_you_mean
 
-Scale = Literal["laptop", "paper"]
-SCALES: tuple[Scale, ...] = ("laptop", "paper")
+Scale = Literal["laptop", "desktop", "paper"]
+SCALES: tuple[Scale, ...] = ("laptop", "desktop", "paper")
 SettingsTable = dict[str, Any]
 """Settings in the notation of a config file."""
 IDENTIFYING_KEYS = {"data", "partition", "model", "topology", "topology.offline_prob", "method", "method.density"}
@@ -55,7 +55,7 @@ class ReproduceSettings(Settings):
     minutes: float | None = Field(default=None, gt=0)
     """Approximate time of all runs on two cores, at laptop scale."""
     flops: float | None = Field(default=None, gt=0)
-    """Approximate dense FLOPs of all runs, at paper scale."""
+    """Approximate dense FLOPs of all runs, at the other scales."""
     beside: dict[str, str] = Field(default_factory=dict)
     parts: tuple[SettingsTable, ...] = ({},)
     rows: tuple[SettingsTable, ...] = ({},)

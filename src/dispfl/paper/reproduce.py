@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -42,9 +42,9 @@ from dispfl.report import tables as report_tables
 from dispfl.report.comparison import compare
 from dispfl.report.run_table import number_table, print_text
 from dispfl.round.context import PeerTask
-from dispfl.runs.directory import read_metrics, read_summary
+from dispfl.runs.directory import read_metrics
 from dispfl.runs.files import write_atomically
-from dispfl.runs.grid import GridRun
+from dispfl.runs.grid import GridRun, RunState
 from dispfl.topology import RandomRegular
 
 LONG_ENOUGH = 3.0
@@ -66,37 +66,52 @@ def samples_trained(experiment: Experiment) -> float:
     """Return how many samples a run passes forward and backward.
 
     rounds x training peers x epochs x samples, where only the cohort of a server method trains; plus mask search,
-    fine-tuning and evaluation, the last at a third because it is forward only. FedFOMO's weighing is not counted.
+    fine-tuning and evaluation. FedFOMO's weighing is not counted.
     """
     method, train, peers, rounds = experiment.method, experiment.train, experiment.peers, experiment.rounds
     samples = samples_per_peer(experiment)
     training = min(method.cohort or peers, peers) if isinstance(method, ServerMethod) else peers
     epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) and not train.steps else None
     search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.regrow == "gradient" else 0
-    every = experiment.eval_every
-    tuned = 0
+    return rounds * training * (train.samples_trained(samples, epochs) + search) + samples_evaluated(experiment)
+
+
+def samples_evaluated(experiment: Experiment) -> float:
+    """Return the samples of fine-tuning and evaluation, the latter at a third because it is forward only."""
+    method, peers, samples = experiment.method, experiment.peers, samples_per_peer(experiment)
+    every, tuned = experiment.eval_every, 0
     if method.fine_tuning:
         every = method.fine_tuning.every
         tuned = peers * method.fine_tuning.epochs * samples
     evaluated = peers * experiment.partition.test_samples_per_peer * (2 if isinstance(method, DisPFL) else 1) / TRAINING
-    evaluations = -(-rounds // every)
-    return rounds * training * (train.samples_trained(samples, epochs) + search) + evaluations * (tuned + evaluated)
+    evaluations = -(-experiment.rounds // every)
+    return evaluations * (tuned + evaluated)
 
 
-def dense_flops(experiment: Experiment) -> float:
-    """Return the FLOPs of a run by dense kernels, regardless of masks."""
-    spec = describe(experiment.data.name)
-    _, forward = network(experiment.model, spec.shape, spec.classes)
-    return samples_trained(experiment) * TRAINING * forward.dense()
+def dense_flops(cells: Iterable[GridRun]) -> float:
+    """Return the FLOPs of runs by dense kernels, regardless of masks."""
+    total = 0.0
+    for cell, samples in _samples_of_each(cells):
+        spec = describe(cell.experiment.data.name)
+        _, forward = network(cell.experiment.model, spec.shape, spec.classes)
+        total += samples * TRAINING * forward.dense()
+    return total
+
+
+def _samples_of_each(cells: Iterable[GridRun]) -> Iterator[tuple[GridRun, float]]:
+    """Yield how many samples each run passes; of several that share a training, only the first trains."""
+    trained: set[str] = set()
+    for cell in cells:
+        shared = cell.training in trained
+        trained.add(cell.training)
+        yield cell, (samples_evaluated if shared else samples_trained)(cell.experiment)
 
 
 def remaining_hours(cells: Iterable[GridRun]) -> list[RemainingHours]:
-    """Estimate the hours that unfinished runs take on this machine, by method."""
+    """Estimate the hours that unfinished runs take on this machine, by method. Runs may share a training."""
     measured: dict[tuple[object, ...], float] = {}
     by_method: dict[str, RemainingHours] = {}
-    for cell in cells:
-        if read_summary(cell.path) is not None:
-            continue
+    for cell, samples in _samples_of_each(cell for cell in cells if cell.state is not RunState.DONE):
         experiment = cell.experiment
         shape = describe(experiment.data.name).shape
         kind = (
@@ -112,7 +127,7 @@ def remaining_hours(cells: Iterable[GridRun]) -> list[RemainingHours]:
         left = 1 - len(read_metrics(cell.path)) / experiment.rounds
         name = experiment.method.name
         before = by_method.get(name, RemainingHours(name, 0, 0.0))
-        hours = before.hours + left * samples_trained(experiment) * measured[kind] / 3600
+        hours = before.hours + left * samples * measured[kind] / 3600
         by_method[name] = replace(before, runs=before.runs + 1, hours=hours)
     return list(by_method.values())
 

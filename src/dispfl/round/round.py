@@ -61,6 +61,19 @@ def run_round(
     finished: Mapping[str, StepResult] | None = None,
     on_result: OnResult = lambda peer, result: None,
 ) -> Round:
+    """Run round t of either kind and evaluate its models where that is due."""
+    trained = train_round(context, server, t, engine, finished, on_result)
+    return evaluate_round(context, trained, t, engine)
+
+
+def train_round(
+    context: RunContext,
+    server: PeerState | None,
+    t: int,
+    engine: Engine,
+    finished: Mapping[str, StepResult] | None = None,
+    on_result: OnResult = lambda peer, result: None,
+) -> Round:
     """Run round t of either kind; `finished` has the results of the steps that are done already."""
     done = dict(finished or {})
     if isinstance(context.method, ServerMethod):
@@ -70,9 +83,14 @@ def run_round(
         assert isinstance(context.method, GossipMethod)
         result = gossip_round(context, context.method, t, engine, done, on_result)
     engine.end_round()
-    if context.method.evaluates_global and context.evaluates(t):
-        return evaluate_global(context, result, t, engine)
     return result
+
+
+def evaluate_round(context: RunContext, trained: Round, t: int, engine: Engine) -> Round:
+    """Evaluate the global model after round t where that is due; a peer's own model is evaluated in its step."""
+    if context.method.evaluates_global and context.evaluates(t):
+        return evaluate_global(context, trained, t, engine)
+    return trained
 
 
 def gossip_round(

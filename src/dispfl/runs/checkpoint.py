@@ -84,12 +84,12 @@ class Checkpoints:
             self._waiting = {}
         self._last_write = time.monotonic()
 
-    def complete(self, t: int) -> None:
-        """Complete the checkpoint of round t, and delete all older ones except one."""
+    def complete(self, t: int, *, last: bool = False) -> None:
+        """Complete the checkpoint of round t, and delete all older ones except one; `last`: of the run's last round."""
         self.flush(t)
         folder = self._round(t + 1)
         parts = sorted(part.name for part in folder.glob("part-*.safetensors"))
-        manifest = {"version": VERSION, "rounds": t + 1, "parts": parts}
+        manifest = {"version": VERSION, "rounds": t + 1, "parts": parts} | ({"last": True} if last else {})
         write_atomically(folder / "complete.json", json.dumps(manifest).encode())
         self.delete_old()
 
@@ -107,6 +107,24 @@ class Checkpoints:
             steps |= _decode(part, peers)
         return steps
 
+    def was_last(self, rounds: int) -> bool:
+        """Whether these rounds were all of the run when they were finished; it may have been extended since."""
+        return bool(self._manifest(rounds).get("last"))
+
+    def copy_from(self, other: "Checkpoints") -> None:
+        """Take over the complete checkpoints of a run with the same states; their files are shared, not copied."""
+        for rounds in other.finished_rounds():
+            source, target = other._round(rounds), self._round(rounds)
+            with plain_disk_errors(target):
+                shutil.rmtree(target, ignore_errors=True)
+                target.mkdir(parents=True)
+                for part in (*other._parts(rounds), source / "complete.json"):  # the last makes it count
+                    try:
+                        os.link(part, target / part.name)
+                    except OSError:  # a file system without hard links
+                        write_atomically(target / part.name, part.read_bytes())
+                sync_folder(target)
+
     def discard(self, rounds: int) -> None:
         """Delete the checkpoint after this many rounds, complete or partial."""
         shutil.rmtree(self._round(rounds))
@@ -123,21 +141,26 @@ class Checkpoints:
 
     def _parts(self, rounds: int) -> list[Path]:
         """Return a round's files; `complete.json` names those of a complete round, so that a missing one is noticed."""
+        folder, manifest = self._round(rounds), self._manifest(rounds)
+        return [folder / name for name in manifest["parts"]] if manifest else sorted(folder.glob("part-*.safetensors"))
+
+    def _manifest(self, rounds: int) -> dict[str, Any]:
+        """Return the content of `complete.json`; nothing for a round in progress."""
         folder = self._round(rounds)
         manifest = folder / "complete.json"
         try:
             content = manifest.read_bytes()
         except FileNotFoundError:
-            return sorted(folder.glob("part-*.safetensors"))
+            return {}
         except OSError as problem:
             raise _unreadable(manifest, problem) from problem
         try:
             found = json.loads(content)
-            parts = [folder / name for name in found["parts"]]
+            parts = list(map(str, found["parts"]))
         except (KeyError, TypeError, ValueError) as problem:
             raise DamagedError(f"The checkpoint {folder} is damaged ({problem}).") from problem
         _check_version(manifest, found.get("version", 1))
-        return parts
+        return {"parts": parts, "last": found.get("last")}
 
     def _rounds(self) -> dict[int, Path]:
         """Return the folders, of complete and of partial rounds."""

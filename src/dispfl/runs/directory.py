@@ -10,6 +10,7 @@ learning-curve.png  at the end
 report.html         at the end, from the command line
 """
 
+import contextlib
 import fcntl
 import json
 import os
@@ -30,7 +31,7 @@ from dispfl.core.layout import Layout
 from dispfl.core.private import KEY_BYTES
 from dispfl.data.catalogue import describe
 from dispfl.data.split import Split
-from dispfl.errors import ConfigError, DamagedError, RunError
+from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
@@ -48,19 +49,32 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.checkpoints = Checkpoints(path / "checkpoints")
+        self._made: list[Path] | None = None
+        """Of a new directory: the folders that were made for it."""
         self._lock = self._take_lock()
 
     @classmethod
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Create a new one; refuse a folder with anything but hidden files in it."""
-        if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
-            fix = f"Resume it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
-            raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
+        directory = cls.claim(path)
+        try:
+            directory.write_config(config)
+        except RunError:
+            directory.close()
+            raise
+        return directory
+
+    @classmethod
+    def claim(cls, path: Path) -> "RunDirectory":
+        """Create and lock a new one without a config; closed before it has one, it is removed again."""
+        _refuse_existing(path)
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with plain_disk_errors(path):
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
+        directory._made = made
         try:
-            directory.write_config(config)
+            _refuse_existing(path)  # another process may have been faster
         except RunError:
             directory.close()
             raise
@@ -74,22 +88,39 @@ class RunDirectory:
 
     def _take_lock(self) -> IO[bytes]:
         """Lock the directory. The lock ends with the process, so a killed run leaves none behind."""
-        with plain_disk_errors(self.path):
-            lock = (self.path / ".lock").open("ab")
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.close()
-            raise RunError(f"Another process is using {self.path}; wait for it or stop it first.") from None
-        return lock
+        file = self.path / ".lock"
+        while True:
+            with plain_disk_errors(self.path):
+                lock = file.open("ab")
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.close()
+                raise TakenError(f"Another process is using {self.path}; wait for it or stop it first.") from None
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
+                    return lock
+            lock.close()  # the process that had it before has removed the file
 
     def close(self) -> None:
-        """Release the directory."""
+        """Release the directory; remove what was made for it if it never got a config."""
+        if self._made is not None and not (self.path / "config.toml").exists():
+            (self.path / ".lock").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # not empty any more
+                for folder in self._made:
+                    folder.rmdir()
         self._lock.close()
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the config."""
         write_atomically(self.path / "config.toml", tomli_w.dumps(dict(config)).encode())
+
+    def extend(self, config: Mapping[str, Any]) -> None:
+        """Continue with a config of more rounds: the run no longer counts as finished, and then gets the config."""
+        with plain_disk_errors(self.path):
+            (self.path / "summary.json").unlink(missing_ok=True)
+            sync_folder(self.path)
+        self.write_config(config)
 
     def append(self, record: Metrics) -> None:
         """Append a line to the metrics."""
@@ -138,6 +169,13 @@ class RunDirectory:
         write_atomically(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
 
 
+def _refuse_existing(path: Path) -> None:
+    """Refuse a path with anything but hidden files in it."""
+    if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
+        fix = f"Resume it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
+        raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Return a run directory's config."""
     file = path / "config.toml"
@@ -177,6 +215,11 @@ def read_summary(path: Path) -> Metrics | None:
     except (OSError, ValueError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
     return summary
+
+
+def is_finished(path: Path, rounds: int) -> bool:
+    """Whether a run is finished, and is not to be extended to this many rounds."""
+    return read_summary(path) is not None and int(read_config(path).get("rounds", rounds)) >= rounds
 
 
 SPLIT = "split.safetensors"

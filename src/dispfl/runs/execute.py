@@ -27,9 +27,17 @@ from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import RunDirectory, SavedStates, read_config, read_data_digest, read_split, write_split
-from dispfl.runs.files import SITES
-from dispfl.runs.loop import RunCallbacks, RunHistory, begin, restore, run_rounds
+from dispfl.runs.directory import (
+    SPLIT,
+    RunDirectory,
+    SavedStates,
+    read_config,
+    read_data_digest,
+    read_split,
+    write_split,
+)
+from dispfl.runs.files import SITES, write_atomically
+from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, last, summarize
 from dispfl.runs.newcomers import evaluate_newcomers
 
@@ -88,6 +96,7 @@ def execute(
     callbacks: RunCallbacks,
     engine: EngineName = "inprocess",
     ray_address: str | None = None,
+    followers: Sequence[Follower] = (),
 ) -> RunResult:
     """Run the remaining rounds and write the summary, which makes the run count as finished; then draw its curve."""
     out = directory.path if directory else None
@@ -110,11 +119,17 @@ def execute(
             checkpoints = directory.checkpoints if directory else None
             started = stack.enter_context(running_engine(engine, context, workers, checkpoints, ray_address))
             history = restore(context, started, directory) if directory else begin(context, started)
-            history = run_rounds(context, started, history, directory, callbacks)
+            for follower in followers:
+                stack.callback(follower.directory.close)
+                follower.records = follower.directory.truncate_metrics(len(history.records))
+            history = run_rounds(context, started, history, directory, callbacks, followers)
             saved = SavedStates(out, context.roster) if out and engine == "ray" else None
             states = dict(started.states) if saved is None else saved
             personal = _evaluated(context, history, started) if context.method.evaluates_global else states
             unseen = evaluate_newcomers(context, states, history.server)
+            for follower in followers:
+                assert directory is not None
+                _finish(follower, history, started, states, directory)
         result = RunResult(context, states, history.records, personal, out, unseen)
         if directory and out:
             directory.write_summary(result.summary)
@@ -161,12 +176,26 @@ def connect_engine(engine: EngineName, ray_address: str | None = None) -> None:
             connect(ray_address, workers=0)
 
 
-def _evaluated(context: RunContext, history: RunHistory, engine: Engine) -> Mapping[str, PeerState]:
+def _evaluated(
+    context: RunContext, history: RunHistory, engine: Engine, again: bool = False
+) -> Mapping[str, PeerState]:
     """Return the global model as each peer was last evaluated with it; evaluate again after an interruption."""
-    if not engine.evaluated:
+    if again or not engine.evaluated:
         nothing = Round({peer: StepResult(Report()) for peer in context.roster}, history.server)
         evaluate_global(context, nothing, context.rounds - 1, engine)
     return dict(engine.evaluated)
+
+
+def _finish(
+    follower: Follower, history: RunHistory, engine: Engine, states: Mapping[str, PeerState], leader: RunDirectory
+) -> None:
+    """Finish a run that was trained together with another one: checkpoint, summary and learning curve."""
+    context, directory = follower.context, follower.directory
+    personal = follower.evaluated or _evaluated(context, history, engine, again=True)
+    directory.checkpoints.copy_from(leader.checkpoints)
+    unseen = evaluate_newcomers(context, states, history.server)
+    directory.write_summary(RunResult(context, states, follower.records, personal, directory.path, unseen).summary)
+    draw_learning_curve(directory.path)
 
 
 def prepare(
@@ -198,12 +227,7 @@ class ExperimentRun:
     ) -> "ExperimentRun":
         """Create a run in a new directory; `decoding` is called while images are decoded."""
         connect_engine(experiment.engine, ray_address)
-        data, split, context = prepare(experiment, decoding)
-        directory = RunDirectory.create(out, experiment.to_toml())
-        with _closed_on_failure(directory):
-            counts = split.label_counts(data.train_labels, len(data.classes))
-            write_split(out, split, counts, context.data_digest())
-        return cls(experiment, context, directory)
+        return cls.start(experiment, RunDirectory.claim(out), decoding)
 
     @classmethod
     def resume(
@@ -215,11 +239,24 @@ class ExperimentRun:
     @classmethod
     def resume_as(cls, experiment: Experiment, path: Path, decoding: ProgressCallback | None = None) -> "ExperimentRun":
         """Resume a run that must be of this experiment."""
-        if (path / SITES).is_dir():
-            raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
-        check_same_experiment(path, experiment)
-        directory = RunDirectory.open(path)
+        return cls.start(experiment, RunDirectory.open(path), decoding)
+
+    @classmethod
+    def start(
+        cls, experiment: Experiment, directory: RunDirectory, decoding: ProgressCallback | None = None
+    ) -> "ExperimentRun":
+        """Return the run in a directory that this process has locked: a new run, or its own run resumed."""
+        path = directory.path
         with _closed_on_failure(directory):
+            if not (path / "config.toml").exists():
+                data, split, context = prepare(experiment, decoding)
+                directory.write_config(experiment.to_toml())
+                counts = split.label_counts(data.train_labels, len(data.classes))
+                write_split(path, split, counts, context.data_digest())
+                return cls(experiment, context, directory)
+            if (path / SITES).is_dir():
+                raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
+            check_same_experiment(path, experiment)
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
             split = saved[0] if saved else experiment.split(data)
@@ -234,11 +271,26 @@ class ExperimentRun:
                 raise _other_data(path, experiment, "labels differ")
             elif read_data_digest(path) != digest:
                 raise _other_data(path, experiment, "samples differ")
-            update_config(directory, experiment)
+            if experiment.rounds > read_config(path)["rounds"]:
+                directory.extend(experiment.to_toml())
+            else:
+                update_config(directory, experiment)
         return cls(experiment, context, directory)
 
-    def run(self, callbacks: RunCallbacks | None = None, ray_address: str | None = None) -> RunResult:
-        """Run the remaining rounds."""
+    def follower(self, experiment: Experiment, directory: RunDirectory) -> Follower:
+        """Return a run that this one trains too: an experiment that differs in the evaluation of its models only."""
+        with _closed_on_failure(directory):
+            directory.write_config(experiment.to_toml())
+            write_atomically(directory.path / SPLIT, (self.directory.path / SPLIT).read_bytes())
+        return Follower(replace(self.context, method=experiment.method), directory)
+
+    def run(
+        self,
+        callbacks: RunCallbacks | None = None,
+        ray_address: str | None = None,
+        followers: Sequence[Follower] = (),
+    ) -> RunResult:
+        """Run the remaining rounds, and with them those of the followers."""
         experiment = self.experiment
         return execute(
             self.context,
@@ -247,6 +299,7 @@ class ExperimentRun:
             callbacks or RunCallbacks(),
             experiment.engine,
             ray_address,
+            followers,
         )
 
 
@@ -269,11 +322,22 @@ def run_experiment(experiment: Experiment, out: Path | str, *, resume: bool = Fa
 
 
 def check_same_experiment(path: Path, experiment: Experiment, fix: str = "Omit it, or start a new run.") -> None:
-    """Refuse a run directory of another experiment; the data's folder, the engine and the workers may differ."""
+    """Refuse a run directory of another experiment.
+
+    The data's folder, the engine and the workers may differ, and there may be more rounds where nothing forbids it.
+    """
     for key, (was, now) in differing_keys(compose(read_config(path)), experiment).items():
-        if key not in ("data.dir", "workers", "engine"):
-            why = " (the prune rate depends on it)" if key == "rounds" else ""
-            raise RunError(f"{path} was run with {key}={was}, got {now}{why}. {fix}")
+        why = why_not_extended(was, now, experiment) if key == "rounds" else ""
+        if key not in ("data.dir", "workers", "engine", "rounds") or why:
+            raise RunError(f"{path} was run with {key}={was}, got {now}{f' ({why})' if why else ''}. {fix}")
+
+
+def why_not_extended(was: int, now: int, run: Experiment | RunContext) -> str:
+    """Return why a run of `was` rounds cannot be continued as one of `now` rounds; empty if it can."""
+    if now <= was:
+        return "a run can only be extended" if now < was else ""
+    private = "the privacy budget is that of all rounds" if run.privacy.enabled else ""
+    return private or run.method.bound_to_rounds or run.train.bound_to_rounds
 
 
 def update_config(directory: RunDirectory, experiment: Experiment) -> None:

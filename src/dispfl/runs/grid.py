@@ -8,8 +8,11 @@ Runs with the same seed and data settings have the same split, the same initial 
 each of these has a random stream of its own that no method draws from.
 """
 
+import contextlib
 import itertools
+import json
 import re
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -18,13 +21,17 @@ from typing import Any
 
 from dispfl.config import Experiment, compose
 from dispfl.data.fetch import ProgressCallback
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.registry import METHODS
-from dispfl.runs.directory import read_summary
-from dispfl.runs.execute import ExperimentRun, check_same_experiment, prepare
+from dispfl.runs.checkpoint import Checkpoints
+from dispfl.runs.directory import RunDirectory, is_finished, read_metrics
+from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine, prepare
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
+
+SECONDS_BETWEEN_LOOKS = 1.0
+"""How long a process waits before it looks again whether a run of another one is finished or free."""
 
 
 class RunState(StrEnum):
@@ -58,11 +65,27 @@ class GridRun:
         return self.experiment.rounds * self.experiment.peers
 
     @property
+    def training(self) -> str:
+        """Everything that its training depends on; runs for which it is the same differ in evaluation only.
+
+        A private run has noise of its own.
+        """
+        if self.experiment.privacy.enabled:
+            return str(self.path)
+        method = self.experiment.method.trains_as
+        return json.dumps(self.experiment.model_copy(update={"method": method}).to_toml(), sort_keys=True)
+
+    @property
+    def finished_rounds(self) -> int:
+        """The rounds after which it has its newest checkpoint; 0 without any."""
+        return max(Checkpoints(self.path / "checkpoints").finished_rounds(), default=0)
+
+    @property
     def state(self) -> RunState:
         """The state of its run directory."""
         if not (self.path / "config.toml").exists():
             return RunState.MISSING
-        return RunState.INTERRUPTED if read_summary(self.path) is None else RunState.DONE
+        return RunState.DONE if is_finished(self.path, self.experiment.rounds) else RunState.INTERRUPTED
 
 
 def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
@@ -177,22 +200,93 @@ def check_grid(runs: Iterable[GridRun]) -> None:
             prepare(experiment)
 
 
-def run_missing(
-    runs: Iterable[GridRun],
-    callbacks_for: Callable[[GridRun], RunCallbacks],
-    decoding: ProgressCallback | None = None,
-    track: str | None = None,
+@dataclass
+class GridCallbacks:
+    """Functions that a grid of runs calls as it proceeds."""
+
+    run: Callable[[GridRun], RunCallbacks] = lambda run: RunCallbacks()
+    """At the start of each run; returns the run's own callbacks."""
+    end: Callable[[GridRun], None] = lambda run: None
+    """When a run is finished."""
+    wait: Callable[[Sequence[GridRun]], None] = lambda runs: None
+    """Once a second while nothing is left but the runs of other processes."""
+    decoding: ProgressCallback | None = None
+    """While images are decoded for the first time."""
+
+
+def run_missing(runs: Iterable[GridRun], callbacks: GridCallbacks | None = None, track: str | None = None) -> None:
+    """Resume the interrupted runs and start the missing ones, until all are finished.
+
+    Several processes may do this at the same time: each takes the next run that no other has, and at the end waits for
+    the others. A run whose process dies is taken up by one of those that wait.
+    """
+    callbacks = callbacks or GridCallbacks()
+    left = sorted(runs, key=lambda run: not run.finished_rounds)  # what was interrupted first: others may follow it
+    while left:
+        taken, found = [], False
+        for run in left:
+            directory = _lock(run)
+            if directory is None:
+                taken.append(run)
+                continue
+            found = True
+            _run_together(run, directory, left, callbacks, track)
+        left = [run for run in taken if run.state is not RunState.DONE]
+        if left and not found:
+            callbacks.wait(left)
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
+def _run_together(
+    leader: GridRun, directory: RunDirectory, runs: Iterable[GridRun], callbacks: GridCallbacks, track: str | None
 ) -> None:
-    """Resume the interrupted runs and start the missing ones; `callbacks_for` gives each its callbacks."""
-    for run in runs:
-        state = run.state
-        if state is RunState.DONE:
-            continue
-        callbacks = callbacks_for(run)
-        start = ExperimentRun.resume_as if state is RunState.INTERRUPTED else ExperimentRun.create
-        started = start(run.experiment, run.path, decoding)
-        with tracking(track, run.path, callbacks) as tracked:
-            started.run(tracked)
+    """Run a run, and with it those that differ only in how the same models are evaluated."""
+    with contextlib.ExitStack() as stack:
+        locked = {}
+        for run in runs:
+            if run.path != leader.path and _follows(run, leader) and (own := _lock(run)):
+                stack.callback(own.close)
+                locked[run.path] = run, own
+        stack.callback(directory.close)
+        own_callbacks = callbacks.run(leader)
+        started = ExperimentRun.start(leader.experiment, directory, callbacks.decoding)
+        tracked = stack.enter_context(tracking(track, leader.path, own_callbacks))
+        followers = []
+        for run, own in locked.values():
+            follower = started.follower(run.experiment, own)
+            follower.on_round = stack.enter_context(tracking(track, run.path, RunCallbacks())).round
+            followers.append(follower)
+        started.run(tracked, followers=followers)
+    for run in (leader, *(run for run, _ in locked.values())):
+        callbacks.end(run)
+
+
+def _follows(run: GridRun, leader: GridRun) -> bool:
+    """Whether a run can be trained together with another one: both from their beginning, or both interrupted."""
+    same = run.training == leader.training and not run.finished_rounds
+    return same and len(read_metrics(run.path)) >= leader.finished_rounds
+
+
+def _lock(run: GridRun) -> RunDirectory | None:
+    """Lock the directory of a run that is not finished; None if it is, or if another process has it."""
+    state = run.state
+    if state is RunState.DONE:
+        return None
+    try:
+        if state is RunState.MISSING:
+            connect_engine(run.experiment.engine)
+            return RunDirectory.claim(run.path)
+        directory = RunDirectory.open(run.path)
+    except TakenError:
+        return None
+    except RunError:
+        if run.state is state:
+            raise
+        return None  # another process has just created it
+    if run.state is RunState.DONE:  # another process has just finished it
+        directory.close()
+        return None
+    return directory
 
 
 def _grid(

@@ -2,16 +2,16 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dispfl.core.layout import Layout
 from dispfl.core.train import Report
-from dispfl.costs.flops import forward_cost
+from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
-from dispfl.round.round import initial_states, run_round
+from dispfl.round.round import Round, evaluate_round, initial_states, train_round
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.metrics import Metrics, round_metrics
@@ -44,6 +44,32 @@ class RunHistory:
     """The steps of the next round that were finished before an interruption."""
 
 
+@dataclass
+class Follower:
+    """A run that is trained together with another one, because only its evaluation differs: FedAvg-FT beside FedAvg.
+
+    It has checkpoints only at its end, those of the other run. Until then its lines of metrics are enough to continue.
+    """
+
+    context: RunContext
+    directory: RunDirectory
+    on_round: Callable[[Metrics], None] = lambda metrics: None
+    records: list[Metrics] = field(default_factory=list)
+    evaluated: Mapping[str, PeerState] = field(default_factory=dict)
+    """The state that each peer was evaluated with after the last round."""
+
+    def evaluate(self, trained: Round, t: int, engine: Engine, cost: ForwardCost, seconds: float) -> None:
+        """Evaluate a round that took some seconds to train, and save its metrics."""
+        began = time.perf_counter()
+        result = evaluate_round(self.context, trained, t, engine)
+        if t + 1 == self.context.rounds:
+            self.evaluated = dict(engine.evaluated)
+        record = round_metrics(t, result, self.context.task, cost, seconds + time.perf_counter() - began)
+        self.directory.append(record)
+        self.records.append(record)
+        self.on_round(record)
+
+
 def begin(context: RunContext, engine: Engine) -> RunHistory:
     """Begin a run."""
     engine.restore(0)
@@ -55,6 +81,9 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
     checkpoints = directory.checkpoints
     for rounds in reversed(checkpoints.finished_rounds()):
         try:
+            if checkpoints.was_last(rounds) and rounds < context.rounds and not context.evaluates(rounds - 1):
+                checkpoints.discard(rounds)  # extended: repeat the round without its evaluation, as in a longer run
+                continue
             engine.restore(rounds)
             saved = checkpoints.load(rounds, [SERVER])
         except DamagedError as damage:
@@ -77,7 +106,12 @@ def _partial_round(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str
 
 
 def run_rounds(
-    context: RunContext, engine: Engine, history: RunHistory, directory: RunDirectory | None, callbacks: RunCallbacks
+    context: RunContext,
+    engine: Engine,
+    history: RunHistory,
+    directory: RunDirectory | None,
+    callbacks: RunCallbacks,
+    followers: Sequence[Follower] = (),
 ) -> RunHistory:
     """Run the remaining rounds. Metrics are written before the checkpoint that makes the round count."""
     module = context.module()
@@ -89,13 +123,18 @@ def run_rounds(
     for t in range(len(history.records), context.rounds):
         began = time.perf_counter()
         try:
-            result = run_round(
+            trained = train_round(
                 context, history.server, t, engine, history.partial_round, lambda peer, result: callbacks.step()
             )
+            seconds = time.perf_counter() - began
+            for follower in followers:
+                follower.evaluate(trained, t, engine, cost, seconds)
+            began = time.perf_counter()
+            result = evaluate_round(context, trained, t, engine)
         except BaseException:
             engine.flush(t)
             raise
-        record = round_metrics(t, result, context.task, cost, time.perf_counter() - began)
+        record = round_metrics(t, result, context.task, cost, seconds + time.perf_counter() - began)
         failures = list(record["failures"].values())
         for failure in failures[:FAILURES_SHOWN]:
             log.warning(failure)
@@ -106,7 +145,7 @@ def run_rounds(
             if result.server is not None:
                 directory.checkpoints.add(t, SERVER, StepResult(Report(), state=result.server))
             directory.append(record)
-            directory.checkpoints.complete(t)
+            directory.checkpoints.complete(t, last=t + 1 == context.rounds)
         history.server = result.server
         history.records.append(record)
         history.partial_round = {}

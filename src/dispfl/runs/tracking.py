@@ -1,19 +1,32 @@
-"""Trackers: show a run in another program while it runs. TensorBoard is supported."""
+"""Trackers: show a run in another program while it runs: TensorBoard, Weights & Biases or MLflow.
+
+Each is a function that yields where to log the numbers of a round. A run that is resumed continues its curves.
+"""
 
 import contextlib
+import logging
+import os
+import time
+import uuid
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.runs.directory import read_metrics
+from dispfl.runs.directory import read_config, read_metrics
+from dispfl.runs.files import write_atomically
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics
 
-TRACKERS = ("tensorboard",)
+log = logging.getLogger("dispfl")
+LogNumbers = Callable[[Mapping[str, float], int], None]
+"""Logs the numbers of a round, by name, and which round it was, counted from 1."""
+PROJECT = "dispfl"
+"""The project (Weights & Biases) or experiment (MLflow) of all runs."""
 
 
 def check_tracker(track: str | None) -> None:
@@ -21,36 +34,145 @@ def check_tracker(track: str | None) -> None:
     if track is None:
         return
     if track not in TRACKERS:
-        raise ConfigError(f"--track must be {' or '.join(TRACKERS)}, got {track!r}.")
-    require("tensorboard", f"--track {track}")
+        raise ConfigError(f"--track must be {', '.join(list(TRACKERS)[:-1])} or {list(TRACKERS)[-1]}, got {track!r}.")
+    require(track, f"--track {track}")
 
 
 @contextlib.contextmanager
 def tracking(track: str | None, path: Path, callbacks: RunCallbacks) -> Iterator[RunCallbacks]:
-    """Return callbacks that also write each round to `path`/tensorboard; without a tracker, the same callbacks."""
+    """Return callbacks that also log each round to a tracker; without a tracker, the same callbacks."""
     if track is None:
         yield callbacks
         return
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of what TensorBoard imports
+    with TRACKERS[track](path) as log_numbers:
+        failed = False
+
+        def each(record: Metrics) -> None:
+            nonlocal failed
+            callbacks.round(record)
+            try:
+                if not failed:
+                    log_numbers(scalars(record), record["round"] + 1)
+            except Exception as problem:  # a tracker that fails does not end a run of hours
+                failed = True
+                log.warning("--track %s failed (%s); the run goes on without it.", track, problem)
+
+        yield replace(callbacks, round=each)
+
+
+@contextlib.contextmanager
+def _tensorboard(path: Path) -> Iterator[LogNumbers]:
+    """Write to the folder `tensorboard` of the run directory."""
+    with _quiet():
         from torch.utils.tensorboard import SummaryWriter
     done = len(read_metrics(path))
     writer = SummaryWriter(str(path / "tensorboard"), purge_step=done or None)
 
-    def each(record: Metrics) -> None:
-        callbacks.round(record)
-        for name, value in scalars(record).items():
-            writer.add_scalar(name, value, record["round"] + 1)
+    def log_numbers(numbers: Mapping[str, float], step: int) -> None:
+        for name, value in numbers.items():
+            writer.add_scalar(name, value, step)
         writer.flush()
 
     try:
-        yield replace(callbacks, round=each)
+        yield log_numbers
     finally:
         writer.close()
 
 
+@contextlib.contextmanager
+def _wandb(path: Path) -> Iterator[LogNumbers]:
+    """Write to the folder `wandb` of the run directory, and to the server unless WANDB_MODE=offline."""
+    with _quiet():
+        import wandb
+
+        try:
+            run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                name=_name(path),
+                config=read_config(path),
+                dir=str(path),
+                id=_saved_id(path, "wandb", lambda: uuid.uuid4().hex[:8]),
+                resume="allow",
+                reinit="create_new",  # runs that are trained together are tracked at the same time
+                settings=wandb.Settings(silent=True),
+            )
+        except wandb.Error as problem:
+            raise ConfigError(
+                f"--track wandb failed: {problem}. Log in (wandb login), or set WANDB_MODE=offline."
+            ) from None
+    try:
+        yield lambda numbers, step: run.log(dict(numbers), step=step)
+    finally:
+        run.finish()
+
+
+@contextlib.contextmanager
+def _mlflow(path: Path) -> Iterator[LogNumbers]:
+    """Write to the server at MLFLOW_TRACKING_URI, or to the folder `mlruns` in the working directory."""
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    with _quiet():
+        from mlflow import MlflowClient
+        from mlflow.entities import Metric, Param
+        from mlflow.exceptions import MlflowException
+
+        try:
+            client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", (Path.cwd() / "mlruns").as_uri()))
+            found = client.get_experiment_by_name(PROJECT)
+            experiment = found.experiment_id if found else client.create_experiment(PROJECT)
+            run_id = _saved_id(
+                path, "mlflow", lambda: str(client.create_run(experiment, run_name=_name(path)).info.run_id)
+            )
+            client.log_batch(run_id, params=[Param(key, str(value)) for key, value in _flat(read_config(path)).items()])
+        except MlflowException as problem:
+            raise ConfigError(f"--track mlflow failed: {problem}") from None
+
+    def log_numbers(numbers: Mapping[str, float], step: int) -> None:
+        now = int(1000 * time.time())
+        client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
+
+    try:
+        yield log_numbers
+    finally:
+        client.set_terminated(run_id)
+
+
+TRACKERS: Mapping[str, Callable[[Path], AbstractContextManager[LogNumbers]]] = {
+    "tensorboard": _tensorboard,
+    "wandb": _wandb,
+    "mlflow": _mlflow,
+}
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide warnings of what trackers import."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _name(path: Path) -> str:
+    """`dispfl seed-0` for compare/dispfl/seed-0, and the folder's name otherwise."""
+    path = path.resolve()
+    return f"{path.parent.name} {path.name}" if path.name.startswith("seed-") else path.name
+
+
+def _saved_id(path: Path, track: str, create: Callable[[], str]) -> str:
+    """Return the tracker's id of a run, which a resumed run continues; a new one is saved."""
+    file = path / f".{track}-id"
+    if not file.exists():
+        write_atomically(file, create().encode())
+    return file.read_text()
+
+
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config as dotted keys."""
+    tables = {key: value if isinstance(value, Mapping) else {"": value} for key, value in config.items()}
+    return {f"{key}.{field}".rstrip("."): value for key, table in tables.items() for field, value in table.items()}
+
+
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """Return the single numbers of a round, by the names that TensorBoard groups them under."""
+    """Return the single numbers of a round, by the names that trackers group them under."""
     found: dict[str, float | None] = {
         f"peers/{key}": record[key]["mean"]
         for key in ("mixed", "test_loss", "train_loss", "mask_change", "overlap")

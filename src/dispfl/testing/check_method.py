@@ -198,6 +198,14 @@ def reproducible(method: Method) -> None:
     _require("reproducible", one == again, f"{method.name} gives other bits the second time, with the same seed.")
 
 
+def extension(method: Method) -> None:
+    """The first rounds do not depend on how many follow, or `bound_to_rounds` says what does."""
+    if method.bound_to_rounds:
+        return
+    short, long = (all_bits(run_all_rounds(tiny_context(method, rounds=rounds))[1].states) for rounds in (2, 5))
+    _require("extension", short == long, f"{method.name} depends on Trainer.T, which its bound_to_rounds must say.")
+
+
 def named_randomness(method: Method) -> None:
     """Random numbers come from named streams (`peer.stream("purpose")`, `rng`), never from a global generator."""
     context = tiny_context(method)
@@ -400,6 +408,7 @@ RULES: tuple[Rule, ...] = (
     wire,
     checkpoint,
     evaluation,
+    extension,
 )
 """All rules, in the order in which they are checked."""
 

@@ -16,6 +16,7 @@ from dispfl.data.readers import RawDataset, ReadSplit, check_labels, damaged, to
 from dispfl.errors import DataError
 
 BUNDLED = Path(__file__).parent.parent / "bundled" / "fashion-sample.npz"
+BUNDLED_CLASSES = 10
 
 SIDE = 28
 _CHUNK = 1 << 20
@@ -84,7 +85,7 @@ def _fill(stream: BinaryIO, values: NDArray[np.uint8]) -> int:
 
 
 def read_bundled(classes: int, path: Path = BUNDLED) -> RawDataset:
-    """Read the bundled sample."""
+    """Read the bundled sample; with more than its ten classes, each is divided by the direction of its images."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             train, test = (_bundled_split(path, arrays, name, classes) for name in ("train", "test"))
@@ -95,5 +96,20 @@ def read_bundled(classes: int, path: Path = BUNDLED) -> RawDataset:
 
 def _bundled_split(path: Path, arrays: Mapping[str, NDArray[np.uint8]], name: str, classes: int) -> ReadSplit:
     inputs, labels = arrays[f"{name}_inputs"], arrays[f"{name}_labels"]
-    check_labels(path, labels, len(inputs), classes)
+    check_labels(path, labels, len(inputs), BUNDLED_CLASSES)
+    inputs, labels = _turned(inputs, labels, classes // BUNDLED_CLASSES)
     return to_split(inputs[:, np.newaxis], labels)
+
+
+def _turned(
+    inputs: NDArray[np.uint8], labels: NDArray[np.uint8], directions: int
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Turn the images of a class in turn to each of 1, 2 or 4 directions, which become classes of their own."""
+    turned, finer = inputs.copy(), labels * np.uint8(directions)
+    for label in range(BUNDLED_CLASSES):
+        rows = np.flatnonzero(labels == label)
+        for direction in range(1, directions):
+            some = rows[direction::directions]
+            turned[some] = np.rot90(inputs[some], 4 // directions * direction, axes=(1, 2))
+            finer[some] += np.uint8(direction)
+    return turned, finer

@@ -1,0 +1,160 @@
+"""A finished run is extended to more rounds, and nothing tells it from a run that had been started with so many."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from dispfl import DisPFL, FedAvg, Federation, Method, Train
+from dispfl.config import compose
+from dispfl.errors import ConfigError, RunError
+from dispfl.runs.directory import read_config, read_metrics, read_summary
+from dispfl.runs.execute import ExperimentRun, run_experiment
+from dispfl.runs.grid import GridCallbacks, RunState, methods_grid, run_missing
+from dispfl.runs.loop import RunCallbacks
+
+TINY = [
+    "peers=3",
+    "topology.degree=2",
+    "partition.samples_per_peer=8",
+    "partition.test_samples_per_peer=4",
+    "train.epochs=1",
+    "workers=1",
+]
+Outcome = tuple[list[str], list[dict[str, Any]]]
+"""The digest of everyone's weights, and all rounds' metrics without their seconds."""
+
+
+def result(path: Path) -> Outcome:
+    summary, timed = read_summary(path), ("seconds", "peer_seconds")
+    assert summary is not None
+    records = [{key: value for key, value in record.items() if key not in timed} for record in read_metrics(path)]
+    return summary["weights_sha256"], records
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["method=fedavg", "method.cohort=2"],
+        ["method=fedavg-ft", "method.tune_epochs=1", "method.tune_every=2"],
+        ["method=dpsgd", "eval_every=2"],
+        ["method=subfedavg", "eval_every=2"],
+        ["method=local", "eval_every=2", "train.schedule=step", "train.lr_step=2", "train.warmup=1"],
+        ["method.horizon=4", "eval_every=2", "train.momentum=0.9", "train.keep_moments=true"],
+        ["method.horizon=2", "method.structure=channels", "eval_every=2"],
+    ],
+    ids=" ".join,
+)
+def test_three_rounds_extended_to_five_are_a_run_of_five(tmp_path: Path, settings: list[str]) -> None:
+    """With eval_every=2 the third round is evaluated only while it is the last: it is repeated without that."""
+    run_experiment(compose({}, [*TINY, *settings, "rounds=5"]), tmp_path / "whole")
+    run_experiment(compose({}, [*TINY, *settings, "rounds=3"]), tmp_path / "run")
+    assert len(result(tmp_path / "run")[1]) == 3
+    ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run()
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+    assert (tmp_path / "run/config.toml").read_text() == (tmp_path / "whole/config.toml").read_text()
+
+
+def test_a_stop_at_any_round_of_an_extension_loses_nothing(tmp_path: Path) -> None:
+    settings = [*TINY, "method=dpsgd", "eval_every=2"]
+    run_experiment(compose({}, [*settings, "rounds=6"]), tmp_path / "whole")
+    run_experiment(compose({}, [*settings, "rounds=3"]), tmp_path / "finished")
+
+    def stop(record: Any) -> None:
+        raise KeyboardInterrupt
+
+    for moment in ("before any round", "after each round"):
+        path = shutil.copytree(tmp_path / "finished", tmp_path / moment)
+        ExperimentRun.resume(path, ["rounds=6"]).directory.close()
+        assert (read_config(path)["rounds"], read_summary(path)) == (6, None)
+        while read_summary(path) is None:
+            resumed = ExperimentRun.resume(path)
+            if moment == "after each round" and len(read_metrics(path)) < 6:
+                with pytest.raises(KeyboardInterrupt):
+                    resumed.run(RunCallbacks(round=stop))
+            else:
+                resumed.run()
+        assert result(path) == result(tmp_path / "whole")
+
+
+def test_a_run_stopped_between_the_two_steps_of_an_extension_is_that_of_before(tmp_path: Path) -> None:
+    """The summary goes first, then the config is replaced."""
+    path = tmp_path / "run"
+    run_experiment(compose({}, [*TINY, "method=local", "rounds=2"]), path)
+    before = result(path)
+    (path / "summary.json").unlink()
+    ExperimentRun.resume(path).run()
+    assert result(path) == before
+
+
+@pytest.mark.parametrize(
+    ("settings", "rounds", "sentence"),
+    [
+        ([], 5, r"rounds=2, got 5 \(the prune rate depends on it, unless method.horizon is set\)\. Omit it, or"),
+        (["method=local", "train.schedule=cosine"], 5, r"\(the learning rate of train.schedule=cosine depends on it\)"),
+        (["method=local"], 1, r"rounds=2, got 1 \(a run can only be extended\)"),
+    ],
+)
+def test_a_run_with_a_schedule_over_all_rounds_is_not_extended(
+    tmp_path: Path, settings: list[str], rounds: int, sentence: str
+) -> None:
+    run_experiment(compose({}, [*TINY, *settings, "rounds=2"]), tmp_path / "run")
+    before = result(tmp_path / "run")
+    with pytest.raises(RunError, match=sentence):
+        ExperimentRun.resume(tmp_path / "run", [f"rounds={rounds}"])
+    assert result(tmp_path / "run") == before
+
+
+def test_a_comparison_with_more_rounds_extends_its_runs(tmp_path: Path) -> None:
+    arguments = ["local", "dispfl@method.horizon=3", *TINY]
+    run_missing(methods_grid([*arguments, "rounds=2"], {}, 1, tmp_path))
+    cells = methods_grid([*arguments, "rounds=3"], {}, 1, tmp_path)
+    assert [cell.state for cell in cells] == [RunState.INTERRUPTED] * 2
+    rounds: list[int] = []
+    watched = RunCallbacks(round=lambda record: rounds.append(record["round"]))
+    run_missing(cells, GridCallbacks(run=lambda cell: watched))
+    assert rounds == [2, 2]
+    assert [cell.state for cell in cells] == [RunState.DONE] * 2
+    run_experiment(cells[1].experiment, tmp_path / "whole")
+    assert result(cells[1].path) == result(tmp_path / "whole")
+
+
+def test_the_horizon_of_all_rounds_is_the_default_and_masks_rest_after_it(tmp_path: Path) -> None:
+    for name, settings in {"default": [], "all": ["method.horizon=4"], "short": ["method.horizon=2"]}.items():
+        run_experiment(compose({}, [*TINY, *settings, "rounds=4"]), tmp_path / name)
+    assert result(tmp_path / "default") == result(tmp_path / "all")
+    changes = [record["mask_change"]["mean"] for record in read_metrics(tmp_path / "short")]
+    assert changes[0] > changes[1] > 0
+    assert changes[2:] == [0, 0]  # annealed over 2 rounds: 0.5, 0.25, then 0
+
+
+def federation(out: Path, method: Method, **options: Any) -> Federation:
+    def points(which: int) -> tuple[torch.Tensor, torch.Tensor]:
+        inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(which))
+        return inputs, inputs[:, :3].argmax(1)
+
+    pairs = [(points(k), points(10 + k)) for k in range(3)]
+    return Federation(
+        lambda: nn.Linear(4, 3), pairs, method, train=Train(epochs=1, batch_size=4), out=out, workers=1, **options
+    )
+
+
+@pytest.mark.parametrize("method", [FedAvg(cohort=2), DisPFL(horizon=3)], ids=lambda method: method.name)
+def test_python_extends_a_run_too(tmp_path: Path, method: Method) -> None:
+    federation(tmp_path / "whole", method, eval_every=2).run(rounds=5)
+    federation(tmp_path / "run", method, eval_every=2).run(rounds=3)
+    extended = federation(tmp_path / "run", method, eval_every=2).run(rounds=5, resume=True)
+    assert len(extended.history) == 5
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+    assert read_config(tmp_path / "run") == read_config(tmp_path / "whole")
+
+
+def test_python_refuses_what_the_command_line_refuses(tmp_path: Path) -> None:
+    federation(tmp_path / "run", DisPFL()).run(rounds=2)
+    with pytest.raises(
+        ConfigError, match=r"rounds = 2, got 4 \(the prune rate depends on it, unless method.horizon is"
+    ):
+        federation(tmp_path / "run", DisPFL()).run(rounds=4, resume=True)
