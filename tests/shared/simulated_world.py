@@ -56,13 +56,14 @@ class AllMembers:
     """All peers, which have accepted each other, and the first round of those that join later."""
 
     names: Sequence[str]
+    """Sorted."""
     keeps: Sequence[int]
     joins: dict[str, int] = field(default_factory=dict)
     is_fixed: bool = True
     """Whether nobody has joined or left during the run."""
 
     def roster(self, t: int) -> list[str]:
-        return sorted(name for name in self.names if self.joins.get(name, 0) <= t)
+        return [name for name in self.names if self.joins.get(name, 0) <= t]
 
 
 @dataclass
@@ -73,7 +74,8 @@ class View:
     name: str
 
     def roster(self, t: int) -> list[str]:
-        return sorted({self.name, *self.all.roster(t)})
+        roster = self.all.roster(t)
+        return roster if self.name in roster else sorted([self.name, *roster])
 
     def kept(self, name: str) -> Sequence[int]:
         return self.all.keeps

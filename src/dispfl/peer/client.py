@@ -71,9 +71,11 @@ class Client:
     startup_until: float = 0.0
     """The end of the startup period, in which peers that never responded, or are behind, are waited for."""
 
-    def start(self) -> None:
-        """Begin the startup period."""
+    def start(self, *, joining: bool = False) -> None:
+        """Begin the startup period; in a running federation only peers that respond are waited for so long."""
         self.startup_until = asyncio.get_running_loop().time() + self.deadlines.startup
+        if joining:
+            self.deadlines.startup = self.deadlines.min
 
     @property
     def has_started_up(self) -> bool:
@@ -115,7 +117,7 @@ class Client:
         spec_mismatch, replies_before = ctx.status.spec_mismatch(sender) is not None, ctx.status.replies_of(sender)
         unreachable = ctx.status.is_unreachable(sender) or spec_mismatch
         seconds = self.deadlines.probe_timeout if unreachable else self.deadlines.deadline
-        if not (ctx.status.was_seen(sender) or spec_mismatch):
+        if not (ctx.status.was_seen(sender) or spec_mismatch or ctx.joining):
             seconds = max(seconds, self.startup_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:

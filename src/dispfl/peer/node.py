@@ -110,6 +110,7 @@ class Node:
         ctx.membership.join(t)
         if t > 0:
             ctx.joining = True
+            self.client.start(joining=True)
             ctx.log("joining", {"round": t})
         return t
 
