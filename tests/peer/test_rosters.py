@@ -1,6 +1,7 @@
 """Rosters that shrink and grow while a federation runs."""
 
 import asyncio
+import json
 from collections.abc import Sequence
 from unittest import mock
 
@@ -8,7 +9,6 @@ import pytest
 from simulated_world import LIMIT, View, World, reliable
 
 from dispfl.errors import RunError
-from dispfl.peer.membership.sync import sync_body
 from dispfl.peer.server import Server
 from dispfl.peer.spec import federation_spec
 from dispfl.peer.transport.base import JSON, Request
@@ -90,7 +90,7 @@ def test_a_record_with_a_first_round_beyond_the_federations_is_an_offence_and_no
         return {"record": {"name": "002", "first_round": first_round}, "chain": [], "signature": str(first_round)}
 
     spec = federation_spec("test", world.context, world.context.layout, world.weights, 0.5)
-    body = sync_body([], [record(20), record(21), record(2**53)])
+    body = json.dumps({"records": [record(20), record(21), record(2**53)]}).encode()
     ctx = world.node("000").ctx
 
     async def story() -> None:

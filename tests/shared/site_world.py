@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import dataclasses
 import errno
+import json
 import os
 import random
 import tempfile
@@ -20,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import torch
@@ -40,15 +42,15 @@ from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import der
 from dispfl.peer.membership.records import MemberRecord
-from dispfl.peer.membership.sync import SiteMembership, sync_body
+from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.spec import federation_spec
-from dispfl.peer.store import PeerStore, unheard
+from dispfl.peer.store import PeerStore, SavingThread, unheard
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response, Unreachable
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.testing.memory_transport import MemoryNetwork, MemoryTransport
-from dispfl.testing.virtual_time import run
+from dispfl.testing.virtual_time import VirtualTimeLoop, run
 from dispfl.topology import RandomRegular
 from dispfl.wire.refusals import Refusal
 
@@ -134,15 +136,13 @@ class NoisyTraining:
         return StepResult(Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask)))
 
 
-@dataclass
-class WatchedStore:
-    """A site's store; tells the world what it saves."""
+class WatchedSaving(SavingThread):
+    """Saves a site's rounds, and tells the world about them."""
 
     world: "SiteWorld"
-    store: PeerStore
 
-    def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
-        self.store.save(t, step, heard, missed)
+    async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+        await super().save(t, step, heard, missed)
         now = asyncio.get_running_loop().time()
         self.world.rounds.append((now, self.store.name, set(heard), set(missed)))
 
@@ -182,6 +182,7 @@ class SiteWorld:
         """When rounds ended, of which site, who was heard and who was missed."""
         self.left: set[str] = set()
         """Sites whose operators have stopped them for good."""
+        self.rotated: set[str] = set()
         self.cut: set[frozenset[str]] = set()
         """Pairs of which one has revoked the other at some time."""
         self.ends: dict[str, str] = {}
@@ -211,13 +212,18 @@ class SiteWorld:
     async def _live(self, name: str) -> None:
         """Run a site from its last checkpoint, as `dispfl.peer.run` does, without threads and sockets."""
         site = self.sites[name] = Site.open(self.folder / name)
-        with contextlib.closing(PeerStore(site.run_folder, name, self.spec, {}, ForwardCost((2,), (3,)))) as store:
-            node = self.node(site, store)
+        with contextlib.closing(
+            PeerStore(site.run_folder, name, self.spec, {}, ForwardCost((2,), (3,)), Task())
+        ) as store:
+            node, saving = self.node(site, store)
+            retrying = asyncio.create_task(saving.retry())
             last, began = store.last(), asyncio.get_running_loop().time()
             assert (last[0] if last else 0) >= self.saved.get(name, 0), f"{name} has lost saved rounds"
             try:
                 await node.run(*(last or (0, self.first_state(name))))
+                await saving.wait_until_saved()
             finally:
+                retrying.cancel()
                 self.lives.setdefault(name, []).append((began, asyncio.get_running_loop().time()))
                 self.saved[name] = max([0, *store._directory.checkpoints.finished_rounds()])
                 await node.client.transport.close()
@@ -227,7 +233,7 @@ class SiteWorld:
         weights, layout = self.context.first_weights, self.context.layout
         return METHOD.start(weights, layout, 0.5, seed=self.context.seed, peer=name)
 
-    def node(self, site: Site, store: PeerStore) -> Node:
+    def node(self, site: Site, store: PeerStore) -> tuple[Node, SavingThread]:
         membership = SiteMembership(site, METHOD, self.context.layout, 0.5)
         site.members.announce(site.identity, site.info.address, 0.5, site.members.own_first_round)
         ctx = NodeContext(
@@ -236,7 +242,9 @@ class SiteWorld:
         rng = random.Random(self.rng.getrandbits(64))
         transport = SiteTransport(self, site, membership)
         client = Client(ctx, transport, Deadlines(min=20.0, startup=60.0), rng)
-        return Node(ctx, client, NoisyTraining(self, rng), WatchedStore(self, store))
+        saving = WatchedSaving(store, ctx.status, ctx.log)
+        saving.world = self
+        return Node(ctx, client, NoisyTraining(self, rng), saving), saving
 
     def were_mates(self, one: str, other: str, end: float) -> bool:
         """Whether two sites had not revoked each other, and ran for a round's time until one of them ended a round."""
@@ -313,7 +321,8 @@ class SiteWorld:
 
     async def rotate(self) -> None:
         """A site gets a new key."""
-        if name := self.one():
+        if (name := self.one()) and name not in self.rotated:  # once an hour is allowed
+            self.rotated.add(name)
             await self.stop(name)
             self.sites[name].rotate()
             self.start(name)
@@ -321,8 +330,9 @@ class SiteWorld:
     async def return_key(self) -> None:
         """A site gets a new key; later another operator revokes it and is given its old invite again."""
         name, other = self.one(), self.one()
-        if not (name and other) or name == other:
+        if not (name and other) or name == other or other in self.rotated:
             return
+        self.rotated.add(other)
         old = self.sites[other].invite()
         await self.stop(other)
         self.sites[other].rotate()
@@ -349,6 +359,11 @@ class SiteWorld:
             assert isinstance(self.running[name].exception(), RunError)
             self.start(name)
 
+    async def fill_disk(self) -> None:
+        """All disks are full for a while."""
+        with mock.patch("os.fsync", side_effect=OSError(errno.ENOSPC, "No space left on device")):
+            await asyncio.sleep(self.rng.uniform(2.0, 15.0))
+
     async def part(self) -> None:
         """The network is cut in two for a while."""
         half = set(self.rng.sample(self.names, len(self.names) // 2))
@@ -367,8 +382,9 @@ EVENTS = (
     SiteWorld.join,
     SiteWorld.revoke,
     SiteWorld.rotate,
-    # SiteWorld.return_key,
-    # SiteWorld.fail_disk,
+    SiteWorld.return_key,
+    SiteWorld.fail_disk,
+    SiteWorld.fill_disk,
     SiteWorld.part,
     SiteWorld.jump,
 )
@@ -400,7 +416,11 @@ class HostileMember:
         if self.rng.random() < 0.3:
             spec |= self.rng.choice([{"protocol": "2"}, {"seed\x1b[2J": "\n" * 70_000}, {"new": {"a": 1}}])
         records = [self.record() for _ in range(self.rng.randint(0, 3))]
-        body = self.rng.choice([sync_body(records, records), b"", b"{}", b'{"known":3,"records":[[]]}', b"\xff" * 9])
+        greeting = json.dumps({"state": str(self.rng.random()), "roster": [7, "x", "y"], "records": records}).encode()
+        page = json.dumps({"records": records, "next": self.rng.choice(["", "0", "~"])}).encode()
+        body = self.rng.choice(
+            [greeting, page, b"", b'{"part":"x","size":9}', b'{"known":3,"records":[[]]}', b"\xff" * 9]
+        )
         return {"spec": spec, "current_round": self.claim(), "future": [{}]}, body
 
     async def answer(self, sender: str, request: Request) -> Response:
@@ -468,7 +488,7 @@ def check_nobody_is_cut_off(world: SiteWorld) -> None:
 
 @contextlib.contextmanager
 def time_of(world: SiteWorld) -> Iterator[None]:
-    """Let `time.time` be the virtual clock, with its jumps."""
+    """Let `time.time` be the virtual clock, with its jumps, and threads a part of the event loop."""
     began = time.time()
 
     def now() -> float:
@@ -477,5 +497,14 @@ def time_of(world: SiteWorld) -> Iterator[None]:
         except RuntimeError:
             return began
 
-    with mock.patch("time.time", now):
+    def inline(loop: VirtualTimeLoop, pool: Any, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Do on the event loop what a real node does on a thread."""
+        result = loop.create_future()
+        try:
+            result.set_result(work(*args))
+        except Exception as problem:
+            result.set_exception(problem)
+        return result
+
+    with mock.patch("time.time", now), mock.patch.object(VirtualTimeLoop, "run_in_executor", inline):
         yield

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dispfl.core.averaging import average_of_holders
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.errors import RunError
+from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
 from dispfl.peer.context import NodeContext
@@ -107,7 +107,13 @@ class Node:
             raise RunError(
                 f"The federation is in its last round ({rounds} of {rounds}); {ctx.name} is too late to join."
             )
-        ctx.membership.join(t)
+        try:
+            ctx.membership.join(t)
+        except (
+            DispflError,
+            OSError,
+        ) as problem:  # a full disk, for example
+            ctx.log("problem", {"detail": str(problem)})
         if t > 0:
             ctx.joining = True
             self.client.start(joining=True)
