@@ -145,8 +145,6 @@ def test_a_degree_of_at_least_the_number_of_peers_is_refused_with_the_fix(peers:
     problem = rf"topology\.degree must be below the number of peers \({peers}\), got {degree}\. Use {fix}"
     with pytest.raises(ConfigError, match=problem):
         RandomRegular(degree=degree).check(peers)
-    with pytest.raises(ConfigError, match=problem):
-        RandomRegular(degree=degree).neighbours(0, 0, peer_names(peers))
 
 
 @pytest.mark.parametrize(("peers", "degree"), [(100, 10), (11, 10), (10, 9), (2, 1)])
@@ -162,6 +160,27 @@ def test_a_single_peer_hears_nobody_and_keeps_its_offline_settings() -> None:
 def test_a_given_degree_is_kept() -> None:
     assert RandomRegular(degree=10).fitted(4) == RandomRegular(degree=10)
     assert Ring().fitted(1) == Ring()
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+@pytest.mark.parametrize("peers", [1, 2, 3, 4, 7, 12])
+def test_every_number_of_peers_has_a_graph_whatever_the_degree(name: str, peers: int) -> None:
+    """Sites leave and are revoked during a run; with as many peers as the degree or fewer, all hear each other."""
+    graph = TOPOLOGIES[name](name=name).heard(0, 5, peer_names(peers))  # the default degree is 10
+    assert sorted(graph) == peer_names(peers)
+    if name == "random" and peers < 11:
+        assert graph == Full().heard(0, 5, peer_names(peers))
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_the_row_of_a_peer_is_that_of_the_whole_graph(name: str) -> None:
+    for peers in (1, 2, 3, 8, 25):
+        topology, roster = topology_with_offline(name, 0.2), peer_names(peers)
+        for t in range(3):
+            graph = topology.heard(3, t, roster)
+            for peer in roster:
+                listeners = [name for name in roster if peer in graph.get(name, [])]
+                assert topology.row(3, t, roster, peer) == (graph.get(peer, []), listeners)
 
 
 def topology_with_offline(name: str, offline_prob: float) -> Topology:

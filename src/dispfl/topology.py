@@ -2,6 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import isqrt
 from typing import ClassVar, Literal, Self
 
@@ -41,6 +42,8 @@ class Topology(Component):
 
     def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
         """Return the peers that take part in the exchange of round t. Deviation 6: no others do, either way."""
+        if not self.offline_prob:
+            return set(roster)
         return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= self.offline_prob * _FULL_RANGE}
 
     def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
@@ -53,6 +56,14 @@ class Topology(Component):
         if unknown := {name for names in graph.values() for name in names} - known:
             raise ConfigError(f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer.")
         return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
+
+    def row(self, seed: int, t: int, roster: Sequence[str], peer: str) -> tuple[list[str], list[str]]:
+        """Return whom one peer hears in round t, and who hears it; the same as in `heard`.
+
+        A site needs no more than this. A topology with many peers may know it without the rows of the others.
+        """
+        graph = self.heard(seed, t, roster)
+        return graph.get(peer, []), [name for name, senders in graph.items() if peer in senders]
 
     def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
         """Return the peers that an online peer may choose to hear: by default its neighbours."""
@@ -76,6 +87,11 @@ class Full(Topology):
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         return {k: [j for j in roster if j != k] for k in roster}
+
+    def row(self, seed: int, t: int, roster: Sequence[str], peer: str) -> tuple[list[str], list[str]]:
+        online = self.online(seed, t, roster)
+        others = sorted(online - {peer}) if peer in online else []
+        return others, others
 
 
 class Grid(Topology):
@@ -119,7 +135,8 @@ class RandomRegular(Topology):
 
     name: Literal["random"] = "random"
     degree: int = Field(default=10, ge=1)
-    """Neighbours of a peer in a round. The default is lowered where there are fewer other peers."""
+    """Neighbours of a peer in a round. The default is lowered where there are fewer other peers; at real sites, whose
+    number changes, any degree is."""
 
     @classmethod
     def at_most(cls, degree: int) -> Self:
@@ -148,11 +165,29 @@ class RandomRegular(Topology):
         return [name for name in heard if name != peer]
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        self.check(len(roster))
-        n = len(roster)
-        circle = sorted(roster, key=lambda peer: stream_seed(seed, "circle", peer, t))
-        offsets = sorted(range(1, n), key=lambda offset: stream_seed(seed, "offset", offset, t))[: self.degree]
+        circle, offsets = _circle(seed, t, tuple(roster), self.degree)
+        n = len(circle)
         return {k: sorted(circle[(i + offset) % n] for offset in offsets) for i, k in enumerate(circle)}
+
+    def row(self, seed: int, t: int, roster: Sequence[str], peer: str) -> tuple[list[str], list[str]]:
+        online = self.online(seed, t, roster)
+        circle, offsets = _circle(seed, t, tuple(roster), self.degree)
+        if peer not in online:
+            return [], []
+        i, n = circle.index(peer), len(circle)
+        senders, listeners = ([circle[(i + way * k) % n] for k in offsets] for way in (1, -1))
+        return sorted(online.intersection(senders)), sorted(online.intersection(listeners))
+
+
+@lru_cache(maxsize=64)
+def _circle(seed: int, t: int, roster: tuple[str, ...], degree: int) -> tuple[list[str], list[int]]:
+    """Return the peers in their order on the circle of round t, and the offsets of those that each hears.
+
+    With fewer other peers than `degree`, each hears all of them.
+    """
+    circle = sorted(roster, key=lambda peer: stream_seed(seed, "circle", peer, t))
+    offsets = sorted(range(1, len(roster)), key=lambda offset: stream_seed(seed, "offset", offset, t))
+    return circle, offsets[:degree]
 
 
 def peer_names(count: int) -> list[str]:

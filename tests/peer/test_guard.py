@@ -110,3 +110,50 @@ def test_too_many_records_are_no_offence(guard: RequestGuard) -> None:
     for _ in range(50):
         guard.allow_records("bob", 10_000)
     guard.check("bob")
+
+
+def test_a_model_is_sent_to_a_peer_forty_times_at_most_however_it_asks(guard: RequestGuard) -> None:
+    for number in range(8):
+        guard.check_nonce("bob", 3, str(number))
+        for _ in range(4):
+            guard.check_nonce("bob", 3, str(number), resumes=True)
+    with pytest.raises(Refused, match="bob got the model of round 3 40 times"):
+        guard.check_nonce("bob", 3, "8")
+    with pytest.raises(Refused, match="bob got the model of round 3 40 times"):
+        guard.check_nonce("bob", 3, "0", resumes=True)
+    guard.check_nonce("bob", 4, "0")
+    guard.check_nonce("carol", 3, "0")
+
+
+def test_a_peer_has_a_budget_of_requests_and_syncs_that_a_round_or_a_minute_renews(
+    guard: RequestGuard, clock: Clock
+) -> None:
+    def send(count: int, *, is_sync: bool) -> None:
+        for _ in range(count):
+            guard.charge("bob", 10, is_sync=is_sync)
+
+    send(300, is_sync=True)
+    with pytest.raises(Refused, match="bob has used up its syncs of this round") as refused:
+        send(1, is_sync=True)
+    assert refused.value.reason == Refusal.TOO_MANY_REQUESTS
+    send(200, is_sync=False)
+    with pytest.raises(Refused, match="bob has used up its requests of this round"):
+        send(1, is_sync=False)
+    guard.charge("carol", 10, is_sync=True)
+    guard.start_round()
+    send(200, is_sync=False)
+    clock.now = 60.0
+    send(300, is_sync=True)
+    assert guard.refused == {"bob": {"too-many-requests": 2}}
+    for _ in range(50):
+        with pytest.raises(Refused, match="syncs"):
+            send(1, is_sync=True)
+    guard.check("bob")  # it is not banned: a site in a faster round may send as many
+
+
+def test_a_peer_has_a_budget_of_bytes_both_ways(guard: RequestGuard) -> None:
+    guard.charge("bob", 4_000_000, is_sync=True)
+    guard.charge_response("bob", 59_999_999)
+    guard.charge("bob", 1, is_sync=True)
+    with pytest.raises(Refused, match="used up its requests"):
+        guard.charge("bob", 0, is_sync=False)

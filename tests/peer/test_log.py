@@ -5,7 +5,7 @@ import json
 import logging
 import warnings
 
-from dispfl.peer.log import event_logger, logging_as_events
+from dispfl.peer.log import event_logger, logging_as_events, shortened
 
 
 def test_a_value_with_spaces_and_line_breaks_is_quoted() -> None:
@@ -15,6 +15,19 @@ def test_a_value_with_spaces_and_line_breaks_is_quoted() -> None:
     )
     [line] = out.getvalue().splitlines()
     assert line.endswith(r'alice  unreachable  peer=bob  detail="cannot be reached\n00:00:00  alice  finished"')
+
+
+def test_no_value_reaches_the_terminal_with_control_characters() -> None:
+    out = io.StringIO()
+    event_logger("alice", to=out)("refused", {"detail": "\x1b[2J\x9b31m\u202egnp\x7f"})
+    [line] = out.getvalue().splitlines()
+    assert line.endswith(r'detail="\u001b[2J\u009b31m\u202egnp\u007f"')
+
+
+def test_a_text_of_another_site_is_shortened_and_stripped_of_control_characters() -> None:
+    assert shortened("plain, Zürich") == "plain, Zürich"
+    assert shortened("\x1b[2J\nfinished\u202e") == " [2J finished "
+    assert shortened("x" * 64_000) == "x" * 300 + "... (64000 characters)"
 
 
 def test_the_json_log_names_the_site() -> None:

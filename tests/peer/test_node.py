@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
-from simulated_world import LIMIT, ROUNDS, FakeTraining, World, events_about, reliable
+from simulated_world import LIMIT, METHOD, ROUNDS, FakeTraining, World, events_about, reliable
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Report
@@ -189,7 +189,6 @@ def test_two_halves_continue_alone_and_exchange_models_after_the_partition() -> 
 def test_a_late_peer_starts_from_its_neighbours_average_under_its_own_mask() -> None:
     world = World(6, reliable)
     world.members.joins["015"] = ROUNDS  # not announced yet
-    world.members.newcomers.append("015")
     given: dict[int, tuple[PeerState, Mapping[str, PackedModel]]] = {}
 
     async def story() -> None:
@@ -218,17 +217,22 @@ def test_a_late_peer_starts_from_its_neighbours_average_under_its_own_mask() -> 
     assert min(given) >= 7
     assert world.members.joins["015"] == min(given)
     assert received
-    assert state.model.mask.kept == 0  # its own weights are not in its first average
+    average = METHOD.mix(received, state.next_mask.unpack())
+    held = torch.stack([model.mask.unpack() for model in received.values()]).any(0)
+    own, mask = state.model.unpack()
+    assert mask.equal(state.next_mask.unpack())
+    assert own[held].allclose(average[held])  # so that its own weights do not change the average
+    assert own[mask & ~held].equal(world.weights[mask & ~held])
     assert world.stores["015"].last is not None
     heard_by_others = [t for name, store in world.stores.items() for t, heard in store.heard.items() if "015" in heard]
     assert min(heard_by_others) > min(given)  # it is heard after its first round
 
 
 class FailsAtFirst(FakeTraining):
-    """The first step of a peer without a model fails: it keeps its state."""
+    """The first step of a late peer fails: it keeps its state."""
 
     async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
-        if state.model.mask.kept == 0 and isinstance(self.world, WorldWithFailure) and not self.world.failed:
+        if isinstance(self.world, WorldWithFailure) and not self.world.failed:
             self.world.failed.append(task.t)
             return StepResult(Report(failure="nan"), state=state)
         return await super().step(task, state, received)
@@ -254,10 +258,9 @@ class WorldWithFailure(World):
         return node
 
 
-def test_a_late_peer_whose_first_step_fails_sends_no_empty_model() -> None:
+def test_a_late_peer_whose_first_step_fails_sends_no_model() -> None:
     world = WorldWithFailure(6)
     world.members.joins["015"] = ROUNDS
-    world.members.newcomers.append("015")
 
     async def story() -> None:
         living = await everyone(world, "015")
@@ -275,7 +278,6 @@ def test_a_late_peer_whose_first_step_fails_sends_no_empty_model() -> None:
 def test_joining_in_the_last_round_is_refused() -> None:
     world = World(6, reliable, peers=6)
     world.members.joins["005"] = ROUNDS
-    world.members.newcomers.append("005")
 
     async def story() -> None:
         living = await everyone(world, "005")
@@ -356,6 +358,92 @@ def test_bad_responses_are_discarded_and_counted_and_honest_peers_finish(fault: 
     assert sum(counted) > 0
 
 
+class FailingTransport(MemoryTransport):
+    """Raises an error of no expected kind for one peer, as a transport does for an address it cannot use."""
+
+    async def request(self, peer: str, request: Request) -> Response:
+        if peer == "002":
+            raise UnicodeError("label empty or too long")
+        return await super().request(peer, request)
+
+
+def test_an_unexpected_error_about_one_peer_is_logged_with_its_type_and_ends_no_node() -> None:
+    world = World(7, reliable, peers=4, rounds=4)
+    make = world.node
+
+    def failing(name: str) -> Node:
+        node = make(name)
+        node.client.transport = FailingTransport(world.network, name)
+        return node
+
+    world.node = failing  # type: ignore[method-assign]
+
+    async def story() -> None:
+        await asyncio.gather(*(await everyone(world)).values())
+
+    run(story(), LIMIT)
+    assert set(world.finished) == set(world.names)
+    for name in ("000", "001", "003"):
+        assert world.stores[name].missed == {t: ["002"] for t in range(4)}
+        [logged] = [facts for _, logger, event, facts in world.trace if (logger, event) == (name, "failed")]
+        assert "'peer': '002'" in logged
+        assert "UnicodeError: label empty or too long" in logged
+
+
+class Flooding(MaliciousPeer):
+    """Refuses every request with a long new sentence and a new reason; between two refusals it responds."""
+
+    count = 0
+
+    async def answer(self, sender: str, request: Request) -> Response:
+        self.count += 1
+        if self.fault == "responds" and self.count % 2:
+            return Response({"status": "wait", "spec": {}, "current_round": 0})
+        raise Refused(f"reason-{self.count}\x1b[2J", f"\x1b[31m{self.count}\n" + "x" * 64_000)
+
+
+@pytest.mark.parametrize("fault", ["refuses", "responds"])
+def test_a_member_that_refuses_with_ever_new_sentences_fills_neither_log_nor_status(fault: str) -> None:
+    world, nodes = World(7, reliable, peers=2, rounds=150), dict[str, Node]()
+
+    async def story() -> None:
+        mallory = Flooding(world, "001", fault)
+        await mallory.transport.serve(mallory.answer)
+        node = nodes["000"] = world.node("000")
+        await node.run(0, world.start["000"])
+        await node.client.transport.close()
+        await mallory.transport.close()
+
+    run(story(), LIMIT)
+    about = [facts for _, _, event, facts in world.trace if "'peer': '001'" in facts]
+    assert len("".join(about)) < 100_000  # 13 MB before
+    assert max(map(len, about)) < 500
+    assert not any("x1b" in facts or "\\n" in facts for facts in about)
+    status = nodes["000"].ctx.status.as_json()
+    assert status["peers"]["001"]["refusals"] >= 149
+    assert len(str(status)) < 1000
+
+
+def test_a_step_that_was_given_up_is_logged_and_in_the_status() -> None:
+    world = WorldWithFailure(6)
+    node = {}
+
+    async def story() -> None:
+        node["015"] = world.node("015")
+        living = asyncio.create_task(node["015"].run(0, world.start["015"]))
+        while world.stores["015"].last is None:
+            await asyncio.sleep(1)
+        living.cancel()
+        await asyncio.wait([living])
+        await node["015"].client.transport.close()
+
+    run(story(), LIMIT)
+    [logged] = [facts for _, _, event, facts in world.trace if event == "step failed"]
+    assert "'round': 0, 'detail': 'nan The model of the last round is kept.'" in logged
+    status = node["015"].ctx.status.as_json()
+    assert (status["failed_steps"], status["last_failure"]) == (1, "round 0: nan")
+
+
 class RefusesFirst(MaliciousPeer):
     """Refuses the first request of each round as replayed."""
 
@@ -369,7 +457,7 @@ class RefusesFirst(MaliciousPeer):
 def test_a_response_that_may_not_be_resumed_again_is_requested_anew_in_the_same_round() -> None:
     world = World(7, reliable, peers=2, rounds=3)
     for t in range(3):
-        world.published["001", t].append(world.start["001"].model.unpack())
+        world.published["001", t].append(world.start["001"].model)
 
     async def story() -> None:
         other = RefusesFirst(world, "001", "none")

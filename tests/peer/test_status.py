@@ -1,34 +1,34 @@
 """A node's view of the other peers: rounds, reachability and traffic."""
 
 from dispfl.peer.client import RoundResponses
+from dispfl.peer.node import agreed_round
 from dispfl.peer.status import NodeStatus
 
 
-def claiming(*rounds: int) -> NodeStatus:
-    status = NodeStatus()
-    for number, t in enumerate(rounds):
-        status.mark_seen(f"{number:03d}", t, now=1.0)
-    return status
+def test_one_false_claim_has_no_effect_while_most_members_have_not_been_heard() -> None:
+    def agreed(*claims: int, members: int, is_final: bool = False) -> int | None:
+        return agreed_round(0, claims, members, is_final=is_final)
 
-
-def test_one_false_claim_does_not_change_the_median_round() -> None:
-    assert claiming(3, 1000).median_round() == 3
-    assert claiming(1000, 3).median_round() == 3
-    assert claiming(3, 1000, 4).median_round() == 4
-    assert claiming(3, 1000, 4, 999).median_round() == 4
-    assert claiming().median_round() == -1
-    assert claiming(1000).median_round() == 1000  # a single claim cannot be checked
+    assert agreed(members=4) == agreed(0, 1, 0, members=4) == 0
+    assert agreed(19, members=4) is None  # the first one that responds
+    assert agreed(19, 0, members=4) is None
+    assert agreed(19, 0, 0, members=4) == 0
+    assert agreed(19, 7, members=4) is None
+    assert agreed(19, 7, 8, members=4) == 8
+    assert agreed(19, 7, 8, 0, members=4) == 7
+    assert agreed(7, members=1) == 7
+    assert agreed(19, members=4, is_final=True) == 19  # nobody else came
+    assert agreed(19, 0, members=4, is_final=True) == agreed(19, 1, members=4, is_final=True) == 0
 
 
 def test_a_skip_needs_more_than_half_of_the_requested_peers() -> None:
-    def current(*stale: int, requested: int) -> int | None:
-        return RoundResponses([f"{number:03d}" for number in range(requested)], stale=list(stale)).current(5)
+    def is_stale(stale: int, requested: int) -> bool:
+        names = [f"{number:03d}" for number in range(requested)]
+        return RoundResponses(names, stale=names[:stale]).is_stale
 
-    assert current(1000, requested=2) is None
-    assert current(8, 1000, requested=2) == 8
-    assert current(8, 1000, 9, requested=3) == 9
-    assert current(8, 1000, 999, 9, requested=4) == 9
-    assert current(5, 4, 1000, requested=3) is None
+    assert [is_stale(k, 2) for k in range(3)] == [False, False, True]
+    assert [is_stale(k, 3) for k in range(4)] == [False, False, True, True]
+    assert not is_stale(0, 0)
 
 
 def test_a_request_of_an_unreachable_peer_does_not_make_it_reachable() -> None:

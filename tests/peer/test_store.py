@@ -17,7 +17,7 @@ from dispfl.costs.ledger import MessageCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.status import NodeStatus
-from dispfl.peer.store import PeerStore, SavingThread, report_of, rounds_of
+from dispfl.peer.store import PeerStore, SavingThread, report_of, rounds_of, unheard
 from dispfl.round.context import StepResult
 from dispfl.runs.directory import read_config
 
@@ -226,3 +226,13 @@ def test_a_node_that_ends_on_a_full_disk_says_what_is_lost(saving: Saving, small
     asyncio.run(saving.thread.save(0, a_step(), [], []))
     saving.thread.close()
     assert saving.events[-1] == ("lost", {"rounds": 1, "detail": f"No space left on device in {small_disk.path}/run"})
+
+
+def test_rounds_in_which_all_neighbours_were_missed_are_reported(tmp_path: Path) -> None:
+    with a_store(tmp_path / "run") as store:
+        store.save(0, a_step(), [], [])  # nobody to hear
+        assert unheard(tmp_path / "run") is None
+        store.save(1, a_step(), [], ["carol"])
+        assert (unheard(tmp_path / "run") or "").startswith("All 2 rounds were run without hearing any other site")
+        store.save(2, a_step(), ["bob"], ["carol"])
+        assert unheard(tmp_path / "run") is None

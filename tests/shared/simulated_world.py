@@ -4,7 +4,6 @@ Nodes, messages and averages are real; only training is replaced by noise. The s
 """
 
 import asyncio
-import functools
 import hashlib
 import random
 import statistics
@@ -15,12 +14,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from dispfl.core.blocks import block_average
 from dispfl.core.layout import Layout
-from dispfl.core.masks import kept_per_layer
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.core.train import Report, Task, Train
+from dispfl.core.units import UnitMask
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
@@ -53,22 +53,36 @@ METHOD = DisPFL(density=0.5)
 
 @dataclass
 class AllMembers:
-    """A membership in which all peers have accepted each other."""
+    """All peers, which have accepted each other, and the first round of those that join later."""
 
     names: Sequence[str]
+    """Sorted."""
     keeps: Sequence[int]
     joins: dict[str, int] = field(default_factory=dict)
-    newcomers: list[str] = field(default_factory=list)
+    is_fixed: bool = True
+    """Whether nobody has joined or left during the run."""
 
     def roster(self, t: int) -> list[str]:
-        return sorted(name for name in self.names if self.joins.get(name, 0) <= t)
+        return [name for name in self.names if self.joins.get(name, 0) <= t]
+
+
+@dataclass
+class View:
+    """The membership of one of these peers."""
+
+    all: AllMembers
+    name: str
+
+    def roster(self, t: int) -> list[str]:
+        roster = self.all.roster(t)
+        return roster if self.name in roster else sorted([self.name, *roster])
 
     def kept(self, name: str) -> Sequence[int]:
-        return self.keeps
+        return self.all.keeps
 
     def join(self, t: int) -> None:
-        for name in self.newcomers:
-            self.joins[name] = t
+        self.all.is_fixed &= t == 0
+        self.all.joins[self.name] = t
 
     def records(self) -> list[JSON]:
         return []
@@ -84,18 +98,6 @@ class AllMembers:
         return False
 
 
-class CachedGraphs(RandomRegular):
-    """Caches the graphs, which are the same for all peers."""
-
-    def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        return _graph(self.degree, seed, t, tuple(roster))
-
-
-@functools.lru_cache(maxsize=4 * ROUNDS)
-def _graph(degree: int, seed: int, t: int, roster: tuple[str, ...]) -> dict[str, list[str]]:
-    return RandomRegular(degree=degree).heard(seed, t, roster)
-
-
 class RecordedModels(PublishedModels):
     """Records the published models by round."""
 
@@ -104,7 +106,7 @@ class RecordedModels(PublishedModels):
         self.name, self.world = name, world
 
     def publish(self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]) -> None:
-        self.world.published[self.name, t].append(model.unpack())
+        self.world.published[self.name, t].append(model)
         super().publish(t, model, listeners, gone)
 
 
@@ -118,7 +120,7 @@ class CheckedNode(Node):
         clock, name = asyncio.get_running_loop().time, self.ctx.name
         began, deadline, median_round = clock(), self.client.deadlines.deadline, self.world.federation_round(name)
         after, state = await super()._round(t, state)
-        deadline = max(deadline, (self.client.startup_until or 0.0) - began)
+        deadline = max(deadline, self.client.startup_until - began)
         assert clock() - began <= 2 * deadline, (name, t)
         if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
             self.world.returning.remove(name)
@@ -137,29 +139,28 @@ class World:
         rounds: int = ROUNDS,
         method: DisPFL = METHOD,
         model: Callable[[], nn.Module] = net,
+        input_shape: Sequence[int] = (6,),
     ) -> None:
         self.rng = random.Random(seed)
         self.names = peer_names(peers)
-        torch.manual_seed(0)
-        self.weights = torch.cat([p.detach().flatten() for p in model().parameters()])
         self.context = RunContext(
             model=model,
             peers={},
             method=method,
-            topology=CachedGraphs(degree=min(DEGREE, peers - 1)),
+            topology=RandomRegular(degree=DEGREE),
             train=Train(),
             task=Task(),
             seed=seed,
             rounds=rounds,
             remote_peers=self.names,
-            input_shape=(6,),
+            input_shape=input_shape,
         )
-        layout = self.context.layout
+        layout, self.weights = self.context.layout, self.context.first_weights
         self.start = {name: method.start(self.weights, layout, 0.5, seed=seed, peer=name) for name in self.names}
-        self.members = AllMembers(self.names, kept_per_layer(self.start["000"].model.mask.unpack(), layout))
+        self.members = AllMembers(self.names, self.start["000"].model.mask.kept_per_layer(layout))
         self.network = MemoryNetwork(delivery_model or unreliable, seed=seed, timeout=TIMEOUT)
         self.stores = {name: MemoryStore(self, name) for name in self.names}
-        self.published: dict[tuple[str, int], list[tuple[torch.Tensor, torch.Tensor]]] = {
+        self.published: dict[tuple[str, int], list[PackedModel]] = {
             (name, t): [] for name in self.names for t in range(rounds)
         }
         self.trace: list[tuple[float, str, str, str]] = []
@@ -176,7 +177,7 @@ class World:
             run=self.context,
             codec=self.context.codec,
             spec=federation_spec("test", self.context, self.context.layout, self.weights, 0.5),
-            membership=self.members,
+            membership=View(self.members, name),
             log=log,
             published=RecordedModels(name, self),
         )
@@ -210,13 +211,14 @@ class MemoryStore:
     missed: dict[int, list[str]] = field(default_factory=dict)
 
     async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
-        state = step.next_state
-        graph = self.world.context.topology.heard(self.world.context.seed, t, self.world.members.roster(t))
-        assert sorted([*heard, *missed]) == graph[self.name]
+        state, context, layout = step.next_state, self.world.context, self.world.context.layout
+        if self.world.members.is_fixed:
+            senders, _ = context.topology.row(context.seed, t, self.world.members.roster(t), self.name)
+            assert sorted([*heard, *missed]) == senders
         assert torch.isfinite(state.model.values).all()
         keeps = list(self.world.members.keeps)
-        assert kept_per_layer(state.model.mask.unpack(), LAYOUT) == keeps
-        assert kept_per_layer(state.next_mask.unpack(), LAYOUT) == keeps
+        assert state.model.mask.kept_per_layer(layout) == keeps
+        assert state.next_mask.kept_per_layer(layout) == keeps
         assert t not in self.heard or self.rounds[-1] < t  # a round is saved once
         self.rounds.append(t)
         self.heard[t], self.missed[t] = list(heard), list(missed)
@@ -233,26 +235,35 @@ class FakeTraining:
     async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
         self._check(task, state, received)
         await asyncio.sleep(self.rng.uniform(0.5, 3.0))
-        m_k = state.next_mask.unpack()
-        w = METHOD.mix({**received, task.peer: state.model}, m_k)
-        noise = stream(self.world.context.seed, "pretend", task.peer, task.t)
-        w = torch.where(m_k, 0.9 * w + 0.01 * torch.randn(w.shape, generator=noise), 0.0)
+        context, m_k = self.world.context, state.next_mask
+        models = {**received, task.peer: state.model}
+        noise = stream(context.seed, "pretend", task.peer, task.t)
+        if isinstance(m_k, UnitMask):
+            w = block_average([models[name] for name in sorted(models)], m_k, context.first_weights)
+            return StepResult(Report(), state=PeerState(PackedModel.under(trained(w, noise), m_k), m_k))
+        mask = m_k.unpack()
+        w = torch.where(mask, trained(METHOD.mix(models, mask), noise), 0.0)
         growth = torch.rand(w.shape, generator=noise)
-        next_mask = prune_and_regrow(w, m_k, growth, prune_rate(task.t, self.world.context.rounds, 0.5), LAYOUT)
-        return StepResult(Report(), state=PeerState(PackedModel.pack(w, m_k), PackedMask.pack(next_mask)))
+        next_mask = prune_and_regrow(w, mask, growth, prune_rate(task.t, context.rounds, 0.5), context.layout)
+        return StepResult(Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask)))
 
     def _check(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> None:
-        """Check that each model is what its sender published in this round, under our mask."""
-        asked = state.next_mask.unpack()
+        """Check that each model is what its sender published in this round, under our mask, and was trained."""
         for sender, model in received.items():
             candidates = self.world.published[sender, task.t]
-            assert any(same(model, published, asked) for published in candidates), (task.peer, sender, task.t)
+            assert any(same(model, each.restrict(state.next_mask)) for each in candidates), (task, sender)
+            assert model.values.any(), (task, sender)
 
 
-def same(heard: PackedModel, published: tuple[torch.Tensor, torch.Tensor], asked: torch.Tensor) -> bool:
-    weights, mask = published
-    restricted = PackedModel.pack(weights, mask & asked)
-    return heard.values.equal(restricted.values) and heard.mask.bits.equal(restricted.mask.bits)
+def trained(weights: torch.Tensor, noise: torch.Generator) -> torch.Tensor:
+    """Change the weights a little, and keep their norm."""
+    change = torch.randn(weights.shape, generator=noise)
+    scale = float(torch.linalg.vector_norm(weights) / torch.linalg.vector_norm(change))
+    return weights + 0.05 * scale * change
+
+
+def same(one: PackedModel, other: PackedModel) -> bool:
+    return one.values.equal(other.values) and one.mask.bits.equal(other.mask.bits)
 
 
 def reliable(delivery: Delivery, rng: random.Random) -> Sequence[float]:

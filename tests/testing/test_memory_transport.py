@@ -75,10 +75,11 @@ def test_an_error_in_a_handler_is_not_hidden() -> None:
             raise ZeroDivisionError
 
         await network.join("carol").serve(fail)
-        with pytest.raises(ZeroDivisionError):
+        with pytest.raises(Refused, match="internal error"):
             await alice.request("carol", Request("model", {}))
 
-    play(scenario)
+    with pytest.raises(ZeroDivisionError):
+        play(scenario)
 
 
 def test_a_missing_node_is_unreachable_immediately_and_a_silent_one_after_the_timeout() -> None:

@@ -8,17 +8,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.errors import DispflError, MessageError
+from dispfl.errors import MessageError
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines
 from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.sync import SyncMessage, check_part, check_progress, request_roster
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Transport, Unreachable
-from dispfl.round.exchange import check_norm, decode_model, gossip_senders, model_norm, requested_mask
+from dispfl.round.exchange import check_norm, decode_model, model_norm, requested_mask
 from dispfl.wire.refusals import Refusal
 
 MIN_BACKOFF, MAX_BACKOFF = 0.1, 2.0
 """Seconds between two requests to the same peer; doubled each time."""
+GREETINGS = 32
+"""Members that a starting node greets at most."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class RoundResponses:
     heard: dict[str, PackedModel] = field(default_factory=dict)
     arrived: float | None = None
     """When the last model arrived, by the event loop's clock."""
-    stale: list[int] = field(default_factory=list)
-    """Current rounds of the peers that no longer keep the requested model."""
+    stale: list[str] = field(default_factory=list)
+    """Peers that no longer keep the requested model."""
     failures: dict[str, str] = field(default_factory=dict)
     """By peer: why the last request failed."""
 
@@ -52,11 +54,10 @@ class RoundResponses:
         """Peers without a valid response."""
         return [name for name in self.requested if name not in self.heard]
 
-    def current(self, t: int) -> int | None:
-        """The federation's round, if more than half of the requested peers are beyond round t."""
-        further = [current for current in self.stale if current > t]
-        # The lower one of two, so that one false claim of two has no effect.
-        return statistics.median_low(further) if 2 * len(further) > len(self.requested) else None
+    @property
+    def is_stale(self) -> bool:
+        """Whether more than half of the requested peers say that this round is long over."""
+        return 2 * len(self.stale) > len(self.requested)
 
 
 @dataclass
@@ -67,19 +68,42 @@ class Client:
     transport: Transport
     deadlines: Deadlines
     rng: random.Random
-    startup_until: float | None = None
+    startup_until: float = 0.0
     """The end of the startup period, in which peers that never responded, or are behind, are waited for."""
+
+    def start(self, *, joining: bool = False) -> None:
+        """Begin the startup period; in a running federation only peers that respond are waited for so long."""
+        self.startup_until = asyncio.get_running_loop().time() + self.deadlines.startup
+        if joining:
+            self.deadlines.startup = self.deadlines.min
+
+    @property
+    def has_started_up(self) -> bool:
+        """Whether the startup period is over."""
+        return asyncio.get_running_loop().time() >= self.startup_until
+
+    def greeted(self, t: int) -> list[str]:
+        """The members that a node greets when it starts: this round's neighbours and a few others, not a thousand."""
+        others = self.ctx.others(self.ctx.run.rounds - 1)  # also those that have joined meanwhile
+        neighbours = self.ctx.neighbours(t)[:GREETINGS]
+        rest = sorted(set(others) - set(neighbours))
+        return neighbours + self.rng.sample(rest, min(len(rest), GREETINGS - len(neighbours)))
+
+    async def current_round(self, t: int) -> int:
+        """Ask some members for their round; return the median of what they say, the lower one of two, or t."""
+        asked = self.greeted(t)
+        before = {name: self.ctx.status.replies_of(name) for name in asked}
+        await self.sync_members(asked)
+        claims = [self.ctx.status.round_of(name) for name in asked if self.ctx.status.replies_of(name) > before[name]]
+        return max(t, statistics.median_low(claims)) if claims else t
 
     async def fetch_models(self, t: int, state: PeerState) -> RoundResponses:
         """Algorithm 1, line 6: fetch the models of this round's neighbours that respond by the deadline."""
         ctx = self.ctx
-        if self.startup_until is None:
-            self.startup_until = asyncio.get_running_loop().time() + self.deadlines.startup
         mask = requested_mask(ctx.run, state)
         body = b"" if mask is None else await ctx.compute(lambda: ctx.codec.encode_request(mask))
         request = ModelRequest(t, mask, body, model_norm(state.model))
-        roster = ctx.membership.roster(t)
-        responses = RoundResponses(list(gossip_senders(ctx.run, ctx.graph(t), ctx.name, t, state, roster)))
+        responses = RoundResponses(ctx.senders(t, state))
         async with asyncio.TaskGroup() as group:
             for sender in responses.requested:
                 group.create_task(self._fetch_from(sender, request, responses))
@@ -93,7 +117,7 @@ class Client:
         spec_mismatch, replies_before = ctx.status.spec_mismatch(sender) is not None, ctx.status.replies_of(sender)
         unreachable = ctx.status.is_unreachable(sender) or spec_mismatch
         seconds = self.deadlines.probe_timeout if unreachable else self.deadlines.deadline
-        if self.startup_until and not (ctx.status.was_seen(sender) or spec_mismatch):
+        if not (ctx.status.was_seen(sender) or spec_mismatch or ctx.joining):
             seconds = max(seconds, self.startup_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -102,9 +126,11 @@ class Client:
             if ctx.status.replies_of(sender) == replies_before:  # a slow peer is waited for again in the next round
                 self._mark_unreachable(sender, responses.failures.get(sender, "no response by the deadline"))
             else:
-                ctx.log("late", {"round": request.t, "peer": sender})
+                ctx.log_about(sender, "late", round=request.t)
         except Refused as refused:
             await self._on_refused(sender, refused)
+        except Exception as problem:  # whatever concerns one peer must not end the node
+            self._on_failure(sender, problem)
         if model is None:
             ctx.status.record_miss(sender)
             return
@@ -138,11 +164,11 @@ class Client:
                 ctx.on_reply(sender, response.header.get("current_round"))
                 responses.failures.pop(sender, None)
                 if response.header.get("status") == "stale":
-                    responses.stale.append(ctx.status.round_of(sender))
+                    responses.stale += [sender] if ctx.status.round_of(sender) > request.t else []
                     return None
                 if response.header.get("status") != "wait":
                     return await self._decode(sender, request, nonce, response)
-                limit.reschedule(max(limit.when() or 0.0, self.startup_until or 0.0))
+                limit.reschedule(max(limit.when() or 0.0, self.startup_until))
             await asyncio.sleep(pause * (0.5 + self.rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)
 
@@ -156,7 +182,7 @@ class Client:
             check_norm(model, request.norm, sender)
         except MessageError as problem:
             ctx.guard.count(sender, problem.refusal)
-            ctx.log("bad response", {"round": request.t, "peer": sender, "detail": str(problem)})
+            ctx.log_about(sender, "bad response", round=request.t, detail=str(problem))
             return None
         announced = ctx.membership.kept(sender)
         values = model.values.numel() if announced is None else sum(announced)
@@ -220,6 +246,7 @@ class Client:
         try:
             yield
         except Refused as refused:
+            self.ctx.status.record_refusal(name)
             if refused.reason == Refusal.SPEC_MISMATCH:
                 self.ctx.report_spec_mismatch(name, refused.message)
             else:
@@ -230,12 +257,13 @@ class Client:
             self._log_waiting(name, problem.detail)
         except MessageError as problem:
             self.ctx.guard.count(name, problem.refusal)
-            self.ctx.log("sync failed", {"peer": name, "detail": str(problem)})
-        except DispflError as problem:
-            self.ctx.log("sync failed", {"peer": name, "detail": str(problem)})
+            self.ctx.log_about(name, "sync failed", detail=str(problem))
+        except Exception as problem:  # as above
+            self._on_failure(name, problem)
 
     async def _on_refused(self, name: str, refused: Refused) -> None:
         """Log a refusal; after a spec mismatch, a sync tells which setting differs."""
+        self.ctx.status.record_refusal(name)
         if refused.reason != Refusal.SPEC_MISMATCH:
             self.ctx.log_problem(name, "refused", refused.message, refused.reason)
         elif self.ctx.status.spec_mismatch(name) is None:
@@ -243,6 +271,11 @@ class Client:
             await self.sync_members([name])
             if self.ctx.status.replies_of(name) == replies_before:  # the sync did not succeed
                 self.ctx.report_spec_mismatch(name, refused.message)
+
+    def _on_failure(self, name: str, problem: Exception) -> None:
+        """Continue without a peer that cannot be requested because of an unexpected error, for example its address."""
+        self.ctx.status.mark_unreachable(name)
+        self.ctx.log_problem(name, "failed", f"{type(problem).__name__}: {problem}")
 
     def _log_waiting(self, name: str, detail: str) -> None:
         """Log that a peer is waited for, if it never responded: it may still be starting."""

@@ -31,26 +31,37 @@ class Deadlines:
     factor: float = 3.0
     """The ratio of the deadline to the median duration of the last rounds."""
     _rounds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_ROUNDS))
+    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_ROUNDS))
+    """The parts of these durations that are our own."""
+
+    def __post_init__(self) -> None:
+        self._patience = self.startup
 
     @property
     def deadline(self) -> float:
-        """Seconds after which the round continues without the peers that have not responded."""
+        """Seconds after which the round continues without the peers that have not responded.
+
+        Others decide how long a round lasts: a peer that responds just in time, round after round, extends it. So no
+        deadline of a run exceeds that of its first round, unless our own steps take as long.
+        """
         if not self._rounds:
             return max(self.startup, self.min)
-        return min(self.max, max(self.min, self.factor * statistics.median(self._rounds)))
+        bound = max(self._patience, self.factor * statistics.median(self._steps))
+        return min(self.max, max(self.min, min(bound, self.factor * statistics.median(self._rounds))))
 
     @property
     def probe_timeout(self) -> float:
         """Seconds to wait for a peer that did not respond the last time: enough to see whether it is back."""
         return min(self.deadline, self.min) / 5
 
-    def record_round(self, seconds: float) -> None:
+    def record_round(self, waited: float, step: float) -> None:
         """Record the duration of a round: until the last response, and of the step.
 
         Time spent waiting for a peer that does not respond is not counted: a dead neighbour would extend all following
         deadlines.
         """
-        self._rounds.append(seconds)
+        self._rounds.append(waited + step)
+        self._steps.append(step)
 
 
 class DeadlineSettings(Settings):
@@ -61,7 +72,8 @@ class DeadlineSettings(Settings):
     min: float = Field(default=Deadlines.min, gt=0)
     """The shortest deadline, in seconds; a peer that did not respond the last time gets a fifth of it."""
     startup: float = Field(default=Deadlines.startup, gt=0)
-    """The deadline of the first round, while sites are being started by hand."""
+    """The deadline of the first round, while sites are being started by hand. Later ones exceed it only where our own
+    steps take that long."""
     max: float = Field(default=Deadlines.max, gt=0)
     """The longest deadline."""
     factor: float = Field(default=Deadlines.factor, ge=1)

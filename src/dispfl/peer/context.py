@@ -1,13 +1,16 @@
 """What the client and the server of a node share."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dispfl.errors import MessageError
-from dispfl.methods.base import GossipMethod
+from dispfl.costs.ledger import BYTES_PER_VALUE
+from dispfl.errors import DispflError, MessageError
+from dispfl.methods.base import GossipMethod, PeerState
 from dispfl.peer.guard import RequestGuard
+from dispfl.peer.log import shortened
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SyncMessage
 from dispfl.peer.published import PublishedModels
@@ -15,11 +18,15 @@ from dispfl.peer.spec import FederationSpec, spec_digest
 from dispfl.peer.status import NodeStatus
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.round.context import RunContext
-from dispfl.round.exchange import exchange_graph
+from dispfl.round.exchange import Graph, exchange_row, gossip_senders
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal
 
 T = TypeVar("T")
+LOG_WINDOW = 3600.0
+MAX_LINES = 100
+"""Lines about one peer that are logged within `LOG_WINDOW` seconds."""
+_REASONS = frozenset(map(str, Refusal))
 
 
 class Membership(Protocol):
@@ -88,10 +95,14 @@ class NodeContext:
     def __post_init__(self) -> None:
         self.spec_digest = spec_digest(self.spec)
         self.status.refused = self.guard.refused
-        self._last_problem: dict[str, tuple[str, object]] = {}
-        """By peer: the event and reason of the last logged problem."""
         self._offer: Offer | None = None
-        self._last_graph: tuple[int, list[str], dict[str, list[str]]] | None = None
+        self.guard.max_bytes += 50 * BYTES_PER_VALUE * self.codec.layout.size  # a model, resumed 20 times, and more
+        self._problems: dict[str, set[tuple[str, str | None]]] = defaultdict(set)
+        """By peer: events and reasons of the problems since it last responded."""
+        self._lines: dict[str, tuple[float, int, int]] = {}
+        """By peer: the start of its current hour, the lines that were logged about it since, and those left out."""
+        self._last_roster = [self.name]
+        self._last_row: tuple[int, list[str], tuple[Graph, list[str]]] | None = None
 
     @property
     def method(self) -> GossipMethod:
@@ -99,39 +110,74 @@ class NodeContext:
         assert isinstance(self.run.method, GossipMethod)
         return self.run.method
 
+    def roster(self, t: int) -> list[str]:
+        """All participants of round t, sorted; the last known ones while the member list cannot be read."""
+        try:
+            self._last_roster = self.membership.roster(t)
+        except (DispflError, OSError) as problem:
+            self.log_problem(self.name, "problem", str(problem))
+        return self._last_roster
+
     def others(self, t: int) -> list[str]:
         """The other participants of round t."""
-        return [name for name in self.membership.roster(t) if name != self.name]
+        return [name for name in self.roster(t) if name != self.name]
+
+    def neighbours(self, t: int) -> list[str]:
+        """The peers that we may hear in round t."""
+        return list(self._row(t)[0].get(self.name, []))
 
     def listeners(self, t: int) -> list[str]:
         """The peers that will request our model of round t."""
-        return [name for name, senders in self.graph(t).items() if self.name in senders]
+        return self._row(t)[1]
 
-    def graph(self, t: int) -> dict[str, list[str]]:
-        """Return who hears whom in round t, which all peers derive from the seed. The last graph is cached."""
-        roster = self.membership.roster(t)
-        if self._last_graph is None or self._last_graph[:2] != (t, roster):
-            self._last_graph = (t, roster, exchange_graph(self.run, t, roster))
-        return self._last_graph[2]
+    def senders(self, t: int, state: PeerState) -> list[str]:
+        """The peers whose models we request in round t."""
+        return list(gossip_senders(self.run, self._row(t)[0], self.name, t, state, self.roster(t)))
+
+    def _row(self, t: int) -> tuple[Graph, list[str]]:
+        """Return whom we hear in round t and who hears us, which all peers derive from the seed; the last is cached."""
+        roster = self.roster(t)
+        if self._last_row is None or self._last_row[:2] != (t, roster):
+            try:
+                row = exchange_row(self.run, t, roster, self.name)
+            except Exception as problem:  # a user's own topology may not fit every roster
+                self.log("problem", {"round": t, "detail": f"No neighbours: {type(problem).__name__}: {problem}"})
+                row = {self.name: []}, []
+            self._last_row = (t, roster, row)
+        return self._last_row[2]
 
     def on_reply(self, name: str, t: JSON) -> None:
         """Note a response of a peer and its current round, if given."""
         self.on_message(name, t)
         self.status.record_reply(name)
-        if last := self._last_problem.pop(name, None):
-            self.log("connected" if last[0] == "waiting" else "reconnected", {"peer": name})
+        if problems := self._problems.pop(name, None):
+            is_new = all(event == "waiting" for event, _ in problems)
+            self.log_about(name, "connected" if is_new else "reconnected")
 
     def log_problem(self, name: str, event: str, detail: str, reason: str | None = None) -> None:
-        """Log a problem with a peer once, until it changes or ends."""
-        last = self._last_problem.get(name)
-        if (event, reason) == last or (reason == Refusal.BANNED and last and last[0] in ("refused", "spec mismatch")):
-            return
-        self._last_problem[name] = (event, reason)
-        self.log(event, {"peer": name, "reason": reason, "detail": detail})
+        """Log a problem with a peer once, until the peer responds; a peer may give any text as a reason."""
+        known = reason if reason is None or reason in _REASONS else "unknown"
+        problems = self._problems[name]
+        is_repeated = (event, known) in problems or (
+            reason == Refusal.BANNED and any(earlier in ("refused", "spec mismatch") for earlier, _ in problems)
+        )
+        problems.add((event, known))
+        if not is_repeated:
+            self.log_about(name, event, reason=known, detail=detail)
+
+    def log_about(self, name: str, event: str, **fields: object) -> None:
+        """Log an event that a peer has caused; of very many, which would fill the disk, only the number is logged."""
+        now = asyncio.get_running_loop().time()
+        start, lines, omitted = self._lines.get(name, (now, 0, 0))
+        start, lines = (now, 0) if now - start >= LOG_WINDOW else (start, lines)
+        if lines < MAX_LINES:
+            texts = {key: shortened(value) if isinstance(value, str) else value for key, value in fields.items()}
+            self.log(event, {"peer": name, **texts, "omitted": omitted or None})
+        self._lines[name] = (start, lines + 1, 0 if lines < MAX_LINES else omitted + 1)
 
     def report_spec_mismatch(self, name: str, message: str) -> None:
         """Note that a peer's federation spec differs from ours, whichever side detected it."""
-        self.status.mark_spec_mismatch(name, message)
+        self.status.mark_spec_mismatch(name, shortened(message))
         self.log_problem(name, "spec mismatch", message)
 
     def on_message(self, name: str, t: JSON) -> None:
@@ -164,10 +210,20 @@ class NodeContext:
         except MessageError as problem:
             self.guard.count(sender, problem.refusal)
             raise Refused(problem.refusal, str(problem)) from None
-        if records := incoming.records[: self.guard.allow_records(sender, len(incoming.records))]:
+        records = incoming.records[: self.guard.allow_records(sender, len(incoming.records))]
+        if invalid := [record for record in records if not self._has_valid_first_round(record)]:
+            self.guard.count(sender, Refusal.MALFORMED)
+            records = [record for record in records if record not in invalid]
+        if records:
             for reason in await self.compute(lambda: self.membership.merge(records)) or ():
                 self.guard.count(sender, reason)
         return incoming
+
+    def _has_valid_first_round(self, record: JSON) -> bool:
+        """Whether a record's first round is one of the federation's, or the one after, which means never."""
+        content = record.get("record") if isinstance(record, dict) else None
+        first_round = content.get("first_round") if isinstance(content, dict) else None
+        return not isinstance(first_round, int) or first_round <= self.run.rounds
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Run a longer computation without blocking the event loop."""

@@ -4,17 +4,34 @@ import asyncio
 import hashlib
 from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NoReturn
 
 from dispfl.peer.transport.base import Refused
 from dispfl.wire.refusals import Refusal, RefusalCounter
 
-HARMLESS = {Refusal.STALE, Refusal.JOINING, Refusal.BANNED, Refusal.TOO_MANY_RECORDS}
+HARMLESS = {
+    Refusal.STALE,
+    Refusal.JOINING,
+    Refusal.BANNED,
+    Refusal.TOO_MANY_RECORDS,
+    Refusal.TOO_MANY_REQUESTS,
+}
 """Refusals that honest peers cause, too; they do not count towards a ban."""
 
 
 def _loop_time() -> float:
     return asyncio.get_running_loop().time()
+
+
+@dataclass
+class _Budget:
+    """What a peer has used of its requests and bytes."""
+
+    start: float
+    requests: int = 0
+    syncs: int = 0
+    size: int = 0
 
 
 class RequestGuard:
@@ -29,8 +46,18 @@ class RequestGuard:
     MAX_RECORDS = 5000
     """Member records of one sender that are verified within `WINDOW` seconds: about as many as one sync can carry."""
 
+    MAX_ANSWERS = 40
+    """How often a peer gets a model of one round, resumed responses included."""
+    MAX_REQUESTS = 500
+    """Requests of one peer in a round of ours, or in `WINDOW` seconds if the round lasts longer."""
+    MAX_SYNCS = 300
+    """Those of them that are syncs: enough for the largest roster, in parts."""
+
     def __init__(self, now: Callable[[], float] = _loop_time) -> None:
+        self.max_bytes = 64_000_000
+        """Bytes of bodies that one peer may send and receive in the same time; raised for large models."""
         self.refused = RefusalCounter()
+        self._budgets: dict[str, _Budget] = {}
         self._now = now
         self._offences: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self.STRIKES))
         self._banned_until: dict[str, float] = {}
@@ -51,6 +78,8 @@ class RequestGuard:
         After a restart of this peer, a request that resumes a response counts as a new one.
         """
         seen, digest = self._nonces[sender].setdefault(t, {}), hashlib.blake2b(body).digest()
+        if sum(1 + times for _, times in seen.values()) >= self.MAX_ANSWERS:
+            self.refuse(sender, Refusal.DUPLICATE, f"{sender} got the model of round {t} {self.MAX_ANSWERS} times.")
         if nonce not in seen:
             if len(seen) >= self.MAX_REPEATS:
                 self.refuse(sender, Refusal.DUPLICATE, f"{sender} has requested round {t} {len(seen)} times already.")
@@ -65,6 +94,26 @@ class RequestGuard:
             message = f"{sender} has resumed the same response for round {t} {times} times already."
             self.refuse(sender, Refusal.REPLAYED, message)
         seen[nonce] = (digest, times + 1)
+
+    def charge(self, sender: str, size: int, *, is_sync: bool) -> None:
+        """Count a request with a body of `size` bytes; refuse it if the sender has used up its requests or bytes."""
+        budget, now = self._budgets.get(sender), self._now()
+        if budget is None or now - budget.start >= self.WINDOW:
+            budget = self._budgets[sender] = _Budget(now)
+        if budget.requests >= self.MAX_REQUESTS or budget.size >= self.max_bytes:
+            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its requests of this round.")
+        if is_sync and budget.syncs >= self.MAX_SYNCS:
+            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its syncs of this round.")
+        budget.requests, budget.syncs, budget.size = budget.requests + 1, budget.syncs + is_sync, budget.size + size
+
+    def charge_response(self, sender: str, size: int) -> None:
+        """Count the bytes of a response."""
+        if budget := self._budgets.get(sender):
+            budget.size += size
+
+    def start_round(self) -> None:
+        """Give every peer its requests and bytes of a new round."""
+        self._budgets.clear()
 
     def allow_records(self, sender: str, records: int) -> int:
         """Return how many of a sender's records may be verified now."""

@@ -255,9 +255,9 @@ class StartupDeadlines(Deadlines):
         super().__init__(max(usual.startup, usual.min), usual.startup, max(usual.startup, usual.max), usual.factor)
         self._usual = usual
 
-    def record_round(self, seconds: float) -> None:
+    def record_round(self, waited: float, step: float) -> None:
         """Record a round, and use the usual limits from now on: all peers have started."""
-        super().record_round(seconds)
+        super().record_round(waited, step)
         self.min, self.max = self._usual.min, self._usual.max
 
 

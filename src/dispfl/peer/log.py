@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import TextIO
 
-_UNPLAIN = re.compile(r'[\s"=\x00-\x1f]')
+_UNPLAIN = re.compile(r'[\s"=]')
 """Characters that would make the end of a value ambiguous, or let another peer forge a line."""
+MAX_CHARS = 300
+"""Characters of a text of another site that are logged or shown."""
 EventLog = Callable[[str, Mapping[str, object]], None]
 
 
@@ -27,6 +29,12 @@ def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> 
             print(f"{now[11:19]}  {name}  {event:<12} {text}".rstrip(), file=out, flush=True)
 
     return log
+
+
+def shortened(text: str, chars: int = MAX_CHARS) -> str:
+    """Return a text of another site as one short line, without characters that control a terminal."""
+    short = "".join(each if each.isprintable() else " " for each in text[:chars])
+    return short if len(text) <= chars else f"{short}... ({len(text)} characters)"
 
 
 class _EventHandler(logging.Handler):
@@ -63,4 +71,7 @@ def _plain(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(str, value))
     text = str(value)
-    return json.dumps(text, ensure_ascii=False) if _UNPLAIN.search(text) else text
+    if text.isprintable() and not _UNPLAIN.search(text):
+        return text
+    quoted = json.dumps(text, ensure_ascii=False)
+    return "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in quoted)

@@ -12,16 +12,18 @@ A round of Algorithm 1, seen from one peer:
 """
 
 import asyncio
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
+from torch import Tensor
 
-from dispfl.core.packed import PackedModel
-from dispfl.errors import RunError
+from dispfl.core.averaging import average_of_holders
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.client import MIN_BACKOFF, Client, RoundResponses
+from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
 from dispfl.peer.context import NodeContext
 from dispfl.peer.server import Server
 from dispfl.round.context import PeerTask, StepResult
@@ -61,13 +63,9 @@ class Node:
             self.client.deadlines.startup = self.client.deadlines.min
         await self.client.transport.serve(Server(ctx))
         ctx.log("starting", {"round": t, "rounds": status.rounds, "listening": ctx.listening})
-        await self.client.sync_members(ctx.others(t))
-        self._stop_if_all_mismatch(t)
-        if (current := status.median_round()) > t + 1:  # further than the others keep their models
-            if t == 0:
-                t, state = self._join(current), replace(state, model=empty_model(state.model))
-            else:
-                t = self._skip(t, current)
+        self.client.start()
+        current = await self._federation_round(t)
+        t = self._join(current) if t == 0 else self._skip(t, current)
         while t < ctx.run.rounds:
             status.round = t
             t, state = await self._round(t, state)
@@ -75,6 +73,20 @@ class Node:
         await self._serve_stragglers()
         status.state = "finished"
         return state
+
+    async def _federation_round(self, t: int) -> int:
+        """Return the federation's round if it is too far beyond t for us to be heard, else t."""
+        status, client, pause = self.ctx.status, self.client, MIN_BACKOFF
+        greeted = client.greeted(t)
+        while True:
+            await client.sync_members([name for name in greeted if not status.was_seen(name)])
+            self._stop_if_all_mismatch(t)
+            voters = [name for name in greeted if status.spec_mismatch(name) is None]
+            claims = [status.round_of(name) for name in voters if status.was_seen(name)]
+            if (agreed := agreed_round(t, claims, len(voters), is_final=client.has_started_up)) is not None:
+                return agreed
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 5 * MAX_BACKOFF)
 
     def _stop_if_all_mismatch(self, t: int) -> None:
         """Stop if all members have another spec, or all reachable ones at the end of the startup period.
@@ -85,40 +97,52 @@ class Node:
         mismatches = [message for name in others if (message := status.spec_mismatch(name))]
         if not mismatches or any(map(status.was_seen, others)):
             return
-        startup_until = self.client.startup_until
-        if len(mismatches) == len(others) or (startup_until and asyncio.get_running_loop().time() >= startup_until):
+        if len(mismatches) == len(others) or self.client.has_started_up:
             raise RunError(f"No reachable peer accepts our settings. {mismatches[0]}")
 
     def _join(self, current: int) -> int:
-        """Announce and return the first round of a peer that joins a running federation."""
-        ctx, t, rounds = self.ctx, current + 1, self.ctx.run.rounds
-        if t >= rounds:
+        """Announce and return the first round of a new peer: 0, or the next one of a running federation."""
+        ctx, t, rounds = self.ctx, current + 1 if current else 0, self.ctx.run.rounds
+        if current and t >= rounds:
             raise RunError(
                 f"The federation is in its last round ({rounds} of {rounds}); {ctx.name} is too late to join."
             )
-        ctx.joining = True
-        ctx.membership.join(t)
-        ctx.log("joining", {"round": t})
+        try:
+            ctx.membership.join(t)
+        except (
+            DispflError,
+            OSError,
+        ) as problem:  # a full disk, for example
+            ctx.log("problem", {"detail": str(problem)})
+        if t > 0:
+            ctx.joining = True
+            self.client.start(joining=True)
+            ctx.log("joining", {"round": t})
         return t
 
     async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
         """Run a round, or skip it if the federation is further on. Return the next round and the state."""
         ctx, clock = self.ctx, asyncio.get_running_loop().time
         ctx.status.state, ctx.status.deadline = "fetching", self.client.deadlines.deadline
+        ctx.guard.start_round()
+        if not state.model.values.any():  # weights that are all zero were never trained and must not be averaged in
+            ctx.joining, state = True, replace(state, model=masked(ctx.run.first_weights, state.next_mask))
         if not ctx.joining:
             ctx.published.publish(t, published_model(ctx.run, state), ctx.listeners(t), ctx.status.is_silent)
             ctx.guard.forget_before(ctx.published.oldest or 0)
         began = clock()
         responses = await self.client.fetch_models(t, state)
         self._stop_if_all_mismatch(t)
-        if (current := self._skip(t, responses.current(t) or t)) > t:
+        if responses.is_stale and (current := self._skip(t, await self.client.current_round(t))) > t:
             return current, state
         ctx.status.state, training_began = "training", clock()
         task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
+        if ctx.joining:
+            state = await ctx.compute(lambda: joining_state(state, responses.heard))
         step = await self.training.step(task, state, responses.heard)
-        self.client.deadlines.record_round((responses.arrived or began) - began + clock() - training_began)
+        self.client.deadlines.record_round((responses.arrived or began) - began, clock() - training_began)
         await self._save(t, step, responses)
-        ctx.joining = ctx.joining and step.next_state.model.mask.kept == 0  # its first step failed: still no model
+        ctx.joining = ctx.joining and step.report.failure is not None
         return t + 1, step.next_state
 
     def _skip(self, t: int, current: int) -> int:
@@ -133,6 +157,9 @@ class Node:
         messages = tuple(ctx.status.take_messages(t))
         await self.store.save(t, replace(step, messages=messages), sorted(responses.heard), responses.missed)
         ctx.status.score = ctx.status.score if score is None else score
+        if failure := step.report.failure:
+            ctx.status.record_failure(t, failure)
+            ctx.log("step failed", {"round": t, "detail": f"{failure} The model of the last round is kept."})
         ctx.log("round", {"round": t, "heard": len(responses.heard), "missed": responses.missed, "score": score})
 
     async def _serve_stragglers(self) -> None:
@@ -146,6 +173,32 @@ class Node:
             ctx.log("stopped serving", {"without": sorted(ctx.published.pending())})
 
 
-def empty_model(model: PackedModel) -> PackedModel:
-    """A model that keeps no weight: averaged with others it does not change them."""
-    return PackedModel.pack(torch.zeros(model.mask.size), torch.zeros(model.mask.size, dtype=torch.bool))
+def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool) -> int | None:
+    """Return the federation's round by the claims of some of its members, or t if it is not too far beyond.
+
+    A single member may lie, and may be the first one that responds. So half of the members must be at t, or more than
+    half beyond; before that the result is None, or the lower median of the claims if it `is_final`.
+    """
+    further = [claim for claim in claims if claim > t + 1]  # the others keep their models for two rounds
+    if not further or 2 * (len(claims) - len(further)) >= members:
+        return t
+    if 2 * len(further) <= members and not is_final:
+        return None
+    current = statistics.median_low(claims)
+    return current if current > t + 1 else t
+
+
+def joining_state(state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    """Return the state that a joining peer begins with: the average of the heard models under its own mask.
+
+    Averaging it with them again does not change it. A weight that nobody holds keeps its first value, so a peer that
+    hears nobody begins like all others did, with the shared first weights.
+    """
+    models = (PackedModel.pack(*heard[name].unpack()) for name in sorted(heard))
+    weights = average_of_holders(models, state.model.unpack()[0])
+    return replace(state, model=masked(weights, state.next_mask))
+
+
+def masked(weights: Tensor, mask: PackedMask) -> PackedModel:
+    """Return the part of the flat weights that a mask keeps."""
+    return PackedModel.pack(weights, mask.unpack(), mask)

@@ -35,7 +35,7 @@ from dispfl.peer.node import Node
 from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site
-from dispfl.peer.store import PeerStore, SavingThread, rounds_of
+from dispfl.peer.store import PeerStore, SavingThread, rounds_of, unheard
 from dispfl.peer.transport.base import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -134,6 +134,8 @@ async def run_node(
             raise
         saving.store.finish(setup.run, final)
         log("finished", {"score": node.ctx.status.score})
+        if problem := unheard(site.run_folder):
+            raise RunError(f"{site.name}: {problem}")
     return final
 
 

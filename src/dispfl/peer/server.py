@@ -25,12 +25,17 @@ class Server:
     async def __call__(self, sender: str, request: Request) -> Response:
         """Answer a request, or raise `Refused`."""
         self.ctx.status.record_request(sender, asyncio.get_running_loop().time())
-        self.ctx.guard.check(sender)
+        guard = self.ctx.guard
+        guard.check(sender)
+        guard.charge(sender, len(request.body), is_sync=request.kind == "sync")
         if request.kind == "sync":
-            return await self._sync(sender, request)
-        if request.kind != "model":
+            response = await self._sync(sender, request)
+        elif request.kind == "model":
+            response = await self._model(sender, request)
+        else:
             self._refuse(sender, Refusal.UNKNOWN_REQUEST, f"There is no request {request.kind[:20]!r}.")
-        return await self._model(sender, request)
+        guard.charge_response(sender, len(response.body))
+        return response
 
     async def _sync(self, sender: str, request: Request) -> Response:
         ctx, theirs = self.ctx, request.header.get("spec")
@@ -63,7 +68,7 @@ class Server:
             return Response({"status": "stale" if past else "wait", "current_round": ctx.status.round})
         ctx.guard.check_nonce(sender, t, nonce, request.body, resumes=request.offset > 0)
         if request.offset:
-            ctx.log("resuming transfer", {"round": t, "peer": sender, "from": request.offset})
+            ctx.log_about(sender, "resuming transfer", round=t, offset=request.offset)
         frame = await self._encode(sender, t, model, request.body)
 
         def on_sent() -> None:
@@ -96,7 +101,7 @@ class Server:
         if reason == Refusal.SPEC_MISMATCH:
             self.ctx.report_spec_mismatch(sender, message)
         else:
-            self.ctx.log("refused request", {"peer": sender, "reason": str(reason), "detail": message})
+            self.ctx.log_about(sender, "refused request", reason=str(reason), detail=message)
         self.ctx.guard.count(sender, reason)
         raise Refused(reason, message)
 

@@ -1,6 +1,5 @@
 """The state of a node and of the other peers, for `dispfl peer status` and to decide which peers to wait for."""
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -25,6 +24,8 @@ class PeerStatus:
     """Responses to our requests, of any kind."""
     answered: int = 0
     missed: int = 0
+    refusals: int = 0
+    """How often it refused our requests."""
     received_bytes: int = 0
     sent_bytes: int = 0
     unreachable: bool = False
@@ -48,6 +49,9 @@ class NodeStatus:
     """Finished rounds that could not be saved yet."""
     save_problem: str | None = None
     """Why they could not."""
+    failed_steps: int = 0
+    """Steps that were given up because their numbers were not finite."""
+    last_failure: str | None = None
     peers: dict[str, PeerStatus] = field(default_factory=lambda: defaultdict(PeerStatus))
     refused: RefusalCounter = field(default_factory=RefusalCounter)
     _messages: list[tuple[int, MessageCost]] = field(default_factory=list)
@@ -112,11 +116,6 @@ class NodeStatus:
         """The latest round that a peer has reported."""
         return self.peers[name].round
 
-    def median_round(self) -> int:
-        """The median round of the peers that were seen; -1 if there are none."""
-        rounds = [peer.round for peer in self.peers.values() if peer.last_seen is not None]
-        return statistics.median_low(rounds) if rounds else -1  # the lower one of two: one false claim has no effect
-
     def record_answer(self, name: str) -> None:
         """Count a neighbour's model that was used in this round."""
         self.peers[name].answered += 1
@@ -124,6 +123,15 @@ class NodeStatus:
     def record_miss(self, name: str) -> None:
         """Count a round without a neighbour's model."""
         self.peers[name].missed += 1
+
+    def record_refusal(self, name: str) -> None:
+        """Count a request of ours that a peer refused."""
+        self.peers[name].refusals += 1
+
+    def record_failure(self, t: int, failure: str) -> None:
+        """Note that the step of round t was given up, and why."""
+        self.failed_steps += 1
+        self.last_failure = f"round {t}: {failure}"
 
     def record_received(self, own: str, name: str, t: int, requested: int, size: int, values: int) -> None:
         """Record a received model of `size` bytes and `values` values, and the bytes of its request."""
@@ -154,6 +162,8 @@ class NodeStatus:
             "deadline_seconds": round(self.deadline, 3),
             "unsaved_rounds": self.unsaved_rounds,
             "save_problem": self.save_problem,
+            "failed_steps": self.failed_steps,
+            "last_failure": self.last_failure,
             "peers": {name: asdict(peer) for name, peer in sorted(self.peers.items())},
             "refused": {name: dict(sorted(reasons.items())) for name, reasons in sorted(self.refused.items())},
         }

@@ -196,6 +196,17 @@ def rounds_of(folder: Path) -> dict[int, Metrics]:
     return {record["round"]: record for record in read_metrics(folder)}
 
 
+def unheard(folder: Path) -> str | None:
+    """Return the sentence about a peer whose rounds missed neighbours and never heard one, else None."""
+    rounds = rounds_of(folder).values()
+    if any(entry["heard"] for entry in rounds) or not any(entry["missed"] for entry in rounds):
+        return None
+    return (
+        f"All {len(rounds)} rounds were run without hearing any other site, so the model was trained alone. "
+        "`dispfl peer status` shows the others' addresses, rounds and refusals."
+    )
+
+
 def report_of(entry: Mapping[str, Any]) -> tuple[Report, tuple[MessageCost, ...]]:
     """Return the report and the messages in a line of a peer's metrics."""
     return Report(**entry["report"]), tuple(MessageCost(*message) for message in entry["messages"])

@@ -48,6 +48,15 @@ def exchange_graph(context: RunContext, t: int, roster: Sequence[str] | None = N
     return context.topology.heard(context.seed, t, roster)
 
 
+def exchange_row(context: RunContext, t: int, roster: Sequence[str], peer: str) -> tuple[Graph, list[str]]:
+    """Return what one peer needs of `exchange_graph`: who is online, with its own neighbours, and who hears it."""
+    if not isinstance(context.method, GossipMethod) or not context.method.communicates:
+        return {peer: []}, []
+    senders, listeners = context.topology.row(context.seed, t, roster, peer)
+    online = context.topology.online(context.seed, t, roster)
+    return {name: senders if name == peer else () for name in roster if name in online}, listeners
+
+
 def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str]:
     """Return the peers that the server selects in round t, of those that are online."""
     return method.pick(context.seed, t, sorted(context.topology.online(context.seed, t, context.roster)))
@@ -140,8 +149,11 @@ def deliver(
 
 
 def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
-    """Refuse a model whose weights are far larger than ours."""
-    if model_norm(model) > MAX_NORM_RATIO * max(own_norm, 1.0):
+    """Refuse a model whose weights are far larger than ours, or all zero: averaging it in would shrink ours."""
+    norm = model_norm(model)
+    if norm == 0 and len(model.values):
+        refuse(Refusal.NORM, f"{sender}'s weights are all zero: they were never trained.")
+    if norm > MAX_NORM_RATIO * max(own_norm, 1.0):
         refuse(Refusal.NORM, f"{sender}'s weights are more than {MAX_NORM_RATIO:g} times as large as ours.")
 
 

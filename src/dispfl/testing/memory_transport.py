@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import Handler, Refused, Request, Response, Unreachable
+from dispfl.wire.refusals import Refusal
 
 _PendingResponse = asyncio.Future[Response]
 
@@ -150,11 +151,9 @@ class MemoryTransport:
             response = replace(response, header=http.copy_header(response))
         except Refused as problem:
             refused = problem
-        except Exception as problem:  # a bug in the handler must not be hidden
-            if pending is None or pending.done():
-                raise
-            pending.set_exception(problem)
-            return
+        except Exception as problem:  # a bug in the handler: virtual time raises it at the end
+            asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": problem})
+            refused = Refused(Refusal.INTERNAL_ERROR, f"{self.name} could not respond because of an internal error.")
 
         def arrive() -> None:
             if pending is None or pending.done():

@@ -42,7 +42,7 @@ SETTINGS = [
     "model=mlp",
 ]
 GUESTS = ("curious", "foreign", "replaying", "mistimed", "garbling", "revoked", "nuisance", "slow", "late", "tireless")
-NEVER = 10**6
+NEVER = ROUNDS
 """First round of the guests."""
 TIMEOUT = 240.0
 """Seconds after which waiting fails; generous because the machine may be busy."""

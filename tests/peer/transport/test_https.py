@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import socket
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,21 @@ def test_a_request_is_answered_with_the_authenticated_sender_and_the_body(networ
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         response = await alice.request("bob", Request("model", {"round": 3, "note": "ö\n"}, b"abc"))
         assert response == Response({"from": "alice", "round": 3, "note": "ö\n"}, b"cba")
+        await alice.close()
+        await bob.close()
+
+    play(scenario)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6")
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_all_addresses_are_those_of_both_families(host: str, network: Any, play: Play) -> None:
+    async def scenario() -> None:
+        alice, bob = network.join("alice"), network.join("bob")
+        bob._listen = ("::", 0)
+        await bob.serve(echo)
+        network.addresses["bob"] = (host, bob.port)
+        assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}
         await alice.close()
         await bob.close()
 

@@ -133,6 +133,25 @@ def test_a_full_listener_keeps_the_connections_of_members(network: Any, play: Pl
     play(scenario)
 
 
+def test_idle_connections_of_members_do_not_lock_others_out(network: Any, play: Play) -> None:
+    async def scenario() -> None:
+        bob = await network.serve("bob", echo, limits=Limits(max_connections=4))
+        processes = [network.join("alice") for _ in range(4)]
+        for alice in processes:
+            await alice.request("bob", Request("sync", {}))
+        assert len(bob._listener.connections) == 4  # as many as there may be, all idle
+        carol = network.join("carol")
+        for _ in range(3):
+            assert (await carol.request("bob", Request("sync", {}))).header == {"from": "carol"}
+        assert (await processes[-1].request("bob", Request("sync", {}))).header == {"from": "alice"}
+        assert len(bob._listener.connections) == 4
+        assert not bob.counters.refused
+        for transport in (*processes, carol, bob):
+            await transport.close()
+
+    play(scenario)
+
+
 def test_the_longest_idle_connection_of_a_member_above_its_limit_is_closed(network: Any, play: Play) -> None:
     async def scenario() -> None:
         bob = await network.serve("bob", echo, limits=Limits(max_connections_from_peer=2))

@@ -10,6 +10,7 @@ import contextlib
 import logging
 import socket
 import ssl
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -163,7 +164,9 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            listening = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG)
+            family, address = found[0][0], found[0][4][:2]
+            both = address[0] == "::" and socket.has_dualstack_ipv6()  # all addresses, of IPv4 too
+            listening = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as problem:
             raise ConfigError(
                 f"Cannot listen on {host}:{port} ({os_error_text(problem)}); choose another address."
@@ -208,7 +211,7 @@ class Listener:
         min(idle, key=lambda connection: connection.idle_since).drop()
 
     def _make_room_for_unauthenticated(self, address: str) -> bool:
-        """Close the oldest unauthenticated connections above the limits; return False if the listener stays full."""
+        """Close the oldest unauthenticated connections above the limits, else an idle one; False if all are busy."""
         unauthenticated = [
             connection
             for connection in self.connections.values()
@@ -222,7 +225,16 @@ class Listener:
             return True
         if unauthenticated:
             unauthenticated[0].abort(Refusal.SLOW)
-        return bool(unauthenticated)
+        return bool(unauthenticated) or self._drop_idle()
+
+    def _drop_idle(self) -> bool:
+        """Close the longest idle connection, of those of the members with the most; False if all are busy."""
+        alive = [connection for connection in self.connections.values() if not connection.is_aborted]
+        members = Counter(connection.member for connection in alive)
+        idle = [connection for connection in alive if not connection.is_busy]
+        if idle:
+            min(idle, key=lambda connection: (-members[connection.member], connection.idle_since)).drop()
+        return bool(idle)
 
     async def _accept(self, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()

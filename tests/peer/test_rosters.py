@@ -1,0 +1,102 @@
+"""Rosters that shrink and grow while a federation runs."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from unittest import mock
+
+import pytest
+from simulated_world import LIMIT, View, World, reliable
+
+from dispfl.errors import RunError
+from dispfl.peer.server import Server
+from dispfl.peer.spec import federation_spec
+from dispfl.peer.transport.base import JSON, Request
+from dispfl.registry import TOPOLOGIES
+from dispfl.testing.virtual_time import run
+from dispfl.topology import Topology
+
+
+@pytest.mark.parametrize("topology", TOPOLOGIES)
+def test_a_node_runs_to_the_end_while_all_others_are_revoked_and_accepted_again(topology: str) -> None:
+    world = World(5, reliable, peers=6, rounds=20)
+    object.__setattr__(world.context, "topology", TOPOLOGIES[topology](name=topology))  # a random one has degree 10
+    everybody, world.members.is_fixed = list(world.names), False
+
+    async def story() -> None:
+        living = {name: asyncio.create_task(world.live(name)) for name in everybody}
+        for left in (5, 3, 2, 1, 2, 6):
+            await asyncio.sleep(4)
+            world.members.names = everybody[:left]
+        await asyncio.gather(*living.values())
+
+    run(story(), LIMIT)
+    assert set(world.finished) == set(everybody)
+    heard = world.stores["000"].heard
+    assert sorted(heard) == list(range(20))
+    assert [] in heard.values()  # it was alone for a while
+    assert heard[19]
+
+
+class OnlyThree(Topology):
+    """A user's own topology, which does not work without certain peers."""
+
+    def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        return {"000": ["001"], "001": ["002"], "002": ["000"]}
+
+
+def test_a_topology_that_does_not_fit_the_roster_costs_the_neighbours_of_the_round_and_not_the_node() -> None:
+    world = World(5, reliable, peers=3, rounds=12)
+    object.__setattr__(world.context, "topology", OnlyThree())
+    world.members.is_fixed = False
+
+    async def story() -> None:
+        living = [asyncio.create_task(world.live(name)) for name in ("000", "001", "002")]
+        await asyncio.sleep(6)
+        world.members.names = ["000", "001"]
+        await asyncio.gather(*living)
+
+    run(story(), LIMIT)
+    assert len(world.finished) == 3
+    problems = [facts for _, name, event, facts in world.trace if (name, event) == ("000", "problem")]
+    assert "names the neighbour '002', which is not a peer" in problems[0]
+
+
+def test_a_member_list_that_cannot_be_read_ends_no_node() -> None:
+    world = World(5, reliable, peers=3, rounds=6)
+
+    async def story() -> None:
+        living = [asyncio.create_task(world.live(name)) for name in world.names]
+        await asyncio.sleep(6)
+
+        def unreadable(self: object, t: int) -> list[str]:
+            raise RunError("members.json cannot be read: Input/output error.")
+
+        with mock.patch.object(View, "roster", unreadable):
+            await asyncio.sleep(4)
+        await asyncio.gather(*living)
+
+    run(story(), LIMIT)
+    assert len(world.finished) == 3
+    problems = [facts for _, name, event, facts in world.trace if (name, event) == ("000", "problem")]
+    assert len(problems) == 1
+    assert "Input/output error" in problems[0]
+
+
+def test_a_record_with_a_first_round_beyond_the_federations_is_an_offence_and_not_merged() -> None:
+    world, merged = World(8, reliable, peers=2, rounds=20), list[JSON]()
+
+    def record(first_round: int) -> JSON:
+        return {"record": {"name": "002", "first_round": first_round}, "chain": [], "signature": str(first_round)}
+
+    spec = federation_spec("test", world.context, world.context.layout, world.weights, 0.5)
+    body = json.dumps({"records": [record(20), record(21), record(2**53)]}).encode()
+    ctx = world.node("000").ctx
+
+    async def story() -> None:
+        with mock.patch.object(ctx.membership, "merge", merged.extend):
+            await Server(ctx)("001", Request("sync", {"spec": dict(spec)}, body))
+
+    run(story(), LIMIT)
+    assert merged == [record(20)]  # the round after the last: a member that never takes part
+    assert ctx.guard.refused == {"001": {"malformed": 1}}
