@@ -324,7 +324,7 @@ def test_a_federation_runs_on_ray_and_an_exception_in_its_loss_is_raised_unchang
     assert here.summary["weights_sha256"] == there.summary["weights_sha256"]
     assert there.out is None
     with pytest.raises(ZeroDivisionError, match="not mine"):
-        Federation(network, peers, engine="ray", loss=failing, **made).run(1)
+        Federation(network, peers, engine="ray", loss=failing, metric="accuracy", **made).run(1)
 
 
 def test_a_run_directory_that_workers_cannot_see_is_one_sentence(tmp_path: Path) -> None:

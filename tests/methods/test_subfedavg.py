@@ -106,11 +106,14 @@ def test_a_single_epoch_has_nothing_to_compare_so_nothing_is_pruned(
     assert kept_after_a_step(make_context(method=SubFedAvg(**EAGER), train=Train(epochs=1)), trainer_for) == 67
 
 
-@pytest.mark.parametrize(("accuracy", "kept"), [(0.5, 67), (0.51, 51)])
-def test_an_accuracy_of_exactly_one_half_is_not_above_it_and_it_is_that_on_the_training_data(
-    make_context: MakeContext, trainer_for: TrainerFor, accuracy: float, kept: int
+@pytest.mark.parametrize(
+    ("accuracy", "higher", "kept"), [(0.5, True, 67), (0.51, True, 51), (0.5, False, 67), (0.49, False, 51)]
+)
+def test_a_score_of_exactly_one_half_is_not_better_than_it_and_it_is_that_on_the_training_data(
+    make_context: MakeContext, trainer_for: TrainerFor, accuracy: float, higher: bool, kept: int
 ) -> None:
-    share = Metric(lambda _, labels: accuracy if len(labels) == 20 else 0.0, "share", higher_is_better=True)
+    elsewhere = 0.0 if higher else 1.0
+    share = Metric(lambda _, labels: accuracy if len(labels) == 20 else elsewhere, "share", higher_is_better=higher)
     task = Task(metrics=(share,))  # 20 samples to train on, 10 to test
     method = SubFedAvg(**{**EAGER, "min_accuracy": 0.5})
     context = make_context(method=method, task=task, train=Train(epochs=5, batch_size=4))

@@ -203,6 +203,8 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
             "metric": "accuracy",
             "scores": {"accuracy": accuracy} if accuracy else {},
             "test_loss": None,
+            "validation": None,
+            "global_test": None,
             "busiest": {"paper_mb": mb, "wire_mb": 2 * mb, "connections": int(mb)},
             "flops_per_peer": 100 * mb,
             "flops_total": 200 * mb,
