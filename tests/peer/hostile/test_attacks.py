@@ -14,7 +14,7 @@ from dispfl.errors import DispflError
 from dispfl.peer.guard import RequestGuard
 from dispfl.peer.local import collect_results
 from dispfl.peer.membership.identity import Identity
-from dispfl.peer.transport.base import Limits, Refused, Request
+from dispfl.peer.transport.base import Limits, Refused, Request, Unreachable
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.loop import RunCallbacks
@@ -72,14 +72,17 @@ def test_a_member_gets_a_response(attacked: Any) -> None:
 
 
 def test_a_member_revoked_at_run_time_is_refused_on_its_open_connection_and_then_by_tls(attacked: Any) -> None:
+    async def refused_while_connected(guest: Any) -> None:
+        while True:  # at most until the node has read the list, twice a second
+            assert await refusal(guest.request("000", attacked.model())) == "revoked"
+            await asyncio.sleep(0.1)
+
     async def scenario() -> None:
         async with attacked.guest("revoked") as guest:
             assert (await guest.request("000", attacked.model())).header["status"] == "model"
             attacked.sites["000"].members.revoke("revoked")
             with pytest.raises(Unreachable, match="000 may not have accepted our certificate"):
-                while True:  # at most until the node has read the list, twice a second
-                    assert await refusal(guest.request("000", attacked.model())) == "revoked"
-                    await asyncio.sleep(0.1)
+                await refused_while_connected(guest)
             assert (await guest.request("001", attacked.model())).header["status"] == "model"  # 001 has not revoked it
         async with attacked.guest("revoked") as again:
             with pytest.raises(Unreachable, match="000 may not have accepted our certificate"):
