@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -293,3 +294,21 @@ def test_the_service_manager_is_asked_by_the_environment_for_this_process_alone(
     assert ServiceManager.of_process({}) == ServiceManager()
     ServiceManager().send("READY=1")  # to nobody
     ServiceManager("/nowhere/at/all").send("READY=1")
+
+
+def test_the_status_is_updated_also_while_the_members_cannot_be_read(make_site: Callable[..., Site]) -> None:
+    alice, recorder = make_site("alice"), EventRecorder()
+
+    async def status_after(moment: float) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while (alice.status() or {"updated": 0.0})["updated"] <= moment:
+                await asyncio.sleep(0.02)
+
+    async def story() -> None:
+        async with open_node(alice, local_setup(alice), Deadlines(), recorder):
+            await status_after(0.0)
+            alice.members.path.write_bytes(b"{")
+            await recorder.until("problem")
+            await status_after(time.time())
+
+    asyncio.run(story())

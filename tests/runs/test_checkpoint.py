@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from torch import nn
 
+from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Report
 from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState, fresh_state
+from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import StepResult
 from dispfl.runs import checkpoint
 from dispfl.runs.checkpoint import Checkpoints
@@ -203,7 +206,7 @@ def test_a_complete_round_that_lost_a_part_is_damaged(saved: Checkpoints) -> Non
 
 
 def test_a_complete_round_with_an_invalid_list_of_parts_is_damaged(saved: Checkpoints) -> None:
-    for content in ("", "[]", "{}", '{"parts": 3}'):
+    for content in ("", "[]", "{}", '{"parts": 3}', '{"parts": [], "version": "new"}'):
         (saved.folder / "round-000001/complete.json").write_text(content)
         assert damage(saved).startswith(f"The checkpoint {saved.folder / 'round-000001'} is damaged (")
 
@@ -248,6 +251,20 @@ def test_no_flipped_bit_goes_unnoticed(saved: Checkpoints) -> None:
     assert refused >= len(content) - 2
 
 
+def test_the_units_of_masks_belong_to_the_digest(tmp_path: Path) -> None:
+    network, method = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), DisPFL(structure="channels")
+    layout = method.layout(network, lambda: torch.zeros(2, 4))
+    state = method.start(LiveModel(network).read(), layout, 0.5, seed=0, peer="000")
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.add(0, "000", StepResult(Report(), state=state))
+    checkpoints.complete(0)
+    assert list(checkpoints.load(1)) == ["000"]
+    part = tmp_path / "round-000001/part-000.safetensors"
+    tensors, header = contents(part)
+    part.write_bytes(safetensors.torch.save(tensors, header | {"units": header["units"] + " "}))
+    assert damage(checkpoints) == f"The checkpoint {part} is damaged (the digest of peer 000 does not match)."
+
+
 def test_other_peers_are_read_from_a_part_in_which_one_is_damaged(saved: Checkpoints) -> None:
     part = saved.folder / "round-000001/part-000.safetensors"
     tensors, header = contents(part)
@@ -284,7 +301,7 @@ def test_a_report_with_a_field_of_another_dispfl_is_refused_and_not_called_damag
         own = {key: tensor for key, tensor in tensors.items() if key.startswith(name)}
         del entry["digest"]
         entry["report"]["taste"] = 3
-        entry["digest"] = checkpoint._digest(entry, own)
+        entry["digest"] = checkpoint._digest(entry, own, None)
     part.write_bytes(safetensors.torch.save(tensors, header | {"peers": json.dumps(peers)}))
     assert "is intact, but another dispfl wrote it (" in refusal(saved)
     assert "taste" in refusal(saved)

@@ -170,7 +170,8 @@ async def open_node(
         client = Client(ctx, network.transport, deadlines, random.Random())
         saving, status_thread = SavingThread(store, ctx.status, log), ThreadPoolExecutor(1, "status")
         background = [
-            asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest(), status_thread)),
+            asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest())),
+            asyncio.create_task(_write_status(site, ctx, network, status_thread)),
             asyncio.create_task(saving.retry()),
             asyncio.create_task((service or ServiceManager()).watch(ctx.status, network.transport)),
         ]
@@ -249,10 +250,8 @@ class SiteNetwork:
         }
 
 
-async def _watch_site(
-    site: Site, ctx: NodeContext, network: SiteNetwork, members: MemberList, thread: ThreadPoolExecutor
-) -> None:
-    """Apply changes of the members by other processes and by members, save and log them, and update the status file."""
+async def _watch_site(site: Site, ctx: NodeContext, network: SiteNetwork, members: MemberList) -> None:
+    """Apply changes of the members by other processes and by members, save and log them."""
     counted, last_problem = Counter[str](), ""
     for problem in site.members.file.problems:
         ctx.log("problem", {"detail": f"{site.members.path}: {problem}"})
@@ -264,14 +263,28 @@ async def _watch_site(
                 if change.event == "revoked":
                     await network.transport.disconnect(change.member)
                 ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
-            status = current_status(site, ctx, network)
-            await asyncio.get_running_loop().run_in_executor(thread, site.write_status, status)
             await ctx.compute(site.members.file.save)
             last_problem = ""
         except (DispflError, OSError) as problem:
             if last_problem != str(problem):
                 last_problem = str(problem)
                 ctx.log("problem", {"detail": last_problem})
+        await asyncio.sleep(STATUS_INTERVAL)
+
+
+async def _write_status(site: Site, ctx: NodeContext, network: SiteNetwork, thread: ThreadPoolExecutor) -> None:
+    """Update the status file, on a thread; also while the members cannot be saved."""
+    last_problem = ""
+    while True:
+        problem = ""
+        try:
+            status = current_status(site, ctx, network)
+            await asyncio.get_running_loop().run_in_executor(thread, site.write_status, status)
+        except (DispflError, OSError) as error:
+            problem = str(error)
+        if problem and problem != last_problem:
+            ctx.log("problem", {"detail": problem})
+        last_problem = problem
         await asyncio.sleep(STATUS_INTERVAL)
 
 

@@ -156,10 +156,10 @@ class Checkpoints:
             raise _unreadable(manifest, problem) from problem
         try:
             found = json.loads(content)
-            parts = list(map(str, found["parts"]))
+            parts, version = list(map(str, found["parts"])), int(found.get("version", 1))
         except (KeyError, TypeError, ValueError) as problem:
             raise DamagedError(f"The checkpoint {folder} is damaged ({problem}).") from problem
-        _check_version(manifest, found.get("version", 1))
+        _check_version(manifest, version)
         return {"parts": parts, "last": found.get("last")}
 
     def _rounds(self) -> dict[int, Path]:
@@ -182,16 +182,15 @@ def checkpoint_bytes(peer: str, step: StepResult) -> int:
 def _encode(steps: Mapping[str, StepResult]) -> bytes:
     tensors: dict[str, Tensor] = {}
     header = {}
+    masks = [step.next_state.next_mask for step in steps.values()]
+    units = next((mask.layout.spec() for mask in masks if isinstance(mask, UnitMask)), None)
     for peer, step in steps.items():
         own = _tensors(peer, step.next_state)
         entry = {"size": step.next_state.model.mask.size, "report": asdict(step.report), "messages": step.messages}
-        header[peer] = entry | {"digest": _digest(entry, own)}
+        header[peer] = entry | {"digest": _digest(entry, own, units)}
         tensors |= own
     metadata = {"version": str(VERSION), "peers": json.dumps(header)}
-    masks = [step.next_state.next_mask for step in steps.values()]
-    if units := next((mask for mask in masks if isinstance(mask, UnitMask)), None):
-        metadata["units"] = units.layout.spec()
-    return safetensors.torch.save(tensors, metadata)
+    return safetensors.torch.save(tensors, metadata if units is None else metadata | {"units": units})
 
 
 def _tensors(peer: str, state: PeerState) -> dict[str, Tensor]:
@@ -214,7 +213,7 @@ def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
     try:
         metadata, header, tensors = _read(part, peers)
         for peer, entry in header.items():
-            if entry.pop("digest") != _digest(entry, tensors[peer]):
+            if entry.pop("digest") != _digest(entry, tensors[peer], metadata.get("units")):
                 raise ValueError(f"the digest of peer {peer} does not match")
     except FileNotFoundError as problem:
         raise DamagedError(f"The checkpoint {part} is damaged (it is missing).") from problem
@@ -268,9 +267,9 @@ def _read(part: Path, peers: Collection[str] | None) -> tuple[Any, dict[str, Any
     return metadata, wanted, tensors
 
 
-def _digest(entry: Mapping[str, object], tensors: Mapping[str, Tensor]) -> str:
-    """The digest of a peer's entry and tensors: names, types, shapes and bytes."""
-    digest = hashlib.blake2b(json.dumps(entry).encode(), digest_size=16)
+def _digest(entry: Mapping[str, object], tensors: Mapping[str, Tensor], units: str | None) -> str:
+    """The digest of a peer's entry and tensors (names, types, shapes and bytes), and of the units of its masks."""
+    digest = hashlib.blake2b(json.dumps([entry, units]).encode(), digest_size=16)
     for name, tensor in sorted(tensors.items()):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
         if tensor.numel():
