@@ -16,6 +16,7 @@ EXTRAS = {
     "tensorboard": ("tensorboard",),
     "hub": ("datasets",),
     "privacy": ("dp_accounting",),
+    "pandas": ("pandas",),
 }
 """The packages that each extra of pyproject.toml installs."""
 

@@ -65,7 +65,8 @@ def run(
         if out is not None:
             raise ConfigError("--resume continues in the run's own directory; omit --out.")
         check_same_experiment(path, compose(read_config(path), overrides))
-        if read_summary(path) is None:
+        summary = read_summary(path)
+        if summary is None or "stopped" in summary:  # by a callback in Python
             with show_decoding(console) as bar:
                 resumed = ExperimentRun.resume(path, overrides, bar)
             run_to_end(resumed, console, track, ray_address)
@@ -118,8 +119,8 @@ def run_to_end(
     prepared: "ExperimentRun", console: "Console", track: str | None = None, ray_address: str | None = None
 ) -> None:
     """Run to the end with a progress bar, and write the report; after Ctrl-C, print how to resume."""
-    from dispfl.cli.progress import show_progress
     from dispfl.report.page import write_report
+    from dispfl.runs.progress import show_progress
     from dispfl.runs.tracking import tracking
 
     experiment, path = prepared.experiment, prepared.directory.path
