@@ -24,7 +24,7 @@ def seconds_a_peer(peers: int, rounds: int) -> float:
     federation = Federation(
         lambda: network.build(1, 10, 28), data, DisPFL(), RandomRegular(degree=10), train=Train(epochs=1, batch_size=32)
     )
-    return min(record["seconds"] for record in federation.run(rounds).history) / peers
+    return min(record["seconds"] for record in federation.run(rounds).metrics) / peers
 
 
 def main() -> None:

@@ -43,7 +43,7 @@ def main(structure: str) -> bool | None:
             4 * state.model.values.numel() + state.model.mask.bits.numel() + state.next_mask.bits.numel()
             for state in run.states.values()
         )
-        seconds = run.history[0]["seconds"]
+        seconds = run.metrics[0]["seconds"]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     more = {"peak_gb": peak / 1e9, "states_gb": states / 1e9, "obvious_gb": PEERS * 12 * size / 1e9}
     more = {name: round(value, 2) for name, value in more.items()}

@@ -84,6 +84,20 @@ def test_the_reference_of_the_run_directory_has_every_field(tmp_path: Path) -> N
         assert described == list(json.loads(read((tmp_path / "run" / file).read_text()))), file
 
 
+def test_the_page_about_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {}
+    for block in re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), re.S):
+        exec(compile(block, "python.md", "exec"), names)  # our own text
+    assert repr(names["run"]).startswith("Run(dispfl, 8 peers, 5 rounds, accuracy 0.")
+    assert names["kept"].shape == (64, 20)
+    assert 0 <= names["score"] <= 1
+    assert len(names["curve"]) == 5
+    assert len(names["norms"]) == 3
+    assert 3 < len(names["stopped"].metrics) < 50
+    assert names["stopped"].summary["stopped"].startswith("validation has not improved")
+
+
 # docs/deploy.md: three sites on this machine, by the commands that the page has
 
 SITES = ("alice", "bob", "carol")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl import Federation, Full, Local, Train, run_experiment
+from dispfl import Federation, Full, Local, Train
 from dispfl.config import compose
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.methods.base import Method
@@ -39,7 +39,7 @@ def accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
 
 
 def run(changes: list[str], out: Path, *, resume: bool = False) -> dict[str, Any]:
-    run_experiment(compose({}, [*SMALL, *changes]), out, resume=resume)
+    compose({}, [*SMALL, *changes]).run(out, resume=resume)
     summary = read_summary(out)
     assert summary is not None
     return summary
@@ -53,7 +53,7 @@ def test_every_model_is_scored_on_its_validation_data_and_on_the_global_test_dat
     everywhere = points(40, 999)
     federation = Federation(tiny_network, triples, method, Full(), train=QUICK, global_test=everywhere)
     found = federation.run(rounds=2)
-    last = found.history[-1]
+    last = found.metrics[-1]
     for k, (_, validation, test) in enumerate(triples):
         model = found.model(k)
         assert last["scores"]["accuracy"]["per_peer"][k] == pytest.approx(accuracy(model, test))
@@ -69,14 +69,14 @@ def test_validation_data_are_not_trained_on_and_change_nothing_else(points: Poin
         Federation(tiny_network, peers, DisPFL(), Full(), train=QUICK).run(rounds=1) for peers in (pairs, triples)
     )
     assert plain.summary["weights_sha256"] == validated.summary["weights_sha256"]
-    assert plain.history[0]["validation"] is None
+    assert plain.metrics[0]["validation"] is None
 
 
 def test_fedfomo_weighs_models_on_the_validation_data_instead_of_holding_back_a_tenth(points: Points) -> None:
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
     triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
     flops = [
-        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK).run(rounds=1).history[0]["flops_per_peer"]
+        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK).run(rounds=1).metrics[0]["flops_per_peer"]
         for peers in (pairs, triples)
     ]
     assert flops[0] * 20 == flops[1] * 18
@@ -131,7 +131,7 @@ def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> No
         federation = Federation(
             tiny_network, peers, method, Full(), train=Train(batch_size=8), unseen=[newcomer], unseen_steps=5
         )
-        unseen = federation.run(rounds=6).unseen
+        unseen = federation.run(rounds=6).summary["unseen_peers"]
         assert unseen is not None
         return float(unseen["score"]["mean"])
 

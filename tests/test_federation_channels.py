@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl import DisPFL, Federation, Full, Metric, RunResult, Train
+from dispfl import DisPFL, Federation, Full, Metric, Run, Train
 from dispfl.core.units import UnitLayout
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
 from dispfl.testing.check_method import confidence
 
 QUICK = Train(epochs=2, batch_size=8)
@@ -113,7 +113,7 @@ def normalized() -> nn.Module:
 
 def run_of(
     model: Callable[[], nn.Module], data: Data, rounds: int = 2, density: float = 0.6, **more: Any
-) -> tuple[RunResult, list[tuple[Tensor, Tensor]]]:
+) -> tuple[Run, list[tuple[Tensor, Tensor]]]:
     """Run three peers; return the run and the peers' test data."""
     peers = [(data(20, k), data(10, 100 + k)) for k in range(3)]
     method = DisPFL(structure="channels", density=density)
@@ -156,7 +156,7 @@ def test_users_networks_train_small_and_their_models_have_the_reported_metric(
     model: Callable[[], nn.Module], data: Data, groups: list[str]
 ) -> None:
     run, tests = run_of(model, data)
-    layout = run.context.layout
+    layout = run.states["000"].next_mask.layout  # type: ignore[attr-defined]
     assert isinstance(layout, UnitLayout)
     assert [group.name for group in layout.groups] == groups
     whole = sum(parameter.numel() for parameter in model().parameters() if parameter.requires_grad)
@@ -234,7 +234,7 @@ def test_a_run_with_buffers_and_dropout_that_is_stopped_resumes_to_the_same_bits
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The model has buffers")
         expected = federation().run(3)
-        with pytest.raises(StoppedError):
+        with pytest.raises(RunError, match=r"loss .* raised StoppedError"):
             federation(loss=loss, metric="accuracy").run(3, out=tmp_path / "run")
         resumed = federation().run(3, out=tmp_path / "run", resume=True)
     for name, state in expected.states.items():

@@ -12,8 +12,9 @@ import pytest
 from dispfl.config import compose
 from dispfl.data.datasets import load_dataset
 from dispfl.registry import METHODS
-from dispfl.runs.execute import RunResult, execute
+from dispfl.runs.execute import execute
 from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.run import Run
 
 TINY = (
     "peers=4 rounds=3 topology.degree=2 partition.samples_per_peer=60 partition.test_samples_per_peer=50 "
@@ -111,7 +112,7 @@ LAST_LINES = {
 
 
 @cache
-def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -> RunResult:
+def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -> Run:
     experiment = compose({}, [*TINY.format(augment).split(), f"method={method}", *changes.split(), f"seed={seed}"])
     images = load_dataset(experiment.data)
     return execute(experiment.split_context(images, experiment.split(images)), None, 1, RunCallbacks())
@@ -119,7 +120,7 @@ def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -
 
 @pytest.mark.parametrize("method", GOLDEN)
 def test_accuracy_and_loss_are_the_golden_ones(method: str) -> None:
-    for record, accuracy, loss in zip(run(method).history, GOLDEN[method].accuracy, GOLDEN[method].loss, strict=True):
+    for record, accuracy, loss in zip(run(method).metrics, GOLDEN[method].accuracy, GOLDEN[method].loss, strict=True):
         assert record["scores"]["accuracy"]["per_peer"] == pytest.approx(accuracy, abs=1e-4)
         assert record["train_loss"]["per_peer"] == pytest.approx(loss, abs=1e-4)
         assert record["failures"] == {}
@@ -129,7 +130,7 @@ def test_accuracy_and_loss_are_the_golden_ones(method: str) -> None:
 def test_kept_weights_bytes_and_flops_are_exactly_the_golden_ones(method: str) -> None:
     golden = GOLDEN[method]
     assert [state.model.mask.kept for state in run(method).states.values()] == [golden.kept] * 4
-    for record, wire in zip(run(method).history, golden.wire, strict=True):
+    for record, wire in zip(run(method).metrics, golden.wire, strict=True):
         assert record["flops_per_peer"] == golden.flops
         assert record["busiest"]["paper_mb"] == golden.downloaded / 1e6
         assert record["busiest"]["wire_mb"] == pytest.approx(wire / 1e6, rel=1e-3 if record["round"] else 1e-9)
@@ -142,7 +143,7 @@ def test_every_method_has_golden_numbers() -> None:
 @pytest.mark.parametrize("method", LAST_LINES)
 def test_the_last_round_is_the_golden_one(method: str) -> None:
     golden = LAST_LINES[method]
-    record = run(method, changes=golden.changes).history[-1]
+    record = run(method, changes=golden.changes).metrics[-1]
     assert record["scores"]["accuracy"]["per_peer"] == pytest.approx(golden.accuracy, abs=1e-4)
     assert record["train_loss"]["per_peer"] == [loss and pytest.approx(loss, abs=1e-4) for loss in golden.loss]
     assert record["flops_total"] == golden.flops
@@ -174,7 +175,7 @@ def test_another_seed_and_augmentation_both_change_the_weights() -> None:
 
 
 def test_only_a_method_that_searches_masks_reports_mask_changes() -> None:
-    assert all(record["mask_change"] is None for record in run("local").history)
-    changes = [record["mask_change"]["mean"] for record in run("dispfl").history]
+    assert all(record["mask_change"] is None for record in run("local").metrics)
+    changes = [record["mask_change"]["mean"] for record in run("dispfl").metrics]
     assert changes == sorted(changes, reverse=True)
     assert changes[-1] > 0

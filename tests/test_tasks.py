@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typer.testing import CliRunner
 
-from dispfl import DisPFL, Federation, Local, Metric, RandomRegular, RunResult, Train
+from dispfl import DisPFL, Federation, Local, Metric, RandomRegular, Run, Train
 from dispfl.cli import app
 from dispfl.errors import ConfigError
 from dispfl.report.comparison import compare
@@ -105,7 +105,7 @@ CASES = {
 }
 
 
-def run(case: TaskCase, method: DisPFL | Local, out: Path) -> RunResult:
+def run(case: TaskCase, method: DisPFL | Local, out: Path) -> Run:
     peers = []
     for peer in range(PEERS):
         rng = torch.Generator().manual_seed(peer)
@@ -118,7 +118,7 @@ def run(case: TaskCase, method: DisPFL | Local, out: Path) -> RunResult:
 
 
 @pytest.fixture(scope="module", params=CASES)
-def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskCase, Path, RunResult]:
+def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskCase, Path, Run]:
     """A finished federation with Dis-PFL, and the folder that also has one without communication."""
     folder = tmp_path_factory.mktemp("runs")
     case = CASES[request.param]
@@ -130,7 +130,7 @@ def names(case: TaskCase) -> list[str]:
     return [metric.name if isinstance(metric, Metric) else metric for metric in case.metric]
 
 
-def test_python_has_every_metric_and_the_models_learn(task: tuple[TaskCase, Path, RunResult]) -> None:
+def test_python_has_every_metric_and_the_models_learn(task: tuple[TaskCase, Path, Run]) -> None:
     case, _, result = task
     assert list(result.scores) == names(case)
     main = result.scores[names(case)[0]]
@@ -145,7 +145,7 @@ def test_python_has_every_metric_and_the_models_learn(task: tuple[TaskCase, Path
 
 
 def test_the_run_directory_has_the_metrics_with_their_directions_and_the_test_loss(
-    task: tuple[TaskCase, Path, RunResult],
+    task: tuple[TaskCase, Path, Run],
 ) -> None:
     case, folder, result = task
     line = json.loads((folder / "dispfl/metrics.jsonl").read_text().splitlines()[-1])
@@ -162,7 +162,7 @@ def test_the_run_directory_has_the_metrics_with_their_directions_and_the_test_lo
 
 
 def test_show_tables_and_the_report_say_the_metrics_name_and_who_is_better(
-    task: tuple[TaskCase, Path, RunResult],
+    task: tuple[TaskCase, Path, Run],
 ) -> None:
     case, folder, _ = task
     main = names(case)[0]

@@ -57,8 +57,9 @@ if TYPE_CHECKING:
     from dispfl.models.networks import VGG11 as VGG11
     from dispfl.models.networks import ResNet18 as ResNet18
     from dispfl.models.networks import SmallCNN as SmallCNN
-    from dispfl.runs.execute import RunResult as RunResult
-    from dispfl.runs.execute import run_experiment as run_experiment
+    from dispfl.runs.callbacks import EarlyStopping as EarlyStopping
+    from dispfl.runs.callbacks import StopRun as StopRun
+    from dispfl.runs.run import Run as Run
     from dispfl.topology import Exponential as Exponential
     from dispfl.topology import Full as Full
     from dispfl.topology import Grid as Grid
@@ -79,6 +80,7 @@ _MODULES = {
     "DisPFL": "methods.dispfl",
     "DispflError": "errors",
     "Ditto": "methods.ditto",
+    "EarlyStopping": "runs.callbacks",
     "Experiment": "config",
     "Exponential": "topology",
     "FedAvg": "methods.fedavg",
@@ -105,10 +107,11 @@ _MODULES = {
     "RandomRegular": "topology",
     "ResNet18": "models.networks",
     "Ring": "topology",
-    "RunResult": "runs.execute",
+    "Run": "runs.run",
     "ServerMethod": "methods.base",
     "SmallCNN": "models.networks",
     "Split": "data.split",
+    "StopRun": "runs.callbacks",
     "SubFedAvg": "methods.subfedavg",
     "Topology": "topology",
     "Train": "core.train",
@@ -124,7 +127,6 @@ _MODULES = {
     "prune_and_regrow": "core.sparsity",
     "prune_rate": "core.sparsity",
     "random_mask": "core.masks",
-    "run_experiment": "runs.execute",
     "spread_densities": "methods.base",
     "stream": "core.rng",
 }

@@ -1,7 +1,7 @@
 """Settings of runs: the components' own settings composed, from a TOML file and `key=value` overrides.
 
     seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, metric,      top-level keys
-    unseen_peers, unseen_steps
+    average_buffers, unseen_peers, unseen_steps
     data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
 A table may be given by name alone (`method=dispfl`). Every key has a default; the defaults together are the demo.
@@ -12,7 +12,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator
 
@@ -29,7 +29,7 @@ from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.methods.base import Method
+from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import CustomModel, Model
 from dispfl.registry import CUSTOM_KEYS, FUNCTIONS, REGISTRIES, as_table, choose, settings_classes
@@ -37,6 +37,10 @@ from dispfl.round.context import PeerData, RunContext
 from dispfl.settings import Settings, did_you_mean
 from dispfl.topology import RandomRegular, Topology, peer_names
 from dispfl.wire.codec import Wire
+
+if TYPE_CHECKING:
+    from dispfl.runs.callbacks import OnRound
+    from dispfl.runs.run import Run
 
 EngineName = Literal["inprocess", "ray"]
 MADE_IN_PYTHON = "made_in_python"
@@ -130,6 +134,7 @@ class RunSettings(Settings):
         *,
         folder: Path | None = None,
         vmap_peers: int = 1,
+        average_buffers: bool = False,
         remote_peers: Sequence[str] = (),
     ) -> RunContext:
         """Return the context of the rounds; `assign` divides the training and test data between peers.
@@ -161,6 +166,7 @@ class RunSettings(Settings):
             wire=self.wire,
             privacy=self.privacy,
             vmap_peers=vmap_peers,
+            average_buffers=average_buffers,
             remote_peers=remote_peers,
         )
 
@@ -188,6 +194,11 @@ class Experiment(RunSettings):
     """Peers that do not take part, and join after the last round: `summary.json` has the scores of their models."""
     unseen_steps: int = Field(default=20, ge=1)
     """The local steps of an unseen peer."""
+    average_buffers: bool = False
+    """Average buffers, such as the running statistics of batch norm, over the models heard, as weights are.
+
+    By default they stay with each peer.
+    """
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
 
     @field_validator("engine", mode="before")
@@ -201,9 +212,26 @@ class Experiment(RunSettings):
         if isinstance(self.partition, ByColumn):
             object.__setattr__(self, "data", self.partition.column_of(self.data))
         check_vmap_peers(self.vmap_peers, self.engine)
+        check_average_buffers(self.average_buffers, self.method, self.engine)
         self.topology.check(self.peers)
         self.method.densities(self.peers)
         object.__setattr__(self, "method", self.method.fitted(self.topology, self.peers))
+
+    def run(
+        self,
+        out: str | Path | None = None,
+        *,
+        resume: bool = False,
+        on_round: "OnRound | Sequence[OnRound] | None" = None,
+        progress: bool | None = None,
+    ) -> "Run":
+        """Run the experiment, as `dispfl run` does; with a run directory everything is saved.
+
+        `resume` continues the run in that directory, if there is one. `on_round` and `progress` are as in `Federation`.
+        """
+        from dispfl.runs.execute import run_experiment  # which imports this module
+
+        return run_experiment(self, out, resume=resume, on_round=on_round, progress=progress)
 
     def split(self, data: ImageDataset | CustomDataset) -> Split:
         """Return which samples each peer gets."""
@@ -223,7 +251,8 @@ class Experiment(RunSettings):
                 extra["unseen"] = _peer_data(names, split.unseen, train, test)
             return _peer_data(peer_names(self.peers), split, train, test)
 
-        return replace(self.context(data, assign, vmap_peers=self.vmap_peers), **extra)
+        context = self.context(data, assign, vmap_peers=self.vmap_peers, average_buffers=self.average_buffers)
+        return replace(context, **extra)
 
 
 def _peer_data(names: Sequence[str], split: Split, train: Samples, test: Samples) -> dict[str, PeerData]:
@@ -249,6 +278,20 @@ def check_vmap_peers(vmap_peers: int, engine: str) -> None:
         raise ConfigError(
             f"vmap_peers is {vmap_peers}, but engine={engine} trains peers one by one; use engine=inprocess."
         )
+
+
+def check_average_buffers(average: bool, method: Method, engine: str) -> None:
+    """Refuse to average buffers where peers hear no neighbours, and where messages do not contain them."""
+    if not average:
+        return
+    if not isinstance(method, GossipMethod) or not method.communicates:
+        raise ConfigError(
+            f"average_buffers averages over the neighbours that a peer hears; method {method.name} has none. Omit it."
+        )
+    if getattr(method, "structure", "weights") == "channels":
+        raise ConfigError("average_buffers needs method.structure=weights: peers have different channels. Omit it.")
+    if engine != "inprocess":
+        raise ConfigError(f"average_buffers needs engine=inprocess, got engine={engine}: messages have no buffers.")
 
 
 def read_toml(path: Path) -> dict[str, Any]:

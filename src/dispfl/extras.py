@@ -18,6 +18,7 @@ EXTRAS = {
     "mlflow": ("mlflow",),
     "hub": ("datasets",),
     "privacy": ("dp_accounting",),
+    "pandas": ("pandas",),
 }
 """The packages that each extra of pyproject.toml installs, by the names that they are imported under."""
 

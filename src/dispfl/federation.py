@@ -5,12 +5,12 @@ import operator
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from dispfl.config import MADE_IN_PYTHON, EngineName, check_engine, check_vmap_peers
+from dispfl.config import MADE_IN_PYTHON, EngineName, check_average_buffers, check_engine, check_vmap_peers
 from dispfl.core.live import LiveModel, Precision, resolve_device
 from dispfl.core.metric import MetricLike
 from dispfl.core.optimizers import OptimizerFactory
@@ -22,13 +22,19 @@ from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
+from dispfl.registry import choose
 from dispfl.round.context import PeerData, RunContext
+from dispfl.runs.callbacks import OnRound, as_callbacks, check_callbacks
 from dispfl.runs.directory import RunDirectory, read_config
-from dispfl.runs.execute import RunResult, connect_engine, execute, why_not_extended
-from dispfl.runs.loop import RunCallbacks
-from dispfl.runs.metrics import Metrics, weights_sha256
+from dispfl.runs.execute import connect_engine, execute, why_not_extended
+from dispfl.runs.metrics import weights_sha256
+from dispfl.runs.progress import python_progress
+from dispfl.runs.run import Run
 from dispfl.topology import RandomRegular, Topology, peer_names
 from dispfl.wire.codec import Wire
+
+C = TypeVar("C", Method, Topology)
+S = TypeVar("S", Train, Wire, Privacy)
 
 
 class Federation:
@@ -36,28 +42,32 @@ class Federation:
 
     `peers` lists (training data, test data) pairs, or (training data, validation data, test data) triples: torch
     Datasets or (inputs, labels) tensors; `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is
-    any function that returns an `nn.Module`. `metric` is a `Metric`, the name of a built-in one (`"macro_f1"`), a
-    function whose name says whether a higher value is better, or a list of these, the main one first; without it, the
-    accuracy of a classification. `optimizer` is a function from flat weights and their `Layout` to a
-    `torch.optim.Optimizer` of them, in place of `train.optimizer`; its learning rate follows the schedule of `train`.
-    `privacy=Privacy(epsilon=4)` makes training differentially private. `init` gives the weights that all start from: a
-    module or its state dict. Every model is evaluated on `global_test` too, if it is given; `unseen` lists peers as
-    `peers` does, which join after the last round for `unseen_steps` local steps. `on_round` is called with each round's
-    metrics; `out` names a run directory. Both may be given to `run` instead. `vmap_peers=16` trains up to 16 peers as
-    one stack: faster where models are tiny, and equal up to rounding. `engine="ray"` runs the peers in `workers`
-    processes, on the machines of the Ray cluster at `ray_address` or here.
+    any function that returns an `nn.Module`. `method` and `topology` are objects, or what a config says: a name
+    (`"ring"`), a reference (`"my_module:Star"`) or a dict (`{"name": "dispfl", "density": 0.2}`). `metric` is a
+    `Metric`, the name of a built-in one (`"macro_f1"`), a function whose name says whether a higher value is better, or
+    a list of these, the main one first; without it, the accuracy of a classification. `optimizer` is a function from
+    flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in place of `train.optimizer`; its learning
+    rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes training differentially private. `init`
+    gives the weights that all start from: a module or its state dict. Every model is evaluated on `global_test` too, if
+    it is given; `unseen` lists peers as `peers` does, which join after the last round for `unseen_steps` local steps.
+
+    `on_round` is a function, or a list of them, that is called after each round with the `Run` so far, and may stop it
+    (`StopRun`); `out` names a run directory. Both may be given to `run` instead. `average_buffers=True` also averages
+    the buffers of the models heard, such as batch norm's running statistics; by default they stay with each peer.
+    `vmap_peers=16` trains up to 16 peers as one stack: faster where models are tiny, and equal up to rounding.
+    `engine="ray"` runs the peers in `workers` processes, on the machines of the Ray cluster at `ray_address` or here.
     """
 
     def __init__(
         self,
         model: Callable[[], nn.Module],
         peers: Sequence[tuple[DatasetLike, ...]],
-        method: Method | None = None,
-        topology: Topology | None = None,
+        method: Method | str | Mapping[str, Any] = "dispfl",
+        topology: Topology | str | Mapping[str, Any] = "random",
         *,
-        train: Train | None = None,
-        wire: Wire | None = None,
-        privacy: Privacy | None = None,
+        train: Train | Mapping[str, Any] | None = None,
+        wire: Wire | Mapping[str, Any] | None = None,
+        privacy: Privacy | Mapping[str, Any] | None = None,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
@@ -69,11 +79,12 @@ class Federation:
         eval_every: int = 1,
         workers: int | None = None,
         vmap_peers: int = 1,
+        average_buffers: bool = False,
         device: str = "cpu",
         precision: Precision = "float32",
         engine: EngineName = "inprocess",
         ray_address: str | None = None,
-        on_round: Callable[[Metrics], None] | None = None,
+        on_round: OnRound | Sequence[OnRound] | None = None,
         out: str | Path | None = None,
     ) -> None:
         if isinstance(model, nn.Module):
@@ -81,39 +92,32 @@ class Federation:
             raise ConfigError(f"`model` must be a function that returns a new module: give {name}, not {name}(...).")
         if not peers:
             raise ConfigError("A federation needs at least one peer; `peers` is empty.")
-        for name, value, kind in (
-            ("method", method, Method),
-            ("topology", topology, Topology),
-            ("train", train, Train),
-            ("wire", wire, Wire),
-            ("privacy", privacy, Privacy),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise ConfigError(f"`{name}` must be a {kind.__name__} object, got {value!r}.")
-        topology = (topology or RandomRegular()).fitted(len(peers))
+        method = _component(Method, method, DisPFL())
+        topology = _component(Topology, topology, RandomRegular()).fitted(len(peers))
         topology.check(len(peers))
         device = resolve_device(device)
         self.engine = check_engine(engine)
         vmap_peers = _at_least_one("vmap_peers", vmap_peers)
         check_vmap_peers(vmap_peers, engine)
-        method = method or DisPFL()
         method.densities(len(peers))
+        check_average_buffers(average_buffers, method, engine)
         names = peer_names(len(peers))
         self._context = RunContext(
             model=model if init is None else _starting_from(model, init),
             peers={name: _peer_data(k, pair) for k, (name, pair) in enumerate(zip(names, peers, strict=True))},
             method=method,
             topology=topology,
-            train=train or Train(),
+            train=_table(Train, train),
             task=Task.of(loss, metric),
             seed=operator.index(seed),  # a NumPy number must name the same random streams
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
             device=device,
             precision=precision,
-            wire=wire or Wire(),
-            privacy=privacy or Privacy(),
+            wire=_table(Wire, wire),
+            privacy=_table(Privacy, privacy),
             vmap_peers=vmap_peers,
+            average_buffers=average_buffers,
             optimizer=optimizer,
             global_test=None if global_test is None else samples_from(global_test, "The global test data"),
             unseen={f"new-{k:03d}": _peer_data(k, given, "unseen") for k, given in enumerate(unseen)},
@@ -121,7 +125,7 @@ class Federation:
         )
         self.workers = None if workers is None else _at_least_one("workers", workers)
         self.ray_address = ray_address
-        self.on_round = on_round
+        self.on_round = as_callbacks(on_round)
         self.out = out
 
     def run(
@@ -130,25 +134,53 @@ class Federation:
         *,
         out: str | Path | None = None,
         resume: bool = False,
-        on_round: Callable[[Metrics], None] | None = None,
-    ) -> RunResult:
+        on_round: OnRound | Sequence[OnRound] | None = None,
+        progress: bool | None = None,
+    ) -> Run:
         """Run this many rounds. With a run directory everything is saved, and `resume` continues after a stop.
 
-        `resume` with more rounds than before extends the run, also a finished one.
+        `resume` with more rounds than before extends the run, also a finished one. A progress bar is shown on terminals
+        and in notebooks, unless `progress` is False.
         """
         out = out or self.out
         if resume and out is None:
             raise ConfigError("resume=True needs the run directory: give it as out=.")
         context = dataclasses.replace(self._context, rounds=_at_least_one("rounds", rounds))
-        directory = None
+        functions = as_callbacks(on_round) or self.on_round
         context.check()
+        check_callbacks(functions, any(data.validation is not None for data in context.peers.values()))
         connect_engine(self.engine, self.ray_address)
+        config, directory = _describe(context), None
         if out is not None:
-            config = _describe(context)
             directory = _open_same(Path(out), config, context) if resume else RunDirectory.create(Path(out), config)
-        callback = on_round or self.on_round
-        callbacks = RunCallbacks(round=callback) if callback else RunCallbacks()
-        return execute(context, directory, self.workers, callbacks, self.engine, self.ray_address)
+        with python_progress(progress, context.method.name, context.rounds) as callbacks:
+            return execute(
+                context,
+                directory,
+                self.workers,
+                callbacks,
+                self.engine,
+                self.ray_address,
+                on_round=functions,
+                config=config,
+            )
+
+
+def _component(kind: Any, value: C | str | Mapping[str, Any], default: C) -> C:
+    """Return a method or topology: an object, or what a config says (`"ring"`, `"my_module:Star"`, a dict)."""
+    chosen = choose(kind.table, value, default) if isinstance(value, (str, Mapping)) else value
+    if not isinstance(chosen, kind):
+        raise ConfigError(f"`{kind.table}` must be a name, a dict or a {kind.__name__} object, got {value!r}.")
+    return cast(C, chosen)
+
+
+def _table(kind: type[S], value: S | Mapping[str, Any] | None) -> S:
+    """Return settings: an object, or a dict as in a config."""
+    if value is None or isinstance(value, Mapping):
+        return kind(**(value or {}))
+    if not isinstance(value, kind):
+        raise ConfigError(f"`{kind.table}` must be a dict or a {kind.__name__} object, got {value!r}.")
+    return value
 
 
 def _at_least_one(name: str, value: int) -> int:
@@ -198,6 +230,7 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "device": context.device,
         "precision": context.precision,
         "vmap_peers": context.vmap_peers,
+        "average_buffers": context.average_buffers,
         "metric": [metric.name for metric in context.task.metrics],
         "optimizer": _function_name(context.optimizer) if context.optimizer else context.train.optimizer,
         "unseen_steps": context.unseen_steps,

@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dispfl.cli.progress import GridDisplay, GridProgress, show_grid_progress, show_progress
+from dispfl.cli.progress import GridDisplay, GridProgress, show_grid_progress
 from dispfl.runs.grid import GridRun, methods_grid
+from dispfl.runs.progress import show_progress
 
 TINY = [
     "peers=3",

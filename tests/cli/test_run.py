@@ -17,6 +17,7 @@ import tomli_w
 import torch
 from program import CommandResult, Dispfl
 
+from dispfl import Run, StopRun
 from dispfl.cli.run import output_folder
 from dispfl.config import compose
 from dispfl.runs.checkpoint import Checkpoints
@@ -282,6 +283,18 @@ def test_after_a_resume_with_another_engine_the_config_names_it(dispfl: Dispfl, 
     (stopped / "config.toml").write_text(tomli_w.dumps({**config, "engine": "ray", "workers": 7}))
     assert dispfl("run", "--resume", stopped, "engine=inprocess", "workers=1").code == 0
     assert tomllib.loads((stopped / "config.toml").read_text()) == {**config, "engine": "inprocess", "workers": 1}
+
+
+def test_a_run_that_a_callback_stopped_in_python_is_continued(dispfl: Dispfl, tmp_path: Path) -> None:
+    def stop(run: Run) -> None:
+        raise StopRun("one round is enough")
+
+    experiment = compose({}, [*TINY, "model=mlp"])
+    experiment.run(tmp_path / "run", on_round=stop)
+    assert dispfl("run", "--resume", tmp_path / "run").code == 0
+    summary = read_summary(tmp_path / "run")
+    assert summary is not None
+    assert (summary["rounds"], summary.get("stopped")) == (3, None)
 
 
 def test_resuming_a_finished_run_shows_its_result_and_changes_nothing(dispfl: Dispfl, finished: Path) -> None:

@@ -27,6 +27,7 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         (["vmap_peers=4"], f"vmap_peers is 4, {ONE_THREAD} vmap_peers=1, or dispfl run."),
+        (["average_buffers=true"], "average_buffers is for simulated runs: messages between real peers contain no"),
         (["workers=2"], f"workers is 2, {ONE_THREAD} workers=1, or dispfl run."),
         (["federation.toml"], f"vmap_peers is 8, {ONE_THREAD} vmap_peers=1, or dispfl run."),  # its threads are ignored
         (["--peers", "4", "peers=5"], "peers=5 contradicts --peers 4; give one of them."),

@@ -158,8 +158,8 @@ def test_a_stopped_run_resumes_to_the_bit_with_every_optimizer(
     def model() -> nn.Module:
         return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
 
-    def stop(record: Any) -> None:
-        if record["round"] == STOPPED:
+    def stop(run: Any) -> None:
+        if run.metrics[-1]["round"] == STOPPED:
             raise KeyboardInterrupt
 
     own = settings["optimizer"] == "own"
@@ -278,7 +278,7 @@ def test_a_method_with_its_own_loop_is_charged_for_what_it_trains(points: Callab
     def run(method: Method) -> Any:
         peers = [(points(20, k), points(10, 100 + k)) for k in range(2)]
         train = Train(epochs=3, batch_size=8)
-        return Federation(lambda: nn.Linear(4, 3), peers, method, train=train).run(1).history[0]
+        return Federation(lambda: nn.Linear(4, 3), peers, method, train=train).run(1).metrics[0]
 
     own, local = run(OwnLoop()), run(Local())
     assert own["flops_total"] == local["flops_total"]

@@ -54,7 +54,7 @@ def sentences(which: int) -> tuple[Tensor, Tensor]:
 def flops(model: type[nn.Module], method: GossipMethod) -> list[float]:
     peers = [(sentences(k), sentences(100 + k)) for k in range(PEERS)]
     run = Federation(model, peers, method, Ring(), train=TRAIN).run(rounds=2)
-    return [record["flops_per_peer"] for record in run.history]
+    return [record["flops_per_peer"] for record in run.metrics]
 
 
 def test_a_federation_of_grus_is_charged_by_hand() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 from PIL import Image
 
-from dispfl import run_experiment
 from dispfl.config import Experiment, compose
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
@@ -83,10 +82,10 @@ def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
 
 def test_a_run_by_column_can_be_repeated_from_its_config_and_resumed(table: Path, tmp_path: Path) -> None:
     found = experiment(f"data.path={table}", "partition.column=site")
-    first = run_experiment(found, tmp_path / "run")
+    first = found.run(tmp_path / "run")
     assert found.to_toml() == compose(found.to_toml()).to_toml()
     assert len(first.accuracy) == 3
-    run_experiment(found, tmp_path / "run", resume=True)
+    found.run(tmp_path / "run", resume=True)
     saved = read_split(tmp_path / "run")
     assert saved is not None
     assert saved[1].tolist() == [[12, 12], [8, 8], [4, 4]]
@@ -135,7 +134,7 @@ def test_a_saved_data_set_is_divided_by_a_column(tmp_path: Path, datasets: Any) 
     datasets.Dataset.from_list(rows()).save_to_disk(str(tmp_path / "saved"))
     found = experiment(f"data.hub={tmp_path / 'saved'}", "partition.column=site")
     assert sites_of(found) == [{0.0}, {1.0}, {2.0}]
-    assert len(run_experiment(found, tmp_path / "run").accuracy) == 3
+    assert len(found.run(tmp_path / "run").accuracy) == 3
 
 
 def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(tmp_path: Path, datasets: Any) -> None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dispfl import Federation, Full, Local, Train, run_experiment
+from dispfl import Federation, Full, Local, Train
 from dispfl.config import compose
 from dispfl.core.train import Samples
 from dispfl.data.batches import DatasetSamples, ResidentSamples, data_digest
@@ -113,11 +113,11 @@ def test_the_command_line_refuses_other_inputs_with_the_same_labels(tmp_path: Pa
         ],
     )
     table(0.0)
-    run_experiment(experiment, tmp_path / "run")
-    run_experiment(experiment, tmp_path / "run", resume=True)
+    experiment.run(tmp_path / "run")
+    experiment.run(tmp_path / "run", resume=True)
     table(1.0)
     with pytest.raises(RunError, match=r"is not the one that .* was run with: its samples differ\."):
-        run_experiment(experiment, tmp_path / "run", resume=True)
+        experiment.run(tmp_path / "run", resume=True)
     table(0.0, 30)
     with pytest.raises(RunError, match=r"its number of samples differs\."):
-        run_experiment(experiment, tmp_path / "run", resume=True)
+        experiment.run(tmp_path / "run", resume=True)

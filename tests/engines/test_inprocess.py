@@ -16,6 +16,7 @@ from dispfl.core.live import LiveModel
 from dispfl.core.train import Samples
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, uses_global_rng
+from dispfl.errors import RunError
 from dispfl.round.context import PeerData, PeerTask, RunContext
 from dispfl.runs.metrics import weights_sha256
 
@@ -115,7 +116,7 @@ class RejectsLargeInputs(nn.Module):
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_an_exception_in_a_users_network_is_raised_unchanged_and_the_engine_stays_usable(
+def test_an_exception_in_a_users_network_is_the_cause_of_a_sentence_and_the_engine_stays_usable(
     make_context: MakeContext, threads: int
 ) -> None:
     context = make_context(peers=3, model=RejectsLargeInputs)
@@ -124,8 +125,11 @@ def test_an_exception_in_a_users_network_is_raised_unchanged_and_the_engine_stay
     inputs[5] = 1000.0
     with closing(InProcess(context, threads)) as engine:
         engine.restore(0)
-        with pytest.raises(UserError, match="too large"):
+        with pytest.raises(
+            RunError, match=r"^Peer 002, round 0: RejectsLargeInputs\.forward .*: too large\.$"
+        ) as raised:
             list(engine.run_tasks(tasks_of(context)))
+        assert isinstance(raised.value.__cause__, UserError)
         inputs.copy_(good)
         engine.restore(0)
         assert sorted(peer for peer, _ in engine.run_tasks(tasks_of(context))) == ["000", "001", "002"]

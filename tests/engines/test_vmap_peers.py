@@ -20,7 +20,7 @@ from dispfl.core.train import Samples, Task, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.vmap_peers import PeerGroups
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import GossipMethod, Method, PeerState
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
@@ -242,7 +242,7 @@ def with_samples(context: RunContext, own: Mapping[str, Samples]) -> RunContext:
 
 
 @pytest.mark.parametrize("method", [Local(), Uneven()], ids=["while stacked", "or later"])
-def test_an_exception_in_a_users_data_is_raised_unchanged_and_the_engine_stays_usable(
+def test_an_exception_in_a_users_data_is_the_cause_of_a_sentence_and_the_engine_stays_usable(
     make_context: MakeContext, method: Method
 ) -> None:
     context, broken, read = make_context(peers=3, method=method, vmap_peers=3), True, 0
@@ -259,8 +259,9 @@ def test_an_exception_in_a_users_data_is_raised_unchanged_and_the_engine_stays_u
     before = threading.active_count()
     with closing(InProcess(context, 2)) as engine:
         engine.restore(0)
-        with pytest.raises(UserError, match="cannot be read"):
+        with pytest.raises(RunError, match=r"^Peer \d+, round 0: .* raised UserError: cannot be read\.$") as raised:
             list(engine.run_tasks(tasks))
+        assert isinstance(raised.value.__cause__, UserError)
         broken = False
         engine.restore(0)
         assert sorted(peer for peer, _ in engine.run_tasks(tasks)) == ["000", "001", "002"]

@@ -151,7 +151,7 @@ def test_unequal_samples_reach_the_server_as_weights(make_context: MakeContext, 
 def flops(method: Method, net: Callable[[], nn.Module], points: Points) -> tuple[float, float]:
     """A peer's and the federation's operations in round 0 of four peers with 20 samples each, at 5 epochs."""
     peers = [(points(20, which), points(10, 1000 + which)) for which in range(4)]
-    [record] = Federation(net, peers, method, Full(), train=Train(epochs=5, batch_size=8), workers=1).run(1).history
+    [record] = Federation(net, peers, method, Full(), train=Train(epochs=5, batch_size=8), workers=1).run(1).metrics
     return record["flops_per_peer"], record["flops_total"]
 
 

@@ -147,7 +147,7 @@ def test_python_extends_a_run_too(tmp_path: Path, method: Method) -> None:
     federation(tmp_path / "whole", method, eval_every=2).run(rounds=5)
     federation(tmp_path / "run", method, eval_every=2).run(rounds=3)
     extended = federation(tmp_path / "run", method, eval_every=2).run(rounds=5, resume=True)
-    assert len(extended.history) == 5
+    assert len(extended.metrics) == 5
     assert result(tmp_path / "run") == result(tmp_path / "whole")
     assert read_config(tmp_path / "run") == read_config(tmp_path / "whole")
 

@@ -20,6 +20,7 @@ from dispfl import (
     GossipMethod,
     Local,
     Ring,
+    Run,
     SubFedAvg,
     Train,
 )
@@ -33,7 +34,7 @@ from dispfl.runs.directory import SECRET_KEY
 BUDGET = Privacy(epsilon=8.0)
 
 
-class StoppedError(Exception):
+class StoppedError(KeyboardInterrupt):
     pass
 
 
@@ -68,20 +69,20 @@ def digests(run: Any) -> list[str]:
 )
 def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_counts(method: Method) -> None:
     run = federation(method).run(rounds=3)
-    last = run.history[-1]
+    last = run.metrics[-1]
     assert last["train_loss"] is None
     assert 0 < max(last["epsilon"]["per_peer"]) <= 8.0
-    passed = {samples for state in run.history for samples in [state["flops_per_peer"]]}
+    passed = {samples for state in run.metrics for samples in [state["flops_per_peer"]]}
     assert len(passed) == 1  # the same in every round: batches are counted with their expected size
 
 
 def test_the_budget_of_dispfl_is_spent_to_the_last_round_and_pays_for_the_gradient_of_the_mask_search() -> None:
-    spent = [record["epsilon"]["mean"] for record in federation(DisPFL()).run(rounds=3).history]
+    spent = [record["epsilon"]["mean"] for record in federation(DisPFL()).run(rounds=3).metrics]
     assert spent == sorted(spent)
     assert 7.9 < spent[-1] <= 8.0
     fixed = Privacy(noise_multiplier=2.0)
     searching, random = (
-        federation(DisPFL(regrow=regrow), fixed).run(rounds=1).history[-1]["epsilon"]["mean"]  # type: ignore[arg-type]
+        federation(DisPFL(regrow=regrow), fixed).run(rounds=1).metrics[-1]["epsilon"]["mean"]  # type: ignore[arg-type]
         for regrow in ("gradient", "random")
     )
     assert searching > random
@@ -93,29 +94,29 @@ def test_two_runs_with_the_same_seed_have_different_noise() -> None:
 
 
 def test_a_peer_that_is_not_in_the_cohort_spends_nothing() -> None:
-    [record] = federation(FedAvg(cohort=1)).run(rounds=1).history
+    [record] = federation(FedAvg(cohort=1)).run(rounds=1).metrics
     assert sorted(value > 0 for value in record["epsilon"]["per_peer"]) == [False, False, False, True]
 
 
 def test_a_peer_without_budget_keeps_its_model_serves_it_and_says_so() -> None:
     # Noise for two rounds of four steps and the gradient's, in a run of five.
-    two_rounds = federation(privacy=Privacy(noise_multiplier=3.0)).run(rounds=2).history[-1]["epsilon"]["mean"]
+    two_rounds = federation(privacy=Privacy(noise_multiplier=3.0)).run(rounds=2).metrics[-1]["epsilon"]["mean"]
     run = federation(privacy=Privacy(noise_multiplier=3.0, epsilon=two_rounds + 1e-6)).run(rounds=5)
-    spent = [record["epsilon"]["mean"] for record in run.history]
+    spent = [record["epsilon"]["mean"] for record in run.metrics]
     assert spent[1] == pytest.approx(two_rounds)
     assert spent[1:] == [spent[1]] * 4
-    assert not run.history[1]["failures"]
-    for record in run.history[2:]:
+    assert not run.metrics[1]["failures"]
+    for record in run.metrics[2:]:
         assert len(record["failures"]) == 4
         assert "It no longer trains, and goes on sending its model." in record["failures"]["000"]
         assert record["busiest"]["paper_mb"] > 0
 
 
 def test_an_interrupted_run_resumes_to_the_bit_and_a_finished_one_keeps_no_key(tmp_path: Path) -> None:
-    def stop(metrics: Mapping[str, Any]) -> None:
+    def stop(run: Run) -> None:
         key = tmp_path / "cut" / SECRET_KEY
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
-        if metrics["round"] == 1:
+        if len(run.metrics) == 2:
             raise StoppedError
 
     for name in ("whole", "cut"):
@@ -127,15 +128,15 @@ def test_an_interrupted_run_resumes_to_the_bit_and_a_finished_one_keeps_no_key(t
         federation().run(rounds=4, out=tmp_path / "cut", on_round=stop)
     resumed = federation().run(rounds=4, out=tmp_path / "cut", resume=True)
     assert digests(resumed) == digests(whole)
-    assert [r["epsilon"] for r in resumed.history] == [r["epsilon"] for r in whole.history]
+    assert [r["epsilon"] for r in resumed.metrics] == [r["epsilon"] for r in whole.metrics]
     assert not list(tmp_path.glob(f"*/{SECRET_KEY}"))
     for file in (tmp_path / "whole").rglob("*"):
         assert not file.is_file() or b"k" * KEY_BYTES not in file.read_bytes(), file
 
 
 def test_a_copied_run_without_its_key_goes_on_with_a_new_one_and_counts_what_was_spent(tmp_path: Path) -> None:
-    def stop(metrics: Mapping[str, Any]) -> None:
-        if metrics["round"] == 0:
+    def stop(run: Run) -> None:
+        if len(run.metrics) == 1:
             raise StoppedError
 
     with pytest.raises(StoppedError):
@@ -143,7 +144,7 @@ def test_a_copied_run_without_its_key_goes_on_with_a_new_one_and_counts_what_was
     (tmp_path / "run" / SECRET_KEY).unlink()
     resumed = federation().run(rounds=2, out=tmp_path / "run", resume=True)
     whole = federation().run(rounds=2)
-    assert resumed.history[-1]["epsilon"] == whole.history[-1]["epsilon"]
+    assert resumed.metrics[-1]["epsilon"] == whole.metrics[-1]["epsilon"]
 
 
 class Peeking(GossipMethod):

@@ -25,16 +25,16 @@ from dispfl.runs.directory import (
     saved_rounds,
     write_split,
 )
-from dispfl.runs.execute import RunResult
+from dispfl.runs.run import Run
 
 CNN = {"data": {"name": "fashion-sample"}, "model": {"name": "cnn"}}
 
 
 @pytest.fixture
-def run(tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]) -> Callable[..., RunResult]:
+def run(tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]) -> Callable[..., Run]:
     """`run(method)`: two rounds of three tiny peers, in a run directory."""
 
-    def make(method: Any) -> RunResult:
+    def make(method: Any) -> Run:
         peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
         return Federation(net, peers, method, workers=1).run(2, out=tmp_path / "run")
 
@@ -48,7 +48,7 @@ def bare(path: Path, config: dict[str, Any] | None = None) -> Path:
 
 
 def test_final_states_are_those_at_the_end_of_the_run(
-    run: Callable[..., RunResult], bits: Callable[[PeerState], dict[str, bytes]]
+    run: Callable[..., Run], bits: Callable[[PeerState], dict[str, bytes]]
 ) -> None:
     done = run(DisPFL(density=0.5))
     assert done.out
@@ -58,14 +58,14 @@ def test_final_states_are_those_at_the_end_of_the_run(
     assert saved_rounds(done.out) == 2
 
 
-def test_the_server_is_the_last_state_and_not_a_personal_one(run: Callable[..., RunResult]) -> None:
+def test_the_server_is_the_last_state_and_not_a_personal_one(run: Callable[..., Run]) -> None:
     done = run(FedAvg(cohort=2))
     assert done.out
     assert list(final_states(done.out)) == ["000", "001", "002", "server"]
     assert list(personal_states(done.out)) == ["000", "001", "002"]
 
 
-def test_a_partial_round_does_not_count(run: Callable[..., RunResult]) -> None:
+def test_a_partial_round_does_not_count(run: Callable[..., Run]) -> None:
     """What a kill in round 3 leaves: a part, and no `complete.json`."""
     done = run(DisPFL())
     assert done.out
@@ -92,7 +92,7 @@ def test_a_run_without_a_finished_round_says_how_to_resume_it(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("damage", ["truncated", "lost", "unlisted"])
-def test_a_damaged_checkpoint_says_how_to_repair_it(run: Callable[..., RunResult], damage: str) -> None:
+def test_a_damaged_checkpoint_says_how_to_repair_it(run: Callable[..., Run], damage: str) -> None:
     done = run(DisPFL())
     assert done.out
     folder = done.out / "checkpoints" / "round-000002"
@@ -142,7 +142,7 @@ def test_the_layout_of_a_run_with_channels_has_their_units(tmp_path: Path) -> No
 
 
 def test_final_states_with_channels_are_those_at_the_end_of_the_run(
-    run: Callable[..., RunResult], bits: Callable[[PeerState], dict[str, bytes]]
+    run: Callable[..., Run], bits: Callable[[PeerState], dict[str, bytes]]
 ) -> None:
     done = run(DisPFL(density=0.5, structure="channels"))
     assert done.out
@@ -172,7 +172,7 @@ def test_a_config_without_a_known_model_is_a_sentence(tmp_path: Path, config: di
     assert not str(refusal.value).endswith("..")
 
 
-def test_checkpoints_are_only_read(run: Callable[..., RunResult]) -> None:
+def test_checkpoints_are_only_read(run: Callable[..., Run]) -> None:
     done = run(DisPFL())
     assert done.out
     before = sorted(path.name for path in done.out.rglob("*"))

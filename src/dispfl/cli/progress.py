@@ -1,15 +1,12 @@
-"""Progress of a run or of a grid of runs: a live bar with the time left on a terminal, one line per round elsewhere."""
+"""Progress of a grid of runs, and of decoding: a live bar on a terminal, one line per round elsewhere."""
 
 import contextlib
-import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
-from rich.logging import RichHandler
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -22,20 +19,8 @@ from rich.progress import Progress as ProgressBar
 
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState
 from dispfl.runs.loop import RunCallbacks
-from dispfl.runs.metrics import main_scores, measure_of
-
-Record = dict[str, Any]
-
-
-@contextlib.contextmanager
-def show_progress(title: str, rounds: int, console: Console) -> Iterator[RunCallbacks]:
-    """Yield the callbacks of one run; its log messages are printed above the bar."""
-    with log_to(console):
-        if console.is_terminal:
-            with _run_bar(console) as bar:
-                yield _bar_callbacks(bar, title, rounds)
-        else:
-            yield _line_callbacks(title, rounds, console)
+from dispfl.runs.metrics import Metrics
+from dispfl.runs.progress import describe_round, log_to
 
 
 @contextlib.contextmanager
@@ -69,73 +54,6 @@ def show_decoding(console: Console) -> Iterator[Callable[[int, int], None]]:
     with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
-
-
-@contextlib.contextmanager
-def log_to(console: Console) -> Iterator[None]:
-    """Print the log messages of runs on a console, above a live bar if there is one."""
-    log, handler = logging.getLogger("dispfl"), RichHandler(console=console, show_time=False, show_path=False)
-    log.addHandler(handler)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-
-
-def describe_round(record: Record) -> str:
-    """`accuracy 0.512 · 3 peers failed`."""
-    scores = main_scores(record)
-    text = f"{record['metric']} {measure_of([record]).text(scores['mean'] if scores else None)}"
-    if record["failures"]:
-        text += f" · {len(record['failures'])} peers failed"
-    return text
-
-
-def _run_bar(console: Console) -> ProgressBar:
-    return ProgressBar(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps · {task.fields[result]} ·"),
-        TimeElapsedColumn(),
-        TextColumn("· left"),
-        TimeRemainingColumn(),
-        console=console,
-    )
-
-
-def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
-    task = bar.add_task(f"{title} round 1/{rounds}", total=None, result="–")
-
-    def begin(done: int, total: int) -> None:
-        # Setting `completed` before the clock starts would include the steps of an earlier process in the speed.
-        bar.reset(task, total=total, completed=done)
-        bar.update(task, description=f"{title} round {min(done * rounds // total + 1, rounds)}/{rounds}")
-
-    def after(record: Record) -> None:
-        finished = record["round"] + 1
-        description = f"{title} round {min(finished + 1, rounds)}/{rounds}"
-        bar.update(task, description=description, result=describe_round(record))
-
-    return RunCallbacks(begin=begin, step=lambda: bar.advance(task), round=after)
-
-
-def _line_callbacks(title: str, rounds: int, console: Console) -> RunCallbacks:
-    started: list[float] = []
-    first: list[int] = []
-
-    def begin(done: int, total: int) -> None:
-        started.append(time.monotonic())
-        first.append(done * rounds // total)
-
-    def after(record: Record) -> None:
-        finished = record["round"] + 1
-        # A round whose peers had all finished before the last stop ends at once: no round counts, so divide by 1.
-        seconds_per_round = (time.monotonic() - started[0]) / max(1, finished - first[0])
-        left = timedelta(seconds=round(seconds_per_round * (rounds - finished)))
-        console.print(f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}", highlight=False)
-
-    return RunCallbacks(begin=begin, round=after)
 
 
 class GridProgress:
@@ -214,7 +132,7 @@ class GridDisplay(GridCallbacks):
             self._progress.step(cell)
             self._update()
 
-        def after(record: Record) -> None:
+        def after(record: Metrics) -> None:
             finished = record["round"] + 1
             self._progress.reach(cell, finished * self._progress.steps[cell.path] // rounds)
             self._running[cell.path] = f"{min(finished + 1, rounds)}/{rounds}"

@@ -170,8 +170,8 @@ def run_to_end(
     prepared: "ExperimentRun", console: "Console", track: str | None = None, ray_address: str | None = None
 ) -> None:
     """Run to the end with a progress bar, and write the report; after Ctrl-C, print how to resume."""
-    from dispfl.cli.progress import show_progress
     from dispfl.report.page import write_report
+    from dispfl.runs.progress import show_progress
     from dispfl.runs.tracking import tracking
 
     experiment, path = prepared.experiment, prepared.directory.path

@@ -93,6 +93,11 @@ def _peers_override(peers: int | None, arguments: Sequence[str]) -> list[str]:
 
 def _refuse_simulation_settings(experiment: "Experiment") -> None:
     """Refuse settings without effect here: each peer is a process that trains on one thread."""
+    if experiment.average_buffers:
+        raise ConfigError(
+            "average_buffers is for simulated runs: messages between real peers contain no buffers. Omit it, or use "
+            "dispfl run."
+        )
     for key, required in (("engine", "inprocess"), ("vmap_peers", 1), ("workers", 1)):
         if (got := getattr(experiment, key)) != required:
             raise ConfigError(

@@ -3,6 +3,9 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
+import torch
+from torch import Tensor
+
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask
 from dispfl.core.train import Trainer
@@ -18,6 +21,7 @@ from dispfl.round.exchange import (
     requested_mask,
     sent_model,
     task_senders,
+    with_buffers,
 )
 from dispfl.round.round import initial_states, peer_step
 from dispfl.runs.checkpoint import Checkpoints
@@ -40,11 +44,13 @@ def simulated_step(
     """Take one peer's step with the models that the codec would deliver, and record every message with its length."""
     mask = requested_mask(context, state)
     request = request_size(codec, mask)
-    received, messages = {}, []
+    received, buffers, messages = {}, {task.peer: state.buffers}, []
     for sender in task_senders(context, task, state):
         delivery = fetch(sender, mask)
-        received[sender] = delivery.model
+        received[sender], buffers[sender] = delivery.model, delivery.buffers
         messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
+    if context.average_buffers and received:
+        state = replace(state, buffers=_average_buffers(buffers, task.peer))
     result = peer_step(context, live, task, state, received, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
@@ -53,9 +59,21 @@ def fetch_here(context: RunContext, codec: Codec, task: PeerTask, states: Mappin
     """Return a function that fetches models from the states in this process, and from the server."""
 
     def fetch(sender: str, mask: PackedMask | None) -> DeliveredModel:
-        return deliver(context, codec, sent_model(context, task, sender, states), mask, sender, task.peer, task.t)
+        model = sent_model(context, task, sender, states)
+        delivered = deliver(context, codec, model, mask, sender, task.peer, task.t)
+        return with_buffers(delivered, states[sender].buffers) if context.average_buffers else delivered
 
     return fetch
+
+
+def _average_buffers(buffers: Mapping[str, Mapping[str, Tensor]], peer: str) -> dict[str, Tensor]:
+    """Return a peer's buffers, averaged with those of the senders in roster order; whole numbers stay its own."""
+    return {
+        name: torch.stack([buffers[sender][name] for sender in sorted(buffers)]).mean(0)
+        if own.is_floating_point()
+        else own
+        for name, own in buffers[peer].items()
+    }
 
 
 def deliver_upload(

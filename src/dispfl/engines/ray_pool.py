@@ -220,8 +220,9 @@ class WorkerPool:
     def _count_loss(self, lost: Exception) -> None:
         """Count a lost worker; too many stop the run."""
         if isinstance(lost, RayActorError) and lost.actor_init_failed:
+            reason = str(lost).strip().splitlines()[-1].rstrip(".")
             raise WorkersLostError(
-                f"A Ray worker could not start: {str(lost).strip().splitlines()[-1]}. Does every machine of the "
+                f"A Ray worker could not start: {reason}. Does every machine of the "
                 "cluster have the same dispfl, torch and Python, and the modules that the model comes from?"
             ) from None
         self._losses += 1

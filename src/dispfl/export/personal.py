@@ -7,13 +7,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
 from dispfl.config import MADE_IN_PYTHON, Experiment, RunSettings, compose
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel, loaded_network
-from dispfl.core.rng import forked_generators, global_stream
+from dispfl.core.live import loaded_network
+from dispfl.core.rng import global_stream
 from dispfl.core.units import UnitMask
 from dispfl.data.batches import Scaling
 from dispfl.data.catalogue import describe
@@ -23,11 +22,10 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import CustomModel
-from dispfl.round.context import PeerTask, RunContext
-from dispfl.round.round import peer_step
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import final_states, read_config, read_metrics, read_split, saved_rounds
+from dispfl.runs.directory import final_states, read_config, read_metrics, saved_rounds
 from dispfl.runs.metrics import main_scores, weights_sha256
+from dispfl.runs.saved import context_of, fine_tune
 from dispfl.topology import peer_names
 
 if TYPE_CHECKING:
@@ -58,8 +56,8 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
     score = _score(path, rounds, name)
     if experiment.method.fine_tuning:
         assert data is not None
-        context = _context(path, experiment, data)
-        state, score = _fine_tune(context, name, state, rounds - 1, experiment.workers)
+        context = context_of(path, experiment, data)
+        state, score = fine_tune(context, name, state, rounds - 1, experiment.workers)
     return _personal(experiment, inputs, name, rounds, state, score)
 
 
@@ -85,7 +83,7 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
     score = report_of(record)[0].score if record else None
     if config.method.fine_tuning:
         assert data is not None
-        state, score = _fine_tune(site_context(site, config, data), site.name, state, rounds - 1, threads=1)
+        state, score = fine_tune(site_context(site, config, data), site.name, state, rounds - 1, threads=1)
     return _personal(config, inputs, site.name, rounds, state, score, site.folder)
 
 
@@ -189,31 +187,6 @@ def _evaluated_state(experiment: Experiment, states: Mapping[str, PeerState], na
         return state
     model = method.evaluated_model(state, method.global_model(states))
     return replace(state, model=model, next_mask=model.mask)
-
-
-def _fine_tune(
-    context: RunContext, name: str, state: PeerState, t: int, threads: int
-) -> tuple[PeerState, float | None]:
-    """Fine-tune and evaluate as the run does, bit for bit: with the same random streams and number of threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // len(context.peers)))
-    try:
-        with forked_generators(context.device):
-            task = PeerTask(name, t, idle=True, fine_tuning=context.method.fine_tuning)
-            step = peer_step(context, LiveModel(context.module()), task, state, {})
-    finally:
-        torch.set_num_threads(before)
-    return step.next_state, step.report.score
-
-
-def _context(path: Path, experiment: Experiment, data: ImageDataset | CustomDataset) -> RunContext:
-    saved = read_split(path)
-    if saved is None:
-        raise RunError(f"{path} has no split.safetensors with each peer's samples, so the model cannot be fine-tuned.")
-    split, counts = saved
-    if not split.label_counts(data.train_labels, len(data.classes)).equal(counts):
-        raise RunError(f"The data set {data.name} is not the one that {path} was run with: its labels differ.")
-    return experiment.split_context(data, split)
 
 
 def _score(path: Path, rounds: int, name: str) -> float | None:

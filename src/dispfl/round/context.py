@@ -19,7 +19,7 @@ from dispfl.core.train import Report, Samples, Task, Train
 from dispfl.costs.ledger import MessageCost
 from dispfl.costs.privacy import PrivacyPlan, make_plan
 from dispfl.data.batches import data_digest, label_range
-from dispfl.errors import ConfigError, DataError
+from dispfl.errors import ConfigError, DataError, user_errors
 from dispfl.extras import require
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.topology import Topology
@@ -63,6 +63,8 @@ class RunContext:
     wire: Wire = field(default_factory=Wire)
     vmap_peers: int = 1
     """How many peers with equally many samples train as one stack of models."""
+    average_buffers: bool = False
+    """Whether a simulated peer averages its buffers with those of the peers that it hears."""
     optimizer: OptimizerFactory | None = None
     """Makes the optimizer of local training, instead of the one of `train`."""
     remote_peers: Sequence[str] = ()
@@ -124,13 +126,17 @@ class RunContext:
         return data_digest(parts if self.global_test is None else [*parts, self.global_test])
 
     def check(self) -> None:
-        """Refuse a network, densities or labels that cannot be used, before anything is written or trained."""
-        LiveModel(self.module())
+        """Refuse data, a network or densities that do not fit each other, before anything is written or trained."""
+        live = LiveModel(self.module(), self.device, self.precision)
         _ = self.codec  # finds the layout, and what a peer of each density keeps
         if self.privacy.enabled:
             self._check_privacy()
-        if self.task.loss is functional.cross_entropy:
-            self._check_labels()
+        peer = next(iter(self.peers))
+        with user_errors(f"Peer {peer}, before round 0"), forked_generators(self.device), torch.no_grad():
+            live.module.eval()
+            outputs = live(next(self.peers[peer].train.batches(2))[0])
+        if self.task.loss is functional.cross_entropy and isinstance(outputs, Tensor) and outputs.dim() == 2:
+            self._check_labels(outputs.shape[1])
 
     def _check_privacy(self) -> None:
         require("privacy", "The table privacy")
@@ -173,16 +179,8 @@ class RunContext:
             None if plan.max_steps is None else plan.max_steps - taken,
         )
 
-    def _check_labels(self) -> None:
+    def _check_labels(self, count: int) -> None:
         """Refuse labels that the network has no output for; labels of Datasets are only known once they are read."""
-        with forked_generators(), torch.no_grad():
-            try:
-                outputs = self.module().eval()(self.example())
-            except Exception:  # the user's own code; training says where it fails
-                return
-        if not isinstance(outputs, Tensor) or outputs.ndim != 2:
-            return
-        count = outputs.shape[1]
         for peer, data in {**self.peers, **self.unseen}.items():
             for which, samples in zip(("training", "test", "validation"), data.parts, strict=False):
                 low, high = label_range(samples) or (0, 0)
@@ -195,7 +193,7 @@ class RunContext:
 
     def module(self) -> nn.Module:
         """Build the network with the weights that all peers start from."""
-        with global_stream(self.seed, "model"):
+        with global_stream(self.seed, "model"), user_errors("Building the network"):
             return self.model()
 
     def evaluates(self, t: int) -> bool:

@@ -5,9 +5,11 @@ that they exchange the same messages and count the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
@@ -35,6 +37,8 @@ class DeliveredModel(NamedTuple):
     """Bytes as sent."""
     message: bytes | None = None
     """The encoded message, where it had to be encoded."""
+    buffers: Mapping[str, Tensor] = MappingProxyType({})
+    """The sender's buffers, where a simulation averages them."""
 
 
 # Who is heard
@@ -143,6 +147,13 @@ def deliver(
     message = encode_model(context, codec, model, mask, sender, receiver, t)
     arrived = model if wire.values == "float32" else decode_model(codec, message, mask)
     return DeliveredModel(arrived, paper, len(message), message)
+
+
+def with_buffers(delivered: DeliveredModel, buffers: Mapping[str, Tensor]) -> DeliveredModel:
+    """Add the sender's buffers to a model, and their bytes; counters and flags stay with each peer."""
+    averaged = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
+    size = BYTES_PER_VALUE * sum(buffer.numel() for buffer in averaged.values())
+    return delivered._replace(paper=delivered.paper + size, wire=delivered.wire + size, buffers=averaged)
 
 
 # What is accepted, and what it cost

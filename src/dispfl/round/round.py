@@ -14,7 +14,7 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Trainer, step_clock
 from dispfl.costs.ledger import Ledger
-from dispfl.errors import NonFiniteError
+from dispfl.errors import NonFiniteError, user_errors
 from dispfl.methods.base import SERVER, FineTuning, GossipMethod, PeerState, ServerMethod, fresh_state
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import exchange_graph, server_cohort
@@ -199,7 +199,7 @@ def peer_step(
     A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the report says why.
     """
     began = step_clock(live)
-    method, data = context.method, context.peers[task.peer]
+    data = context.peers[task.peer]
     trainer = make_trainer(
         live=live.for_mask(state.next_mask),
         train=data.train,
@@ -222,7 +222,19 @@ def peer_step(
         private=None if task.idle else context.private_steps(task.peer, task.t, _private_steps(state)),
     )
     torch.manual_seed(stream_seed(context.seed, "torch", task.peer, task.t))  # for dropout, which takes no generator
-    after = state
+    with user_errors(f"Peer {task.peer}, round {task.t}"):
+        after = _step(context, trainer, task, state, received)
+        trainer.live = live.for_mask(after.model.mask)
+        _evaluate(trainer, after)
+    trainer.report.seconds += step_clock(live) - began
+    return StepResult(trainer.report, state=after)
+
+
+def _step(
+    context: RunContext, trainer: Trainer, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+) -> PeerState:
+    """Return the peer's next state, or its last good one if numbers stop being finite."""
+    method, after = context.method, state
     try:
         if _exhausted(context, trainer):
             trainer.private = None  # it keeps its model, serves it, and no longer trains
@@ -233,18 +245,13 @@ def peer_step(
         elif not task.idle and isinstance(method, GossipMethod):
             trainer.report.overlap = _overlap(state.next_mask, received)
             after = method.step(trainer, state, received)
-        if context.train.keep_moments and after is not state:
+        if trainer.settings.keep_moments and after is not state:
             after = replace(after, moments=trainer.moments)
     except NonFiniteError as problem:
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
     trainer.charge_own_loop((after.upload or after.model).mask)
-    if context.privacy.enabled:
-        after = _charged(context, trainer, state, after)
-    trainer.live = live.for_mask(after.model.mask)
-    _evaluate(trainer, after)
-    trainer.report.seconds += step_clock(live) - began
-    return StepResult(trainer.report, state=after)
+    return _charged(context, trainer, state, after) if context.privacy.enabled else after
 
 
 PRIVATE_STEPS = "privacy.steps"

@@ -218,8 +218,11 @@ def read_summary(path: Path) -> Metrics | None:
 
 
 def is_finished(path: Path, rounds: int) -> bool:
-    """Whether a run is finished, and is not to be extended to this many rounds."""
-    return read_summary(path) is not None and int(read_config(path).get("rounds", rounds)) >= rounds
+    """Whether a run is finished: not stopped early by a callback, and not to be extended to this many rounds."""
+    summary = read_summary(path)
+    if summary is None or "stopped" in summary:
+        return False
+    return int(read_config(path).get("rounds", rounds)) >= rounds
 
 
 SPLIT = "split.safetensors"

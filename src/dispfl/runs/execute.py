@@ -7,12 +7,11 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
 
 from dispfl.config import EngineName, Experiment, compose, differing_keys
-from dispfl.core.live import loaded_network
 from dispfl.core.private import KEY_BYTES
 from dispfl.core.rng import forked_generators
 from dispfl.core.train import Report
@@ -26,6 +25,7 @@ from dispfl.extras import can_draw
 from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
+from dispfl.runs.callbacks import OnRound, UserCallbacks, as_callbacks, check_callbacks
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import (
     SPLIT,
@@ -38,55 +38,10 @@ from dispfl.runs.directory import (
 )
 from dispfl.runs.files import SITES, write_atomically
 from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
-from dispfl.runs.metrics import Metrics, last, summarize
+from dispfl.runs.metrics import Metrics, summarize
 from dispfl.runs.newcomers import evaluate_newcomers
-
-
-@dataclass(frozen=True)
-class RunResult:
-    """A finished run."""
-
-    context: RunContext
-    states: Mapping[str, PeerState]
-    """Every peer's final state, by name."""
-    history: Sequence[Metrics]
-    """The metrics of each round, as in `metrics.jsonl`."""
-    personal: Mapping[str, PeerState]
-    """The state that each peer uses from now on: its own, or one with the global model."""
-    out: Path | None = None
-    """The run directory, if there is one."""
-    unseen: Metrics | None = None
-    """The scores of the unseen peers, if there are any."""
-
-    @property
-    def scores(self) -> dict[str, list[float]]:
-        """Each metric on every peer's test data after the last round, in roster order; the main metric comes first."""
-        return {name: list(found["per_peer"]) for name, found in last(self.history, "scores").items()}
-
-    @property
-    def accuracy(self) -> list[float]:
-        """Every peer's accuracy on its own test data after the last round, in roster order."""
-        if "accuracy" not in self.scores:
-            raise ConfigError(f"This run has no accuracy; it has {', '.join(self.scores)}: use run.scores.")
-        return self.scores["accuracy"]
-
-    @property
-    def summary(self) -> Metrics:
-        """The run as one object, as in `summary.json`."""
-        models = {name: state.model for name, state in self.personal.items()}
-        return summarize(self.context, self.history, models) | {"unseen_peers": self.unseen}
-
-    def model(self, peer: int | str) -> nn.Module:
-        """Return the personal model of one peer, by position in the roster or by name, ready to use.
-
-        With masks of channels it is the small network. `states[name].model.unpack()` returns the flat weights of the
-        whole network instead, with zeros for the channels that were left out.
-        """
-        roster = self.context.roster
-        name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
-        if name not in self.personal:
-            raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
-        return loaded_network(self.context.module(), self.personal[name].model, self.personal[name].buffers)
+from dispfl.runs.progress import python_progress
+from dispfl.runs.run import RoundRecords, Run
 
 
 def execute(
@@ -97,9 +52,15 @@ def execute(
     engine: EngineName = "inprocess",
     ray_address: str | None = None,
     followers: Sequence[Follower] = (),
-) -> RunResult:
-    """Run the remaining rounds and write the summary, which makes the run count as finished; then draw its curve."""
+    on_round: Sequence[OnRound] = (),
+    config: Mapping[str, Any] | None = None,
+) -> Run:
+    """Run the remaining rounds and write the summary, which makes the run count as finished; then draw its curve.
+
+    `config` describes a run without a directory.
+    """
     out = directory.path if directory else None
+    config = read_config(out) if out else config or {}
     if context.privacy.enabled:
         context = replace(context, secret_key=directory.secret_key() if directory else os.urandom(KEY_BYTES))
     with contextlib.ExitStack() as stack:
@@ -109,12 +70,7 @@ def execute(
         if directory:
             stack.callback(directory.close)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
-        if next(context.module().buffers(), None) is not None:
-            warnings.warn(
-                "The model has buffers (batch norm?). They stay with each peer and are not averaged; "
-                "group norm is the usual choice in federated learning.",
-                stacklevel=3,
-            )
+        _warn_about_buffers(context)
         with forked_generators(context.device):
             checkpoints = directory.checkpoints if directory else None
             started = stack.enter_context(running_engine(engine, context, workers, checkpoints, ray_address))
@@ -122,6 +78,9 @@ def execute(
             for follower in followers:
                 stack.callback(follower.directory.close)
                 follower.records = follower.directory.truncate_metrics(len(history.records))
+            if out and len(history.records) < context.rounds:  # of a run that a callback stopped
+                (out / "summary.json").unlink(missing_ok=True)
+            callbacks = replace(callbacks, stop=UserCallbacks(on_round, context, started, config))
             history = run_rounds(context, started, history, directory, callbacks, followers)
             saved = SavedStates(out, context.roster) if out and engine == "ray" else None
             states = dict(started.states) if saved is None else saved
@@ -130,12 +89,38 @@ def execute(
             for follower in followers:
                 assert directory is not None
                 _finish(follower, history, started, states, directory)
-        result = RunResult(context, states, history.records, personal, out, unseen)
+        run = Run(
+            config=config,
+            metrics=RoundRecords(history.records, context.roster),
+            states=states,
+            personal=personal,
+            network=context.module,
+            out=out,
+            _task=lambda: context.task,
+            _summary=lambda: _summary(context, history, personal, unseen),
+        )
         if directory and out:
-            directory.write_summary(result.summary)
-            directory.forget_secret_key()
+            directory.write_summary(run.summary)
+            if not history.stopped:
+                directory.forget_secret_key()
             draw_learning_curve(out)
-    return result
+    return run
+
+
+def _warn_about_buffers(context: RunContext) -> None:
+    if not context.average_buffers and next(context.module().buffers(), None) is not None:
+        warnings.warn(
+            "The model has buffers (batch norm?). They stay with each peer and are not averaged "
+            "(average_buffers=True averages them); group norm is the usual choice in federated learning.",
+            stacklevel=4,
+        )
+
+
+def _summary(
+    context: RunContext, history: RunHistory, personal: Mapping[str, PeerState], unseen: Metrics | None
+) -> Metrics:
+    summary = summarize(context, history.records, {peer: state.model for peer, state in personal.items()})
+    return summary | {"unseen_peers": unseen} | ({"stopped": history.stopped} if history.stopped else {})
 
 
 def draw_learning_curve(path: Path) -> None:
@@ -180,9 +165,10 @@ def _evaluated(
     context: RunContext, history: RunHistory, engine: Engine, again: bool = False
 ) -> Mapping[str, PeerState]:
     """Return the global model as each peer was last evaluated with it; evaluate again after an interruption."""
-    if again or not engine.evaluated:
+    t = len(history.records) - 1
+    if again or not engine.evaluated or not context.evaluates(t):  # a callback may stop the run after any round
         nothing = Round({peer: StepResult(Report()) for peer in context.roster}, history.server)
-        evaluate_global(context, nothing, context.rounds - 1, engine)
+        evaluate_global(context, nothing, t, engine)
     return dict(engine.evaluated)
 
 
@@ -194,7 +180,7 @@ def _finish(
     personal = follower.evaluated or _evaluated(context, history, engine, again=True)
     directory.checkpoints.copy_from(leader.checkpoints)
     unseen = evaluate_newcomers(context, states, history.server)
-    directory.write_summary(RunResult(context, states, follower.records, personal, directory.path, unseen).summary)
+    directory.write_summary(_summary(context, replace(history, records=follower.records), personal, unseen))
     draw_learning_curve(directory.path)
 
 
@@ -289,10 +275,12 @@ class ExperimentRun:
         callbacks: RunCallbacks | None = None,
         ray_address: str | None = None,
         followers: Sequence[Follower] = (),
-    ) -> RunResult:
+        on_round: Sequence[OnRound] = (),
+    ) -> Run:
         """Run the remaining rounds, and with them those of the followers."""
         experiment = self.experiment
-        return execute(
+        saved = read_split(self.directory.path)
+        run = execute(
             self.context,
             self.directory,
             experiment.workers,
@@ -300,7 +288,9 @@ class ExperimentRun:
             experiment.engine,
             ray_address,
             followers,
+            on_round,
         )
+        return replace(run, split=saved and saved[0])
 
 
 def _fits(split: Split, data: ImageDataset | CustomDataset) -> bool:
@@ -313,12 +303,29 @@ def _other_data(path: Path, experiment: Experiment, how: str) -> RunError:
     return RunError(f"The data set {experiment.data.name} is not the one that {path} was run with: its {how}.")
 
 
-def run_experiment(experiment: Experiment, out: Path | str, *, resume: bool = False) -> RunResult:
-    """Run an experiment in a run directory, as `dispfl run` does; `resume` continues an interrupted run."""
-    path = Path(out)
-    if resume and (path / "config.toml").exists():
-        return ExperimentRun.resume_as(experiment, path).run()
-    return ExperimentRun.create(experiment, path).run()
+def run_experiment(
+    experiment: Experiment,
+    out: Path | str | None,
+    *,
+    resume: bool = False,
+    on_round: OnRound | Sequence[OnRound] | None = None,
+    progress: bool | None = None,
+) -> Run:
+    """Run an experiment, in a run directory or without one; see `Experiment.run`."""
+    functions = as_callbacks(on_round)
+    check_callbacks(functions, bool(experiment.partition.validation))
+    with python_progress(progress, experiment.method.name, experiment.rounds) as callbacks:
+        if out is not None:
+            path = Path(out)
+            start = ExperimentRun.resume_as if resume and (path / "config.toml").exists() else ExperimentRun.create
+            return start(experiment, path).run(callbacks, on_round=functions)
+        if resume:
+            raise ConfigError("resume=True needs the run directory: give it as out=.")
+        connect_engine(experiment.engine)
+        _, split, context = prepare(experiment)
+        engine, config = experiment.engine, experiment.to_toml()
+        run = execute(context, None, experiment.workers, callbacks, engine, on_round=functions, config=config)
+        return replace(run, split=split)
 
 
 def check_same_experiment(path: Path, experiment: Experiment, fix: str = "Omit it, or start a new run.") -> None:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from dispfl.core.layout import Layout
 from dispfl.core.train import Report
 from dispfl.costs.flops import ForwardCost, forward_cost
-from dispfl.errors import DamagedError
+from dispfl.errors import DamagedError, user_errors
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
-from dispfl.runs.metrics import Metrics, round_metrics
+from dispfl.runs.metrics import Metrics, main_scores, round_metrics
 
 log = logging.getLogger("dispfl")
 FAILURES_SHOWN = 3
@@ -31,6 +31,8 @@ class RunCallbacks:
     """After each peer's step."""
     round: Callable[[Metrics], None] = lambda metrics: None
     """After each round, with its metrics."""
+    stop: Callable[["RunHistory"], str | None] = lambda history: None
+    """After that: returns why the run is to be stopped, or None to continue."""
 
 
 @dataclass
@@ -42,6 +44,8 @@ class RunHistory:
     """The server's state, where there is a server."""
     partial_round: dict[str, StepResult] = field(default_factory=dict)
     """The steps of the next round that were finished before an interruption."""
+    stopped: str | None = None
+    """Why a callback stopped the run before its last round."""
 
 
 @dataclass
@@ -120,26 +124,28 @@ def run_rounds(
     peers = len(context.roster)
     callbacks.begin(len(history.records) * peers + len(history.partial_round), context.rounds * peers)
 
+    without_scores = False
     for t in range(len(history.records), context.rounds):
         began = time.perf_counter()
         try:
-            trained = train_round(
-                context, history.server, t, engine, history.partial_round, lambda peer, result: callbacks.step()
-            )
-            seconds = time.perf_counter() - began
-            for follower in followers:
-                follower.evaluate(trained, t, engine, cost, seconds)
-            began = time.perf_counter()
-            result = evaluate_round(context, trained, t, engine)
+            with user_errors(f"Round {t}"):
+                trained = train_round(
+                    context, history.server, t, engine, history.partial_round, lambda peer, result: callbacks.step()
+                )
+                seconds = time.perf_counter() - began
+                for follower in followers:
+                    follower.evaluate(trained, t, engine, cost, seconds)
+                began = time.perf_counter()
+                result = evaluate_round(context, trained, t, engine)
         except BaseException:
             engine.flush(t)
             raise
         record = round_metrics(t, result, context.task, cost, seconds + time.perf_counter() - began)
-        failures = list(record["failures"].values())
-        for failure in failures[:FAILURES_SHOWN]:
-            log.warning(failure)
-        if len(failures) > FAILURES_SHOWN:
-            log.warning("... and %d more peers; metrics.jsonl names them all.", len(failures) - FAILURES_SHOWN)
+        _log_failures(list(record["failures"].values()))
+        if context.evaluates(t) and main_scores(record) is None and not without_scores:
+            without_scores = True
+            name = context.task.metric.name
+            log.warning("Round %d: the metric %s is infinite or nan for every peer, so there are no scores.", t, name)
         engine.flush(t)
         if directory:
             if result.server is not None:
@@ -150,4 +156,15 @@ def run_rounds(
         history.records.append(record)
         history.partial_round = {}
         callbacks.round(record)
+        reason = callbacks.stop(history)
+        if reason is not None and t + 1 < context.rounds:
+            history.stopped = reason
+            break
     return history
+
+
+def _log_failures(failures: Sequence[str]) -> None:
+    for failure in failures[:FAILURES_SHOWN]:
+        log.warning(failure)
+    if len(failures) > FAILURES_SHOWN:
+        log.warning("... and %d more peers; metrics.jsonl names them all.", len(failures) - FAILURES_SHOWN)

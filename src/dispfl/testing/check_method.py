@@ -26,7 +26,7 @@ from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import forked_generators, stream_seed
 from dispfl.core.train import Report, Train
-from dispfl.errors import DispflError
+from dispfl.errors import DispflError, RunError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
 from dispfl.registry import TOPOLOGIES
@@ -78,6 +78,8 @@ def check_rule(rule: Rule, method: Method) -> None:
             rule(method)
     except ContractError:
         raise
+    except RunError as failure:  # names the peer, the round and the method's function
+        raise ContractError(rule.__name__, str(failure)) from (failure.__cause__ or failure)
     except Exception as problem:
         raise ContractError(rule.__name__, f"{method.name} raised {type(problem).__name__}: {problem}") from problem
     finally:

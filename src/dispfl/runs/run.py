@@ -1,0 +1,186 @@
+"""A run and its results: models, masks and metrics, of a run that has just ended or of a run directory."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from dispfl.core.layout import Layout
+from dispfl.core.live import loaded_network
+from dispfl.core.metric import MetricLike
+from dispfl.core.train import EVALUATION_BATCH, Task
+from dispfl.data.batches import DatasetLike, samples_from
+from dispfl.data.split import Split
+from dispfl.errors import ConfigError
+from dispfl.extras import require
+from dispfl.methods.base import Method, PeerState
+from dispfl.runs.directory import read_metrics, read_split
+from dispfl.runs.metrics import Metrics, last, last_scores, measure_of
+from dispfl.runs.saved import ModelFunction, PersonalStates, SavedRun
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+
+class RoundRecords(list[Metrics]):
+    """The metrics of a run's rounds, one dict for each, as in `metrics.jsonl`."""
+
+    def __init__(self, records: Iterable[Metrics], roster: Iterable[str]) -> None:
+        super().__init__(records)
+        self.roster = list(roster)
+        """The peers' names, in the order of every `per_peer` list."""
+
+    def frame(self, *, per_peer: bool = False) -> "DataFrame":
+        """Return a pandas DataFrame with a row for each round, or for each round and peer.
+
+        A mean over the peers has the column `accuracy` and its standard deviation `accuracy_std`; the number
+        `paper_mb` of the busiest node is `busiest.paper_mb`; `failures` counts them.
+        """
+        require("pandas", "frame()")
+        from pandas import DataFrame
+
+        if not per_peer:
+            return DataFrame([_row(record) for record in self])
+        return DataFrame(
+            [
+                {"round": record["round"], "peer": peer}
+                | {key: value["per_peer"][k] for key, value in _spreads(record).items()}
+                for record in self
+                for k, peer in enumerate(self.roster)
+            ]
+        )
+
+
+def _spreads(record: Metrics) -> Metrics:
+    """Return what is measured for each peer: the metrics by their names, and all else by its key."""
+    found = {key: value for key, value in record.items() if key != "scores"} | record["scores"]
+    return {key: value for key, value in found.items() if isinstance(value, dict) and "per_peer" in value}
+
+
+def _row(record: Metrics) -> Metrics:
+    """Return the single numbers of a round."""
+    row: Metrics = {"round": record["round"]}
+    for key, value in _spreads(record).items():
+        row |= {key: value["mean"], f"{key}_std": value["std"]}
+    for key in ("busiest", "flops_per_peer", "flops_total", "seconds"):
+        value = record[key]
+        row |= {f"{key}.{name}": number for name, number in value.items()} if isinstance(value, dict) else {key: value}
+    return row | {"failures": len(record["failures"])}
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Run:
+    """A run: `Federation.run` and `Experiment.run` return it, `Run.load` reads it from its directory."""
+
+    config: Mapping[str, Any]
+    """The settings, as in `config.toml`."""
+    metrics: RoundRecords
+    """The metrics of each round, as in `metrics.jsonl`; `metrics.frame()` is a pandas DataFrame."""
+    states: Mapping[str, PeerState]
+    """Every peer's final state, by name."""
+    personal: Mapping[str, PeerState]
+    """The state that each peer uses from now on: its own, or one with the global model."""
+    network: ModelFunction
+    """Builds the network with the weights that all peers started from."""
+    split: Split | None = None
+    """Which samples each peer has; None where the caller divided the data."""
+    out: Path | None = None
+    """The run directory, if there is one."""
+    _task: Callable[[], Task] = Task
+    _summary: Callable[[], Metrics] = dict
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        model: ModelFunction | None = None,
+        method: Method | None = None,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
+    ) -> "Run":
+        """Load a run, finished or not, from its directory or from a site's folder.
+
+        Everything about a run of the command line is in its directory. Of a run made in Python, give what was your own:
+        the function that builds the `model`, and your `method` and `metric` if you wrote them.
+        """
+        saved = SavedRun(Path(path), model, method, metric)
+        split = read_split(saved.path)
+        return cls(
+            config=saved.config,
+            metrics=RoundRecords(read_metrics(saved.path), saved.roster),
+            states=saved.states,
+            personal=PersonalStates(saved),
+            network=saved.network,
+            split=split and split[0],
+            out=saved.path,
+            _task=saved.task,
+            _summary=saved.summary,
+        )
+
+    @property
+    def summary(self) -> Metrics:
+        """The run as one object, as in `summary.json`."""
+        return self._summary()
+
+    @property
+    def scores(self) -> dict[str, list[float]]:
+        """Each metric on every peer's test data when it was last evaluated, in roster order; the main one first."""
+        return {name: list(found["per_peer"]) for name, found in (last(self.metrics, "scores") or {}).items()}
+
+    @property
+    def accuracy(self) -> list[float]:
+        """Every peer's accuracy on its own test data when it was last evaluated, in roster order."""
+        if self.scores and "accuracy" not in self.scores:
+            raise ConfigError(f"This run has no accuracy; it has {', '.join(self.scores)}: use run.scores.")
+        return self.scores.get("accuracy", [])
+
+    def model(self, peer: int | str) -> nn.Module:
+        """Return the personal model of one peer, by position in the roster or by name, ready to use.
+
+        With masks of channels it is the small network. `states[name].model.unpack()` returns the flat weights of the
+        whole network instead, with zeros for the channels that were left out.
+        """
+        state = self.personal[self._name(peer)]
+        return loaded_network(self.network(), state.model, state.buffers)
+
+    def masks(self, peer: int | str) -> dict[str, Tensor]:
+        """Return which weights a peer's personal model keeps: by parameter, a bool tensor of its shape."""
+        mask = self.personal[self._name(peer)].model.mask
+        layout = Layout.of(self.network())
+        return {name: kept.clone() for name, kept in zip(layout.names, layout.views(mask.unpack()), strict=True)}
+
+    @torch.no_grad()
+    def evaluate(self, peer: int | str, data: DatasetLike) -> float:
+        """Return the main metric of a peer's personal model on other data: a Dataset or a pair (inputs, labels)."""
+        model, samples = self.model(peer), samples_from(data, "The data")
+        pairs = [(model(inputs), labels) for inputs, labels in samples.batches(EVALUATION_BATCH)]
+        outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        return self._task().metric(outputs, labels)
+
+    def _name(self, peer: int | str) -> str:
+        roster = self.metrics.roster
+        name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
+        if name not in roster:
+            raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
+        return name
+
+    def __repr__(self) -> str:
+        rounds, planned, peers = len(self.metrics), self.config.get("rounds"), len(self.metrics.roster)
+        parts = [
+            str(self.config.get("method", {}).get("name", "")),
+            f"{peers} peer{'s' * (peers != 1)}",
+            f"{rounds} rounds" if planned in (rounds, None) else f"{rounds} of {planned} rounds",
+        ]
+        if found := last_scores(self.metrics):
+            measure = measure_of(self.metrics)
+            parts.append(f"{measure.name} {measure.text(found['mean'])} ± {measure.text(found['std'])} over peers")
+        return f"Run({', '.join(parts)}{f', in {self.out}' if self.out else ''})"
+
+    def _repr_html_(self) -> str:
+        """Return the run for a notebook: what it is, and its learning curve."""
+        from dispfl.report.notebook import run_markup
+
+        return run_markup(repr(self), self.metrics)

@@ -1,0 +1,205 @@
+"""What a run directory says about its network and its models, so that they can be used again."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dispfl.config import MADE_IN_PYTHON, Experiment, RunSettings, compose
+from dispfl.core.layout import Layout
+from dispfl.core.live import LiveModel
+from dispfl.core.metric import METRICS, MetricLike, as_metrics
+from dispfl.core.packed import PackedModel
+from dispfl.core.rng import forked_generators, global_stream
+from dispfl.core.train import Task
+from dispfl.data.custom import CustomDataset, load_custom
+from dispfl.data.datasets import DATASETS, CustomData, ImageDataset, load_dataset
+from dispfl.errors import ConfigError, RunError
+from dispfl.methods.base import Method, PeerState
+from dispfl.methods.dispfl import DisPFL
+from dispfl.registry import choose
+from dispfl.round.context import PeerTask, RunContext
+from dispfl.round.round import peer_step
+from dispfl.runs.directory import SavedStates, read_config, read_split, read_summary, saved_rounds
+from dispfl.runs.files import RUN, is_site, run_folder
+from dispfl.runs.metrics import Metrics, weights_sha256
+from dispfl.topology import peer_names
+
+ModelFunction = Callable[[], nn.Module]
+
+
+class SavedRun:
+    """A run directory, of a simulation or of a real site, and what only the caller has of a run made in Python."""
+
+    def __init__(
+        self,
+        path: Path,
+        model: ModelFunction | None = None,
+        method: Method | None = None,
+        metric: MetricLike | Sequence[MetricLike] | None = None,
+    ) -> None:
+        if path.name == RUN and is_site(path.parent):
+            path = path.parent
+        self.path = run_folder(path)
+        self.site = path if is_site(path) else None
+        """The folder of a real site, where its modules and data are looked up."""
+        self.config: Mapping[str, Any] = read_config(self.path)
+        self.made_in_python = MADE_IN_PYTHON in self.config
+        self._model, self._method, self._metric = model, method, metric
+        own = self.config.get("peer")
+        self.roster = [str(own)] if own else peer_names(self.config["peers"])
+
+    @cached_property
+    def states(self) -> SavedStates:
+        """Every peer's state after the newest complete round."""
+        return SavedStates(self.path, self.roster)
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """The settings that simulations and sites have in common."""
+        values = {key: value for key, value in self.config.items() if key in RunSettings.model_fields}
+        return RunSettings.from_values({**values, "device": "cpu"}, self.site)
+
+    @cached_property
+    def data(self) -> ImageDataset | CustomDataset:
+        """The data set, of all peers or of the site."""
+        data = self.settings.data
+        if isinstance(data, CustomData) and self.site and "partition" not in self.config:  # a site of `up` has a part
+            return load_custom(data, folder=self.site, site=self.roster[0], seed=self.settings.seed)
+        return load_dataset(data)
+
+    @cached_property
+    def method(self) -> Method:
+        """The method: the caller's, or that of the config."""
+        if self._method is not None:
+            return self._method
+        if not self.made_in_python:
+            return self.settings.method
+        try:
+            chosen = choose("method", self.config["method"], DisPFL())
+        except ConfigError:
+            name = self.config["method"]["name"]
+            raise RunError(f"{self.path} was made in Python with your method {name}: give it too, method=...") from None
+        assert isinstance(chosen, Method)
+        return chosen
+
+    def task(self) -> Task:
+        """Return the loss and the metrics."""
+        if self._metric is not None:
+            return Task(metrics=as_metrics(self._metric))
+        if not self.made_in_python:
+            return self.settings.task(self.site)
+        names = [str(name) for name in self.config["metric"]]
+        for name in names:
+            if name not in METRICS:
+                raise RunError(f"{self.path} was made in Python with your metric {name}: give it too, metric=...")
+        return Task(metrics=as_metrics(names))
+
+    def summary(self) -> Metrics:
+        """Return the summary."""
+        found = read_summary(self.path)
+        if found is None:
+            raise RunError(f"{self.path} is not finished, so it has no summary yet.")
+        return found
+
+    def network(self) -> nn.Module:
+        """Build the network with the weights that all peers started from; refuse one that does not fit the models."""
+        with global_stream(self.config["seed"], "model"):
+            module = self._model() if self._model is not None else self._configured_network()
+        layout, mask = Layout.of(module), self.states[self.roster[0]].model.mask
+        if layout.size != mask.size:
+            raise RunError(f"The models in {self.path} have {mask.size:,} weights; the network has {layout.size:,}.")
+        if any(not parameter.requires_grad for parameter in module.parameters()):
+            self._check_first_weights(module)
+        return module
+
+    def _configured_network(self) -> nn.Module:
+        if self.made_in_python:
+            raise RunError(
+                f"{self.path} was made in Python, so only you have its network: give the function that builds it, "
+                "Run.load(..., model=...)."
+            )
+        data = self.settings.data
+        spec = DATASETS.get(data.name)  # whose shapes are known without reading the files
+        shape, classes = (spec.shape, spec.classes) if spec else (self.data.shape, len(self.data.classes))
+        return self.settings.model.network(shape, classes, self.site)
+
+    def _check_first_weights(self, module: nn.Module) -> None:
+        """Refuse frozen parameters that may be others than in the run: they are not in the checkpoints."""
+        first = self.config.get("initial_weights_sha256")
+        weights = torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+        dense = torch.ones_like(weights, dtype=torch.bool)
+        if first is not None and first != weights_sha256(PackedModel.pack(weights, dense)):
+            raise RunError(
+                f"The network has frozen parameters, which {self.path} does not contain, and it does not start from "
+                "the weights of the run: give a function that builds it with those, model=..."
+            )
+
+    def personal_state(self, peer: str) -> PeerState:
+        """Return the state that a peer uses: its own or with the global model, fine-tuned if the method does so.
+
+        A consensus model (D-PSGD's) needs the models of all sites: a real site uses its own instead.
+        """
+        method, state = self.method, self.states[peer]
+        if method.evaluates_global and self.site is None:
+            model = method.evaluated_model(state, self._global_model)
+            state = replace(state, model=model, next_mask=model.mask)
+        if method.fine_tuning is None:
+            return state
+        if self.site or self.made_in_python:
+            whose = "a site" if self.site else "a run made in Python"
+            raise RunError(f"{method.name} fine-tunes on the peer's data, which Run.load does not have for {whose}.")
+        threads = int(self.config.get("workers", 1))
+        return fine_tune(self._context, peer, state, saved_rounds(self.path) - 1, threads)[0]
+
+    @cached_property
+    def _global_model(self) -> PackedModel:
+        return self.method.global_model(self.states)
+
+    @cached_property
+    def _context(self) -> RunContext:
+        return context_of(self.path, compose(self.config, ["device=cpu"]), self.data)
+
+
+class PersonalStates(Mapping[str, PeerState]):
+    """The states that the peers of a saved run use, computed on access."""
+
+    def __init__(self, saved: SavedRun) -> None:
+        self._saved = saved
+
+    def __getitem__(self, peer: str) -> PeerState:
+        return self._saved.personal_state(peer)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._saved.roster)
+
+    def __len__(self) -> int:
+        return len(self._saved.roster)
+
+
+def context_of(path: Path, experiment: Experiment, data: ImageDataset | CustomDataset) -> RunContext:
+    """Return the context of a saved run with its data, divided by its own split; refuse other data."""
+    saved = read_split(path)
+    if saved is None:
+        raise RunError(f"{path} has no split.safetensors with each peer's samples, so the model cannot be fine-tuned.")
+    split, counts = saved
+    if not split.label_counts(data.train_labels, len(data.classes)).equal(counts):
+        raise RunError(f"The data set {data.name} is not the one that {path} was run with: its labels differ.")
+    return experiment.split_context(data, split)
+
+
+def fine_tune(context: RunContext, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
+    """Fine-tune and evaluate as the run does, bit for bit: with the same random streams and number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // len(context.peers)))
+    try:
+        with forked_generators(context.device), torch.enable_grad():  # the caller may be evaluating
+            task = PeerTask(name, t, idle=True, fine_tuning=context.method.fine_tuning)
+            step = peer_step(context, LiveModel(context.module()), task, state, {})
+    finally:
+        torch.set_num_threads(before)
+    return step.next_state, step.report.score
