@@ -352,7 +352,14 @@ class SiteWorld:
         if not (name := self.one()):
             return
         await self.stop(name)
-        with mock.patch("safetensors.safe_open", side_effect=OSError(errno.EIO, "Input/output error")):
+        real_open = Path.open
+
+        def fail(path: Path, mode: str = "r", *args: Any, **settings: Any) -> Any:
+            if path.suffix == ".safetensors" and mode == "rb":
+                raise OSError(errno.EIO, "Input/output error")
+            return real_open(path, mode, *args, **settings)
+
+        with mock.patch.object(Path, "open", fail):
             self.start(name)
             await asyncio.sleep(0.1)
         if self.running[name].done():  # it says what is wrong, and stops
