@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from dispfl.core.live import LiveModel
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Trainer
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError
@@ -12,6 +12,7 @@ from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import (
     DeliveredModel,
+    accepted_models,
     deliver,
     exchange_costs,
     request_size,
@@ -40,12 +41,14 @@ def simulated_step(
     """Take one peer's step with the models that the codec would deliver, and record every message with its length."""
     mask = requested_mask(context, state)
     request = request_size(codec, mask)
-    received, messages = {}, []
+    received: dict[str, PackedModel] = {}
+    messages: list[MessageCost] = []
     for sender in task_senders(context, task, state):
         delivery = fetch(sender, mask)
         received[sender] = delivery.model
         messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
-    result = peer_step(context, live, task, state, received, before_batch, make_trainer)
+    accepted = accepted_models(context, task, state, received)
+    result = peer_step(context, live, task, state, accepted, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
 

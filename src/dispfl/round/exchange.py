@@ -5,14 +5,17 @@ that they exchange the same messages and count the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import gt, le
 from typing import NamedTuple
 
 import torch
 
+from dispfl.attacks import Victim
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
+from dispfl.errors import MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.wire.codec import Codec
@@ -139,6 +142,12 @@ def deliver(
 # What is accepted, and what it cost
 
 
+def check_answer(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
+    """Refuse a model that holds more weights of a layer than its sender announced: of a request, all that it holds."""
+    if len(announced) != len(layout.sizes) or any(map(gt, mask.kept_per_layer(layout), announced)):
+        refuse(Refusal.DENSITY, f"{sender}'s model holds more weights of a layer than it announced.")
+
+
 def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
     """Refuse a model whose weights are far larger than ours."""
     if model_norm(model) > MAX_NORM_RATIO * max(own_norm, 1.0):
@@ -148,6 +157,60 @@ def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
 def model_norm(model: PackedModel) -> float:
     """Return the Euclidean norm of a model's weights."""
     return float(torch.linalg.vector_norm(model.values))
+
+
+def accepted_models(
+    context: RunContext, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+) -> Mapping[str, PackedModel]:
+    """Return the models that a peer accepts in a simulated attack, of liars their lies; without one, all of them."""
+    if task.peer in context.liars or context.liars.isdisjoint(received):
+        return received
+    request = requested_mask(context, state)
+    lies = _lies(context, task.peer, task.t, state.model, request or state.next_mask, received)
+    return {
+        sender: model
+        for sender, model in lies.items()
+        if sender not in context.liars or _accepts(context, sender, model, request, model_norm(state.model))
+    }
+
+
+def accepted_uploads(
+    context: RunContext, t: int, server: PeerState, uploads: Mapping[str, PackedModel]
+) -> Mapping[str, PackedModel]:
+    """Return the uploads that the server accepts in a simulated attack, of liars their lies."""
+    if context.liars.isdisjoint(uploads):
+        return uploads
+    lies, norm = _lies(context, SERVER, t, server.model, server.model.mask, uploads), model_norm(server.model)
+    return {
+        sender: model
+        for sender, model in lies.items()
+        if sender not in context.liars or _accepts(context, sender, model, None, norm)
+    }
+
+
+def _lies(
+    context: RunContext, name: str, t: int, own: PackedModel, request: PackedMask, received: Mapping[str, PackedModel]
+) -> Mapping[str, PackedModel]:
+    assert context.attack is not None
+    honest = [received[sender] for sender in sorted(received) if sender not in context.liars]
+    counts = context.announced
+
+    def fits(liar: str, mask: PackedMask) -> bool:
+        return all(map(le, mask.kept_per_layer(context.layout), counts[liar]))
+
+    liars = len(received) - len(honest)
+    return context.attack.lies(received, Victim(name, own, request, honest, liars, fits, context.seed, t))
+
+
+def _accepts(context: RunContext, sender: str, model: PackedModel, request: PackedMask | None, norm: float) -> bool:
+    """Whether a real peer would accept a liar's model: the same checks."""
+    answered = model if request is None else model.restrict(request)
+    try:
+        check_answer(answered.mask, context.announced[sender], sender, context.layout)
+        check_norm(answered, norm, sender)
+    except MessageError:
+        return False
+    return True
 
 
 def exchange_costs(receiver: str, sender: str, request: int, paper: int, response: int) -> list[MessageCost]:
