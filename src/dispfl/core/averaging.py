@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispfl.core.packed import CHUNK, PackedModel, chunk_slices
-from dispfl.core.robust import BLOCK, Columns, Rule, Trust, robust_average
+from dispfl.core.robust import BLOCK, MISSING, Columns, Rule, Trust, robust_average
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.uint8] | NDArray[np.int32]
@@ -62,9 +62,13 @@ def robust_average_of(
 
 
 def _columns(models: Sequence[PackedModel], own: int, m_k: Tensor, average: Tensor) -> Iterator[Columns]:
-    """Yield the weights of all models under our mask, in blocks; the averages are stored in `average`."""
+    """Yield the weights of all models under our mask, in blocks; the averages are stored in `average`.
+
+    All blocks share the same memory: use one before advancing to the next.
+    """
     chunks = [model.chunks() for model in models]
-    dense = torch.zeros(min(CHUNK, m_k.numel()))
+    some = min(CHUNK, m_k.numel())
+    dense, memory = torch.empty(some), torch.empty(2, len(models), some)
     for here in chunk_slices(m_k.numel()):
         parts, length = [next(chunk) for chunk in chunks], here.stop - here.start
         whole = torch.ones(length, dtype=torch.uint8)
@@ -72,21 +76,21 @@ def _columns(models: Sequence[PackedModel], own: int, m_k: Tensor, average: Tens
         keeps, ours = m_k[here], flags[own].view(torch.bool)
         positions = [torch.from_numpy(np.flatnonzero(f.numpy())) for f in (keeps & ours, keeps & ~ours)]
         where = torch.cat(positions)
-        values, held = torch.empty(2, len(models), len(where))
+        values, held = memory[:, :, : len(where)]
         for j, (_, at, w_j) in enumerate(parts):
             if at is None:
                 torch.index_select(w_j, 0, where, out=values[j])
                 held[j] = 1.0
                 continue
-            row = dense[:length].zero_()
-            row[at] = w_j
+            row = dense[:length].fill_(MISSING).scatter_(0, at, w_j)
             torch.index_select(row, 0, where, out=values[j])
-            torch.index_select(flags[j].float(), 0, where, out=held[j])
+            torch.ne(values[j], MISSING, out=held[j])
+            values[j] *= held[j]
         target, split = average[here], len(positions[0])
         for begin, end, is_ours in ((0, split, True), (split, len(where), False)):
             for start in range(begin, end, BLOCK):
-                some = slice(start, min(start + BLOCK, end))
-                yield Columns(values[:, some], held[:, some], is_ours, partial(target.index_copy_, 0, where[some]))
+                block = slice(start, min(start + BLOCK, end))
+                yield Columns(values[:, block], held[:, block], is_ours, partial(target.scatter_, 0, where[block]))
 
 
 def _sums(models: Iterable[PackedModel], size: int) -> Iterator[tuple[slice, Floats, Counts]]:

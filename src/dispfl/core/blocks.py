@@ -106,7 +106,7 @@ def _columns(
         for is_ours in (True, False):
             at = (held[own] == float(is_ours)).nonzero().squeeze(1)
             for some in torch.split(at, BLOCK) if len(at) else ():
-                yield Columns(values[:, some], held[:, some], is_ours, partial(target.index_copy_, 0, some))
+                yield Columns(values[:, some], held[:, some], is_ours, partial(target.scatter_, 0, some))
 
 
 def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:

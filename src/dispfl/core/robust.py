@@ -32,6 +32,8 @@ from torch import Tensor
 
 Rule = Literal["clip", "trim", "nnm"]
 
+MISSING = 3e38
+"""Stands for a weight that a model does not hold where a number is needed: larger than any weight that is averaged."""
 BLOCK = 1 << 14
 """Weights that are averaged at once: few enough that those of all models stay in the processor's cache."""
 
@@ -131,14 +133,14 @@ def trimmed_mean(values: Tensor, held: Tensor, b: int) -> Tensor:
 
     which a value of any size leaves exact, while subtracting the largest from a sum would not.
     """
-    missing = held == 0
-    upper = values.masked_fill(missing, inf)
+    missing = 1 - held
+    upper = torch.add(values, missing, alpha=MISSING)
     low = _kth_smallest(upper, b + 1)
-    high = -_kth_smallest((-values).masked_fill_(missing, inf), b + 1)
-    count = held.sum(0)
-    total = torch.zeros_like(low)
+    high = -_kth_smallest(torch.sub(missing.mul_(MISSING), values), b + 1)
+    count, total, cut = held.sum(0), torch.zeros_like(low), torch.empty_like(low)
     for row in upper:
-        total += torch.minimum(row, high).maximum(low)  # a missing value becomes `high`
+        torch.minimum(row, high, out=cut)  # a missing value becomes `high`
+        total += torch.maximum(cut, low, out=cut)
     total -= (len(values) - count + b) * high + b * low
     return total.div_(count - 2 * b)
 
@@ -159,7 +161,8 @@ def _trimmed(part: Columns, trust: Trust, own: int, counted: Tensor, b: int, *, 
         values, held = (trust.nearest @ values) / mixed.clamp(min=1), (mixed > 0).float()
     elif not counted[own]:
         values, held = (torch.cat([rows[:own], rows[own + 1 :]]) for rows in (values, held))
-    return torch.where(holders > 2 * b, trimmed_mean(values, held, b), fallback)
+    few = (holders <= 2 * b).nonzero().squeeze(1)
+    return trimmed_mean(values, held, b).index_copy_(0, few, fallback[few])
 
 
 def _near_mean(part: Columns, trust: Trust, own: int, own_share: float) -> Tensor:
@@ -176,13 +179,14 @@ def _near_mean(part: Columns, trust: Trust, own: int, own_share: float) -> Tenso
 
 def _kth_smallest(rows: Tensor, k: int) -> Tensor:
     """Return the k-th smallest value of each column: each row is sorted into the k smallest so far."""
-    smallest: list[Tensor] = []
+    *kept, spare, rest = torch.full((k + 2, rows.shape[1]), inf).unbind()
     for row in rows:
-        for i, value in enumerate(smallest):
-            smallest[i], row = torch.minimum(value, row), (torch.maximum(value, row) if i + 1 < k else row)
-        if len(smallest) < k:
-            smallest.append(row)
-    return smallest[-1]
+        for i in range(k - 1):
+            torch.minimum(kept[i], row, out=spare)
+            row = torch.maximum(kept[i], row, out=rest)
+            kept[i], spare = spare, kept[i]
+        torch.minimum(kept[-1], row, out=kept[-1])
+    return kept[-1]
 
 
 def _threshold(distances: Tensor, b: int) -> float:

@@ -133,7 +133,16 @@ class Node:
         messages = tuple(ctx.status.take_messages(t))
         await self.store.save(t, replace(step, messages=messages), sorted(responses.heard), responses.missed)
         ctx.status.score = ctx.status.score if score is None else score
-        ctx.log("round", {"round": t, "heard": len(responses.heard), "missed": responses.missed, "score": score})
+        fields: dict[str, object] = {
+            "round": t,
+            "heard": len(responses.heard),
+            "missed": responses.missed,
+            "score": score,
+        }
+        if distances := step.report.distances:
+            ctx.status.record_distances(distances)
+            fields["distances"] = [f"{name}={distance}" for name, distance in _rounded(distances).items()]
+        ctx.log("round", fields)
 
     async def _serve_stragglers(self) -> None:
         """Serve our last models until the remaining peers have them or the deadline has passed."""
@@ -144,6 +153,12 @@ class Node:
                     await asyncio.sleep(MIN_BACKOFF)
         except TimeoutError:
             ctx.log("stopped serving", {"without": sorted(ctx.published.pending())})
+
+
+def _rounded(distances: Mapping[str, float | None]) -> dict[str, str]:
+    """Return the distances as text, the farthest first; those of models without common weights are unknown."""
+    known = sorted(distances, key=lambda name: -(distances[name] or 0.0))
+    return {name: "unknown" if (far := distances[name]) is None else f"{far:.3g}" for name in known}
 
 
 def empty_model(model: PackedModel) -> PackedModel:
