@@ -165,13 +165,9 @@ def accepted_models(
     """Return the models that a peer accepts in a simulated attack, of liars their lies; without one, all of them."""
     if task.peer in context.liars or context.liars.isdisjoint(received):
         return received
-    request = requested_mask(context, state)
-    lies = _lies(context, task.peer, task.t, state.model, request or state.next_mask, received)
-    return {
-        sender: model
-        for sender, model in lies.items()
-        if sender not in context.liars or _accepts(context, sender, model, request, model_norm(state.model))
-    }
+    if (request := requested_mask(context, state)) is not None:  # as messages would be, which some engines have at hand
+        received = {sender: model.restrict(request) for sender, model in received.items()}
+    return _accepted_lies(context, task.peer, task.t, state.model, request or state.next_mask, received)
 
 
 def accepted_uploads(
@@ -180,37 +176,32 @@ def accepted_uploads(
     """Return the uploads that the server accepts in a simulated attack, of liars their lies."""
     if context.liars.isdisjoint(uploads):
         return uploads
-    lies, norm = _lies(context, SERVER, t, server.model, server.model.mask, uploads), model_norm(server.model)
-    return {
-        sender: model
-        for sender, model in lies.items()
-        if sender not in context.liars or _accepts(context, sender, model, None, norm)
-    }
+    return _accepted_lies(context, SERVER, t, server.model, server.model.mask, uploads)
 
 
-def _lies(
+def _accepted_lies(
     context: RunContext, name: str, t: int, own: PackedModel, request: PackedMask, received: Mapping[str, PackedModel]
-) -> Mapping[str, PackedModel]:
+) -> dict[str, PackedModel]:
+    """Return the received models, those of liars replaced by lies, without lies that a real peer would refuse."""
     assert context.attack is not None
+    layout, counts = context.layout, context.announced
     honest = [received[sender] for sender in sorted(received) if sender not in context.liars]
-    counts = context.announced
 
     def fits(liar: str, mask: PackedMask) -> bool:
-        return all(map(le, mask.kept_per_layer(context.layout), counts[liar]))
+        return all(map(le, mask.kept_per_layer(layout), counts[liar]))
 
-    liars = len(received) - len(honest)
-    return context.attack.lies(received, Victim(name, own, request, honest, liars, fits, context.seed, t))
-
-
-def _accepts(context: RunContext, sender: str, model: PackedModel, request: PackedMask | None, norm: float) -> bool:
-    """Whether a real peer would accept a liar's model: the same checks."""
-    answered = model if request is None else model.restrict(request)
-    try:
-        check_answer(answered.mask, context.announced[sender], sender, context.layout)
-        check_norm(answered, norm, sender)
-    except MessageError:
-        return False
-    return True
+    victim = Victim(name, own, request, honest, len(received) - len(honest), fits, context.seed, t)
+    accepted = {}
+    for sender, model in context.attack.lies(received, victim).items():
+        if sender in context.liars:
+            model = model.restrict(request) if context.pulls else model
+            try:
+                check_answer(model.mask, counts[sender], sender, layout)
+                check_norm(model, model_norm(own), sender)
+            except MessageError:
+                continue
+        accepted[sender] = model
+    return accepted
 
 
 def exchange_costs(receiver: str, sender: str, request: int, paper: int, response: int) -> list[MessageCost]:

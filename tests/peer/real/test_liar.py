@@ -1,0 +1,31 @@
+"""A real process that lies to the others, with the lies of simulated attacks: honest peers notice and withstand it."""
+
+from collections.abc import Callable
+
+from real_peers import LIE, TINY, Peers
+
+from dispfl.config import compose
+from dispfl.peer.config import Deadlines
+
+ROUNDS = 4
+
+
+def test_a_liar_that_claims_all_that_is_requested_is_farthest_from_everyone_and_moves_nobody_far(
+    federation: Callable[..., Peers],
+) -> None:
+    settings = ["peers=5", f"rounds={ROUNDS}", "topology=full", "method.robust=clip", "method.liars=1"]
+    peers = federation(compose({}, [*TINY, *settings]), Deadlines(min=60, startup=240))
+    (peers.out / LIE).write_text("hold-all")
+    honest, liar = peers.names[:-1], peers.names[-1]
+    peers.liars = [liar]
+    peers.start(*peers.names)
+    peers.until(lambda: all(peers.newest(name) == ROUNDS - 1 for name in honest))
+    for name in honest:
+        for t, entry in peers.rounds(name).items():
+            distances = entry["report"]["distances"]
+            assert max(distances, key=distances.get) == liar, (name, t)
+        assert entry["messages"]
+        assert f"distances={liar}=" in peers.log(name).replace('"', "")
+        values = peers.state(name).model.values
+        assert float((values - peers.state(name).model.values.mean()).abs().max()) < 2
+    peers.until(lambda: all(peers.status(name)["peers"][liar]["distance"] is not None for name in honest))
