@@ -108,8 +108,8 @@ def test_a_huge_value_leaves_the_trimmed_mean_exact() -> None:
 
 def test_distances_are_compared_a_weight_so_that_overlaps_of_any_size_compare() -> None:
     """All differ by 1 in every common weight, so none is clipped, whether 1, 2 or 4 weights are common."""
-    models = packed([0, 0, 0, 0], [1, None, None, None], [1, 1, None, None], [1, 1, 1, 1])
-    assert average(models, 0, "clip", 1) == [0.75, 0.66667, 0.5, 0.5]  # the plain average of the holders
+    models = packed([1, 1, 1, 1], [2, None, None, None], [2, 2, None, None], [2, 2, 2, 2])
+    assert average(models, 0, "clip", 1) == [1.75, 1.66667, 1.5, 1.5]  # the plain average of the holders
 
 
 def test_differences_beyond_the_third_largest_are_clipped_to_it() -> None:
@@ -120,9 +120,10 @@ def test_differences_beyond_the_third_largest_are_clipped_to_it() -> None:
 
 @pytest.mark.parametrize("rule", RULES)
 def test_a_regrown_weight_never_takes_a_sole_strangers_value(rule: Rule) -> None:
-    """The last weight is new to us. The stranger, far from us elsewhere, is its only holder."""
-    models = packed([0, 0, None], [0.1, 0.1, None], [-0.1, 0.1, None], [0.1, -0.1, None], [9, 9, 5])
-    assert average(models, 0, rule, 1)[2] == 0.0
+    """The last two weights are new to us. The stranger, far from us elsewhere, is the only holder of one of them."""
+    near = [0.1, 0.1, None, 2], [-0.1, 0.1, None, 2], [0.1, -0.1, None, 2]
+    models = packed([0, 0, None, None], *near, [9, 9, 5, None])
+    assert average(models, 0, rule, 1)[2:] == [0.0, 2.0]
 
 
 @pytest.mark.parametrize("rule", RULES)
