@@ -76,13 +76,13 @@ def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) 
     """Run a peer that lies to everyone, as the attack that is named in the folder's file LIE."""
     from dispfl.peer import server
 
-    tell, honestly = LIES[(out / LIE).read_text()], server.encode_model  # type: ignore[index]
+    tell, honestly = LIES[(out / LIE).read_text()], server.encode_model  # type: ignore[index, attr-defined]
 
     def lie(run: Any, codec: Any, model: PackedModel, mask: PackedMask, own: str, receiver: str, t: int) -> bytes:
         victim = Victim(receiver, model, mask, [], 1, lambda liar, mask: True, run.seed, t)
         return honestly(run, codec, tell(own, model, victim), mask, own, receiver, t)
 
-    server.encode_model = lie  # type: ignore[assignment]
+    server.encode_model = lie  # type: ignore[attr-defined]
     run_peer(out, name, deadlines, namespace)
 
 

@@ -116,12 +116,14 @@ def attack_grid(
 def measured(cells: "Sequence[GridRun]") -> list[Cell]:
     """Return what the runs of each row left to honest peers, in the order of the rows."""
     from dispfl.runs.directory import read_metrics
-    from dispfl.runs.metrics import last
+    from dispfl.runs.metrics import last_scores
 
     rows: dict[tuple[str, ...], list[tuple[float, float, float | None]]] = {}
     for cell in cells:
         records = read_metrics(cell.path)
-        scores = [score for score in last(records, "accuracy")["per_peer"] if score is not None]
+        found_scores = last_scores(records)
+        assert found_scores is not None  # after the last round models are always evaluated
+        scores = [score for score in found_scores["per_peer"] if score is not None]
         tricked = records[-1].get("backdoor")
         result = statistics.fmean(scores), min(scores), tricked["mean"] if tricked else None
         rows.setdefault(tuple(cell.row.values()), []).append(result)

@@ -85,7 +85,9 @@ def check_liars(method: Method, topology: Topology, peers: int) -> None:
     if not isinstance(method, Robust) or method.robust == "none":
         return
     if isinstance(method, ServerMethod):
-        heard, who = min(method.cohort, peers), "the server averages"
+        fitted = method.fitted(topology, peers)
+        assert isinstance(fitted, ServerMethod)
+        heard, who = min(fitted.cohort or peers, peers), "the server averages"
     else:
         heard, who = min(map(len, topology.neighbours(0, 0, peer_names(peers)).values())), "a peer hears"
     if method.assumed_liars(heard) > max(0, heard - 1) // 2:
