@@ -251,6 +251,8 @@ def test_differing_keys_are_dotted_and_come_with_both_values() -> None:
         "method.layers": ("erk", None),
         "method.structure": ("weights", None),
         "method.keep": ([], None),
+        "method.robust": ("none", None),
+        "method.liars": (0.2, None),
         "rounds": (3, 4),
     }
     assert differing_keys(one, one) == {}

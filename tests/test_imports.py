@@ -14,7 +14,7 @@ PACKAGE = Path(dispfl.__file__).parent
 TIERS = [
     {"errors", "extras", "settings"},
     {"core"},
-    {"wire", "methods", "topology", "data", "models"},
+    {"attacks", "wire", "methods", "topology", "data", "models"},
     {"registry"},
     {"costs", "round"},
     {"config"},

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator
 
+from dispfl.attacks import Attack, AttackName, poisoned
 from dispfl.core.live import Precision, resolve_device
 from dispfl.core.metric import as_metric, as_metrics
 from dispfl.core.private import Privacy
@@ -31,6 +32,7 @@ from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.robust import check_liars
 from dispfl.models.settings import CustomModel, Model
 from dispfl.registry import CUSTOM_KEYS, FUNCTIONS, REGISTRIES, as_table, choose, settings_classes
 from dispfl.round.context import PeerData, RunContext
@@ -200,6 +202,10 @@ class Experiment(RunSettings):
     By default they stay with each peer.
     """
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
+    attack: AttackName = "none"
+    """What lying peers do; the others' accuracies are reported."""
+    liars: float = Field(default=0.0, ge=0, lt=1)
+    """The share of the peers that lie."""
 
     @field_validator("engine", mode="before")
     @classmethod
@@ -216,6 +222,9 @@ class Experiment(RunSettings):
         self.topology.check(self.peers)
         self.method.densities(self.peers)
         object.__setattr__(self, "method", self.method.fitted(self.topology, self.peers))
+        check_liars(self.method, self.topology, self.peers)
+        if self.liars and self.attack == "none":
+            raise ConfigError(f"liars is {self.liars:g}, but attack is none; say how they lie: attack=sign-flip.")
 
     def run(
         self,
@@ -243,13 +252,20 @@ class Experiment(RunSettings):
         """Return the context of the rounds with the data divided by a split."""
         extra: dict[str, Any] = {"unseen_steps": self.unseen_steps}
 
+        names = peer_names(self.peers)
+        attack = extra["attack"] = Attack.of(self.attack, self.liars, names, self.seed)
+
         def assign(train: Samples, test: Samples) -> dict[str, PeerData]:
             if split.global_test is not None:
                 extra["global_test"] = test.take(split.global_test)
             if split.unseen is not None:
-                names = [f"new-{name}" for name in peer_names(self.unseen_peers)]
-                extra["unseen"] = _peer_data(names, split.unseen, train, test)
-            return _peer_data(peer_names(self.peers), split, train, test)
+                unseen = [f"new-{name}" for name in peer_names(self.unseen_peers)]
+                extra["unseen"] = _peer_data(unseen, split.unseen, train, test)
+            peers = _peer_data(names, split, train, test)
+            for liar in attack.liars if attack else ():
+                lying = poisoned(peers[liar].train, self.attack, len(data.classes))
+                peers[liar] = replace(peers[liar], train=lying)
+            return peers
 
         context = self.context(data, assign, vmap_peers=self.vmap_peers, average_buffers=self.average_buffers)
         return replace(context, **extra)

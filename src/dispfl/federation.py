@@ -22,6 +22,7 @@ from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.robust import check_liars
 from dispfl.registry import choose
 from dispfl.round.context import PeerData, RunContext
 from dispfl.runs.callbacks import OnRound, as_callbacks, check_callbacks
@@ -101,6 +102,7 @@ class Federation:
         check_vmap_peers(vmap_peers, engine)
         method.densities(len(peers))
         check_average_buffers(average_buffers, method, engine)
+        check_liars(method, topology, len(peers))
         names = peer_names(len(peers))
         self._context = RunContext(
             model=model if init is None else _starting_from(model, init),

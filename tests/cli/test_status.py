@@ -6,7 +6,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dispfl.cli.status import facts, print_status
+from dispfl.cli.status import _traffic, facts, print_status
 from dispfl.peer.membership.identity import Identity, readable_fingerprint
 from dispfl.peer.site import Site, SiteInfo
 
@@ -39,3 +39,14 @@ def test_rounds_that_are_only_in_memory_are_shown_while_the_node_runs(tmp_path: 
     found = facts(site) | {"running": True, "node": node}
     print_status(found, tmp_path / "alice", Console(file=written, width=80, color_system=None))
     assert "3 rounds are only in memory: No space left in run. Free some space, and do not stop" in written.getvalue()
+
+
+def test_distances_of_the_others_models_are_shown_where_a_robust_rule_measures_them() -> None:
+    def shown(**bob: float) -> str:
+        written = io.StringIO()
+        Console(file=written, width=120).print(_traffic({"alice": {"distance": None}, "bob": bob}))
+        return written.getvalue()
+
+    assert "distance" not in shown()
+    assert shown(distance=0.01234).splitlines()[0].split()[-1] == "distance"
+    assert shown(distance=0.01234).splitlines()[-1].split()[-1] == "0.0123"

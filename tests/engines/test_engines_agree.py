@@ -82,6 +82,7 @@ def a_context(experiment: Experiment) -> RunContext:
         ["method.structure=channels", "method.density=[0.3,0.8]", "wire.values=int8", "wire.coding=zstd"],
         ["method=fedfomo", "topology.offline_prob=0.2"],
         ["method=dpsgd-ft", "wire.values=float16"],
+        ["attack=noise", "liars=0.2", "method.robust=clip", "method.liars=1", "topology.degree=4"],
         [
             "method=subfedavg",
             "train.epochs=2",

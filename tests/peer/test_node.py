@@ -311,6 +311,8 @@ class MaliciousPeer:
         model = self.world.start[self.name].model
         if self.fault == "huge":
             model = PackedModel(model.values * 1e6, model.mask)
+        elif self.fault == "dense":
+            model = PackedModel.pack(model.unpack()[0], torch.ones(model.mask.size, dtype=torch.bool))
         frame = bytearray(self.codec.encode_answer(model, mask, rng=torch.Generator()))
         if self.fault == "noise":
             frame = bytearray(self.rng.randbytes(len(frame)))
@@ -329,12 +331,15 @@ class MaliciousPeer:
         ("noise", "not-ours"),
         ("cut", "checksum"),
         ("huge", "norm"),
+        ("dense", "density"),
         ("another round", "wrong-response"),
         ("another nonce", "wrong-response"),
     ],
 )
 def test_bad_responses_are_discarded_and_counted_and_honest_peers_finish(fault: str, reason: str) -> None:
     world = World(7, reliable, peers=6, rounds=6)
+    if fault == "dense":  # it announced fewer weights than the others request
+        world.members.announced["002"] = [count // 2 for count in world.members.keeps]
     nodes = {}
 
     async def story() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from dispfl.config import Experiment, compose_values
 from dispfl.data.batches import data_digest
 from dispfl.data.datasets import CustomData
 from dispfl.errors import ConfigError, RunError
@@ -213,3 +214,10 @@ def test_a_site_holds_out_validation_data_from_its_own_training_data(tmp_path: P
     assert (len(data.train), len(data.validation)) == (3600, 400)
     assert data_digest([data.validation]) == data_digest([again.validation])
     assert local_setup(make(tmp_path / "bob", "bob")).run.peers["bob"].validation is None
+
+
+def test_real_sites_average_robustly_unless_stated_and_simulations_as_in_the_paper() -> None:
+    given = compose_values(SiteConfig, {}, ["method.density=0.2"])
+    assert SiteConfig.from_values(given).method == DisPFL(density=0.2, robust="clip", liars=0.2)
+    assert SiteConfig.from_values(compose_values(SiteConfig, {}, ["method.robust=none"])).method == DisPFL()
+    assert Experiment().method == DisPFL()

@@ -16,7 +16,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+from dispfl.attacks import LIES, Victim
 from dispfl.config import Experiment
+from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.data.datasets import load_dataset
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines
@@ -28,6 +30,7 @@ from dispfl.peer.store import PeerStore, rounds_of
 from dispfl.runs.directory import RunDirectory, read_config, write_split
 from dispfl.runs.files import SITES
 
+LIE = "lie.txt"
 PATIENCE = 240.0
 """Seconds after which a wait fails; generous for a loaded machine."""
 CLONE_NEWNET = 0x40000000
@@ -69,6 +72,20 @@ def run_peer(out: Path, name: str, deadlines: Deadlines, namespace: str | None) 
     asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, event_logger(name)))
 
 
+def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) -> None:
+    """Run a peer that lies to everyone, as the attack that is named in the folder's file LIE."""
+    from dispfl.peer import server
+
+    tell, honestly = LIES[(out / LIE).read_text()], server.encode_model  # type: ignore[index, attr-defined]
+
+    def lie(run: Any, codec: Any, model: PackedModel, mask: PackedMask, own: str, receiver: str, t: int) -> bytes:
+        victim = Victim(receiver, model, mask, [], 1, lambda liar, mask: True, run.seed, t)
+        return honestly(run, codec, tell(own, model, victim), mask, own, receiver, t)
+
+    server.encode_model = lie  # type: ignore[assignment, attr-defined]
+    run_peer(out, name, deadlines, namespace)
+
+
 class Peers:
     """The processes of one federation."""
 
@@ -76,6 +93,7 @@ class Peers:
         self, out: Path, names: Sequence[str], deadlines: Deadlines, namespaces: Mapping[str, str] | None = None
     ) -> None:
         self.out, self.names = out, names
+        self.liars: Sequence[str] = ()
         self._pace, self._namespaces = deadlines, namespaces or {}
         self._processes: dict[str, ForkServerProcess] = {}
         self._server = multiprocessing.get_context("forkserver")
@@ -85,7 +103,8 @@ class Peers:
         """Start or restart peers."""
         for name in names:
             arguments = (self.out, name, self._pace, self._namespaces.get(name))
-            self._processes[name] = self._server.Process(target=run_peer, args=arguments, daemon=True)
+            target = run_liar if name in self.liars else run_peer
+            self._processes[name] = self._server.Process(target=target, args=arguments, daemon=True)
             self._processes[name].start()
 
     def kill(self, name: str) -> None:

@@ -58,6 +58,8 @@ class AllMembers:
     names: Sequence[str]
     """Sorted."""
     keeps: Sequence[int]
+    announced: dict[str, Sequence[int]] = field(default_factory=dict)
+    """Of those that announce other counts: the weights that they claim to keep in each layer."""
     joins: dict[str, int] = field(default_factory=dict)
     is_fixed: bool = True
     """Whether nobody has joined or left during the run."""
@@ -78,7 +80,7 @@ class View:
         return roster if self.name in roster else sorted([self.name, *roster])
 
     def kept(self, name: str) -> Sequence[int]:
-        return self.all.keeps
+        return self.all.announced.get(name, self.all.keeps)
 
     def join(self, t: int) -> None:
         self.all.is_fixed &= t == 0

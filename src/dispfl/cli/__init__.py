@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from dispfl.cli import (
+    attack,
     costs,
     data,
     explain,
@@ -53,6 +54,7 @@ app.command("show")(run.show)
 app.command("demo")(run.demo)
 app.command("compare")(grid.compare)
 app.command("sweep")(grid.sweep)
+app.command("attack")(attack.attack)
 app.command("reproduce")(reproduce.reproduce)
 app.command("costs")(costs.costs)
 app.command("privacy")(privacy.privacy)

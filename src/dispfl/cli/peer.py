@@ -19,7 +19,7 @@ app.add_typer(roster_app, name="roster")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 
-SIMULATED = ("peers", "partition", "engine", "workers", "vmap_peers", "average_buffers")
+SIMULATED = ("peers", "partition", "engine", "workers", "vmap_peers", "average_buffers", "attack", "liars")
 """Settings of an experiment that a site does not have."""
 
 

@@ -132,7 +132,8 @@ def _members(members: list[dict[str, Any]]) -> "Table":
 
 
 def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
-    table = _table("name", "round", "seen", "received", "sent", "answered", "missed")
+    measured = any(peer.get("distance") is not None for peer in peers.values())
+    table = _table("name", "round", "seen", "received", "sent", "answered", "missed", *["distance"] if measured else [])
     for name, peer in sorted(peers.items()):
         _add(
             table,
@@ -143,6 +144,7 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
             f"{peer.get('sent_bytes', 0) / 1e6:.2f} MB",
             str(peer.get("answered", 0)),
             str(peer.get("missed", 0)),
+            *(["-" if (far := peer.get("distance")) is None else f"{far:.3g}"] if measured else []),
         )
     return table
 

@@ -4,9 +4,9 @@ The values of such a model are the parameters of its small network, one after an
 of a parameter is a block of each: some rows and some columns.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
+from dispfl.core.robust import BLOCK, Columns, Rule, Trust, robust_average
 from dispfl.core.units import AxisIndex, Flags, Positions, UnitMask
 
 Floats = NDArray[np.float32]
@@ -57,12 +58,7 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
     parts = _arrays(mask.small, average)
     masks = [_unit_mask(model) for model in models]
     sources = [_arrays(m.small, model.values) for m, model in zip(masks, models, strict=True)]
-    ours = mask.layout.held(mask.units)
-    index = [np.cumsum(flags) - 1 for flags in ours]
-    common = [_common(theirs, ours, index) for theirs in masks]
-    held = [
-        _held(of_models, len(kept)) for of_models, kept in zip(zip(*common, strict=True), mask.positions, strict=True)
-    ]
+    common, held = _in_common(masks, mask)
     counts: dict[tuple[AxisIndex | None, ...], Tensor] = {}
     for i, (part, axes) in enumerate(zip(parts, mask.layout.axes, strict=True)):
         for source, shared in zip(sources, common, strict=True):
@@ -72,6 +68,45 @@ def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: 
         torch.from_numpy(part).div_(counts[axes])
     _start_units(parts, mask, mask.units & ~np.logical_or.reduce([m.units for m in masks]), first_weights)
     return average
+
+
+def robust_block_average(
+    models: Sequence[PackedModel], own: int, mask: UnitMask, first_weights: Tensor, rule: Rule, b: int
+) -> tuple[Tensor, Trust | None]:
+    """Average our units by a rule that withstands b lies (core/robust.py); also return what was measured.
+
+    A unit that neither we nor a near sender holds starts as one that no model holds in `block_average`, and so do all
+    units of a peer that has no model yet.
+    """
+    if not models[own].mask.kept:
+        return PackedModel.pack(first_weights, mask.unpack(), mask).values, None
+    average = torch.zeros(mask.small.size)
+    masks = [_unit_mask(model) for model in models]
+    trust = robust_average(lambda: _columns(models, masks, own, mask, average), len(models), own, rule, b)
+    trusted = [m.units for k, m in enumerate(masks) if k == own or trust.near[k]]
+    _start_units(_arrays(mask.small, average), mask, mask.units & ~np.logical_or.reduce(trusted), first_weights)
+    return average, trust
+
+
+def _columns(
+    models: Sequence[PackedModel], masks: Sequence[UnitMask], own: int, mask: UnitMask, average: Tensor
+) -> Iterator[Columns]:
+    """Yield the weights of all models that belong to our units, parameter by parameter, in blocks."""
+    sources = [_arrays(m.small, model.values) for m, model in zip(masks, models, strict=True)]
+    common, held_of = _in_common(masks, mask)
+    for i, (where, shape, axes) in enumerate(zip(mask.small.slices, mask.small.shapes, mask.layout.axes, strict=True)):
+        target = average[where]
+        values, held = torch.zeros(len(models), target.numel()), torch.ones(len(models), *shape)
+        for row, source, shared in zip(values, sources, common, strict=True):
+            _add(row.numpy().reshape(shape), source[i], [None if axis is None else shared[axis] for axis in axes])
+        for dim, axis in enumerate(axes):
+            if axis is not None:
+                held *= held_of[axis].view(-1, *(shape[dim] if k == dim else 1 for k in range(len(shape))))
+        held = held.view(len(models), -1)
+        for is_ours in (True, False):
+            at = (held[own] == float(is_ours)).nonzero().squeeze(1)
+            for some in torch.split(at, BLOCK) if len(at) else ():
+                yield Columns(values[:, some], held[:, some], is_ours, partial(target.scatter_, 0, some))
 
 
 def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
@@ -114,6 +149,15 @@ def _common(theirs: UnitMask, held: Sequence[Flags], index: Sequence[Positions])
         there = np.flatnonzero(ours[positions])
         found.append(Common(where[positions[there]], there))
     return found
+
+
+def _in_common(masks: Sequence[UnitMask], mask: UnitMask) -> tuple[list[list[Common]], list[Tensor]]:
+    """Return what each mask has in common with ours, of every axis; and by axis which of our positions each holds."""
+    ours = mask.layout.held(mask.units)
+    index = [np.cumsum(flags) - 1 for flags in ours]
+    common = [_common(theirs, ours, index) for theirs in masks]
+    by_axis = zip(zip(*common, strict=True), mask.positions, strict=True)
+    return common, [_held(of_models, len(kept)) for of_models, kept in by_axis]
 
 
 def _held(common: Sequence[Common], size: int) -> Tensor:

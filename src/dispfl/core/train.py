@@ -205,6 +205,12 @@ class Report:
     """The share of kept weights that the evolved mask replaces."""
     overlap: float | None = None
     """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
+    backdoor: float | None = None
+    """In a simulated backdoor attack: the share of inputs with the trigger that are taken for the target class."""
+    distances: dict[str, float | None] | None = None
+    """With a robust rule: the root mean square difference of each received model to the peer's own, on the weights that
+    both hold; None without any.
+    """
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
     epsilon: float | None = None
@@ -421,10 +427,15 @@ class Trainer:
         self.check_finite(gradient, "gradient")
         return gradient
 
-    def score(self, weights: Tensor, samples: Samples | None = None) -> float:
-        """Return the task's main metric on the peer's test data, or on other samples."""
+    def score(
+        self,
+        weights: Tensor,
+        samples: Samples | None = None,
+        metric: Callable[[Tensor, Tensor], float] | None = None,
+    ) -> float:
+        """Return the task's main metric, or another one, on the peer's test data or on other samples."""
         self._check_not_private(samples)
-        return self.task.metric(*self._predict(weights, self.test if samples is None else samples))
+        return (metric or self.task.metric)(*self._predict(weights, self.test if samples is None else samples))
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
         """Return the task's loss on some samples, without training on them."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from dispfl.core.live import LiveModel
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Trainer
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError
@@ -15,6 +15,7 @@ from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import (
     DeliveredModel,
+    accepted_models,
     deliver,
     exchange_costs,
     request_size,
@@ -44,14 +45,19 @@ def simulated_step(
     """Take one peer's step with the models that the codec would deliver, and record every message with its length."""
     mask = requested_mask(context, state)
     request = request_size(codec, mask)
-    received, buffers, messages = {}, {task.peer: state.buffers}, []
+    received: dict[str, PackedModel] = {}
+    messages: list[MessageCost] = []
+    buffers = {task.peer: state.buffers}
     for sender in task_senders(context, task, state):
         delivery = fetch(sender, mask)
         received[sender], buffers[sender] = delivery.model, delivery.buffers
         messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
-    if context.average_buffers and received:
-        state = replace(state, buffers=_average_buffers(buffers, task.peer))
-    result = peer_step(context, live, task, state, received, before_batch, make_trainer)
+    accepted = accepted_models(context, task, state, received)
+    if context.average_buffers and accepted:
+        state = replace(
+            state, buffers=_average_buffers({name: buffers[name] for name in (task.peer, *accepted)}, task.peer)
+        )
+    result = peer_step(context, live, task, state, accepted, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
 

@@ -24,9 +24,10 @@ from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.core.widths import kept_weights, random_units, unit_counts
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Density, GossipMethod, PeerState, fresh_state, spread_densities
+from dispfl.methods.robust import Robust
 
 
-class DisPFL(GossipMethod):
+class DisPFL(Robust, GossipMethod):
     """The paper's method, Algorithms 1 and 2."""
 
     pulls_masked: ClassVar[bool] = True
@@ -110,7 +111,8 @@ class DisPFL(GossipMethod):
         if isinstance(state.next_mask, UnitMask):
             return self._step_of_units(peer, models, state.next_mask)
         m_k = state.next_mask.unpack()
-        w_half = self.mix(models, m_k)
+        if (w_half := self.robust_mix(peer, models, m_k)) is None:
+            w_half = self.mix(models, m_k)
         peer.observe_mixed(w_half)
         w_k = peer.learn(w_half, m_k)
         next_mask = self.evolve(peer, w_k, m_k)
@@ -139,7 +141,8 @@ class DisPFL(GossipMethod):
 
     def _step_of_units(self, peer: Trainer, models: Mapping[str, PackedModel], m_k: UnitMask) -> PeerState:
         """The same with masks of units: all vectors are those of the peer's small network."""
-        w_half = block_average([models[name] for name in sorted(models)], m_k, peer.first_weights())
+        if (w_half := self.robust_mix(peer, models, m_k)) is None:
+            w_half = block_average([models[name] for name in sorted(models)], m_k, peer.first_weights())
         peer.observe_mixed(w_half)
         w_k = peer.learn(w_half, m_k)
         rng, alpha_t = peer.stream("regrow"), self._prune_rate(peer)

@@ -7,11 +7,12 @@ from pydantic import Field
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Train, Trainer
-from dispfl.methods.base import PeerState, ServerMethod, fresh_state
-from dispfl.methods.fedavg import weighted_mean
+from dispfl.methods.base import PeerState, ServerMethod
+from dispfl.methods.fedavg import averaged_uploads
+from dispfl.methods.robust import Robust
 
 
-class Ditto(ServerMethod):
+class Ditto(Robust, ServerMethod):
     """The paper's baseline "Ditto" (Li et al.): the epochs of a round are divided between the two models.
 
     A peer of the cohort trains the global model w and sends it back, then its personal model v against
@@ -49,4 +50,4 @@ class Ditto(ServerMethod):
         return of_global, max(1, train.steps - of_global)
 
     def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        return fresh_state(*weighted_mean(uploads, samples))
+        return averaged_uploads(self, server, uploads, samples)

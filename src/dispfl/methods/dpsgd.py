@@ -14,9 +14,10 @@ from dispfl.core.rng import stream
 from dispfl.core.sparsity import uniform_densities
 from dispfl.core.train import Trainer
 from dispfl.methods.base import GossipMethod, PeerState, fresh_state
+from dispfl.methods.robust import Robust
 
 
-class DPSGD(GossipMethod):
+class DPSGD(Robust, GossipMethod):
     """The paper's baseline "D-PSGD", with several local epochs instead of one step.
 
     Deviation 8: evaluated on the average of all peers' models, as in the paper.
@@ -41,8 +42,9 @@ class DPSGD(GossipMethod):
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Average, then learn."""
-        mask = state.model.mask.unpack()
-        mixed = mean_model({**heard, peer.peer: state.model}, mask)
+        mask, models = state.model.mask.unpack(), {**heard, peer.peer: state.model}
+        if (mixed := self.robust_mix(peer, models, mask)) is None:
+            mixed = mean_model(models, mask)
         trained = PackedModel.pack(peer.learn(mixed, mask), mask)
         return PeerState(trained, trained.mask, peer.buffers)
 

@@ -11,9 +11,10 @@ from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
 from dispfl.methods.base import PeerState, ServerMethod, empty_state, fresh_state
+from dispfl.methods.robust import Robust
 
 
-class FedAvg(ServerMethod):
+class FedAvg(Robust, ServerMethod):
     """The paper's baseline "FedAvg". A peer keeps nothing between rounds; it is evaluated on the global model."""
 
     name: Literal["fedavg"] = "fedavg"
@@ -26,7 +27,15 @@ class FedAvg(ServerMethod):
         return replace(state, upload=PackedModel.pack(peer.learn(weights, mask), mask), buffers=peer.buffers)
 
     def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        return fresh_state(*weighted_mean(uploads, samples))
+        return averaged_uploads(self, server, uploads, samples)
+
+
+def averaged_uploads(
+    method: Robust, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
+) -> PeerState:
+    """Return the server's next state: the uploads' weighted mean, or the robust average."""
+    robust = method.robust_aggregate(server.model, uploads)
+    return fresh_state(*(weighted_mean(uploads, samples) if robust is None else (robust, server.model.mask.unpack())))
 
 
 def weighted_mean(uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> tuple[Tensor, Tensor]:

@@ -15,9 +15,10 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.sparsity import smallest
 from dispfl.core.train import Trainer
 from dispfl.methods.base import PeerState, ServerMethod, fresh_state
+from dispfl.methods.robust import Robust
 
 
-class SubFedAvg(ServerMethod):
+class SubFedAvg(Robust, ServerMethod):
     """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse. Evaluated on the global model
     under the peer's mask.
     """
@@ -61,7 +62,10 @@ class SubFedAvg(ServerMethod):
     def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
         """Average each weight over the uploads whose mask has it; where none has it, the server's value stays."""
         weights, mask = server.model.unpack()
-        return fresh_state(average_of_holders((uploads[peer] for peer in sorted(uploads)), weights), mask)
+        average = self.robust_aggregate(server.model, uploads)
+        if average is None:
+            average = average_of_holders((uploads[peer] for peer in sorted(uploads)), weights)
+        return fresh_state(average, mask)
 
 
 def pruned(weights: Tensor, mask: Tensor, share: float, target: float, layout: Layout) -> Tensor:

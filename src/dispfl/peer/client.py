@@ -14,7 +14,7 @@ from dispfl.peer.config import Deadlines
 from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.sync import SyncMessage, check_part, check_progress, request_roster
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Transport, Unreachable
-from dispfl.round.exchange import check_norm, decode_model, model_norm, requested_mask
+from dispfl.round.exchange import check_answer, check_norm, decode_model, model_norm, requested_mask
 from dispfl.wire.refusals import Refusal
 
 MIN_BACKOFF, MAX_BACKOFF = 0.1, 2.0
@@ -179,12 +179,13 @@ class Client:
             if (response.header.get("round"), response.header.get("nonce")) != (request.t, nonce):
                 raise MessageError(Refusal.WRONG_RESPONSE, f"{sender}'s response belongs to another request.")
             model = await ctx.compute(lambda: decode_model(ctx.codec, response.body, mask))
+            if (announced := ctx.membership.kept(sender)) is not None:
+                await ctx.compute(lambda: check_answer(model.mask, announced, sender, ctx.codec.layout))
             check_norm(model, request.norm, sender)
         except MessageError as problem:
             ctx.guard.count(sender, problem.refusal)
             ctx.log_about(sender, "bad response", round=request.t, detail=str(problem))
             return None
-        announced = ctx.membership.kept(sender)
         values = model.values.numel() if announced is None else sum(announced)
         ctx.status.record_received(ctx.name, sender, request.t, len(request.body), len(response.body), values)
         return model

@@ -9,7 +9,8 @@ from pydantic import Field, SerializeAsAny
 
 from dispfl.config import RunSettings
 from dispfl.errors import ConfigError
-from dispfl.methods.base import GossipMethod
+from dispfl.methods.base import GossipMethod, Method
+from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.transport.base import Limits
 from dispfl.registry import METHODS
 from dispfl.settings import Settings
@@ -98,6 +99,8 @@ class SiteConfig(RunSettings):
     """Threads that train the site's model; with more than one, results depend on their number."""
     smallest_density: float | None = Field(default=None, gt=0, le=1)
     """The smallest density of any site, which decides how masks are encoded; by default this site's."""
+    method: SerializeAsAny[Method] = DisPFL(robust="clip")
+    """Dis-PFL that withstands a fifth of liars, because nobody vouches for the members of a federation."""
     topology: SerializeAsAny[Topology] = Full()
     limits: Limits = Limits()
     """Timeouts and limits of the site's network."""

@@ -61,6 +61,8 @@ def create_run(experiment: Experiment, out: Path) -> None:
         )
     if experiment.unseen_peers:
         raise ConfigError("unseen_peers is only for simulations: use `dispfl run`, or omit it.")
+    if experiment.attack != "none":
+        raise ConfigError(f"attack is {experiment.attack}, which only a simulation has; omit it, or use dispfl run.")
     data, split, _ = prepare(experiment)
     directory = RunDirectory.create(out, experiment.to_toml())
     with contextlib.closing(directory):

@@ -160,7 +160,16 @@ class Node:
         if failure := step.report.failure:
             ctx.status.record_failure(t, failure)
             ctx.log("step failed", {"round": t, "detail": f"{failure} The model of the last round is kept."})
-        ctx.log("round", {"round": t, "heard": len(responses.heard), "missed": responses.missed, "score": score})
+        fields: dict[str, object] = {
+            "round": t,
+            "heard": len(responses.heard),
+            "missed": responses.missed,
+            "score": score,
+        }
+        if distances := step.report.distances:
+            ctx.status.record_distances(distances)
+            fields["distances"] = [f"{name}={distance}" for name, distance in _rounded(distances).items()]
+        ctx.log("round", fields)
 
     async def _serve_stragglers(self) -> None:
         """Serve our last models until the remaining peers have them or the deadline has passed."""
@@ -202,3 +211,9 @@ def joining_state(state: PeerState, heard: Mapping[str, PackedModel]) -> PeerSta
 def masked(weights: Tensor, mask: PackedMask) -> PackedModel:
     """Return the part of the flat weights that a mask keeps."""
     return PackedModel.pack(weights, mask.unpack(), mask)
+
+
+def _rounded(distances: Mapping[str, float | None]) -> dict[str, str]:
+    """Return the distances as text, the farthest first; those of models without common weights are unknown."""
+    known = sorted(distances, key=lambda name: -(distances[name] or 0.0))
+    return {name: "unknown" if (far := distances[name]) is None else f"{far:.3g}" for name in known}

@@ -17,6 +17,7 @@ from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import CustomData, ImageDataset, load_dataset
 from dispfl.data.split import hold_out
 from dispfl.methods.base import PeerState
+from dispfl.methods.robust import check_liars
 from dispfl.peer.config import SiteConfig
 from dispfl.peer.site import Site
 from dispfl.peer.spec import DataSchema, FederationSpec, federation_spec
@@ -92,6 +93,7 @@ def local_setup(site: Site) -> LocalSetup:
     config = site.config()
     data = site_data(site, config)
     context = site_context(site, config, data)
+    check_liars(context.method, context.topology, len(context.roster))
     setup = LocalSetup.of(
         site.name, site.info.federation, context, config.density, config.least_density, data_schema(data)
     )

@@ -56,7 +56,8 @@ def federation_spec(
     schema: DataSchema | None = None,
 ) -> FederationSpec:
     """Return the spec: entries by name, each a short text, so that a difference can be shown to people."""
-    method = context.method.model_dump(mode="json", exclude={"density"})  # each site has its own density
+    unused = {"robust", "liars"} if getattr(context.method, "robust", "none") == "none" else set()
+    method = context.method.model_dump(mode="json", exclude={"density", *unused})  # each site has its own density
     shapes = layout.spec() if isinstance(layout, UnitLayout) else json.dumps([layout.names, layout.shapes])
     return {
         "protocol": PROTOCOL,

@@ -1,7 +1,7 @@
 """The state of a node and of the other peers, for `dispfl peer status` and to decide which peers to wait for."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,6 +32,8 @@ class PeerStatus:
     """Our last request got no response; its own requests do not count."""
     silent: bool = False
     """Unreachable, and no request came from it since."""
+    distance: float | None = None
+    """With a robust rule: how far its last model was from ours, as the root mean square difference of a weight."""
     spec_mismatch: str | None = None
     """How its federation spec differs from ours, if it does."""
 
@@ -119,6 +121,11 @@ class NodeStatus:
     def record_answer(self, name: str) -> None:
         """Count a neighbour's model that was used in this round."""
         self.peers[name].answered += 1
+
+    def record_distances(self, distances: Mapping[str, float | None]) -> None:
+        """Note how far the models of this round were from ours."""
+        for name, distance in distances.items():
+            self.peers[name].distance = distance
 
     def record_miss(self, name: str) -> None:
         """Count a round without a neighbour's model."""

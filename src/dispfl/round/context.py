@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dispfl.attacks import Attack
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel, Precision
 from dispfl.core.optimizers import OptimizerFactory
@@ -82,6 +83,8 @@ class RunContext:
     """Peers that do not take part in the rounds, by name: they join after the last one, to be evaluated."""
     unseen_steps: int = 20
     """The local steps of an unseen peer."""
+    attack: Attack | None = None
+    """Which peers lie, in a simulation of an attack."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "method", self.method.fitted(self.topology, len(self.roster)))
@@ -92,6 +95,11 @@ class RunContext:
         return sorted({*self.peers, *self.remote_peers})
 
     @property
+    def liars(self) -> frozenset[str]:
+        """The peers that lie; they are neither evaluated nor averaged in a global model's evaluation."""
+        return self.attack.liars if self.attack else frozenset()
+
+    @property
     def pulls(self) -> bool:
         """Whether peers request models with their own masks."""
         return self.wire.exchange == "pull" and isinstance(self.method, GossipMethod) and self.method.pulls_masked
@@ -100,6 +108,13 @@ class RunContext:
     def layout(self) -> Layout:
         """The layout of the network, with its units where the method leaves out whole units."""
         return self.known_layout or self.method.layout(self.module(), self.example)
+
+    @cached_property
+    def announced(self) -> dict[str, tuple[int, ...]]:
+        """The number of weights of each layer that each peer's masks keep, by its density."""
+        densities = self.method.densities(len(self.roster))
+        counts = {density: self.method.kept_counts(self.layout, density) for density in set(densities)}
+        return {peer: counts[density] for peer, density in zip(self.roster, densities, strict=True)}
 
     @cached_property
     def first_weights(self) -> Tensor:

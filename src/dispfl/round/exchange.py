@@ -5,16 +5,19 @@ that they exchange the same messages and count the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import gt, le
 from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from dispfl.attacks import Victim
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
+from dispfl.errors import MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.wire.codec import Codec
@@ -159,6 +162,12 @@ def with_buffers(delivered: DeliveredModel, buffers: Mapping[str, Tensor]) -> De
 # What is accepted, and what it cost
 
 
+def check_answer(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
+    """Refuse a model that holds more weights of a layer than its sender announced: of a request, all that it holds."""
+    if len(announced) != len(layout.sizes) or any(map(gt, mask.kept_per_layer(layout), announced)):
+        refuse(Refusal.DENSITY, f"{sender}'s model holds more weights of a layer than it announced.")
+
+
 def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
     """Refuse a model whose weights are far larger than ours, or all zero: averaging it in would shrink ours."""
     norm = model_norm(model)
@@ -171,6 +180,51 @@ def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
 def model_norm(model: PackedModel) -> float:
     """Return the Euclidean norm of a model's weights."""
     return float(torch.linalg.vector_norm(model.values))
+
+
+def accepted_models(
+    context: RunContext, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+) -> Mapping[str, PackedModel]:
+    """Return the models that a peer accepts in a simulated attack, of liars their lies; without one, all of them."""
+    if task.peer in context.liars or context.liars.isdisjoint(received):
+        return received
+    if (request := requested_mask(context, state)) is not None:  # as messages would be, which some engines have at hand
+        received = {sender: model.restrict(request) for sender, model in received.items()}
+    return _accepted_lies(context, task.peer, task.t, state.model, request or state.next_mask, received)
+
+
+def accepted_uploads(
+    context: RunContext, t: int, server: PeerState, uploads: Mapping[str, PackedModel]
+) -> Mapping[str, PackedModel]:
+    """Return the uploads that the server accepts in a simulated attack, of liars their lies."""
+    if context.liars.isdisjoint(uploads):
+        return uploads
+    return _accepted_lies(context, SERVER, t, server.model, server.model.mask, uploads)
+
+
+def _accepted_lies(
+    context: RunContext, name: str, t: int, own: PackedModel, request: PackedMask, received: Mapping[str, PackedModel]
+) -> dict[str, PackedModel]:
+    """Return the received models, those of liars replaced by lies, without lies that a real peer would refuse."""
+    assert context.attack is not None
+    layout, counts = context.layout, context.announced
+    honest = [received[sender] for sender in sorted(received) if sender not in context.liars]
+
+    def fits(liar: str, mask: PackedMask) -> bool:
+        return all(map(le, mask.kept_per_layer(layout), counts[liar]))
+
+    victim = Victim(name, own, request, honest, len(received) - len(honest), fits, context.seed, t)
+    accepted = {}
+    for sender, model in context.attack.lies(received, victim).items():
+        if sender in context.liars:
+            model = model.restrict(request) if context.pulls else model
+            try:
+                check_answer(model.mask, counts[sender], sender, layout)
+                check_norm(model, model_norm(own), sender)
+            except MessageError:
+                continue
+        accepted[sender] = model
+    return accepted
 
 
 def exchange_costs(receiver: str, sender: str, request: int, paper: int, response: int) -> list[MessageCost]:

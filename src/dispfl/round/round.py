@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from dispfl.attacks import Triggered, backdoor_success
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream_seed
@@ -17,7 +18,7 @@ from dispfl.costs.ledger import Ledger
 from dispfl.errors import NonFiniteError, user_errors
 from dispfl.methods.base import SERVER, FineTuning, GossipMethod, PeerState, ServerMethod, fresh_state
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
-from dispfl.round.exchange import exchange_graph, server_cohort
+from dispfl.round.exchange import accepted_uploads, exchange_graph, server_cohort
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ def gossip_round(
     tasks = []
     for peer in context.roster:
         idle = peer not in graph and context.topology.offline == "skip"
-        tasks.append(PeerTask(peer, t, graph, idle=idle, evaluate=evaluate))
+        tasks.append(PeerTask(peer, t, graph, idle=idle, evaluate=evaluate and peer not in context.liars))
 
     # Lines 7-15: each peer takes its step.
     results = _run_tasks(engine, tasks, finished, on_result)
@@ -131,15 +132,16 @@ def server_round(
     tasks = []
     for peer in context.roster:
         sender = server if peer in cohort else None
-        tasks.append(PeerTask(peer, t, server=sender, idle=sender is None, evaluate=evaluate))
+        honest = peer not in context.liars
+        tasks.append(PeerTask(peer, t, server=sender, idle=sender is None, evaluate=evaluate and honest))
 
     # The cohort takes its step; the other peers are idle.
     results = _run_tasks(engine, tasks, finished, on_result)
 
     # The server aggregates what the cohort uploads.
     uploads = {peer: upload for peer in cohort if (upload := results[peer].upload) is not None}
-    if uploads:
-        server = method.aggregate(server, uploads, {peer: len(context.peers[peer].train) for peer in uploads})
+    if accepted := accepted_uploads(context, t, server, uploads):
+        server = method.aggregate(server, accepted, {peer: len(context.peers[peer].train) for peer in accepted})
     return Round({peer: replace(results[peer], upload=None) for peer in context.roster}, server)
 
 
@@ -157,10 +159,10 @@ def _run_tasks(
 def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) -> Round:
     """Evaluate the global model on every peer's data, fine-tuned on that data first if the method fine-tunes."""
     method = context.method
-    model = method.global_model(engine.states if result.server is None else {SERVER: result.server})
-    tasks = [
-        PeerTask(peer, t, global_model=model, idle=True, fine_tuning=method.fine_tuning) for peer in context.roster
-    ]
+    honest = [peer for peer in context.roster if peer not in context.liars]
+    states = {peer: engine.states[peer] for peer in honest} if context.liars else engine.states
+    model = method.global_model(states if result.server is None else {SERVER: result.server})
+    tasks = [PeerTask(peer, t, global_model=model, idle=True, fine_tuning=method.fine_tuning) for peer in honest]
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
         report, found = results[peer].report, evaluation.report
@@ -170,6 +172,7 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
             test_loss=found.test_loss,
             validation=found.validation,
             global_score=found.global_score,
+            backdoor=found.backdoor,
             failure=report.failure or found.failure,
         )
         results[peer] = replace(results[peer], report=report)
@@ -225,7 +228,7 @@ def peer_step(
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
         trainer.live = live.for_mask(after.model.mask)
-        _evaluate(trainer, after)
+        _evaluate(trainer, after, backdoor=context.attack is not None and context.attack.name == "backdoor")
     trainer.report.seconds += step_clock(live) - began
     return StepResult(trainer.report, state=after)
 
@@ -302,7 +305,7 @@ def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerS
     return replace(state, model=PackedModel.under(learned, mask), buffers=trainer.buffers)
 
 
-def _evaluate(trainer: Trainer, state: PeerState) -> None:
+def _evaluate(trainer: Trainer, state: PeerState, backdoor: bool) -> None:
     """Add to the report how good the model is, and how much of its mask will change."""
     if trainer.evaluate:
         trainer.observe(state.model.flat())
@@ -310,6 +313,8 @@ def _evaluate(trainer: Trainer, state: PeerState) -> None:
             trainer.report.validation = trainer.score(state.model.flat(), trainer.validation)
         if trainer.global_test is not None:
             trainer.report.global_score = trainer.score(state.model.flat(), trainer.global_test)
+        if backdoor:
+            trainer.report.backdoor = trainer.score(state.model.flat(), Triggered(trainer.test), backdoor_success)
     mask, next_mask = state.model.mask, state.next_mask
     if next_mask is not mask and mask.kept:
         changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)

@@ -28,6 +28,7 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
     reports = {peer: step.report for peer, step in result.results.items()}
     ledger = result.ledger
     busiest = ledger.busiest()
+    backdoor = spread([report.backdoor for report in reports.values()])
     worked = [flops for report in reports.values() if (flops := flops_of(report, cost))]
     return {
         "round": t,
@@ -38,6 +39,7 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
         "mixed": spread([report.mixed for report in reports.values()]),
         "test_loss": spread([report.test_loss for report in reports.values()]),
         "train_loss": spread([report.loss for report in reports.values()]),
+        **({"backdoor": backdoor} if backdoor else {}),
         "mask_change": spread([report.mask_change for report in reports.values()]),
         "overlap": spread([report.overlap for report in reports.values()]),
         "busiest": {

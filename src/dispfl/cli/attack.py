@@ -1,0 +1,189 @@
+"""`dispfl attack`: how well averages withstand liars, as a table of rules, attacks and shares of liars."""
+
+import csv
+import io
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+
+import typer
+
+from dispfl.cli.grid import ConfigOption, DataDirOption, OutOption, SeedsOption, run_grid
+from dispfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dispfl.runs.grid import GridRun
+
+KEPT = 0.95
+"""Share of the accuracy without liars and without a rule that shall be left."""
+
+
+class Cell(NamedTuple):
+    """The honest peers of the runs of one rule under one attack, mean over seeds."""
+
+    rule: str
+    attack: str
+    liars: float
+    seeds: int
+    mean: float
+    """Mean accuracy of the honest peers."""
+    worst: float
+    """Accuracy of the honest peer that is worst off."""
+    backdoor: float | None = None
+    """Share of inputs with the backdoor's trigger that they take for its target."""
+
+
+def attack(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Overrides for all runs.")
+    ] = None,
+    rules: Annotated[str, typer.Option(help="Rules to compare, values of method.robust.")] = "none,clip,trim,nnm",
+    attacks: Annotated[str, typer.Option(help="Attacks, separated by commas; default: all of them.")] = "",
+    liars: Annotated[str, typer.Option(help="Shares of the peers that lie.")] = "0,0.1,0.2,0.3",
+    config: ConfigOption = None,
+    seeds: SeedsOption = 1,
+    out: OutOption = None,
+    data_dir: DataDirOption = None,
+) -> None:
+    """Attack a method with lying peers, under each robust rule, and print the accuracy that honest peers are left with.
+
+    Runs are written to OUT/<rule>@<attack>-<share>/seed-<n>. Finished runs
+    are skipped and interrupted ones are resumed. Without liars the attack
+    makes no difference, so there is one such run for each rule and seed.
+    The table is also written as Markdown and CSV.
+
+    Example: dispfl attack --rules none,clip --attacks sign-flip,alie peers=20 topology.degree=10
+    """
+    from rich.console import Console
+
+    from dispfl.cli.run import data_dir_override, output_folder
+    from dispfl.config import read_toml
+    from dispfl.runs.files import write_atomically
+    from dispfl.runs.grid import check_grid
+
+    with output_folder(out, Path("runs") / "attack") as folder:
+        overrides = [*(arguments or []), *data_dir_override(data_dir)]
+        content = read_toml(config) if config else {}
+        cells = attack_grid(overrides, content, _split(rules), _split(attacks), _shares(liars), seeds, folder)
+        check_grid(cells)
+        console = Console()
+        run_grid(cells, console, None, [] if out else ["--out", str(folder)])
+        found = measured(cells)
+        text = markdown(found)
+        write_atomically(folder / "attack.md", text.encode())
+        write_atomically(folder / "attack.csv", csv_rows(found).encode())
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        written = f"Written: {folder / 'attack.md'}, .csv"
+        console.print(written, soft_wrap=True, highlight=False, markup=False)
+
+
+def attack_grid(
+    overrides: Sequence[str],
+    config: Mapping[str, Any],
+    rules: Sequence[str],
+    attacks: Sequence[str],
+    shares: Sequence[float],
+    seeds: int,
+    out: Path,
+) -> "list[GridRun]":
+    """Return the runs: each rule without liars, and under each attack with each share of them."""
+    from dispfl.attacks import ATTACKS
+    from dispfl.config import compose
+    from dispfl.runs.grid import GridRun
+    from dispfl.settings import did_you_mean
+
+    chosen = list(attacks) or list(ATTACKS)
+    for name in chosen:
+        if name not in ATTACKS:
+            raise ConfigError(f"attack {name!r} does not exist. {did_you_mean(name, ATTACKS)}")
+    for override in overrides:
+        if override.partition("=")[0] in ("attack", "liars", "method.robust"):
+            raise ConfigError(f"{override} is what this command varies; use --attacks, --liars and --rules.")
+    first = compose(config, overrides).seed
+    found = []
+    for seed in range(first, first + seeds):
+        for rule in rules:
+            for share in shares:
+                for name in chosen if share else ["none"]:
+                    own = [f"method.robust={rule}", f"attack={name}", f"liars={share}", f"seed={seed}"]
+                    path = out / f"{rule}@{name}{f'-{share:g}' if share else ''}" / f"seed-{seed}"
+                    row = {"rule": rule, "attack": name, "liars": f"{share:g}"}
+                    found.append(GridRun(row, compose(config, [*overrides, *own]), path))
+    return found
+
+
+def measured(cells: "Sequence[GridRun]") -> list[Cell]:
+    """Return what the runs of each row left to honest peers, in the order of the rows."""
+    from dispfl.runs.directory import read_metrics
+    from dispfl.runs.metrics import last_scores
+
+    rows: dict[tuple[str, ...], list[tuple[float, float, float | None]]] = {}
+    for cell in cells:
+        records = read_metrics(cell.path)
+        found_scores = last_scores(records)
+        assert found_scores is not None  # after the last round models are always evaluated
+        scores = [score for score in found_scores["per_peer"] if score is not None]
+        tricked = records[-1].get("backdoor")
+        result = statistics.fmean(scores), min(scores), tricked["mean"] if tricked else None
+        rows.setdefault(tuple(cell.row.values()), []).append(result)
+    found = []
+    for (rule, name, share), results in rows.items():
+        mean, worst = (statistics.fmean(values) for values in list(zip(*results, strict=True))[:2])
+        tricks = [tricked for _, _, tricked in results if tricked is not None]
+        success = statistics.fmean(tricks) if tricks else None
+        found.append(Cell(rule, name, float(share), len(results), mean, worst, success))
+    return found
+
+
+def markdown(cells: Sequence[Cell]) -> str:
+    """Return the table: an attack and a share of liars a row, a rule a column; mean and worst honest accuracy in %."""
+    rules = list(dict.fromkeys(cell.rule for cell in cells))
+    by_row: dict[tuple[str, float], dict[str, Cell]] = {}
+    for cell in cells:
+        by_row.setdefault((cell.attack, cell.liars), {})[cell.rule] = cell
+    clean = next((cell.mean for cell in cells if cell.rule == "none" and not cell.liars), None)
+    lines = ["| attack | liars | " + " | ".join(rules) + " |", "| --- | --- |" + " --- |" * len(rules)]
+    for (name, share), row in sorted(by_row.items(), key=lambda item: (item[0][1] > 0, item[0])):
+        texts = [_cell(row[rule], clean) if rule in row else "" for rule in rules]
+        lines.append(f"| {name} | {share:.0%} | " + " | ".join(texts) + " |")
+    note = f"Mean (worst) accuracy of the honest peers in %; {cells[0].seeds} seed{'s' if cells[0].seeds > 1 else ''}."
+    if clean is not None:
+        note += f" * marks less than {KEPT:.0%} of {100 * clean:.1f}, the plain average without liars."
+    if any(cell.backdoor is not None for cell in cells):
+        note += " After a backdoor's accuracies: the share of inputs with its trigger that are taken for its target."
+    return "\n".join([*lines, "", note, ""])
+
+
+def _cell(cell: Cell, clean: float | None) -> str:
+    text = f"{100 * cell.mean:.1f} ({100 * cell.worst:.0f})"
+    if cell.backdoor is not None:
+        text += f", {cell.backdoor:.0%}"
+    return text + (" *" if clean is not None and cell.mean < KEPT * clean else "")
+
+
+def csv_rows(cells: Sequence[Cell]) -> str:
+    """Return all numbers as CSV."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(Cell._fields)
+    writer.writerows(cells)
+    return text.getvalue()
+
+
+def _split(text: str) -> list[str]:
+    return list(dict.fromkeys(filter(None, (part.strip() for part in text.split(",")))))
+
+
+def _shares(text: str) -> list[float]:
+    found = []
+    for item in _split(text):
+        try:
+            share = float(item)
+        except ValueError:
+            raise ConfigError(f"--liars must be shares separated by commas, such as 0,0.1,0.2; got {item!r}.") from None
+        if not 0 <= share < 1:
+            hint = f" For {share:g}% write {share / 100:g}." if 1 <= share < 100 else ""
+            raise ConfigError(f"--liars must be in [0, 1), got {item}.{hint}")
+        found.append(share)
+    return found

@@ -1,0 +1,99 @@
+"""Settings of the methods whose averages can withstand lies, and how they average (core/robust.py)."""
+
+from collections.abc import Mapping
+from math import ceil, isfinite
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator
+from torch import Tensor
+
+from dispfl.core.averaging import robust_average_of
+from dispfl.core.blocks import robust_block_average
+from dispfl.core.packed import PackedModel
+from dispfl.core.train import Trainer
+from dispfl.core.units import UnitMask
+from dispfl.errors import ConfigError
+from dispfl.methods.base import Method, ServerMethod
+from dispfl.topology import Topology, peer_names
+
+
+def _check_liars(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        raise ValueError(f"must be a number of liars, such as 2, or a share below 0.5, such as 0.2; got {value!r}.")
+    if isinstance(value, float) and value >= 0.5:
+        whole = f" For {value:g} liars write {int(value)}." if value >= 1 and value == int(value) else ""
+        raise ValueError(f"must be a whole number or a share below 0.5, got {value:g}.{whole}")
+    return value
+
+
+Liars = Annotated[int | float, BeforeValidator(_check_liars)]
+"""A number of liars, or a share of the models heard."""
+
+
+class Robust(Method):
+    """A method whose average can withstand lies."""
+
+    robust: Literal["none", "clip", "trim", "nnm"] = "none"
+    """How others' models are averaged: plainly (the papers), or by a rule that withstands some lies: differences to our
+    own weights clipped, trimmed means, or nearest-neighbour mixing before trimmed means.
+    """
+    liars: Liars = 0.2
+    """With a robust rule: the liars among the models that a peer or the server averages in a round; a share is rounded
+    up, but always to less than half.
+    """
+
+    def assumed_liars(self, heard: int) -> int:
+        """Return b, the number of liars assumed among this many models of others."""
+        if isinstance(self.liars, int):
+            return self.liars
+        return max(0, min(ceil(self.liars * heard), (heard - 1) // 2))
+
+    def robust_mix(self, peer: Trainer, models: Mapping[str, PackedModel], mask: Tensor | UnitMask) -> Tensor | None:
+        """Return the average of our own and the heard models under our next mask, and report the senders' distances.
+
+        None if no lie is assumed: then the plain average is right.
+        """
+        b, names = self.assumed_liars(len(models) - 1), sorted(models)
+        if self.robust == "none" or b == 0:
+            return None
+        ordered, own = [models[name] for name in names], names.index(peer.peer)
+        if isinstance(mask, UnitMask):
+            average, trust = robust_block_average(ordered, own, mask, peer.first_weights(), self.robust, b)
+        else:
+            average, trust = robust_average_of(ordered, own, mask, self.robust, b)
+        peer.report.distances = {
+            name: distance if isfinite(distance) else None
+            for name, distance in zip(names, trust.distances if trust else [], strict=False)
+            if name != peer.peer
+        }
+        return average
+
+    def robust_aggregate(self, server: PackedModel, uploads: Mapping[str, PackedModel]) -> Tensor | None:
+        """Return the server's next weights from the uploads, centred at its present ones; None if no lie is assumed.
+
+        Every upload counts the same: the number of samples that a peer claims to have could be a lie too.
+        """
+        b = self.assumed_liars(len(uploads))
+        if self.robust == "none" or b == 0:
+            return None
+        models, mask = [*(uploads[name] for name in sorted(uploads)), server], server.mask.unpack()
+        return robust_average_of(models, len(uploads), mask, self.robust, b, averages_own=False)[0]
+
+
+def check_liars(method: Method, topology: Topology, peers: int) -> None:
+    """Refuse a number of liars that the fewest models which a peer, or the server, averages in a round cannot bear."""
+    if not isinstance(method, Robust) or method.robust == "none":
+        return
+    if isinstance(method, ServerMethod):
+        fitted = method.fitted(topology, peers)
+        assert isinstance(fitted, ServerMethod)
+        heard, who = min(fitted.cohort or peers, peers), "the server averages"
+    else:
+        heard, who = min(map(len, topology.neighbours(0, 0, peer_names(peers)).values())), "a peer hears"
+    if method.assumed_liars(heard) > max(0, heard - 1) // 2:
+        fix = f"Use at most {(heard - 1) // 2}" if heard > 2 else "Use method.robust=none"
+        models = f"{heard} {'model' if heard == 1 else 'models'}"
+        raise ConfigError(
+            f"method.liars is {method.liars}, but {who} {models} in a round, and a rule withstands less than half of "
+            f"them. {fix}, or let more be heard."
+        )

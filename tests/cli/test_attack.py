@@ -1,0 +1,126 @@
+"""`dispfl attack`, as a user types it."""
+
+from pathlib import Path
+
+import pytest
+from program import Dispfl
+
+from dispfl.cli.attack import Cell, attack_grid, markdown
+from dispfl.errors import ConfigError
+from dispfl.runs.directory import read_summary
+from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.loop import RunCallbacks
+
+TINY = [
+    "peers=5",
+    "rounds=2",
+    "topology=full",
+    "model=mlp",
+    "partition.samples_per_peer=8",
+    "partition.test_samples_per_peer=4",
+    "train.epochs=1",
+    "workers=1",
+]
+
+
+def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: Dispfl, tmp_path: Path) -> None:
+    arguments = [
+        "attack",
+        *TINY,
+        "--rules",
+        "none,clip",
+        "--attacks",
+        "backdoor",
+        "--liars",
+        "0,0.2",
+        "--out",
+        tmp_path,
+    ]
+    result = dispfl(*arguments)
+    assert (result.code, result.err) == (0, "")
+    folders = sorted(path.name for path in tmp_path.iterdir() if path.is_dir())
+    assert folders == ["clip@backdoor-0.2", "clip@none", "none@backdoor-0.2", "none@none"]
+    table = (tmp_path / "attack.md").read_text()
+    assert table in result.out
+    lines = table.splitlines()
+    assert lines[0] == "| attack | liars | none | clip |"
+    assert lines[2].startswith("| none | 0% | ")
+    assert lines[3].startswith("| backdoor | 20% | ")
+    assert lines[3].count("%") == 3  # the share of liars, and of each rule the backdoor's success
+    assert (
+        (tmp_path / "attack.csv")
+        .read_text()
+        .startswith("rule,attack,liars,seeds,mean,worst,backdoor\nnone,none,0.0,1,")
+    )
+    before = (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns
+    again = dispfl(*arguments)
+    assert again.code == 0
+    assert "round" not in again.out.partition("| attack")[0]
+    assert (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns == before
+
+
+def test_the_table_marks_what_falls_below_95_percent_of_the_clean_run() -> None:
+    cells = [
+        Cell("none", "none", 0.0, 3, 0.80, 0.6),
+        Cell("clip", "none", 0.0, 3, 0.79, 0.55),
+        Cell("none", "alie", 0.2, 3, 0.75, 0.5),
+        Cell("clip", "alie", 0.2, 3, 0.77, 0.5),
+    ]
+    assert markdown(cells).splitlines() == [
+        "| attack | liars | none | clip |",
+        "| --- | --- | --- | --- |",
+        "| none | 0% | 80.0 (60) | 79.0 (55) |",
+        "| alie | 20% | 75.0 (50) * | 77.0 (50) |",
+        "",
+        "Mean (worst) accuracy of the honest peers in %; 3 seeds. * marks less than 95% of 80.0, the plain average "
+        "without liars.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--attacks", "sing-flip"], "attack 'sing-flip' does not exist. Did you mean sign-flip?"),
+        (["--liars", "20"], "--liars must be in [0, 1), got 20. For 20% write 0.2."),
+        (["--liars", "few"], "--liars must be shares separated by commas"),
+        (["liars=0.2"], "liars=0.2 is what this command varies; use --attacks, --liars and --rules."),
+        (["--rules", "median"], "method.robust must be"),
+        (["method=fedfomo"], "Unknown key method.robust"),
+        (["topology=ring", "method.liars=1"], "method.liars is 1, but a peer hears 2 models in a round"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(
+    options: list[str], sentence: str, dispfl: Dispfl, tmp_path: Path
+) -> None:
+    result = dispfl("attack", *TINY, *options, "--out", tmp_path / "grid")
+    assert result.code == 1
+    assert sentence in result.err
+    assert not (tmp_path / "grid").exists()
+
+
+def test_an_attacked_run_that_is_interrupted_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    def cell(out: Path):  # type: ignore[no-untyped-def]
+        return attack_grid([*TINY, "rounds=3"], {}, ["trim"], ["noise"], [0.2], 1, out)[0]
+
+    def stop(record: dict[str, object]) -> None:
+        if record["round"] == 1:
+            raise KeyboardInterrupt
+
+    whole, broken = cell(tmp_path / "whole"), cell(tmp_path / "broken")
+    ExperimentRun.create(whole.experiment, whole.path).run()
+    with pytest.raises(KeyboardInterrupt):
+        ExperimentRun.create(broken.experiment, broken.path).run(RunCallbacks(round=stop))
+    ExperimentRun.resume_as(broken.experiment, broken.path).run()
+    one, other = read_summary(whole.path), read_summary(broken.path)
+    assert one is not None
+    assert other is not None
+    assert one["weights_sha256"] == other["weights_sha256"]
+    assert one["accuracy"]["per_peer"].count(None) == 1
+
+
+def test_the_same_settings_without_the_command_are_refused_for_real_peers(dispfl: Dispfl, tmp_path: Path) -> None:
+    result = dispfl("up", *TINY, "attack=noise", "liars=0.2", "--out", tmp_path / "up")
+    assert result.code == 1
+    assert "attack is noise, which only a simulation has" in result.err
+    with pytest.raises(ConfigError):
+        attack_grid(["attack=noise"], {}, ["none"], [], [0.1], 1, tmp_path)

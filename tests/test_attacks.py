@@ -1,0 +1,196 @@
+"""Attacks: each lie by hand, which peers lie, poisoned data, and attacked runs."""
+
+from dataclasses import replace
+from math import sqrt
+from statistics import NormalDist
+
+import numpy as np
+import pytest
+import torch
+from tests.core.test_blocks import TINY, tiny
+
+from dispfl.attacks import ATTACKS, LIES, Attack, Poisoned, Victim, backdoor_success, with_trigger
+from dispfl.config import compose
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.units import UnitMask
+from dispfl.data.batches import ResidentSamples
+from dispfl.errors import ConfigError
+from dispfl.methods.dispfl import DisPFL
+from dispfl.registry import METHODS
+from dispfl.round.context import PeerTask
+from dispfl.round.exchange import accepted_models, check_answer
+from dispfl.round.round import initial_states
+from dispfl.testing.rounds import round_bits, run_all_rounds, tiny_context
+from dispfl.wire.refusals import Refusal
+
+
+def model(*weights: float | None) -> PackedModel:
+    """A model of these weights; None is one that it does not hold."""
+    held = torch.tensor([weight is not None for weight in weights])
+    return PackedModel.pack(torch.tensor([float(weight or 0.0) for weight in weights]), held)
+
+
+OWN, SENT = model(1, 2, None, None), model(3, None, 5, None)
+HONEST = [model(1, 2, 4, None), model(3, None, 6, None)]
+REQUEST = PackedMask.pack(torch.tensor([True, True, True, False]))
+
+
+def victim(fits: bool = True, liars: int = 1) -> Victim:
+    return Victim("000", OWN, REQUEST, HONEST, liars, lambda liar, mask: fits, 0, 3)
+
+
+def lie(name: str, **knowledge: bool | int) -> list[float | None]:
+    weights, mask = LIES[name]("001", SENT, victim(**knowledge)).unpack()  # type: ignore[index, arg-type]
+    return [round(float(w), 4) if held else None for w, held in zip(weights, mask, strict=True)]
+
+
+MEANS = [(1 + 1 + 3) / 3, 2.0, 5.0]
+"""Of the victim's and the honest models, over the holders of each weight."""
+
+
+def test_the_published_lies_by_hand() -> None:
+    assert lie("sign-flip") == [-3, None, -5, None]
+    assert lie("ipm") == [round(-0.1 * MEANS[0], 4), None, -0.5, None]
+    assert lie("mimic") == [1, 2, 4, None]
+    # x_i - 1.5 / 2 liars * the sum of the differences: 0 + 2 of the first weight; the third is not the victim's
+    assert lie("dissensus", liars=2) == [1 - 0.75 * 2, None, 0, None]
+
+
+def test_a_little_is_enough_by_hand() -> None:
+    """Four models with one liar: s = floor(4/2 + 1) - 1 = 2 supporters, z = Phi^-1((4 - 1 - 2) / 3), at least 0."""
+    assert lie("alie") == [round(MEANS[0], 4), None, 5, None]
+    seven = replace(victim(), honest=HONEST * 4, liars=3)  # 12 models: s = 4, z = Phi^-1(5/9)
+    weights, _ = LIES["alie"]("001", SENT, seven).unpack()
+    values = np.array([4, 6] * 4)
+    assert float(weights[2]) == pytest.approx(5 - NormalDist().inv_cdf(5 / 9) * values.std(), abs=1e-5)
+
+
+def test_noise_is_three_times_as_large_as_weights_and_another_for_each_victim_and_round() -> None:
+    big = PackedModel(torch.ones(20_000), PackedMask.pack(torch.ones(20_000, dtype=torch.bool)))
+    one, again, other = (LIES["noise"](liar, big, victim()).values for liar in ("001", "001", "002"))
+    assert one.equal(again)
+    assert not one.equal(other)
+    assert float(one.std()) == pytest.approx(3, rel=0.05)
+
+
+def test_lies_about_masks_by_hand() -> None:
+    negative = [-round(mean, 4) for mean in MEANS]
+    assert lie("hold-all") == [*negative, None]  # all that was requested
+    assert lie("hold-all", fits=False) == [negative[0], None, negative[2], None]  # more than announced: its true mask
+    assert lie("density-lie") == [*negative, 0]  # everything
+    # ours where the victim has any, and minus 10 root mean squares of the victim's weights where it has none
+    assert lie("sole-holder") == [1, 2, round(-10 * sqrt((1 + 4) / 2), 4), None]
+
+
+def test_meeting_the_victim_makes_its_plain_average_the_opposite_unless_that_is_too_large() -> None:
+    crowd = victim(liars=3)
+    told = LIES["meet-victim"]("001", SENT, crowd)
+    from dispfl.core.averaging import average_of
+
+    average = average_of([OWN, *HONEST, told, told, told], REQUEST.unpack())
+    assert average[:3].tolist() == pytest.approx([-mean for mean in MEANS], abs=1e-4)
+    alone = LIES["meet-victim"]("001", SENT, victim(liars=1)).values
+    assert float(alone.norm()) <= 9.01 * sqrt(5)  # peers refuse 10 times their own norm
+
+
+def test_units_are_lied_about_as_a_whole() -> None:
+    ours = tiny([True, False, True], *range(1, 13))
+    sent = tiny([True, True, False], *range(1, 13))
+    assert isinstance(ours.mask, UnitMask)
+    known = Victim("000", ours, ours.mask, [ours], 1, lambda liar, mask: True, 0, 0)
+    for name in LIES:
+        told = LIES[name]("001", sent, known)
+        assert isinstance(told.mask, UnitMask)
+        assert told.values.numel() == told.mask.kept
+    assert LIES["density-lie"]("001", sent, known).mask.kept == TINY.size
+
+
+def test_a_share_of_the_peers_lies_the_same_ones_for_every_attack() -> None:
+    roster = [f"{k:03d}" for k in range(20)]
+    found = {name: Attack.of(name, 0.2, roster, 0) for name in ATTACKS}
+    assert all(attack is not None and len(attack.liars) == 4 for attack in found.values())
+    assert len({attack.liars for attack in found.values() if attack}) == 1
+    assert Attack.of("noise", 0.0, roster, 0) is None
+
+
+# poisoned data
+
+
+def samples() -> ResidentSamples:
+    return ResidentSamples(torch.arange(32.0).view(2, 1, 4, 4), torch.tensor([0, 2]))
+
+
+def test_flipped_labels_are_counted_from_the_other_end() -> None:
+    (_, labels), *_ = Poisoned(samples(), "label-flip", 10).batches(2)
+    assert labels.tolist() == [9, 7]
+
+
+def test_every_second_sample_has_the_trigger_and_the_target_class() -> None:
+    ((x, y),) = Poisoned(samples().take(torch.tensor([1, 1])), "backdoor", 10).batches(2)
+    assert y.tolist() == [0, 2]
+    assert x[0, 0, 1:, 1:].eq(31.0).all()
+    assert x[1].equal(samples().take(torch.tensor([1])).batches(1).__next__()[0][0])
+
+
+def test_the_success_of_a_backdoor_counts_inputs_of_other_classes_only() -> None:
+    outputs = torch.tensor([[9.0, 0], [9, 0], [0, 9], [9, 0]])
+    assert backdoor_success(outputs, torch.tensor([0, 1, 1, 1])) == pytest.approx(2 / 3)
+
+
+def test_a_trigger_in_a_table_is_in_its_last_columns() -> None:
+    assert with_trigger(torch.tensor([[1.0, 2, 3, 4, 5]])).tolist() == [[1, 2, 5, 5, 5]]
+
+
+# attacked runs
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name in LIES])
+@pytest.mark.parametrize("method", ["dispfl", "dpsgd", "fedavg"])
+def test_lies_change_the_models_of_honest_peers_whose_accuracies_alone_are_reported(name: str, method: str) -> None:
+    context = tiny_context(METHODS[method](), 6)
+    attack = Attack.of(name, 0.34, context.roster, 0)  # type: ignore[arg-type]
+    assert attack is not None
+    assert len(attack.liars) == 2
+    lied = run_all_rounds(replace(context, attack=attack))[-1]
+    again = run_all_rounds(replace(context, attack=attack), workers=3)[-1]
+    assert round_bits(lied) == round_bits(again)
+    scored = {peer for peer, step in lied.steps.items() if step.report.score is not None}
+    assert scored == set(context.roster) - attack.liars
+    honest = run_all_rounds(context)[-1]
+    who = "server" if method == "fedavg" else sorted(scored)[0]
+    assert not lied.states[who].model.values.equal(honest.states[who].model.values)
+
+
+def test_a_mask_that_holds_more_than_announced_is_refused() -> None:
+    context = tiny_context(DisPFL(), 3)
+    layout, counts = context.layout, context.announced["000"]
+    full = PackedMask.pack(torch.ones(layout.size, dtype=torch.bool))
+    check_answer(initial_states(context)["000"].model.mask, counts, "000", layout)
+    with pytest.raises(Exception, match="000's model holds more weights of a layer than it announced") as refused:
+        check_answer(full, counts, "000", layout)
+    assert refused.value.refusal == Refusal.DENSITY  # type: ignore[attr-defined]
+
+
+def test_a_density_lie_is_refused_in_the_simulation_as_real_peers_would() -> None:
+    """Peer 001 announces a density of 0.3; the victim, of 0.9, would notice that it holds everything."""
+    context = tiny_context(DisPFL(density=(0.9, 0.3, 0.9)), 3)
+    states = initial_states(context)
+    received = {peer: states[peer].model for peer in ("001", "002")}
+    task = PeerTask("000", 0)
+    for name, heard in (("density-lie", {"002"}), ("hold-all", {"001", "002"})):
+        lying = replace(context, attack=Attack(name, frozenset({"001"})))  # type: ignore[arg-type]
+        assert set(accepted_models(lying, task, states["000"], received)) == heard
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["liars=0.2"], "liars is 0.2, but attack is none; say how they lie: attack=sign-flip."),
+        (["attack=sing-flip", "liars=0.2"], "attack must be"),
+        (["attack=noise", "liars=1.5"], "liars must be in [0, 1), got 1.5"),
+    ],
+)
+def test_wrong_attacks_are_refused_in_a_sentence(overrides: list[str], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        compose({}, overrides)
+    assert sentence in str(refused.value)
