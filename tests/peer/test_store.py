@@ -44,6 +44,7 @@ def test_a_line_is_one_of_a_runs_metrics_and_has_the_report_and_the_messages(tmp
         "wire_mb": 40e-6,
         "wire_up_mb": 40e-6,
         "wire_down_mb": 40e-6,
+        "connections": 1,
         "peer": None,
     }
     assert line["flops_total"] == 3 * 10 * 2 * 3  # three passes, ten samples, two operations for each of three weights
