@@ -346,14 +346,14 @@ class MembersFile:
 
         A site that has not accepted the administrators ignores it.
         """
-        old = self.file.current().roster
-        if old is None:
+        current = self.file.current()
+        if current.roster is None:
             return False
         try:
             roster = Roster.read(text)
-            if roster.fingerprint != old.fingerprint:
+            if roster.fingerprint != current.roster.fingerprint:
                 raise RosterError("The roster has other administrators than those that this site has accepted.")
-            if roster.version < old.version or roster.digest == old.digest:
+            if not current.lacks_roster(roster.version, roster.digest, roster.fingerprint):
                 return False
             roster.verify()
         except RosterError as problem:
