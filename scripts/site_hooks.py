@@ -33,23 +33,24 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Point links to the repository's root at the added pages; other files outside docs/ have no page."""
     for name in PROJECT_PAGES:
         markdown = markdown.replace(f"](../{name})", f"]({name})")
+    markdown = re.sub(r"(\]\(notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
     return re.sub(r"\[([^\]]+)\]\(\.\./(?:src|tests|experiments|benchmarks|scripts)/[^)]*\)", r"\1", markdown)
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:
-    """Return a notebook as Markdown: text, code, and the printed and drawn outputs."""
+    """Return a notebook as Markdown: text, code, and the outputs, as text or HTML."""
     parts = []
     for cell in notebook["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "markdown":
-            parts.append(source)
+            parts.append(source.replace(".ipynb)", ".md)"))
             continue
         parts.append(f"```python\n{source}\n```")
         for output in cell.get("outputs", []):
             data = output.get("data", {})
             printed = "".join(output.get("text", [])) or "".join(data.get("text/plain", []))
-            if "image/png" in data:
-                parts.append(f"![output](data:image/png;base64,{''.join(data['image/png']).strip()})")
+            if "text/html" in data:
+                parts.append(f"<div>{''.join(data['text/html'])}</div>")
             elif printed.strip():
                 parts.append(f"```text\n{printed.rstrip()}\n```")
     return "\n\n".join(parts) + "\n"

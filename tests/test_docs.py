@@ -252,3 +252,28 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
         assert there.exists(), there
         titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", there.read_text(), flags=re.S), re.M)
         assert not anchor or anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def test_the_page_about_a_first_paper_goes_from_a_method_to_a_table_and_a_figure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setitem(sys.modules, "near", sys)  # so that the page's module does not stay loaded
+    del sys.modules["near"]
+    names: dict[str, Any] = {}
+    for language, block in re.findall(r"```(python|sh)\n(.*?)```", (DOCS / "first-paper.md").read_text(), re.S):
+        if block.startswith("# near.py"):
+            (tmp_path / "near.py").write_text(block)
+        elif language == "python":
+            exec(compile(block, "first-paper.md", "exec"), names)  # our own text
+        else:
+            for command in block.splitlines():
+                program, *words = shlex.split(command)
+                assert program == "dispfl"
+                result = CliRunner().invoke(app, words)
+                assert result.exit_code == 0, f"{command}\n{result.output}\n{result.exception}"
+    assert (tmp_path / "figure-1.pdf").read_bytes().startswith(b"%PDF")
+    table = (tmp_path / "runs" / "paper" / "comparison.tex").read_text()
+    assert all(name in table for name in ("Near", "D-PSGD", "Local"))
+    assert (tmp_path / "runs" / "temperature" / "comparison.csv").exists()

@@ -30,6 +30,20 @@ def test_every_public_name_is_on_the_page_of_the_python_api() -> None:
     assert missing == []
 
 
+@pytest.mark.parametrize("notebook", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom(notebook: Path, tmp_path: Path) -> None:
+    """In a process of its own: Jupyter's packages warn about their own deprecations."""
+    pytest.importorskip("nbclient")
+    code = (
+        "import sys, nbformat, nbclient; "
+        "nbclient.NotebookClient(nbformat.read(sys.argv[1], 4), timeout=600, kernel_name='python3').execute()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(notebook)], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr
+
+
 def test_the_pictures_are_those_that_the_script_draws(tmp_path: Path) -> None:
     subprocess.run([sys.executable, str(ROOT / "scripts" / "draw_concepts.py"), str(tmp_path)], check=True)
     for drawn in sorted(tmp_path.iterdir()):
