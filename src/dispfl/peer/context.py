@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dispfl.costs.ledger import BYTES_PER_VALUE
-from dispfl.errors import DispflError, MessageError
+from dispfl.errors import DispflError, MessageError, RunError
 from dispfl.methods.base import GossipMethod, PeerState
 from dispfl.peer.guard import RequestGuard
 from dispfl.peer.log import shortened
@@ -214,9 +214,11 @@ class NodeContext:
         if invalid := [record for record in records if not self._has_valid_first_round(record)]:
             self.guard.count(sender, Refusal.MALFORMED)
             records = [record for record in records if record not in invalid]
-        if records:
-            for reason in await self.compute(lambda: self.membership.merge(records)) or ():
+        try:
+            for reason in (await self.compute(lambda: self.membership.merge(records)) if records else None) or ():
                 self.guard.count(sender, reason)
+        except (RunError, OSError) as problem:  # our own disk is full, for example: the sender sends them again
+            self.log_problem(self.name, "problem", str(problem))
         return incoming
 
     def _has_valid_first_round(self, record: JSON) -> bool:
