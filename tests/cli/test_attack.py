@@ -115,7 +115,7 @@ def test_an_attacked_run_that_is_interrupted_continues_as_if_nothing_had_happene
     assert one is not None
     assert other is not None
     assert one["weights_sha256"] == other["weights_sha256"]
-    assert one["accuracy"]["per_peer"].count(None) == 1
+    assert one["scores"]["accuracy"]["per_peer"].count(None) == 1  # the liar is not scored
 
 
 def test_the_same_settings_without_the_command_are_refused_for_real_peers(dispfl: Dispfl, tmp_path: Path) -> None:
