@@ -155,9 +155,7 @@ def _signatures(roster: "Roster") -> str:
     who = f"Signed by {', '.join(signers)}" if signers else "Not signed yet"
     if missing > 0:
         return f"{who}; {missing} more of the {len(roster.admins)} administrators must sign it."
-    return (
-        f"{who}; it is complete. Sites accept it once (dispfl peer accept DIR ROSTER); a newer version needs one site."
-    )
+    return f"{who}; it is complete. Sites accept it once: dispfl peer accept DIR ROSTER"
 
 
 def _echo_administrators(roster: "Roster") -> None:
