@@ -77,6 +77,8 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     if found["running"] and node.get("save_problem"):
         unsaved = f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}."
         _print(console, f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it can.")
+    if node.get("epsilon") is not None:
+        _print(console, f"Private training: epsilon {node['epsilon']:.3g} is spent.")
     for title, table in (
         ("Members", _members(found["members"])),
         ("Traffic", _traffic(node.get("peers") or {})),

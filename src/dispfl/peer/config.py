@@ -124,11 +124,6 @@ class SiteConfig(RunSettings):
             raise ConfigError(
                 f"method {self.method.name} needs a server, which real sites do not have. Use one of: {gossip}."
             )
-        if self.privacy.enabled:
-            raise ConfigError(
-                "privacy works in simulations only for now: a real site may repeat a round after a crash, which is not "
-                "accounted. Omit the table privacy."
-            )
         if isinstance(getattr(self.method, "density", None), tuple):
             raise ConfigError("method.density must be one number at a site: the share of weights that this site keeps.")
         if self.density < self.least_density:

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import replace
 from shlex import quote
 from typing import Any, TypeVar
 
@@ -19,6 +19,7 @@ import torch
 from dispfl.core.live import LiveModel
 from dispfl.core.memory import keep_heap
 from dispfl.core.packed import PackedModel
+from dispfl.core.train import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
@@ -35,7 +36,7 @@ from dispfl.peer.node import Node
 from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site
-from dispfl.peer.store import PeerStore, SavingThread, rounds_of, unheard
+from dispfl.peer.store import PeerStore, PrivateRounds, SavingThread, rounds_of, unheard
 from dispfl.peer.transport.base import Limits
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -48,17 +49,27 @@ T = TypeVar("T")
 class TrainingThread:
     """Takes training steps on a thread, with `threads` torch threads; one makes results reproducible."""
 
-    def __init__(self, context: RunContext, threads: int = 1) -> None:
+    def __init__(self, context: RunContext, threads: int = 1, private: PrivateRounds | None = None) -> None:
         keep_heap()
-        self._context = context
+        self._context, self._private = context, private
         self._live = LiveModel(context.module(), context.device, context.precision)
         self._pool = ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(threads,))
         self._stopped = threading.Event()
 
     async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
         """Take a step without blocking the event loop."""
-        step = partial(peer_step, self._context, self._live, task, state, received, self._check_stop)
-        return await asyncio.get_running_loop().run_in_executor(self._pool, step)
+        return await asyncio.get_running_loop().run_in_executor(self._pool, self._step, task, state, received)
+
+    def _step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+        if self._private is not None:
+            plan = self._context.privacy_plan(task.peer)
+            try:
+                begun = self._private.begin(plan.max_steps and plan.max_steps // plan.steps_per_round)
+            except RunError as problem:  # a full disk, say: what is spent must be written down first
+                failure = f"Peer {task.peer}, round {task.t}: it does not train. {problem}"
+                return StepResult(Report(failure=failure), state=state)
+            task = replace(task, private_rounds=begun)
+        return peer_step(self._context, self._live, task, state, received, self._check_stop)
 
     def close(self) -> None:
         """Stop after the current batch."""
@@ -151,7 +162,11 @@ async def open_node(
     """Open a site's node and its store; both are closed at the end."""
     opened = PeerStore(site.run_folder, site.name, setup.spec, setup.settings, setup.cost(), setup.run.task)
     with contextlib.closing(opened) as store:
-        training, executor = TrainingThread(setup.run, setup.threads), CodecExecutor()
+        run, private = setup.run, None
+        if run.privacy.enabled:
+            run = replace(run, secret_key=store.secret_key(), known_layout=run.layout)
+            private = PrivateRounds(site.run_folder)
+        training, executor = TrainingThread(run, setup.threads, private), CodecExecutor()
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
         site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)
         guard = RequestGuard()

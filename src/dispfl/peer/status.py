@@ -46,6 +46,8 @@ class NodeStatus:
     rounds: int = 0
     state: str = "starting"
     score: float | None = None
+    epsilon: float | None = None
+    """With privacy: what the site has spent."""
     deadline: float = 0.0
     unsaved_rounds: int = 0
     """Finished rounds that could not be saved yet."""

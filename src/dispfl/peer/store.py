@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from dispfl.peer.status import NodeStatus
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics
-from dispfl.runs.files import plain_disk_errors
+from dispfl.runs.files import plain_disk_errors, write_atomically
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 
 
@@ -125,15 +126,49 @@ class PeerStore:
             raise
         self._newest, self.unsaved_rounds = None, 0
 
+    def secret_key(self) -> bytes:
+        """Return the key of private training."""
+        return self._directory.secret_key()
+
     def finish(self, context: RunContext, state: PeerState) -> None:
         """Write the summary, which makes the run count as finished."""
         records = read_metrics(self.folder)
         if records:
             self._directory.write_summary(summarize(context, records, {self.name: state.model}))
+        self._directory.forget_secret_key()
 
     def close(self) -> None:
         """Release the directory's lock."""
         self._directory.close()
+
+
+class PrivateRounds:
+    """The rounds of private training that a site has begun: on the disk before each of them, so that a crash, and a
+    round that is repeated with other neighbours, never count less than was spent.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "privacy.json"
+
+    @property
+    def begun(self) -> int:
+        """How many."""
+        try:
+            return int(json.loads(self.file.read_text())["rounds_begun"])
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError, KeyError, TypeError) as problem:
+            raise RunError(
+                f"{self.file}, which counts the rounds of private training, cannot be read: {problem}. Restore it; "
+                "without it the site would spend more than its budget."
+            ) from problem
+
+    def begin(self, limit: int | None) -> int:
+        """Count a round, unless the budget does not allow it; return how many were begun before."""
+        begun = self.begun
+        if limit is None or begun < limit:
+            write_atomically(self.file, json.dumps({"version": 1, "rounds_begun": begun + 1}).encode())
+        return begun
 
 
 class SavingThread:

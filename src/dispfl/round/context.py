@@ -179,14 +179,14 @@ class RunContext:
         noise, batch = p.noise_multiplier, self.train.batch_size
         return make_plan(p.epsilon, p.delta, noise, samples, batch, steps, self.rounds)
 
-    def private_steps(self, peer: str, t: int, taken: int) -> PrivateSteps | None:
-        """Return a peer's private steps of round t, after those taken in earlier rounds; None without privacy."""
-        if not self.privacy.enabled:
+    def private_steps(self, task: "PeerTask", taken: int) -> PrivateSteps | None:
+        """Return a peer's private steps of a round, after those taken in earlier rounds; None without privacy."""
+        if not self.privacy.enabled or task.idle:
             return None
-        plan = self.privacy_plan(peer)
+        peer, plan = task.peer, self.privacy_plan(task.peer)
         return PrivateSteps(
             SecretStream(self.secret_key),
-            (peer, t),
+            (peer, task.t) if task.private_rounds is None else (peer, task.t, task.private_rounds),
             plan.noise_multiplier,
             self.privacy.clip,
             plan.rate,
@@ -236,6 +236,10 @@ class PeerTask:
     """Evaluate the peer's model at the end."""
     fine_tuning: FineTuning | None = None
     """How the model is fine-tuned before it is evaluated."""
+    private_rounds: int | None = None
+    """Real site with privacy: the rounds of training that it has begun before, also those that a crash has undone. Each
+    has spent its steps, and this one draws from a stream of its own. In a simulation the state counts, and a repeated
+    round is the same."""
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ def peer_step(
         before_batch=before_batch,
         optimizer=context.optimizer,
         moments=dict(state.moments),
-        private=None if task.idle else context.private_steps(task.peer, task.t, _private_steps(state)),
+        private=context.private_steps(task, _private_steps(context, task, state)),
     )
     torch.manual_seed(stream_seed(context.seed, "torch", task.peer, task.t))  # for dropout, which takes no generator
     with user_errors(f"Peer {task.peer}, round {task.t}"):
@@ -254,14 +254,16 @@ def _step(
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
     trainer.charge_own_loop((after.upload or after.model).mask)
-    return _charged(context, trainer, state, after) if context.privacy.enabled else after
+    return _charged(context, trainer, task, state, after) if context.privacy.enabled else after
 
 
 PRIVATE_STEPS = "privacy.steps"
 
 
-def _private_steps(state: PeerState) -> int:
-    """Return the private steps that a peer has taken."""
+def _private_steps(context: RunContext, task: PeerTask, state: PeerState) -> int:
+    """Return the private steps that a peer has taken before."""
+    if task.private_rounds is not None:
+        return task.private_rounds * context.privacy_plan(task.peer).steps_per_round
     return int(state.memory.get(PRIVATE_STEPS, 0))
 
 
@@ -282,9 +284,9 @@ def _exhausted(context: RunContext, trainer: Trainer) -> bool:
     return True
 
 
-def _charged(context: RunContext, trainer: Trainer, before: PeerState, after: PeerState) -> PeerState:
+def _charged(context: RunContext, trainer: Trainer, task: PeerTask, before: PeerState, after: PeerState) -> PeerState:
     """Return the state with the private steps of this round counted, also those of a step that was abandoned."""
-    steps = _private_steps(before) + (trainer.private.taken if trainer.private else 0)
+    steps = _private_steps(context, task, before) + (trainer.private.taken if trainer.private else 0)
     trainer.private = None  # what follows evaluates, and publishes nothing
     trainer.report.epsilon = context.privacy_plan(trainer.peer).spent(steps)
     return replace(after, memory={**after.memory, PRIVATE_STEPS: torch.tensor(steps)})

@@ -1,0 +1,107 @@
+"""A real site that trains with differential privacy: fresh noise in every attempt, and nothing spent is forgotten."""
+
+import asyncio
+import json
+import stat
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from dispfl.methods.base import PeerState
+from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.local import free_ports
+from dispfl.peer.run import TrainingThread, run_node
+from dispfl.peer.setup import LocalSetup, local_setup
+from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.store import PrivateRounds
+from dispfl.round.context import PeerTask, StepResult
+from dispfl.runs.directory import SECRET_KEY, read_metrics, read_summary
+
+
+@pytest.fixture
+def make_site(tmp_path: Path) -> Callable[..., Site]:
+    def make(rounds: int, **privacy: float) -> Site:
+        values = {
+            "rounds": rounds,
+            "model": {"name": "mlp"},
+            "data": {"path": "table.csv", "label": "y"},
+            "train": {"epochs": 1, "batch_size": 8},
+            "privacy": privacy,
+        }
+        [port] = free_ports(1)
+        info = SiteInfo(name="alice", listen=f"127.0.0.1:{port}")
+        site = Site.create(tmp_path / "alice", info, SiteConfig.from_values(values).to_toml())
+        (site.folder / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 16)
+        return site
+
+    return make
+
+
+def take_step(setup: LocalSetup, folder: Path, state: PeerState | None = None) -> StepResult:
+    """One round, as a node that has just been started takes it."""
+    run = replace(setup.run, secret_key=b"k" * 32)
+    training = TrainingThread(run, 1, PrivateRounds(folder))
+    try:
+        return asyncio.run(training.step(PeerTask("alice", 0), state or setup.initial_state(), {}))
+    finally:
+        training.close()
+
+
+def test_a_site_finishes_within_its_budget_and_keeps_no_key(make_site: Callable[..., Site]) -> None:
+    site = make_site(3, epsilon=8.0)
+    events: list[str] = []
+
+    def log(event: str, fields: object) -> None:
+        events.append(event)
+        if event == "round":
+            key = site.run_folder / SECRET_KEY
+            assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+    asyncio.run(run_node(site, local_setup(site), Deadlines(min=0.1, startup=0.1), log))
+    assert events.count("round") == 3
+    spent = [record["epsilon"]["mean"] for record in read_metrics(site.run_folder)]
+    assert 0 < spent[0] < spent[1] < spent[2] <= 8.0
+    assert spent[2] > 7.5
+    assert read_summary(site.run_folder) is not None
+    assert not (site.run_folder / SECRET_KEY).exists()
+    assert PrivateRounds(site.run_folder).begun == 3
+
+
+def test_a_round_that_is_repeated_after_a_crash_has_new_noise_and_is_counted_again(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    setup = local_setup(make_site(10, noise_multiplier=2.0))
+    first, again = take_step(setup, tmp_path), take_step(setup, tmp_path)
+    assert not torch.equal(first.next_state.model.values, again.next_state.model.values)
+    assert first.report.epsilon is not None
+    assert again.report.epsilon is not None
+    assert again.report.epsilon > first.report.epsilon
+    assert PrivateRounds(tmp_path).begun == 2
+
+
+def test_attempts_use_up_the_budget_and_then_the_site_keeps_its_model(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    setup = local_setup(make_site(2, epsilon=4.0))
+    results = [take_step(setup, tmp_path) for _ in range(3)]
+    assert [result.report.failure is None for result in results] == [True, True, False]
+    assert "It no longer trains" in (results[2].report.failure or "")
+    assert PrivateRounds(tmp_path).begun == 2
+    assert results[2].report.epsilon == results[1].report.epsilon
+    assert torch.equal(results[2].next_state.model.values, setup.initial_state().model.values)
+
+
+def test_a_record_that_cannot_be_read_or_written_stops_training_and_nothing_else(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    setup = local_setup(make_site(10, noise_multiplier=2.0))
+    (tmp_path / "privacy.json").write_text(json.dumps({"version": 1}))
+    failure = take_step(setup, tmp_path).report.failure or ""
+    assert "it does not train" in failure
+    assert "privacy.json, which counts the rounds of private training, cannot be read" in failure
+    (tmp_path / "gone").mkdir()
+    (tmp_path / "gone" / "privacy.json").mkdir()  # it cannot be replaced by a file
+    assert "it does not train" in (take_step(setup, tmp_path / "gone").report.failure or "")
