@@ -1,6 +1,6 @@
 """Many real sites on this machine with a tiny model: whether all finish, and what one of them costs.
 
-`python benchmarks/many_sites.py 64`; about four minutes on two free cores, and 250 MB of memory for each site.
+`python benchmarks/many_sites.py 64`; each site needs up to 370 MB of memory.
 """
 
 import shutil
