@@ -58,6 +58,7 @@ SITES, ROUNDS, LIMIT = 5, 10, 6 * 3600.0
 HOSTILE = "mallory"
 NORMS = (1.4, 12.7, 55.0, 75.0)
 """Norms of first weights: of a tiny network, the mlp, VGG-11 and ResNet-18."""
+STARTUP = 60.0
 SETTLED = 10.0
 """Seconds after which two sites that can reach each other should hear each other."""
 MAX_LOG_CHARS = 100_000
@@ -173,6 +174,9 @@ class SiteWorld:
         self.chars: dict[tuple[str, str], int] = {}
         """Characters logged, by site and by the member they are about."""
         self.trace: list[tuple[float, str, str, str]] = []
+        self.started: dict[str, float] = {}
+        self.reached: dict[str, int] = {}
+        """Rounds that sites have finished, or joined."""
         self.saved: dict[str, int] = {}
         """Rounds that every site has saved."""
         self.clock_offset = 0.0
@@ -241,7 +245,7 @@ class SiteWorld:
         )
         rng = random.Random(self.rng.getrandbits(64))
         transport = SiteTransport(self, site, membership)
-        client = Client(ctx, transport, Deadlines(min=20.0, startup=60.0), rng)
+        client = Client(ctx, transport, Deadlines(min=20.0, startup=STARTUP), rng)
         saving = WatchedSaving(store, ctx.status, ctx.log)
         saving.world = self
         return Node(ctx, client, NoisyTraining(self, rng), saving), saving
@@ -256,7 +260,16 @@ class SiteWorld:
             line, about = repr(dict(fields)), str(fields.get("peer", ""))
             assert all(str(value).isprintable() for value in fields.values()), (name, event, line[:200])
             self.chars[name, about] = self.chars.get((name, about), 0) + len(line)
-            self.trace.append((asyncio.get_running_loop().time(), name, event, line))
+            now = asyncio.get_running_loop().time()
+            self.trace.append((now, name, event, line))
+            if event == "starting":
+                self.started[name] = now
+            elif event in ("round", "joining"):
+                self.reached[name] = max(self.reached.get(name, 0), int(str(fields["round"])))
+            if event == "joining" and now < self.started[name] + STARTUP:
+                honest = [other for other in self.sites[name].members.names() if other != HOSTILE]
+                furthest = max((self.reached.get(other, 0) for other in honest), default=ROUNDS)
+                assert self.reached[name] <= furthest + 2, f"{name} joins beyond all honest sites"
 
         return log
 
@@ -402,6 +415,8 @@ class HostileMember:
 
     def __init__(self, world: SiteWorld, rng: random.Random) -> None:
         self.world, self.rng = world, rng
+        self.favourite: int | None = rng.choice([None, None, ROUNDS - 2])
+        """The round that it always claims to be in, if it lies about nothing else in a sync."""
         self.transport = MemoryTransport(world.network, HOSTILE)
         self.identity, self.serial = world.sites[HOSTILE].identity, int(time.time())
 
@@ -414,12 +429,16 @@ class HostileMember:
 
     def claim(self) -> JSON:
         """A round, as it claims to be in it."""
+        if self.favourite is not None:
+            return self.favourite
         claims: list[JSON] = [0, ROUNDS - 2, ROUNDS - 1, ROUNDS, 10**30, -1, "9", None, 0.5, [9], True]
         return self.rng.choice(claims)
 
     def sync(self) -> tuple[dict[str, JSON], bytes]:
         """Header and body of a sync, of this version or another."""
         spec: dict[str, JSON] = dict(self.world.spec)
+        if self.favourite is not None:
+            return {"spec": spec, "current_round": self.favourite}, b""
         if self.rng.random() < 0.3:
             spec |= self.rng.choice([{"protocol": "2"}, {"seed\x1b[2J": "\n" * 70_000}, {"new": {"a": 1}}])
         records = [self.record() for _ in range(self.rng.randint(0, 3))]
@@ -432,7 +451,7 @@ class HostileMember:
 
     async def answer(self, sender: str, request: Request) -> Response:
         chance = self.rng.random()
-        if chance < 0.2:
+        if chance < 0.2 and self.favourite is None:
             raise Refused(f"no-{self.rng.random()}\x1b[2J", f"\x1b[31m{self.rng.random()}\r\n" + "x" * 60_000)
         if request.kind == "sync":
             return Response(*self.sync())
