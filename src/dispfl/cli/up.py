@@ -74,9 +74,8 @@ def up(
             show(path, console)
             return
         prepare_resume(path, experiment)
-    watch(
-        PeerProcesses(path, peer_names(experiment.peers), simultaneous=resume is not None), experiment.rounds, console
-    )
+    processes = PeerProcesses(path, peer_names(experiment.peers), simultaneous=resume is not None)
+    watch(processes, experiment.rounds, experiment.metric[0].rpartition(":")[2], console)
     collect_results(path)
     show(path, console)
 
@@ -129,7 +128,7 @@ def network_line(network: Mapping[str, Any]) -> str:
     return f"Messages {ledger:.2f} MB, on the sockets {sockets:.2f} MB{more}."
 
 
-def watch(processes: "PeerProcesses", rounds: int, console: "Console") -> None:
+def watch(processes: "PeerProcesses", rounds: int, metric: str, console: "Console") -> None:
     """Start all peers and show a live table until they have ended."""
     import time
 
@@ -138,11 +137,11 @@ def watch(processes: "PeerProcesses", rounds: int, console: "Console") -> None:
     try:
         for name in processes.names:
             processes.start(name)
-        with Live(table(processes, rounds), console=console, refresh_per_second=4) as live:
+        with Live(table(processes, rounds, metric), console=console, refresh_per_second=4) as live:
             while len(processes.ended()) < len(processes.names):
                 time.sleep(REFRESH_SECONDS)
-                live.update(table(processes, rounds))
-            live.update(table(processes, rounds))
+                live.update(table(processes, rounds, metric))
+            live.update(table(processes, rounds, metric))
     except KeyboardInterrupt:
         processes.stop()
         _print(console, f"Stopped; finished rounds are saved. Resume with: {_resume_command(processes)}")
@@ -161,15 +160,13 @@ def _resume_command(processes: "PeerProcesses") -> str:
     return f"dispfl up --resume {quote(str(processes.out))}"
 
 
-def table(processes: "PeerProcesses", rounds: int) -> "Table":
-    """Return the current status of all peers."""
+def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> "Table":
+    """Return the current status of all peers; `metric` is the name of their score."""
     from rich import box
     from rich.table import Table
 
     from dispfl.report.run_table import short
-    from dispfl.runs.directory import read_config
 
-    metric = str(read_config(processes.out)["metric"][0]).rpartition(":")[2]
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in HEADINGS:
         title = metric if heading == "score" else heading
