@@ -23,7 +23,8 @@ from torch import Tensor
 from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.live import LiveModel
 from dispfl.core.stacked import learn_stacked
-from dispfl.core.train import Task, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.models.settings import Model

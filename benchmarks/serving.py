@@ -24,7 +24,8 @@ import torch
 
 from dispfl import DisPFL, Full, Train
 from dispfl.core.live import LiveModel
-from dispfl.core.train import Task, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Trainer
 from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.models.settings import Model
 from dispfl.peer.context import NodeContext

@@ -4,7 +4,7 @@ import torch
 
 from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Task
+from dispfl.core.task import Task
 from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import Model

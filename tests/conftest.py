@@ -9,7 +9,8 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
-from dispfl.core.train import Task, Train, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import PeerData, RunContext

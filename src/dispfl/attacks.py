@@ -21,7 +21,7 @@ from torch import Tensor
 
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream, stream_seed
-from dispfl.core.train import Samples
+from dispfl.core.task import Samples
 from dispfl.core.units import UnitMask
 
 AttackName = Literal[

@@ -21,7 +21,8 @@ from dispfl.core.live import Precision, resolve_device
 from dispfl.core.metric import as_metric, as_metrics
 from dispfl.core.private import Privacy
 from dispfl.core.rng import stream
-from dispfl.core.train import Samples, Task, Train
+from dispfl.core.task import Samples, Task
+from dispfl.core.train import Train
 from dispfl.data.by_column import ByColumn
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import Data, ImageDataset

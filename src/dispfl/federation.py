@@ -17,7 +17,8 @@ from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.private import Privacy
 from dispfl.core.rng import forked_generators
-from dispfl.core.train import Task, Train
+from dispfl.core.task import Task
+from dispfl.core.train import Train
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from dispfl.cli.paper import masks
 from dispfl.config import compose
 from dispfl.core.masks import hamming
-from dispfl.core.train import Report
+from dispfl.core.task import Report
 from dispfl.core.units import UnitMask
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError

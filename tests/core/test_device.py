@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dispfl.core.live import LiveModel, resolve_device
-from dispfl.core.train import Task, Train, Trainer, sgd_step
+from dispfl.core.optimizers import sgd_step
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.registry import METHODS

@@ -11,7 +11,7 @@ PIECES = """
 import ctypes, resource, sys
 import torch
 from dispfl import DisPFL, RandomRegular, Train
-from dispfl.core.train import Task
+from dispfl.core.task import Task
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.round.context import PeerData, RunContext

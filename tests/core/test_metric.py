@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dispfl.core.metric import METRICS, Measure, Metric, as_metrics
-from dispfl.core.train import Task
+from dispfl.core.task import Task
 from dispfl.errors import ConfigError
 
 

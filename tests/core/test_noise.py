@@ -9,8 +9,10 @@ from rounds import FinishedRound
 from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
+from dispfl.core.optimizers import sgd_step
 from dispfl.core.rng import stream
-from dispfl.core.train import Task, Train, Trainer, sgd_step
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel, Precision
 from dispfl.core.metric import Metric
-from dispfl.core.train import Task, Train, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.models.settings import Model

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from dispfl.core.live import LiveModel
 from dispfl.core.stacked import can_be_stacked, can_stack, learn_stacked
-from dispfl.core.train import Task, Train, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import NonFiniteError
 from dispfl.models.settings import Model

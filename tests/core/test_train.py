@@ -13,8 +13,10 @@ from torch.nn import functional
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.metric import Metric, accuracy
+from dispfl.core.optimizers import sgd_step
 from dispfl.core.rng import stream
-from dispfl.core.train import Report, Task, Train, Trainer, sgd_step
+from dispfl.core.task import Report, Task
+from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError, NonFiniteError
 

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from dispfl import Federation, Full, Local, Train
 from dispfl.config import compose
-from dispfl.core.train import Samples
+from dispfl.core.task import Samples
 from dispfl.data.batches import DatasetSamples, ResidentSamples, data_digest
 from dispfl.errors import ConfigError, RunError
 from dispfl.testing.rounds import tiny_network

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dispfl.core.live import LiveModel
-from dispfl.core.train import Samples
+from dispfl.core.task import Samples
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, uses_global_rng
 from dispfl.errors import RunError

@@ -10,7 +10,8 @@ from rounds import FinishedRound
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Task, Train, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import Neighbourhood, PeerState, fresh_state
 from dispfl.methods.fedfomo import FedFOMO, gain, moved

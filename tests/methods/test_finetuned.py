@@ -8,7 +8,8 @@ import pytest
 import torch
 from rounds import FinishedRound
 
-from dispfl.core.train import Task, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Trainer
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg

@@ -13,7 +13,8 @@ from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Task, Train, Trainer
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
 from dispfl.methods.base import SERVER, PeerState, fresh_state
 from dispfl.methods.subfedavg import SubFedAvg, pruned
 from dispfl.round.context import RunContext

@@ -17,7 +17,8 @@ import torch
 from PIL import Image
 
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.train import Report, batch_count
+from dispfl.core.task import Report
+from dispfl.core.train import batch_count
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.paper.bound import (

@@ -13,7 +13,8 @@ from dispfl.core.live import LiveModel
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.train import Report, Task, Trainer
+from dispfl.core.task import Report, Task
+from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL

@@ -14,7 +14,7 @@ from torch import nn
 
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.train import Report
+from dispfl.core.task import Report
 from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState, fresh_state
 from dispfl.methods.dispfl import DisPFL

@@ -13,7 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.train import Task, Train
+from dispfl.core.task import Task
+from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import RunError

@@ -19,7 +19,8 @@ from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.train import Report, Task, Train
+from dispfl.core.task import Report, Task
+from dispfl.core.train import Train
 from dispfl.core.units import UnitMask
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL

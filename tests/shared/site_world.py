@@ -32,7 +32,8 @@ from yarl import URL
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.train import Report, Task, Train
+from dispfl.core.task import Report, Task
+from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState

@@ -1,4 +1,4 @@
-"""Optimizers on flat vectors: the settings' own, users' own, and what they remember of a model between rounds."""
+"""Optimizers on flat vectors: one step of plain SGD, torch's and users' own, and what they remember of a model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dispfl.core.layout import Layout
+from dispfl.core.masks import keep_
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import ConfigError
 
@@ -94,3 +95,76 @@ class Moments:
         """Return numbers for each weight under another mask; zero where the old one does not keep it."""
         whole, _ = PackedModel(values, self.mask).unpack()
         return PackedModel.pack(whole, mask.unpack(), mask).flat().clone()
+
+
+def sgd_step(
+    weights: Tensor,
+    grad: Tensor,
+    bits: Tensor | None,
+    lr: float,
+    weight_decay: float,
+    clip_norm: float,
+    prox: tuple[float, Tensor] | None = None,
+    noise: Tensor | None = None,
+) -> None:
+    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add noise.
+
+    Without `bits` nothing is masked. Deviations 7 and 12: the paper does not mention clipping, and the authors clip the
+    dense gradient before they mask it (docs/deviations.md).
+    """
+    if bits is not None:
+        keep_(grad, bits)
+    scale = clip_scale(grad, clip_norm) if clip_norm else 1.0
+    mu, anchor = prox or (0.0, None)
+    if weight_decay or mu:
+        weights.mul_(1 - lr * (weight_decay + mu))
+    if anchor is not None:
+        weights.add_(anchor, alpha=lr * mu)
+    if isinstance(scale, Tensor):
+        weights.addcmul_(grad, scale, value=-lr)
+    else:
+        weights.add_(grad, alpha=-lr * scale)
+    if noise is not None:
+        weights.add_(noise if bits is None else keep_(noise, bits), alpha=-lr)
+
+
+def optimizer_step(
+    optimizer: Optimizer,
+    flat: Tensor,
+    bits: Tensor | None,
+    clip_norm: float,
+    prox: tuple[float, Tensor] | None = None,
+    noise: Tensor | None = None,
+) -> None:
+    """One step of an optimizer on a flat parameter: mask, clip, add the proximal term and noise, update, mask.
+
+    Weight decay is the optimizer's.
+    """
+    grad = flat.grad
+    assert grad is not None
+    if bits is not None:
+        keep_(grad, bits)
+    if clip_norm:
+        grad.mul_(clip_scale(grad, clip_norm))
+    if prox is not None:
+        grad.add_(flat.detach() - prox[1], alpha=prox[0])
+    if noise is not None:
+        grad.add_(noise)
+    if bits is not None and (prox is not None or noise is not None):
+        keep_(grad, bits)
+    optimizer.step()
+    if bits is not None:
+        keep_(flat.detach(), bits)
+
+
+def clip_scale(grad: Tensor, clip_norm: float) -> float | Tensor:
+    """Return the factor, at most 1, that clips a gradient's norm: a number on the CPU, a tensor on other devices.
+
+    Reading a number from a device waits until all computations before it are done, while the host could prepare the
+    next batch. On the CPU there is nothing to wait for, and a number saves one pass over the weights.
+    """
+    norm = torch.linalg.vector_norm(grad)
+    if grad.device.type == "cpu":
+        return min(1.0, clip_norm / (float(norm) + 1e-6))
+    scale: Tensor = clip_norm / (norm + 1e-6)
+    return scale.clamp(max=1.0)

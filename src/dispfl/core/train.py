@@ -4,29 +4,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import cos, pi
-from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import Tensor
 from torch.optim import Optimizer
 
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
-from dispfl.core.masks import keep_, kept_per_layer, mask_bits
-from dispfl.core.metric import METRICS, Metric, MetricLike, as_metrics
+from dispfl.core.masks import kept_per_layer, mask_bits
 from dispfl.core.optimizers import (
     Moments,
     OptimizerFactory,
     OptimizerName,
     as_parameter,
     named_optimizer,
+    optimizer_step,
     own_optimizer,
+    sgd_step,
 )
 from dispfl.core.packed import PackedMask
 from dispfl.core.private import PrivateSteps, sum_clipped_
 from dispfl.core.rng import stream
+from dispfl.core.task import Report, Samples, Task
 from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError, NonFiniteError
 from dispfl.settings import Settings
@@ -137,96 +138,6 @@ class Train(Settings):
         """Return how many samples these steps pass forward and backward."""
         whole, rest = divmod(self.local_steps(samples, epochs), self.steps_per_epoch(samples))
         return whole * samples + rest * min(self.batch_size, samples)
-
-
-class Samples(Protocol):
-    """One peer's training or test data, as batches of (inputs, labels)."""
-
-    def __len__(self) -> int: ...
-
-    def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """With a generator: shuffled and augmented, for training. Without: in order and as they are."""
-        ...
-
-    def take(self, rows: Tensor) -> "Samples":
-        """Return some of the samples."""
-        ...
-
-
-CLASSIFICATION = (functional.cross_entropy, functional.nll_loss)
-"""Losses of classification, whose metric is the accuracy unless stated; so are torch's modules of these."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """The loss to minimize and the metrics to report, the main one first; by default those of classification."""
-
-    loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
-    metrics: tuple[Metric, ...] = (METRICS["accuracy"],)
-
-    @classmethod
-    def of(
-        cls, loss: Callable[[Tensor, Tensor], Tensor], metric: MetricLike | Sequence[MetricLike] | None = None
-    ) -> "Task":
-        """Return the task of a loss, and of one or several metrics; without any, refuse a loss of no classification."""
-        if metric is not None:
-            return cls(loss, as_metrics(metric))
-        if loss not in CLASSIFICATION and not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
-            name = getattr(loss, "__name__", type(loss).__name__)
-            raise ConfigError(
-                f"The loss {name} needs a metric that fits it: give metric='rmse', another of {', '.join(METRICS)}, or "
-                "a function of your own."
-            )
-        return cls(loss)
-
-    @property
-    def metric(self) -> Metric:
-        """The main metric."""
-        return self.metrics[0]
-
-
-@dataclass
-class Report:
-    """Measurements of one peer in one round. `None` means not measured."""
-
-    scores: dict[str, float] = field(default_factory=dict)
-    """The metrics on the peer's test data after the step, by name, the main one first."""
-    test_loss: float | None = None
-    """The loss on the same data."""
-    validation: float | None = None
-    """The main metric on the peer's validation data, if it has any."""
-    global_score: float | None = None
-    """The main metric on the global test data, if there are any."""
-    mixed: float | None = None
-    """The main metric on the test data after mixing and before training."""
-    loss: float | None = None
-    """Mean training loss over the steps of the round's last call of `learn`."""
-    mask_change: float | None = None
-    """The share of kept weights that the evolved mask replaces."""
-    overlap: float | None = None
-    """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
-    backdoor: float | None = None
-    """In a simulated backdoor attack: the share of inputs with the trigger that are taken for the target class."""
-    distances: dict[str, float | None] | None = None
-    """With a robust rule: the root mean square difference of each received model to the peer's own, on the weights that
-    both hold; None without any.
-    """
-    failure: str | None = None
-    """Why the peer's step was abandoned, as a sentence."""
-    epsilon: float | None = None
-    """With privacy: what the peer has spent of its budget, this round included."""
-    seconds: float = field(default=0.0, compare=False)
-    """The time that the step computed, as `step_clock` measures it."""
-    passes: list[tuple[int, list[int]]] = field(default_factory=list)
-    """The training done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
-
-    def __post_init__(self) -> None:
-        self.passes = [(samples, list(kept)) for samples, kept in self.passes]  # JSON gives lists for tuples
-
-    @property
-    def score(self) -> float | None:
-        """The main metric."""
-        return next(iter(self.scores.values()), None)
 
 
 @dataclass
@@ -506,76 +417,3 @@ def step_clock(live: LiveModel) -> float:
     """
     one_thread = live.device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time() if one_thread else time.perf_counter()
-
-
-def sgd_step(
-    weights: Tensor,
-    grad: Tensor,
-    bits: Tensor | None,
-    lr: float,
-    weight_decay: float,
-    clip_norm: float,
-    prox: tuple[float, Tensor] | None = None,
-    noise: Tensor | None = None,
-) -> None:
-    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add noise.
-
-    Without `bits` nothing is masked. Deviations 7 and 12: the paper does not mention clipping, and the authors clip the
-    dense gradient before they mask it (docs/deviations.md).
-    """
-    if bits is not None:
-        keep_(grad, bits)
-    scale = clip_scale(grad, clip_norm) if clip_norm else 1.0
-    mu, anchor = prox or (0.0, None)
-    if weight_decay or mu:
-        weights.mul_(1 - lr * (weight_decay + mu))
-    if anchor is not None:
-        weights.add_(anchor, alpha=lr * mu)
-    if isinstance(scale, Tensor):
-        weights.addcmul_(grad, scale, value=-lr)
-    else:
-        weights.add_(grad, alpha=-lr * scale)
-    if noise is not None:
-        weights.add_(noise if bits is None else keep_(noise, bits), alpha=-lr)
-
-
-def optimizer_step(
-    optimizer: Optimizer,
-    flat: Tensor,
-    bits: Tensor | None,
-    clip_norm: float,
-    prox: tuple[float, Tensor] | None = None,
-    noise: Tensor | None = None,
-) -> None:
-    """One step of an optimizer on a flat parameter: mask, clip, add the proximal term and noise, update, mask.
-
-    Weight decay is the optimizer's.
-    """
-    grad = flat.grad
-    assert grad is not None
-    if bits is not None:
-        keep_(grad, bits)
-    if clip_norm:
-        grad.mul_(clip_scale(grad, clip_norm))
-    if prox is not None:
-        grad.add_(flat.detach() - prox[1], alpha=prox[0])
-    if noise is not None:
-        grad.add_(noise)
-    if bits is not None and (prox is not None or noise is not None):
-        keep_(grad, bits)
-    optimizer.step()
-    if bits is not None:
-        keep_(flat.detach(), bits)
-
-
-def clip_scale(grad: Tensor, clip_norm: float) -> float | Tensor:
-    """Return the factor, at most 1, that clips a gradient's norm: a number on the CPU, a tensor on other devices.
-
-    Reading a number from a device waits until all computations before it are done, while the host could prepare the
-    next batch. On the CPU there is nothing to wait for, and a number saves one pass over the weights.
-    """
-    norm = torch.linalg.vector_norm(grad)
-    if grad.device.type == "cpu":
-        return min(1.0, clip_norm / (float(norm) + 1e-6))
-    scale: Tensor = clip_norm / (norm + 1e-6)
-    return scale.clamp(max=1.0)

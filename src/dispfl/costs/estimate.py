@@ -14,7 +14,8 @@ import torch
 
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Task, Train
+from dispfl.core.task import Task
+from dispfl.core.train import Train
 from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger, MessageCost

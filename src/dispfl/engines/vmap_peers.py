@@ -17,7 +17,8 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
 from dispfl.core.stacked import can_stack, learn_stacked
-from dispfl.core.train import Samples, Trainer
+from dispfl.core.task import Samples
+from dispfl.core.train import Trainer
 from dispfl.round.context import PeerTask, RunContext, StepResult
 
 MakeTrainer = Callable[..., Trainer]

@@ -9,7 +9,8 @@ from pydantic import Field
 from torch import Tensor
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Samples, Trainer
+from dispfl.core.task import Samples
+from dispfl.core.train import Trainer
 from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState
 
 PREFERENCE = "preference/"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from dispfl.config import Experiment, compose
 from dispfl.core.layout import Layout
-from dispfl.core.train import Report
+from dispfl.core.task import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError, RunError

@@ -19,7 +19,7 @@ import torch
 from dispfl.core.live import LiveModel
 from dispfl.core.memory import keep_heap
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Report
+from dispfl.core.task import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client

@@ -11,7 +11,7 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.rng import stream_seed
-from dispfl.core.train import Samples
+from dispfl.core.task import Samples
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import CustomData, ImageDataset, load_dataset

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dispfl.core.train import Report, Task
+from dispfl.core.task import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError, DispflError, RunError

@@ -16,7 +16,8 @@ from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.private import Privacy, PrivateSteps, SecretStream, check_private_network
 from dispfl.core.rng import forked_generators, global_stream
-from dispfl.core.train import Report, Samples, Task, Train
+from dispfl.core.task import Report, Samples, Task
+from dispfl.core.train import Train
 from dispfl.costs.ledger import MessageCost
 from dispfl.costs.privacy import PrivacyPlan, make_plan
 from dispfl.data.batches import data_digest, label_range

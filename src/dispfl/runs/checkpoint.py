@@ -31,7 +31,7 @@ from torch import Tensor
 
 from dispfl.core.optimizers import Moments
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.train import Report
+from dispfl.core.task import Report
 from dispfl.core.units import UnitLayout, UnitMask, unit_layout
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError, RunError

@@ -14,7 +14,7 @@ import torch
 from dispfl.config import EngineName, Experiment, compose, differing_keys
 from dispfl.core.private import KEY_BYTES
 from dispfl.core.rng import forked_generators
-from dispfl.core.train import Report
+from dispfl.core.task import Report
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback

@@ -14,7 +14,7 @@ import torch
 
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Report, Task
+from dispfl.core.task import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.round.context import RunContext
 from dispfl.round.round import Round

@@ -7,7 +7,7 @@ import torch
 
 from dispfl.core.live import LiveModel
 from dispfl.core.rng import stream
-from dispfl.core.train import Report
+from dispfl.core.task import Report
 from dispfl.engines.base import fetch_here, simulated_step
 from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dispfl.core.layout import Layout
 from dispfl.core.live import loaded_network
 from dispfl.core.metric import MetricLike
-from dispfl.core.train import EVALUATION_BATCH, Task
+from dispfl.core.task import Task
+from dispfl.core.train import EVALUATION_BATCH
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError

@@ -15,7 +15,7 @@ from dispfl.core.live import LiveModel
 from dispfl.core.metric import METRICS, MetricLike, as_metrics
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators, global_stream
-from dispfl.core.train import Task
+from dispfl.core.task import Task
 from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import DATASETS, CustomData, ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError

@@ -25,7 +25,8 @@ from dispfl.core.masks import kept_per_layer
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import forked_generators, stream_seed
-from dispfl.core.train import Report, Train
+from dispfl.core.task import Report
+from dispfl.core.train import Train
 from dispfl.errors import DispflError, RunError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod

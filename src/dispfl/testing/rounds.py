@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
-from dispfl.core.train import Report, Task, Train
+from dispfl.core.task import Report, Task
+from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.base import PeerStates
 from dispfl.engines.inprocess import InProcess
