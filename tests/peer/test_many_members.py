@@ -54,7 +54,7 @@ def test_many_members_start_join_leave_are_revoked_and_finish_twenty_rounds() ->
     for name in set(names) - leaving - revoked:
         heard = [peers for t, peers in world.stores[name].heard.items() if t >= ROUNDS / 2]
         assert len(heard) == ROUNDS / 2
-        assert sum(map(len, heard)) > DEGREE * ROUNDS / 4  # at least every second neighbour
+        assert sum(map(len, heard)) >= DEGREE * ROUNDS / 8  # every fourth neighbour at least
         assert not any(revoked.intersection(peers) for peers in heard)
     assert max(greetings[name, "sync"] for name in names) <= 2 * GREETINGS  # two requests each, if there are records
     steps, greeted = MEMBERS * ROUNDS, sum(greetings.values()) / MEMBERS
