@@ -130,7 +130,7 @@ def results(run: Path) -> tuple[Any, ...]:
 def test_installed_components_run_by_short_name_and_the_config_finds_them_again(by_name: Path) -> None:
     written = config(by_name)
     assert [written[key]["name"] for key in ("method", "topology", "partition")] == ["median", "star", "sorted"]
-    assert written["model"] == {"name": "custom", "init": "torch", "factory": "dispfl_plugin:linear"}
+    assert written["model"] == {"name": "custom", "factory": "dispfl_plugin:linear"}
     assert written["data"]["factory"] == "dispfl_plugin:points"
     assert summary(by_name)["method"] == "MedianDisPFL"
 

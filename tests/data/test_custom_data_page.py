@@ -73,7 +73,7 @@ def test_the_command_on_the_page_writes_a_run_directory_with_its_data_settings(w
     assert done.exception is None, done.output
     written = tomllib.loads((workplace / "run" / "config.toml").read_text())
     assert written["data"]["factory"] == "mine:load"
-    assert written["model"] == {"name": "custom", "init": "torch", "factory": "mine:Net"}
+    assert written["model"] == {"name": "custom", "factory": "mine:Net"}
 
 
 @pytest.mark.parametrize("command", [BY_COLUMN, f"{UNSEEN.strip()} peers=4"], ids=["by column", "unseen peers"])

@@ -53,7 +53,7 @@ def test_the_accuracy_on_the_peers_test_images_is_the_runs(exported: Exported, f
     rows = saved[0].test[1]
     guesses = load_model(exported(ending), trust=True).probabilities(data.test_inputs[rows] / 255).argmax(1)
     right = int((guesses == data.test_labels[rows]).sum())
-    assert right / len(rows) == read_metrics(finished)[-1]["accuracy"]["per_peer"][1]
+    assert right / len(rows) == read_metrics(finished)[-1]["scores"]["accuracy"]["per_peer"][1]
 
 
 def test_safetensors_contains_the_parameters_by_name_with_zeros_for_pruned_weights(

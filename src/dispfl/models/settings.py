@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import torch
-from pydantic import field_validator
+from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dispfl.core.rng import forked_generators
@@ -81,7 +81,7 @@ class CustomModel(Model):
     """
 
     name: Literal["custom"] = "custom"
-    init: Literal["torch"] = "torch"
+    init: Literal["torch"] = Field(default="torch", exclude=True)
     """The function itself decides how its network starts."""
     factory: str
     """`module:function`, which returns a new `nn.Module`; it may have the parameters `classes` and `shape`."""

@@ -177,7 +177,9 @@ def _finish(
 ) -> None:
     """Finish a run that was trained together with another one: checkpoint, summary and learning curve."""
     context, directory = follower.context, follower.directory
-    personal = follower.evaluated or _evaluated(context, history, engine, again=True)
+    personal = states
+    if context.method.evaluates_global:
+        personal = follower.evaluated or _evaluated(context, history, engine, again=True)
     directory.checkpoints.copy_from(leader.checkpoints)
     unseen = evaluate_newcomers(context, states, history.server)
     directory.write_summary(_summary(context, replace(history, records=follower.records), personal, unseen))
