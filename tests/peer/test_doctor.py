@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -74,6 +75,23 @@ async def findings(site: Site) -> dict[str, Finding]:
     return {finding.topic: finding for finding in await asyncio.to_thread(lambda: list(examine(site.folder)))}
 
 
+async def findings_of_a_process(site: Site) -> dict[str, Finding]:
+    """The same in a process of its own: nodes that train in this one draw from the same global generator."""
+    command = [
+        sys.executable,
+        "-c",
+        "from dispfl.cli import main; main()",
+        "peer",
+        "doctor",
+        str(site.folder),
+        "--json",
+    ]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    printed, _ = await process.communicate()
+    found = [Finding(**{**finding, "level": Level(finding["level"])}) for finding in json.loads(printed)["findings"]]
+    return {finding.topic: finding for finding in found}
+
+
 def test_a_new_site_is_sound_and_lacks_only_members(make_site: MakeSite) -> None:
     found = asyncio.run(findings(alice := make_site("alice")))
     assert {topic: finding.level for topic, finding in found.items()} == {
@@ -109,7 +127,7 @@ def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(make_sit
                         await asyncio.sleep(0.05)
                     while not ((alice.status() or {}).get("peers") or {}).get("bob", {}).get("last_request"):
                         await asyncio.sleep(0.05)
-                found = await findings(alice)
+                found = await findings_of_a_process(alice)
         assert found["port"].text == f"{alice.info.listen} is in use by this site's own node, which runs"
         assert found["bob"].text.startswith(f"reached at {bob.info.listen}, and its last request came ")
         assert found["run"].text.endswith("of 100000 rounds are saved")

@@ -169,16 +169,15 @@ def test_a_run_resumed_after_ctrl_c_gives_the_models_of_an_uninterrupted_run(
     ExperimentRun.create(compose({}, [*words, "peers=3"]), tmp_path / "simulated").run(RunCallbacks())
     out = tmp_path / "up run"
     first = dispfl("up", "--peers", "3", *words, "--out", out)
-    status = out / SITES / "001/run/status.json"
     try:
-        until(lambda: (status.exists() and json.loads(status.read_bytes())["round"] >= 2) or first.poll() is not None)
+        until(lambda: len(rounds_of(out / SITES / "001/run")) >= 3 or first.poll() is not None)
     finally:
         first.send_signal(signal.SIGINT)
     said, _ = first.communicate(timeout=PATIENCE)
     assert first.returncode == 130, said
     assert f"Stopped; finished rounds are saved. Resume with: dispfl up --resume '{out}'" in said
     assert read_summary(out) is None
-    stopped_at = json.loads(status.read_bytes())["round"]
+    stopped_at = json.loads((out / SITES / "001/run/status.json").read_bytes())["round"]
     assert 2 <= stopped_at < 30
 
     other = dispfl("up", "--resume", out, "train.lr=0.5")

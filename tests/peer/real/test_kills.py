@@ -90,7 +90,7 @@ class Scenario:
 
 
 def test_the_others_finish_every_round_whenever_a_peer_is_killed(federation: Callable[..., Peers]) -> None:
-    settings = [*TINY, "topology=random", f"topology.degree={DEGREE}", "peers=8", f"rounds={ROUNDS}", "train.epochs=15"]
+    settings = [*TINY, "topology=random", f"topology.degree={DEGREE}", "peers=8", f"rounds={ROUNDS}", "train.epochs=60"]
     peers = federation(compose({}, settings), Deadlines(min=2.5, startup=120.0))
     scenario = Scenario(peers)
 
