@@ -74,6 +74,18 @@ def test_dense_nnm_averages_the_nearest_models_before_it_trims() -> None:
     np.testing.assert_allclose(robust_average_of(models, 0, full, "nnm", b)[0].numpy(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_trim_and_nnm_of_four_models_by_hand() -> None:
+    """One liar among (1, 2), (4, 5), (7, 8) and (100, -100).
+
+    trim: the means of 4 and 7, and of 2 and 5. nnm: the three nearest to each of the honest models are the honest ones,
+    with the mean (4, 5); those of the liar are itself, (7, 8) and (4, 5), with the mean (37, -29). Of three times 4 and
+    37 the middle two are 4; of three times 5 and -29 they are 5.
+    """
+    models = packed([1, 2], [4, 5], [7, 8], [100, -100])
+    assert average(models, 0, "trim", 1) == [5.5, 3.5]
+    assert average(models, 0, "nnm", 1) == [4.0, 5.0]
+
+
 def test_a_server_clips_around_its_own_model_and_does_not_average_it() -> None:
     """Centred clipping (Karimireddy et al. 2021): v + 1/n sum_k CLIP(x_k - v, tau)."""
     weights, models, full = dense_models(6, 300)
@@ -91,7 +103,7 @@ def test_a_server_clips_around_its_own_model_and_does_not_average_it() -> None:
 def test_the_trimmed_mean_of_holders_is_that_of_a_loop_over_weights(b: int) -> None:
     rng = np.random.default_rng(b)
     values, held = rng.normal(size=(9, 400)), rng.random((9, 400)) < 0.9
-    found = trimmed_mean(torch.tensor(values * held).float(), torch.tensor(held).float(), b).numpy()
+    found = trimmed_mean(torch.tensor(np.where(held, values, nan)).float(), torch.tensor(held).sum(0), b).numpy()
     enough = held.sum(0) > 2 * b
     assert enough.sum() > 100
     for k in np.flatnonzero(enough):
@@ -100,7 +112,7 @@ def test_the_trimmed_mean_of_holders_is_that_of_a_loop_over_weights(b: int) -> N
 
 def test_a_huge_value_leaves_the_trimmed_mean_exact() -> None:
     values = torch.tensor([[1.0], [2.0], [3.0], [4.0], [3e38]])
-    assert trimmed_mean(values, torch.ones(5, 1), 1).tolist() == [3.0]
+    assert trimmed_mean(values, 5, 1).tolist() == [3.0]
 
 
 # what masks add; in all of these the first model is ours and b is 1

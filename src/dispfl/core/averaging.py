@@ -1,15 +1,15 @@
 """The modified gossip average of Algorithm 1, and its robust counterparts."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dispfl.core.packed import CHUNK, PackedModel, chunk_slices
-from dispfl.core.robust import BLOCK, MISSING, Columns, Rule, Trust, robust_average
+from dispfl.core.packed import CHUNK, PackedMask, PackedModel, chunk_slices
+from dispfl.core.robust import Part, Rule, Trust, robust_average
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.uint8] | NDArray[np.int32]
@@ -54,43 +54,20 @@ def robust_average_of(
     `own` says which of the models is ours, or the server's, which is then not averaged (`averages_own=False`). Return
     also what was measured about each model.
     """
-    average = torch.zeros(m_k.numel())
-    trust = robust_average(
-        lambda: _columns(models, own, m_k, average), len(models), own, rule, b, averages_own=averages_own
-    )
+    average, keeps = torch.zeros(m_k.numel()), PackedMask.pack(m_k)
+    masks = [model.mask & keeps for model in models]
+    trust = robust_average(lambda: _parts(models, own, m_k, average), masks, own, rule, b, averages_own=averages_own)
     return average, trust
 
 
-def _columns(models: Sequence[PackedModel], own: int, m_k: Tensor, average: Tensor) -> Iterator[Columns]:
-    """Yield the weights of all models under our mask, in blocks; the averages are stored in `average`.
-
-    All blocks share the same memory: use one before advancing to the next.
-    """
+def _parts(models: Sequence[PackedModel], own: int, m_k: Tensor, average: Tensor) -> Iterator[Part]:
+    """Yield the weights of all models in chunks."""
     chunks = [model.chunks() for model in models]
-    some = min(CHUNK, m_k.numel())
-    dense, memory = torch.empty(some), torch.empty(2, len(models), some)
+    complete = bool(m_k.numpy().all()) and all(model.mask.kept == m_k.numel() for model in models)
     for here in chunk_slices(m_k.numel()):
-        parts, length = [next(chunk) for chunk in chunks], here.stop - here.start
-        whole = torch.ones(length, dtype=torch.uint8)
-        flags = [whole if isinstance(held, int) else held for held, _, _ in parts]
-        keeps, ours = m_k[here], flags[own].view(torch.bool)
-        positions = [torch.from_numpy(np.flatnonzero(f.numpy())) for f in (keeps & ours, keeps & ~ours)]
-        where = torch.cat(positions)
-        values, held = memory[:, :, : len(where)]
-        for j, (_, at, w_j) in enumerate(parts):
-            if at is None:
-                torch.index_select(w_j, 0, where, out=values[j])
-                held[j] = 1.0
-                continue
-            row = dense[:length].fill_(MISSING).scatter_(0, at, w_j)
-            torch.index_select(row, 0, where, out=values[j])
-            torch.ne(values[j], MISSING, out=held[j])
-            values[j] *= held[j]
-        target, split = average[here], len(positions[0])
-        for begin, end, is_ours in ((0, split, True), (split, len(where), False)):
-            for start in range(begin, end, BLOCK):
-                block = slice(start, min(start + BLOCK, end))
-                yield Columns(values[:, block], held[:, block], is_ours, partial(target.scatter_, 0, where[block]))
+        ours = next(chunks[own])
+        rows = chain(map(next, chunks[:own]), [ours], map(next, chunks[own + 1 :]))
+        yield Part(ours, None if complete else m_k[here], rows, average[here])
 
 
 def _sums(models: Iterable[PackedModel], size: int) -> Iterator[tuple[slice, Floats, Counts]]:

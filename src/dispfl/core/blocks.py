@@ -6,7 +6,7 @@ of a parameter is a block of each: some rows and some columns.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispfl.core.layout import Layout
+from dispfl.core.masks import true_indices
 from dispfl.core.packed import PackedModel
-from dispfl.core.robust import BLOCK, Columns, Rule, Trust, robust_average
+from dispfl.core.robust import Part, Rule, Trust, robust_average
 from dispfl.core.units import AxisIndex, Flags, Positions, UnitMask
 
 Floats = NDArray[np.float32]
@@ -82,31 +83,31 @@ def robust_block_average(
         return PackedModel.pack(first_weights, mask.unpack(), mask).values, None
     average = torch.zeros(mask.small.size)
     masks = [_unit_mask(model) for model in models]
-    trust = robust_average(lambda: _columns(models, masks, own, mask, average), len(models), own, rule, b)
+    held = [m & mask for m in masks]
+    trust = robust_average(lambda: _parts(models, masks, own, mask, average), held, own, rule, b)
     trusted = [m.units for k, m in enumerate(masks) if k == own or trust.near[k]]
     _start_units(_arrays(mask.small, average), mask, mask.units & ~np.logical_or.reduce(trusted), first_weights)
     return average, trust
 
 
-def _columns(
+def _parts(
     models: Sequence[PackedModel], masks: Sequence[UnitMask], own: int, mask: UnitMask, average: Tensor
-) -> Iterator[Columns]:
-    """Yield the weights of all models that belong to our units, parameter by parameter, in blocks."""
+) -> Iterator[Part]:
+    """Yield the weights of all models that belong to our units, parameter by parameter."""
     sources = [_arrays(m.small, model.values) for m, model in zip(masks, models, strict=True)]
     common, held_of = _in_common(masks, mask)
     for i, (where, shape, axes) in enumerate(zip(mask.small.slices, mask.small.shapes, mask.layout.axes, strict=True)):
-        target = average[where]
-        values, held = torch.zeros(len(models), target.numel()), torch.ones(len(models), *shape)
-        for row, source, shared in zip(values, sources, common, strict=True):
-            _add(row.numpy().reshape(shape), source[i], [None if axis is None else shared[axis] for axis in axes])
+        held = torch.ones(len(models), *shape, dtype=torch.uint8)
         for dim, axis in enumerate(axes):
             if axis is not None:
-                held *= held_of[axis].view(-1, *(shape[dim] if k == dim else 1 for k in range(len(shape))))
-        held = held.view(len(models), -1)
-        for is_ours in (True, False):
-            at = (held[own] == float(is_ours)).nonzero().squeeze(1)
-            for some in torch.split(at, BLOCK) if len(at) else ():
-                yield Columns(values[:, some], held[:, some], is_ours, partial(target.scatter_, 0, some))
+                held *= held_of[axis].view(-1, *(shape[dim] if k == dim else 1 for k in range(len(shape)))).byte()
+        rows = []
+        for flags, source, shared in zip(held.flatten(1), sources, common, strict=True):
+            total = torch.zeros(shape)
+            _add(total.numpy(), source[i], [None if axis is None else shared[axis] for axis in axes])
+            at = true_indices(flags.view(torch.bool))
+            rows.append((flags, at, total.flatten()[at]))
+        yield Part(rows[own], torch.ones(len(average[where]), dtype=torch.bool), rows, average[where])
 
 
 def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:

@@ -2,7 +2,7 @@
 
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -61,7 +61,11 @@ class PackedMask:
     def restrict(self, values: Tensor, other: "PackedMask") -> tuple[Tensor, "PackedMask"]:
         """Return those of the kept values that another mask keeps too, and what both masks keep."""
         shared = select(other.flags(), self.flags())
-        return torch.from_numpy(select(values.numpy(), shared)), PackedMask(self.bits & other.bits, self.size)
+        return torch.from_numpy(select(values.numpy(), shared)), self & other
+
+    def __and__(self, other: "PackedMask") -> "PackedMask":
+        """Return what both masks keep."""
+        return replace(self, bits=self.bits & other.bits)
 
     def overlap(self, other: "PackedMask") -> int:
         """Return the number of weights that both masks keep."""
