@@ -48,7 +48,7 @@ def test_a_joining_peer_accepts_the_first_weights_of_every_built_in_network(name
     if (name, structure) in (("mlp", "weights"), ("vgg11", "weights"), ("resnet18", "weights")):
         with pytest.raises(MessageError, match="more than 10 times"):
             check_norm(world.start["000"].model, 0.0, "000")  # against a model that is still empty
-    state = joining_state(own, {"000": model})
+    state = joining_state(world.context.method, own, {"000": model})
     assert state.model.mask.unpack().equal(own.next_mask.unpack())
     # All peers have the same first weights, so their average is what the peer would have started with.
     assert state.model.values.allclose(own.model.values)
@@ -124,7 +124,24 @@ def test_the_beginning_of_a_late_peer_is_the_average_of_those_it_hears(method: G
         "a": PackedModel.pack(torch.tensor([1.0, 2.0, 0.0, 0.0]), torch.tensor([True, True, False, False])),
         "b": PackedModel.pack(torch.tensor([3.0, 0.0, 0.0, 5.0]), torch.tensor([True, False, False, True])),
     }
-    assert joining_state(own, heard).model.values.tolist() == [2.0, 2.0, 9.0, 5.0]
+    assert joining_state(method, own, heard).model.values.tolist() == [2.0, 2.0, 9.0, 5.0]
+
+
+@pytest.mark.parametrize("rule", ["clip", "trim", "nnm"])
+def test_a_liar_among_the_first_answers_cannot_decide_the_beginning_of_a_late_peer(rule: str) -> None:
+    """Three honest peers send 2; a liar sends 100. All hold the first two weights, one honest peer each of the next
+    three, the liar alone the sixth and nobody the last one.
+    """
+    ones = torch.ones(7, dtype=torch.bool)
+    own = PeerState(PackedModel.pack(torch.full((7,), 9.0), ones), PackedModel.pack(torch.ones(7), ones).mask)
+    heard = {}
+    for place, name in enumerate("abcd"):
+        held = torch.tensor([k < 2 or k == 2 + place for k in range(7)])
+        heard[name] = PackedModel.pack(torch.full((7,), 100.0 if name == "d" else 2.0), held)
+    plain = joining_state(DPSGD(), own, heard).model.values
+    assert plain.tolist() == [26.5, 26.5, 2.0, 2.0, 2.0, 100.0, 9.0]
+    method = DPSGD(robust=rule, liars=1)  # type: ignore[arg-type]
+    assert joining_state(method, own, heard).model.values.tolist() == [2.0, 2.0, 2.0, 2.0, 2.0, 9.0, 9.0]
 
 
 def test_weights_that_are_all_zero_are_neither_sent_nor_accepted() -> None:

@@ -11,9 +11,9 @@ at most 2b were heard.
 
 `clip` is ClippedGossip (He, Karimireddy, Jaggi 2022) with the threshold of CS+ (Gaucher, Dieuleveut, Hendrikx 2025): a
 difference that is among the 2b largest is scaled down to the next one. `trim` is the trimmed mean of Yin et al. (2018),
-and `nnm` the nearest-neighbour mixing of Allouah et al. (2023) before it. With masks that keep everything they are these
-rules: `clip` was compared with its authors' code, `trim` and `nnm` with that of the authors of `nnm` (TrMean and NNM of
-the library ByzFL). What masks add is ours:
+and `nnm` the nearest-neighbour mixing of Allouah et al. (2023) before it. With masks that keep everything they are
+these rules: `clip` was compared with its authors' code, `trim` and `nnm` with that of the authors of `nnm` (TrMean and
+NNM of the library ByzFL). What masks add is ours:
 
     regrown weights    we have no value of our own: the mean over near senders that hold the weight, 0 without any. A
                        sender's regrown weights are scaled down as a whole, to the (2b+1)-th largest root mean square

@@ -1,15 +1,17 @@
 """Settings of the methods whose averages can withstand lies, and how they average (core/robust.py)."""
 
 from collections.abc import Mapping
+from functools import reduce
 from math import ceil, isfinite
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
 from dispfl.core.averaging import robust_average_of
 from dispfl.core.blocks import robust_block_average
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Trainer
 from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError
@@ -78,6 +80,26 @@ class Robust(Method):
             return None
         models, mask = [*(uploads[name] for name in sorted(uploads)), server], server.mask.unpack()
         return robust_average_of(models, len(uploads), mask, self.robust, b, averages_own=False)[0]
+
+    def robust_start(self, first: Tensor, heard: Mapping[str, PackedModel]) -> Tensor | None:
+        """Return the weights that a joining peer begins with, from the first weights; None if no lie is assumed.
+
+        It has no model to compare with. So the weights that more than 2b models hold are averaged first, and senders
+        that are near to the result decide those that fewer hold. What no such sender holds keeps its first value.
+        """
+        b = self.assumed_liars(len(heard))
+        if self.robust == "none" or b == 0:
+            return None
+        models = [PackedModel.pack(*heard[name].unpack()) for name in sorted(heard)]
+        everything, held = torch.ones(len(first), dtype=torch.bool), [model.mask.unpack() for model in models]
+        enough = sum(held, torch.zeros(len(first), dtype=torch.int32)) > 2 * b
+        nothing = PackedModel(torch.zeros(0), PackedMask.pack(~everything))
+        centre, _ = robust_average_of([*models, nothing], len(models), everything, self.robust, b, averages_own=False)
+        middle = PackedModel.pack(centre, enough)
+        others, trust = robust_average_of([*models, middle], len(models), everything, "clip", b, averages_own=False)
+        trusted = (mask for mask, factor in zip(held, trust.regrown, strict=False) if factor > 0)
+        known = reduce(torch.logical_or, trusted, torch.zeros_like(everything))
+        return torch.where(enough, centre, torch.where(known, others, first))
 
 
 def check_liars(method: Method, topology: Topology, peers: int) -> None:

@@ -22,7 +22,8 @@ from torch import Tensor
 from dispfl.core.averaging import average_of_holders
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import DispflError, RunError
-from dispfl.methods.base import PeerState
+from dispfl.methods.base import Method, PeerState
+from dispfl.methods.robust import Robust
 from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
 from dispfl.peer.context import NodeContext
 from dispfl.peer.server import Server
@@ -138,7 +139,7 @@ class Node:
         ctx.status.state, training_began = "training", clock()
         task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
         if ctx.joining:
-            state = await ctx.compute(lambda: joining_state(state, responses.heard))
+            state = await ctx.compute(lambda: joining_state(ctx.run.method, state, responses.heard))
         step = await self.training.step(task, state, responses.heard)
         self.client.deadlines.record_round((responses.arrived or began) - began, clock() - training_began)
         await self._save(t, step, responses)
@@ -198,14 +199,18 @@ def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool)
     return current if current > t + 1 else t
 
 
-def joining_state(state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
-    """Return the state that a joining peer begins with: the average of the heard models under its own mask.
+def joining_state(method: Method, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    """Return the state that a joining peer begins with: the average of the heard models under its own mask, by the
+    federation's robust rule where it has one.
 
-    Averaging it with them again does not change it. A weight that nobody holds keeps its first value, so a peer that
-    hears nobody begins like all others did, with the shared first weights.
+    A weight that nobody holds keeps its first value, so a peer that hears nobody begins like all others did, with the
+    shared first weights.
     """
-    models = (PackedModel.pack(*heard[name].unpack()) for name in sorted(heard))
-    weights = average_of_holders(models, state.model.unpack()[0])
+    first = state.model.unpack()[0]
+    weights = method.robust_start(first, heard) if isinstance(method, Robust) else None
+    if weights is None:
+        models = (PackedModel.pack(*heard[name].unpack()) for name in sorted(heard))
+        weights = average_of_holders(models, first)
     return replace(state, model=masked(weights, state.next_mask))
 
 
