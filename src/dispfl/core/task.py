@@ -84,6 +84,10 @@ class Report:
     """With a robust rule: the root mean square difference of each received model to the peer's own, on the weights that
     both hold; None without any.
     """
+    far: list[str] | None = None
+    """The senders among them that are farther than the rule's threshold: their differences are clipped, or they do not
+    decide weights that few hold.
+    """
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
     epsilon: float | None = None

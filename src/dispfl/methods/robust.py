@@ -63,11 +63,11 @@ class Robust(Method):
             average, trust = robust_block_average(ordered, own, mask, peer.first_weights(), self.robust, b)
         else:
             average, trust = robust_average_of(ordered, own, mask, self.robust, b)
-        peer.report.distances = {
-            name: distance if isfinite(distance) else None
-            for name, distance in zip(names, trust.distances if trust else [], strict=False)
-            if name != peer.peer
-        }
+        if trust is not None:
+            senders = [j for j in range(len(names)) if j != own]
+            known = {j: distance for j, distance in enumerate(trust.distances) if isfinite(distance)}
+            peer.report.distances = {names[j]: known.get(j) for j in senders}
+            peer.report.far = [names[j] for j in senders if not trust.near[j]]
         return average
 
     def robust_aggregate(self, server: PackedModel, uploads: Mapping[str, PackedModel]) -> Tensor | None:

@@ -31,6 +31,7 @@ from dispfl.report.results import (
     seconds_by_density,
 )
 from dispfl.report.runs import ReportRun
+from dispfl.report.senders import senders_parts
 from dispfl.runs.metrics import main_scores
 
 MAX_BARS = 200
@@ -58,7 +59,7 @@ def peers_section(results: ReportResults) -> Markup:
             figures([_sorted_lines(evaluated, measure), *_wins_figure(results), *groups]),
         ]
         parts += [figures(differences, "many")] if (differences := _difference_figures(results)) else []
-    return section("peers", "Results per peer", *parts, _all_scores(evaluated, measure))
+    return section("peers", "Results per peer", *parts, _all_scores(evaluated, measure), *senders_parts(results))
 
 
 def _sorted_title(measure: Measure) -> str:

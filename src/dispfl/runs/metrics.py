@@ -5,6 +5,7 @@ import platform
 import resource
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from math import isfinite
@@ -29,6 +30,7 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
     ledger = result.ledger
     busiest = ledger.busiest()
     backdoor = spread([report.backdoor for report in reports.values()])
+    senders = heard_senders(list(reports.values()))
     worked = [flops for report in reports.values() if (flops := flops_of(report, cost))]
     return {
         "round": t,
@@ -42,6 +44,7 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
         **({"backdoor": backdoor} if backdoor else {}),
         "mask_change": spread([report.mask_change for report in reports.values()]),
         "overlap": spread([report.overlap for report in reports.values()]),
+        **({"senders": senders} if senders else {}),
         "busiest": {
             "paper_mb": busiest.paper / 1e6,
             "wire_mb": busiest.wire / 1e6,
@@ -69,6 +72,21 @@ def scores(metrics: Sequence[Metric], reports: Sequence[Report]) -> Metrics:
         metric.name: {"higher_is_better": metric.higher_is_better, "format": metric.format, **found}
         for metric, found in spreads.items()
         if found
+    }
+
+
+def heard_senders(reports: Sequence[Report]) -> Metrics:
+    """Return, of every peer that was heard under a robust rule, by how many, how many found it far, and its mean
+    distance.
+    """
+    distances: dict[str, list[float | None]] = {}
+    for report in reports:
+        for name, distance in (report.distances or {}).items():
+            distances.setdefault(name, []).append(distance)
+    far = Counter(name for report in reports for name in report.far or ())
+    return {
+        name: {"heard": len(found), "far": far[name], "distance": (spread(found) or {}).get("mean")}
+        for name, found in sorted(distances.items())
     }
 
 

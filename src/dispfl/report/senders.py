@@ -1,0 +1,84 @@
+"""Senders: how far the models that peers heard were from their own, under a robust rule."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from dispfl.attacks import Attack
+from dispfl.report.markup import UNKNOWN, Markup, details, element, figure, html_table
+from dispfl.report.results import ReportResults
+from dispfl.report.runs import ReportRun
+
+MAX_LISTED = 20
+"""Senders that are listed for each row."""
+
+
+class Sender(NamedTuple):
+    """A peer as those that heard it saw it, over all rounds of a run."""
+
+    name: str
+    seed: int
+    lies: bool
+    heard: int
+    """How often it was heard."""
+    far: int
+    """How often it was clipped or ignored."""
+    distances: Sequence[tuple[float, int]]
+    """Mean distances, and of how many hearers each."""
+
+
+def senders_of(run: ReportRun) -> list[Sender]:
+    """Return all peers that were heard, in the order of their names; none if the run has no robust rule."""
+    attack = Attack.of(run.config.get("attack", "none"), run.config.get("liars", 0.0), run.roster, run.seed)
+    lying = attack.liars if attack else frozenset()
+    seen = [record.get("senders", {}) for record in run.records]
+    found = []
+    for name in sorted({name for of_round in seen for name in of_round}):
+        rounds = [of_round[name] for of_round in seen if name in of_round]
+        distances = [(one["distance"], one["heard"]) for one in rounds if one["distance"] is not None]
+        heard, far = (sum(one[key] for one in rounds) for key in ("heard", "far"))
+        found.append(Sender(name, run.seed, name in lying, heard, far, distances))
+    return found
+
+
+def senders_parts(results: ReportResults) -> list[Markup]:
+    """Return how far honest senders and liars were, and who was far most often; nothing if no run has a robust rule."""
+    rows, lists = [], []
+    for series in results.series:
+        senders = [sender for run in series.runs for sender in senders_of(run)]
+        if not senders:
+            continue
+        attacked = any(sender.lies for sender in senders)
+        for lies, name in ((False, "honest" if attacked else "all"), (True, "liars")):
+            if group := [sender for sender in senders if sender.lies == lies]:
+                rows.append([series.label, name, str(len(group)), *_distance_and_share(group)])
+        title = f"Senders that were far most often: {series.label}"
+        lists.append(details(title, _most_often_far(title, senders, len(series.runs) > 1)))
+    if not rows:
+        return []
+    note = (
+        "Distance: root mean square difference to a hearer's own weights, on what both hold; mean over hearers and "
+        "rounds. Far: how often a sender was beyond the rule's threshold, so that it was clipped, or did not decide "
+        "weights that few hold."
+    )
+    table = html_table("Senders under a robust rule", _headings("Row", "Senders", "Number"), rows, "plain")
+    return [figure("Distances of senders", element("div", table, class_="scrolling"), note=note), *lists]
+
+
+def _most_often_far(title: str, senders: Sequence[Sender], several_seeds: bool) -> Markup:
+    ranked = sorted(senders, key=lambda sender: (-sender.far / max(1, sender.heard), sender.seed, sender.name))
+    rows = []
+    for sender in ranked[:MAX_LISTED]:
+        name = f"{sender.name} (seed {sender.seed})" if several_seeds else sender.name
+        rows.append([name, "liar" if sender.lies else "", str(sender.heard), *_distance_and_share([sender])])
+    return html_table(title, _headings("Peer", "", "Heard"), rows, "plain")
+
+
+def _headings(first: str, second: str, third: str) -> list[tuple[str, str]]:
+    return [(first, ""), (second, ""), (third, "number"), ("Distance", "number"), ("Far", "number")]
+
+
+def _distance_and_share(senders: Sequence[Sender]) -> tuple[str, str]:
+    distances = [pair for sender in senders for pair in sender.distances]
+    known, heard = (sum(count for _, count in distances), sum(sender.heard for sender in senders))
+    mean = f"{sum(distance * count for distance, count in distances) / known:.3g}" if known else UNKNOWN
+    return mean, f"{sum(sender.far for sender in senders) / max(1, heard):.0%}"
