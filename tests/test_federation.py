@@ -28,10 +28,12 @@ from dispfl import (
     load_dataset,
     stream,
 )
+from dispfl.attacks import Attack
 from dispfl.config import compose
 from dispfl.core.metric import Metric, accuracy
 from dispfl.errors import ConfigError, DataError, RunError
 from dispfl.runs.directory import read_config, read_summary
+from dispfl.topology import peer_names
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 Pair = tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -621,3 +623,44 @@ def test_a_label_beyond_the_outputs_is_refused_before_training(points: Points, t
             federation.run(rounds=1, out=tmp_path / "run")
         assert str(refused.value).startswith(sentence)
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("attack", ["sign-flip", "label-flip", "backdoor"])
+def test_a_share_of_the_peers_lies_and_the_others_are_scored(pairs: list[Pair], attack: Any, tmp_path: Path) -> None:
+    """A third of six peers. The same two lie as with `attack=` of an experiment: they are picked by the seed."""
+    fed = Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, attack=attack, liars=0.34, seed=1)
+    run = fed.run(rounds=2, out=tmp_path)
+    liars = Attack.of(attack, 0.34, peer_names(6), 1).liars  # type: ignore[union-attr]
+    scored = dict(zip(peer_names(6), run.metrics[-1]["scores"]["accuracy"]["per_peer"], strict=True))
+    assert {name for name, score in scored.items() if score is None} == liars
+    assert len(liars) == 2
+    assert ("backdoor" in run.metrics[-1]) == (attack == "backdoor")
+    honest = Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(rounds=2)
+    assert set(bits(run)).isdisjoint(bits(honest))  # all hear all, so that a lie reaches everybody
+    config = read_config(tmp_path)
+    assert (config["attack"], round(6 * config["liars"])) == (attack, 2)
+    with pytest.raises(ConfigError, match=r"was run with (data_sha256|attack)|data are not those"):
+        Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(rounds=2, out=tmp_path, resume=True)
+
+
+def test_runs_that_were_saved_before_attacks_existed_are_resumed(pairs: list[Pair], tmp_path: Path) -> None:
+    fed = Federation(MyNet, pairs, "dpsgd", train=QUICK)
+    fed.run(rounds=1, out=tmp_path)
+    file = tmp_path / "config.toml"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(line for line in lines if not line.startswith(("attack", "liars"))))
+    assert len(fed.run(rounds=2, out=tmp_path, resume=True).metrics) == 2
+
+
+@pytest.mark.parametrize(
+    ("attack", "liars", "sentence"),
+    [
+        ("sing-flip", 0.2, "attack must be 'none' or one of sign-flip, noise"),
+        ("noise", 2, "liars must be a share of the peers in [0, 1), such as 0.2; got 2."),
+        ("none", 0.2, "liars is 0.2, but attack is none; say how they lie: attack='sign-flip'."),
+    ],
+)
+def test_a_wrong_attack_is_refused_in_a_sentence(pairs: list[Pair], attack: Any, liars: float, sentence: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Federation(MyNet, pairs, attack=attack, liars=liars)
+    assert sentence in str(refused.value)

@@ -40,6 +40,8 @@ AttackName = Literal[
     "backdoor",
 ]
 ATTACKS: tuple[AttackName, ...] = get_args(AttackName)[1:]
+POISONS: tuple[AttackName, ...] = ("label-flip", "backdoor")
+"""Attacks that are honest training on poisoned data."""
 
 NOISE = 3.0
 """noise: standard deviation of the random weights, in root mean squares of the honest ones."""
@@ -269,7 +271,7 @@ class Triggered:
 
 def poisoned(samples: Samples, attack: AttackName, classes: int) -> Samples:
     """Return what a liar trains on: poisoned samples, where the attack is one on data."""
-    return Poisoned(samples, attack, classes) if attack in ("label-flip", "backdoor") else samples
+    return Poisoned(samples, attack, classes) if attack in POISONS else samples
 
 
 def with_trigger(x: Tensor) -> Tensor:

@@ -3,13 +3,14 @@
 import dataclasses
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
+from dispfl.attacks import ATTACKS, POISONS, Attack, AttackName, poisoned
 from dispfl.config import MADE_IN_PYTHON, EngineName, check_average_buffers, check_engine, check_vmap_peers
 from dispfl.core.live import LiveModel, Precision, resolve_device
 from dispfl.core.metric import MetricLike
@@ -52,6 +53,7 @@ class Federation:
     rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes training differentially private. `init`
     gives the weights that all start from: a module or its state dict. Every model is evaluated on `global_test` too, if
     it is given; `unseen` lists peers as `peers` does, which join after the last round for `unseen_steps` local steps.
+    `attack="sign-flip", liars=0.2` makes a fifth of the peers lie, to measure how well a method withstands them.
 
     `on_round` is a function, or a list of them, that is called after each round with the `Run` so far, and may stop it
     (`StopRun`); `out` names a run directory. Both may be given to `run` instead. `average_buffers=True` also averages
@@ -70,6 +72,8 @@ class Federation:
         train: Train | Mapping[str, Any] | None = None,
         wire: Wire | Mapping[str, Any] | None = None,
         privacy: Privacy | Mapping[str, Any] | None = None,
+        attack: AttackName = "none",
+        liars: float = 0.0,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
@@ -104,15 +108,18 @@ class Federation:
         method.densities(len(peers))
         check_average_buffers(average_buffers, method, engine)
         check_liars(method, topology, len(peers))
-        names = peer_names(len(peers))
+        names, seed = peer_names(len(peers)), operator.index(seed)  # a NumPy number must name the same random streams
+        lying = _attack(attack, liars, names, seed)
+        data = {name: _peer_data(k, pair) for k, (name, pair) in enumerate(zip(names, peers, strict=True))}
         self._context = RunContext(
             model=model if init is None else _starting_from(model, init),
-            peers={name: _peer_data(k, pair) for k, (name, pair) in enumerate(zip(names, peers, strict=True))},
+            peers=_poisoned_peers(data, lying),
             method=method,
             topology=topology,
             train=_table(Train, train),
             task=Task.of(loss, metric),
-            seed=operator.index(seed),  # a NumPy number must name the same random streams
+            seed=seed,
+            attack=lying,
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
             device=device,
@@ -205,6 +212,25 @@ def _peer_data(k: int, given: tuple[DatasetLike, ...], kind: str = "peers") -> P
     )
 
 
+def _attack(name: AttackName, share: float, names: Sequence[str], seed: int) -> Attack | None:
+    if name not in ("none", *ATTACKS):
+        raise ConfigError(f"attack must be 'none' or one of {', '.join(ATTACKS)}; got {name!r}.")
+    if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
+        raise ConfigError(f"liars must be a share of the peers in [0, 1), such as 0.2; got {share!r}.")
+    if share and name == "none":
+        raise ConfigError(f"liars is {share:g}, but attack is none; say how they lie: attack='sign-flip'.")
+    return Attack.of(name, float(share), names, seed)
+
+
+def _poisoned_peers(peers: dict[str, PeerData], attack: Attack | None) -> dict[str, PeerData]:
+    """Return the data of all peers, where an attack poisons data that of liars poisoned."""
+    if attack is None or attack.name not in POISONS:
+        return peers
+    classes = 1 + max(int(y.max()) for data in peers.values() for _, y in data.train.batches(1024))
+    lying = {name: poisoned(peers[name].train, attack.name, classes) for name in attack.liars}
+    return peers | {name: dataclasses.replace(peers[name], train=train) for name, train in lying.items()}
+
+
 def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]) -> Callable[[], nn.Module]:
     weights = {n: t.detach().clone() for n, t in (init.state_dict() if isinstance(init, nn.Module) else init).items()}
 
@@ -245,6 +271,8 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "train": context.train.model_dump(mode="json", exclude_none=True),
         "wire": context.wire.model_dump(mode="json"),
         "privacy": context.privacy.model_dump(mode="json", exclude_none=True),
+        "attack": context.attack.name if context.attack else "none",
+        "liars": len(context.liars) / len(context.peers),
     }
 
 
@@ -254,7 +282,7 @@ def _function_name(function: Callable[..., Any]) -> str:
 
 def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> RunDirectory:
     """Open a run directory that must be of this federation; more rounds extend its run."""
-    written = read_config(path)
+    written: dict[str, Any] = {"attack": "none", "liars": 0.0} | read_config(path)  # absent in runs of older versions
     for key, now in config.items():
         was: Any = written.get(key)
         if key == "data_sha256" and now != was:

@@ -59,7 +59,7 @@ def peers_section(results: ReportResults) -> Markup:
             figures([_sorted_lines(evaluated, measure), *_wins_figure(results), *groups]),
         ]
         parts += [figures(differences, "many")] if (differences := _difference_figures(results)) else []
-    return section("peers", "Results per peer", *parts, _all_scores(evaluated, measure), *senders_parts(results))
+    return section("peers", "Results per peer", *parts, *senders_parts(results), _all_scores(evaluated, measure))
 
 
 def _sorted_title(measure: Measure) -> str:

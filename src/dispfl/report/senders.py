@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from dispfl.attacks import Attack
-from dispfl.report.markup import UNKNOWN, Markup, details, element, figure, html_table
+from dispfl.report.markup import UNKNOWN, Markup, details, element, figure, figures, html_table
 from dispfl.report.results import ReportResults
 from dispfl.report.runs import ReportRun
 
@@ -61,7 +61,8 @@ def senders_parts(results: ReportResults) -> list[Markup]:
         "weights that few hold."
     )
     table = html_table("Senders under a robust rule", _headings("Row", "Senders", "Number"), rows, "plain")
-    return [figure("Distances of senders", element("div", table, class_="scrolling"), note=note), *lists]
+    shown = figure("Distances of senders", element("div", table, class_="scrolling"), note=note)
+    return [figures([shown]), *lists]
 
 
 def _most_often_far(title: str, senders: Sequence[Sender], several_seeds: bool) -> Markup:
