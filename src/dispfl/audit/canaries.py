@@ -5,11 +5,14 @@ as many canaries as they dare. If training is (epsilon, delta)-differentially pr
 are, it is not, and epsilon must be larger.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from math import exp, lgamma, log
 
 import numpy as np
 from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 SHARES = (1.0, 0.5, 0.25, 0.125)
@@ -31,19 +34,19 @@ class Guesses:
     """The same if all guesses were right: more cannot be shown with so many canaries."""
 
 
-def best_guesses(scores: NDArray[np.float64], inside: NDArray[np.bool_], delta: float) -> Guesses:
+def best_guesses(scores: Array, inside: NDArray[np.bool_], delta: float) -> Guesses:
     """Guess that canaries with the highest scores were trained on, and those with the lowest were not."""
     m, order = len(scores), np.argsort(-scores, kind="stable")
     error = (1 - CONFIDENCE) / len(SHARES)
     results = []
     for share in SHARES:
-        half = max(1, int(share * m / 2))
+        if not (half := int(share * m / 2)):
+            continue
         right = int(inside[order[:half]].sum() + (~inside[order[-half:]]).sum())
         bound, largest = (epsilon_bound(m, 2 * half, v, delta, error) for v in (right, 2 * half))
         results.append(Guesses(m, 2 * half, right, bound, largest))
-    best = max(results, key=lambda one: one.epsilon)
-    largest = max(one.largest for one in results)
-    return Guesses(best.canaries, best.guesses, best.correct, best.epsilon, largest)
+    best = max(results, key=lambda one: one.epsilon, default=Guesses(m, 0, 0, 0.0, 0.0))
+    return replace(best, largest=max((one.largest for one in results), default=0.0))
 
 
 def epsilon_bound(m: int, guesses: int, correct: int, delta: float, error: float) -> float:
@@ -70,8 +73,14 @@ def p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) ->
     return min(1.0, float(p[correct:].sum()) + 2 * m * delta * steepest)
 
 
-def _binomial(n: int, q: float) -> NDArray[np.float64]:
+def _binomial(n: int, q: float) -> Array:
     """Return the probabilities of 0, 1, ..., n successes."""
-    yes, no = log(q), log(1 - q)
-    choices = (lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1) for k in range(n + 1))
-    return np.array([exp(ways + k * yes + (n - k) * no) for k, ways in enumerate(choices)])
+    k = np.arange(n + 1)
+    return np.asarray(np.exp(_log_choices(n) + k * log(q) + (n - k) * log(1 - q)))
+
+
+@lru_cache(maxsize=64)
+def _log_choices(n: int) -> Array:
+    """Return the logarithms of the binomial coefficients."""
+    factorials = np.array([lgamma(k + 1) for k in range(n + 1)])
+    return np.asarray(factorials[n] - factorials - factorials[::-1])

@@ -48,8 +48,8 @@ class Candidates:
 
     def chosen(self, coins: Tensor) -> ResidentSamples:
         """Return a training set of the run's size: of each pair the member where its coin is true."""
-        members, outsiders = (self.members.take(rows.nonzero().squeeze(1)) for rows in (coins, ~coins))
-        return joined(self.always, members, outsiders)
+        first, second = (rows.nonzero().squeeze(1) for rows in (coins, ~coins))
+        return joined(self.always, self.members.take(first), self.outsiders.take(second))
 
     def canaries(self, count: int, classes: int, rng: torch.Generator) -> ResidentSamples:
         """Return outsiders with wrong labels, which a network learns only if it is trained on them."""
@@ -218,8 +218,11 @@ class AuditRun(GridRun):
 def trained_again(
     name: str, path: Path, experiment: Experiment, context: RunContext, data: Callable[[], Mapping[str, Samples]]
 ) -> AuditRun:
-    """Return a run like the one in a directory, with other training data, which is not evaluated until its end."""
-    changes = {"eval_every": experiment.rounds, "engine": "inprocess", "unseen_peers": 0}
+    """Return a run like the one in a directory, with other training data, evaluated at its end only.
+
+    Peers train one by one: stacked ones would need equally many samples.
+    """
+    changes = {"eval_every": experiment.rounds, "engine": "inprocess", "vmap_peers": 1, "unseen_peers": 0}
     again = experiment.model_copy(update=changes)
-    context = replace(context, eval_every=again.eval_every, unseen={}, global_test=None)
+    context = replace(context, eval_every=again.eval_every, vmap_peers=1, unseen={}, global_test=None)
     return AuditRun({FOLDER: name}, again, path / FOLDER / name, context, data)

@@ -18,7 +18,7 @@ from dispfl.core.train import EVALUATION_BATCH
 Scores = NDArray[np.float64]
 FALSE_POSITIVE_RATES = (0.01, 0.001)
 SMALLEST_VARIANCE = 1e-12
-RESAMPLES = 1000
+RESAMPLES = 500
 CONFIDENCE = 0.95
 
 
@@ -100,21 +100,31 @@ PeerScores = Mapping[str, tuple[Scores, Scores]]
 """Of each peer the scores of its members and of its non-members."""
 
 
+def _pooled(peers: Sequence[tuple[Scores, Scores]]) -> tuple[Scores, Scores]:
+    members, others = zip(*peers, strict=True)
+    return np.concatenate(members), np.concatenate(others)
+
+
+def _resampled(peer: tuple[Scores, Scores], rng: np.random.Generator) -> tuple[Scores, Scores]:
+    members, others = (rng.choice(part, len(part)) for part in peer)
+    return members, others
+
+
 def summarize_scores(view: str, scores: PeerScores, rng: np.random.Generator) -> MembershipResult:
-    """Return the rates over all peers' samples; intervals are of a bootstrap over peers."""
+    """Return the rates over all peers' samples; intervals are of a bootstrap over peers and their samples."""
     peers = list(scores.values())
-    draws = rng.integers(len(peers), size=(RESAMPLES, len(peers)))
+    resampled = [
+        _pooled([_resampled(peers[k], rng) for k in rng.integers(len(peers), size=len(peers))])
+        for _ in range(RESAMPLES)
+    ]
 
     def interval(measure: Callable[[Scores, Scores], float | None]) -> Interval | None:
-        def over(chosen: Sequence[int]) -> float | None:
-            return measure(*(np.concatenate([peers[k][part] for k in chosen]) for part in (0, 1)))
-
-        value = over(range(len(peers)))
+        value = measure(*_pooled(peers))
         if value is None:
             return None
-        resampled = [found for draw in draws if (found := over(draw.tolist())) is not None]
         tail = (1 - CONFIDENCE) / 2
-        low, high = np.quantile(resampled or [value], [tail, 1 - tail])
+        values = [found for one in resampled if (found := measure(*one)) is not None]
+        low, high = np.quantile(values or [value], [tail, 1 - tail])
         return Interval(value, float(low), float(high))
 
     auc = interval(area_under_curve)

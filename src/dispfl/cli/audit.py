@@ -74,8 +74,8 @@ def print_audit(result: "AuditResult", console: "Console") -> None:
     console.print(_membership_table(result))
     how = f"likelihood ratios with {result.shadows} shadow federations" if result.shadows else "the confidence alone"
     say(
-        f"By {how}; {result.pairs:,} records of the peers and as many others, [95 % interval over peers]. 0.5 and the "
-        "rate of false alarms are a blind guess.",
+        f"By {how}; {result.pairs:,} records of the peers and as many others, [95 % interval]. A blind guess has AUC "
+        "0.5, and finds as large a share as it raises false alarms.",
         "dim",
     )
     say("\nHow much can a model depend on one record (epsilon)?", "bold")
@@ -112,16 +112,17 @@ def _membership_table(result: "AuditResult") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("attacker sees")
-    table.add_column("AUC", justify="right")
-    rates = [float(rate) for rate in result.membership[0].tpr]
-    for rate in rates:
-        table.add_column(f"found at {rate:.1%} false alarms", justify="right")
-    table.add_column("worst peer's AUC", justify="right")
+    table.add_column("")
     for one in result.membership:
-        worst = max(one.per_peer, key=lambda peer: one.per_peer[peer])
-        found = [_interval(share, percent=True) for share in one.tpr.values()]
-        table.add_row(one.view, _interval(one.auc), *found, f"{one.per_peer[worst]:.2f} ({worst})")
+        table.add_column(one.view, justify="right", no_wrap=True)
+    worst = [max(one.per_peer, key=lambda peer: one.per_peer[peer]) for one in result.membership]
+    table.add_row("AUC", *(_interval(one.auc) for one in result.membership))
+    table.add_row(
+        "worst peer", *(f"{one.per_peer[k]:.2f} ({k})" for one, k in zip(result.membership, worst, strict=True))
+    )
+    for rate in result.membership[0].tpr:
+        shares = (_interval(one.tpr[rate], percent=True) for one in result.membership)
+        table.add_row(f"found at {100 * float(rate):g} % false alarms", *shares)
     return table
 
 
