@@ -7,13 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import TensorDataset
 
 from dispfl.audit.audit import Audit
-from dispfl.audit.federations import CanarySamples, find_candidates
+from dispfl.audit.federations import AllData, CanarySamples, find_candidates
 from dispfl.config import compose
 from dispfl.core.private import PrivateSteps, SecretStream
 from dispfl.core.rng import stream
-from dispfl.data.batches import ResidentSamples
+from dispfl.data.batches import DatasetSamples, ResidentSamples
 from dispfl.data.datasets import load_dataset
 from dispfl.errors import RunError
 from dispfl.runs.directory import SECRET_KEY, read_metrics, read_split, read_summary
@@ -76,6 +77,28 @@ def test_where_peers_have_all_training_data_partners_are_their_test_samples() ->
         assert 0 < len(own) <= 20
         assert allowed.issuperset(rows_of(own.outsiders))
         assert len(own) + len(own.always) == len(mine)  # members without a partner are in every training set
+
+
+def test_where_a_column_divides_the_data_partners_come_from_the_peers_own_test_samples(tmp_path: Path) -> None:
+    lines = [f"{k % 3},{k},{'yes' if k % 2 else 'no'},{'north' if k % 4 < 2 else 'south'}" for k in range(80)]
+    (tmp_path / "rows.csv").write_text("a,b,label,region\n" + "\n".join(lines) + "\n")
+    overrides = [f"data.path={tmp_path / 'rows.csv'}", "data=custom", "partition=by_column", "partition.column=region"]
+    experiment = compose({}, [*overrides, "peers=2", "model=mlp", "partition.samples_per_peer=10"])
+    data = load_dataset(experiment.data)
+    split = experiment.split(data)
+    _, test = data.samples()
+    for own, tested in zip(find_candidates(experiment, data, split), split.test, strict=True):
+        assert len(own) > 0
+        assert set(rows_of(own.outsiders)) <= set(rows_of(ResidentSamples(test.inputs[tested], tested)))  # type: ignore[union-attr]
+
+
+def test_samples_of_a_dataset_are_read_in_the_order_that_is_asked_for() -> None:
+    x, y = torch.arange(10.0)[:, None], torch.arange(10)
+    train, test = (DatasetSamples(TensorDataset(x[rows], y[rows])) for rows in (slice(0, 6), slice(6, 10)))  # type: ignore[arg-type]
+    everything = AllData(train, test, y)
+    assert everything.read(torch.tensor([7, 0, 9, 5])).labels.tolist() == [7, 0, 9, 5]
+    assert everything.read(torch.tensor([7, 0, 9, 5])).inputs.squeeze(1).tolist() == [7, 0, 9, 5]
+    assert len(everything.read(torch.tensor([], dtype=torch.int64))) == 0
 
 
 def test_shadows_have_as_many_samples_of_each_class_and_every_sample_is_in_half_of_them(overfitted: Audit) -> None:

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from dispfl.audit.masks import guess_labels, kept_by_class, mask_products
+from dispfl.audit.masks import guess_labels, kept_by_class, mask_products, unit_products
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
 
@@ -38,6 +38,19 @@ def test_random_masks_are_no_better_than_the_mean_of_the_others() -> None:
     found = guess_labels("similar masks", mask_products(masks), counts, rng())
     assert found.distance > 0.9 * found.baseline
     assert found.p_value > 0.05
+
+
+def test_similar_units_are_those_of_which_as_many_weights_are_kept_wherever_they_are() -> None:
+    layout = Layout(("weight", "bias"), ((2, 3), (2,)))
+    masks = [
+        PackedMask.pack(torch.tensor(flags, dtype=torch.bool))
+        for flags in ([1, 1, 0, 0, 0, 0, 1, 1], [0, 1, 1, 0, 0, 1, 0, 0])
+    ]
+    assert unit_products(masks, layout).tolist() == [
+        [4, 4],
+        [4, 5],
+    ]  # (2, 0) and (2, 1) weights kept; biases do not count
+    assert mask_products(masks).tolist() == [[4, 1], [1, 3]]
 
 
 def test_the_kept_weights_of_the_last_layer_are_counted_for_each_class() -> None:

@@ -15,7 +15,7 @@ SPENT = {"epsilon": {"mean": 3.5, "std": 0.5, "per_peer": [3.0, 4.0]}}
 FOUND = {
     "membership": [{"view": "personal model", "auc": {"value": 0.6123, "low": 0.6, "high": 0.62}}],
     "canaries": {"epsilon": 1.25},
-    "labels": [{"distance": 0.41, "baseline": 0.62}],
+    "labels": [{"distance": 0.55, "baseline": 0.62}, {"distance": 0.41, "baseline": 0.62}],
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dispfl.audit.canaries import CONFIDENCE, Guesses, best_guesses
 from dispfl.audit.federations import FOLDER, AuditRun, Candidates, find_candidates, trained_again
-from dispfl.audit.masks import LabelGuess, guess_labels, kept_by_class, mask_products
+from dispfl.audit.masks import LabelGuess, guess_labels, kept_by_class, mask_products, unit_products
 from dispfl.audit.membership import MembershipResult, Scores, confidences, likelihood_ratios, summarize_scores
 from dispfl.audit.views import TrainedFederation
 from dispfl.config import MADE_IN_PYTHON, Experiment, compose
@@ -231,7 +231,10 @@ class Audit:
         if saved is None or len(masks) < FEWEST_PEERS or all(mask.kept == mask.size for mask in masks):
             return []
         counts, rng = saved[1].double().numpy(), self._rng("labels")
-        found = [guess_labels("similar masks", mask_products(masks), counts, rng)]
+        found = [
+            guess_labels("similar masks", mask_products(masks), counts, rng),
+            guess_labels("kept of each unit", unit_products(masks, self.context.layout), counts, rng),
+        ]
         by_class = kept_by_class(masks, self.context.layout, counts.shape[1])
         if by_class is not None and np.ptp(by_class) > 0:
             found.append(guess_labels("last layer", by_class, counts, rng))

@@ -1,8 +1,9 @@
 """How much masks tell about labels: guesses of a peer's label histogram from its mask alone.
 
 The attacker knows the masks of all peers and the histograms of all but one, as if these had told it theirs, and guesses
-the last one's. It makes two guesses: from masks that are similar (ridge regression), and from how many weights of the
-last layer are kept for each class (linear regression). Better guesses may exist: this is a lower bound.
+the last one's. It makes three guesses: by ridge regression on the whole masks and on how many weights they keep of each
+channel or hidden unit, and by linear regression on how many they keep of each class in the last layer. Better guesses
+may exist: this is a lower bound.
 """
 
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ Array = NDArray[np.float64]
 PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1e9)
 """Ridge penalties to choose from, in mean squared lengths of the features; the last one leaves the mean."""
 PERMUTATIONS = 200
-Guess = Literal["similar masks", "last layer"]
+Guess = Literal["similar masks", "kept of each unit", "last layer"]
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,12 @@ class LabelGuess:
 
 
 def guess_labels(how: Guess, features: Array, counts: Array, rng: np.random.Generator) -> LabelGuess:
-    """Guess every peer's histogram from its mask and everybody else's, and compare with the label counts."""
+    """Guess every peer's histogram from its mask and everybody else's, and compare with the label counts.
+
+    The features are inner products of all pairs of peers, or, of the last layer, a number for each peer and class.
+    """
     truth = counts / counts.sum(1, keepdims=True)
-    guess = _guess_by_similarity if how == "similar masks" else _guess_by_class
+    guess = _guess_by_class if how == "last layer" else _guess_by_similarity
     guessed, mean = guess(features, truth), _others_mean(truth)
     distance = float(_distance(guessed, truth))
     as_close = 0
@@ -61,6 +65,17 @@ def guess_labels(how: Guess, features: Array, counts: Array, rng: np.random.Gene
 def mask_products(masks: Sequence[PackedMask]) -> Array:
     """Return for each pair of masks the number of weights that both keep: their inner product."""
     return np.array([[mine.overlap(theirs) for theirs in masks] for mine in masks], np.float64)
+
+
+def unit_products(masks: Sequence[PackedMask], layout: Layout) -> Array:
+    """Return the inner products of how many weights the masks keep of each output of each layer."""
+    layers = [k for k, shape in enumerate(layout.shapes) if len(shape) > 1]
+    kept = []
+    for mask in masks:
+        views = layout.views(mask.unpack())
+        kept.append(np.concatenate([views[k].flatten(1).sum(1).double().numpy() for k in layers]))
+    counts = np.array(kept)
+    return np.asarray(counts @ counts.T)
 
 
 def kept_by_class(masks: Sequence[PackedMask], layout: Layout, classes: int) -> Array | None:

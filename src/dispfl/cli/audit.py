@@ -85,8 +85,8 @@ def print_audit(result: "AuditResult", console: "Console") -> None:
         say("\nDo masks tell which classes a peer has?", "bold")
         console.print(_label_table(result))
         say(
-            "Distance of the guessed class histogram from the true one (0: equal, 1: disjoint), mean over peers; "
-            "chance: how often guesses are as close if masks tell nothing.",
+            "Distance of the guessed class histogram from the true one (0: equal, 1: disjoint), mean over peers; main "
+            "class: how often it is guessed. By chance: how often guesses are as close if masks tell nothing.",
             "dim",
         )
 
@@ -138,7 +138,7 @@ def _label_table(result: "AuditResult") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("guessed from", "distance", "without masks", "main class", "without masks", "chance"):
+    for column in ("guessed from", "distance", "(no masks)", "main class", "(no masks)", "by chance"):
         table.add_column(column, justify="left" if column == "guessed from" else "right")
     for one in result.labels:
         table.add_row(

@@ -12,8 +12,8 @@ from dispfl.runs.metrics import last
 NOTE = (
     "AUC: how well members of the training data are told from others by attacking the personal model, and what a "
     "neighbour received of it; 0.5 is a blind guess. Epsilon is at least what canaries have shown, with 95 % "
-    "confidence, and at most what was accounted. Distance: of class histograms guessed from masks, and in brackets "
-    "from nothing."
+    "confidence, and at most what was accounted. Distance: of class histograms guessed from masks at best, and in "
+    "brackets without masks; 0 is exact."
 )
 
 
@@ -37,7 +37,8 @@ def _cells(audit: dict[str, Any] | None) -> list[str]:
         return ["not audited"] * 4
     attacked = {one["view"]: one["auc"]["value"] for one in audit["membership"]}
     model, received = (attacked.get(view) for view in ("personal model", "what a neighbour received"))
-    masks = [f"{one['distance']:.2f} ({one['baseline']:.2f})" for one in audit["labels"][:1]]
+    guesses = sorted(audit["labels"], key=lambda one: float(one["distance"]))
+    masks = [f"{one['distance']:.2f} ({one['baseline']:.2f})" for one in guesses[:1]]
     canaries = audit["canaries"]
     return [
         format_number(model, 3),
