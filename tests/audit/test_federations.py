@@ -1,6 +1,11 @@
 """Shadow federations and canaries: on which samples peers train, what attackers see, and what is found."""
 
+import os
+import shutil
+import signal
 import stat
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,11 +24,10 @@ from dispfl.data.datasets import load_dataset
 from dispfl.errors import RunError
 from dispfl.runs.directory import SECRET_KEY, read_metrics, read_split, read_summary
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.grid import GridCallbacks, run_missing
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.grid import run_missing
 
 TINY = ["peers=4", "rounds=2", "model=mlp", "workers=1", "partition.samples_per_peer=24", "train.batch_size=8"]
-OVERFITTED = [*TINY, "method=local", "train.epochs=20"]
+OVERFITTED = [*TINY, "method=local", "rounds=1", "train.epochs=20"]
 
 
 def trained(path: Path, *overrides: str) -> Path:
@@ -204,26 +208,30 @@ def test_without_shadows_the_confidence_alone_is_the_score(overfitted: Audit) ->
     assert found.auc.value > 0.6
 
 
-def test_an_interrupted_shadow_is_resumed_to_the_same_models(gossip: Path, tmp_path: Path) -> None:
-    def stop(record: dict[str, object]) -> None:
-        raise KeyboardInterrupt
-
-    def digests(path: Path) -> object:
-        summary = read_summary(path / "audit" / "shadow-1")
+def test_an_audit_that_is_killed_in_a_shadow_is_resumed_to_the_same_models(tmp_path: Path) -> None:
+    def digests(path: Path) -> list[str]:
+        summary = read_summary(path)
         assert summary is not None
-        return summary["weights_sha256"]
+        return list(summary["weights_sha256"])
 
-    copies = [tmp_path / name for name in ("whole", "cut")]
-    for copy in copies:
-        trained(copy, *TINY, "topology=full")
-    run_missing(Audit(copies[0], 2, 0).runs)
-    shadow = Audit(copies[1], 2, 0).runs[1]
-    with pytest.raises(KeyboardInterrupt):
-        run_missing([shadow], GridCallbacks(run=lambda run: RunCallbacks(round=stop)))
-    assert (shadow.finished_rounds, shadow.state) == (1, "interrupted")
-    run_missing(Audit(copies[1], 2, 0).runs)
-    assert digests(copies[0]) == digests(copies[1])
-    assert digests(copies[0]) != read_summary(gossip)["weights_sha256"]  # type: ignore[index]
+    whole, cut = trained(tmp_path / "whole", *TINY, "rounds=8", "topology=full"), tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    run_missing(Audit(whole, 2, 0).runs[:1])
+    program = [sys.executable, "-c", "from dispfl.cli import main; main()", "audit", str(cut)]
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*program, "--shadows", "2", "--canaries", "0"], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "shadow-0 · round 1/8" in line:
+                process.kill()
+    assert process.returncode == -signal.SIGKILL
+    resumed = Audit(cut, 2, 0).runs[:1]
+    assert resumed[0].finished_rounds >= 1
+    run_missing(resumed)
+    assert digests(whole / "audit" / "shadow-0") == digests(cut / "audit" / "shadow-0")
+    assert set(digests(whole / "audit" / "shadow-0")).isdisjoint(digests(whole))
 
 
 def test_a_private_run_is_audited_with_its_own_noise_and_leaves_no_secrets(tmp_path: Path) -> None:
@@ -251,5 +259,5 @@ def test_a_private_run_is_audited_with_its_own_noise_and_leaves_no_secrets(tmp_p
 def test_shadows_of_other_settings_are_refused(overfitted: Audit) -> None:
     run = overfitted.runs[0]
     other = replace(run, experiment=run.experiment.model_copy(update={"rounds": 7}))
-    with pytest.raises(RunError, match=r"was trained with rounds=2, the audited run has 7. Delete .*audit to audit it"):
+    with pytest.raises(RunError, match=r"was trained with rounds=1, the audited run has 7. Delete .*audit to audit it"):
         other.check()

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dispfl.audit.canaries import CONFIDENCE, Guesses, best_guesses
 from dispfl.audit.federations import FOLDER, AuditRun, Candidates, find_candidates, trained_again
@@ -188,31 +188,38 @@ class Audit:
         return TrainedFederation(self.path / FOLDER / name if name else self.path, self.context)
 
     def _membership(self) -> list[MembershipResult]:
-        target, shadows = self._federation(), [self._federation(f"shadow-{n}") for n in range(self.shadows)]
+        target = self._confidences(self._federation())
+        shadows = [self._confidences(self._federation(f"shadow-{number}")) for number in range(self.shadows)]
         found = []
-        for view in target.views():
+        for view, observed in target.items():
             scores = {}
-            for peer in self.candidates:
-                observed = self._confidences(target, view, peer)
-                if observed is None:
-                    continue
-                if shadows:
-                    others = [self._confidences(shadow, view, peer) for shadow in shadows]
-                    coins = [self.coins(number, peer) for number in range(self.shadows)]
-                    inside = torch.stack([torch.cat([drawn, ~drawn]) for drawn in coins]).numpy()
-                    observed = likelihood_ratios(observed, np.stack([one for one in others if one is not None]), inside)
-                scores[peer] = (observed[: len(observed) // 2], observed[len(observed) // 2 :])
+            for peer, own in observed.items():
+                if all(peer in shadow[view] for shadow in shadows):  # whom FedFOMO hears depends on data
+                    ratios = self._ratios(peer, own, [shadow[view][peer] for shadow in shadows])
+                    scores[peer] = (ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :])
             if scores:
                 found.append(summarize_scores(view, scores, self._rng("bootstrap")))
         return found
 
-    def _confidences(self, federation: TrainedFederation, view: str, peer: str) -> Scores | None:
-        """Return the confidences of a peer's members, then of its non-members; None where there is no model."""
-        network = federation.views()[view](peer)
-        if network is None:
-            return None
+    def _confidences(self, federation: TrainedFederation) -> dict[str, dict[str, Scores]]:
+        """Return by view and peer, where there is a model, its confidences of members, then of non-members."""
+        found: dict[str, dict[str, Scores]] = {}
+        for view, network_of in federation.views().items():
+            networks = ((peer, network_of(peer)) for peer in self.candidates)
+            found[view] = {peer: self._confidence(peer, network) for peer, network in networks if network is not None}
+        return found
+
+    def _confidence(self, peer: str, network: nn.Module) -> Scores:
         own = self.candidates[peer]
         return np.concatenate([confidences(network, own.members), confidences(network, own.outsiders)])
+
+    def _ratios(self, peer: str, observed: Scores, shadows: Sequence[Scores]) -> Scores:
+        """Return the scores of an attack with these shadows; without any, the confidences themselves."""
+        if not shadows:
+            return observed
+        coins = [self.coins(number, peer) for number in range(self.shadows)]
+        inside = torch.stack([torch.cat([drawn, ~drawn]) for drawn in coins]).numpy()
+        return likelihood_ratios(observed, np.stack(shadows), inside)
 
     def _guess_canaries(self) -> Guesses:
         """Guess by how much more confident than the audited run, which never saw it, a peer is of a canary's label."""
@@ -228,7 +235,7 @@ class Audit:
     def _guess_labels(self) -> list[LabelGuess]:
         saved = read_split(self.path)
         masks = [state.model.mask for state in SavedRun(self.path).states.values()]
-        if saved is None or len(masks) < FEWEST_PEERS or all(mask.kept == mask.size for mask in masks):
+        if saved is None or len(masks) < FEWEST_PEERS or len({mask.bits.numpy().tobytes() for mask in masks}) == 1:
             return []
         counts, rng = saved[1].double().numpy(), self._rng("labels")
         found = [
