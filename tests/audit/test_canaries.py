@@ -5,7 +5,7 @@ from math import comb, exp, log
 import numpy as np
 import pytest
 
-from dispfl.audit.canaries import best_guesses, epsilon_bound, p_value
+from dispfl.audit.canaries import best_guesses, epsilon_bound, p_value, residuals
 
 
 def test_the_probability_of_so_many_correct_guesses_by_hand() -> None:
@@ -46,6 +46,13 @@ def test_randomized_response_is_bounded_below_its_epsilon_and_near_it(epsilon: f
         bounds.append(best_guesses(scores, coins, 0.0).epsilon)
     assert np.mean(np.array(bounds) > epsilon) <= 0.05
     assert np.median(bounds) > epsilon - 0.35
+
+
+def test_residuals_are_what_a_line_through_the_scores_leaves() -> None:
+    expected = np.array([0.0, 1.0, 2.0, 3.0])
+    assert residuals(2 * expected + 5, expected) == pytest.approx([0, 0, 0, 0])
+    assert residuals(np.array([1.0, 0.0, 0.0, 1.0]), expected) == pytest.approx([0.5, -0.5, -0.5, 0.5])  # no slope
+    assert residuals(np.array([1.0, 2.0]), np.array([3.0, 3.0])) == pytest.approx([-0.5, 0.5])
 
 
 def test_the_most_certain_guesses_count_where_the_others_are_blind() -> None:

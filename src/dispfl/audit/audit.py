@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dispfl.audit.canaries import CONFIDENCE, Guesses, best_guesses
+from dispfl.audit.canaries import CONFIDENCE, Guesses, best_guesses, residuals
 from dispfl.audit.federations import FOLDER, AuditRun, Candidates, find_candidates, trained_again
 from dispfl.audit.masks import LabelGuess, guess_labels, kept_by_class, mask_products, unit_products
 from dispfl.audit.membership import MembershipResult, Scores, confidences, likelihood_ratios, summarize_scores
@@ -22,9 +22,10 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError
+from dispfl.extras import require
 from dispfl.round.context import RunContext
 from dispfl.runs.directory import is_finished, read_config, read_data_digest, read_metrics, read_split
-from dispfl.runs.files import SITES, is_site, plain_disk_errors, write_atomically
+from dispfl.runs.files import RUN, SITES, is_site, plain_disk_errors, write_atomically
 from dispfl.runs.metrics import last
 from dispfl.runs.saved import SavedRun, context_of
 
@@ -109,8 +110,8 @@ class Audit:
     def runs(self) -> list[AuditRun]:
         """The federations to train; those that are finished are not trained again."""
         runs = []
-        for number in range(self.shadows):
-            runs.append(self._run(f"shadow-{number}", lambda number=number: self._shadow_data(number)))
+        for number, name in enumerate(self._shadow_names()):
+            runs.append(self._run(name, lambda number=number: self._shadow_data(number)))
         if self.canary_counts:
             # Another number of canaries makes another federation.
             runs.append(self._run(f"canaries-{sum(self.canary_counts.values())}", self._canary_data))
@@ -125,6 +126,9 @@ class Audit:
 
     def _run(self, name: str, data: Any) -> AuditRun:
         return trained_again(name, self.path, self.experiment, self.context, data)
+
+    def _shadow_names(self) -> list[str]:
+        return [f"shadow-{number}" for number in range(self.shadows)]
 
     def coins(self, number: int, peer: str) -> Tensor:
         """Return for each pair whether a shadow federation is trained on the member; the next one has the others."""
@@ -149,7 +153,7 @@ class Audit:
     def _canaries_of(self, peer: str) -> tuple[ResidentSamples, Tensor]:
         """Return a peer's canaries, and which of them the federation with canaries is trained on."""
         count, classes = self.canary_counts[peer], len(self.data.classes)
-        rng = stream(self.experiment.seed, "audit", "canaries", peer)
+        rng = stream(self.experiment.seed, "audit", "canary", peer)
         samples = self.candidates[peer].canaries(count, classes, rng)
         return samples, torch.rand(count, generator=rng) < 0.5
 
@@ -189,7 +193,7 @@ class Audit:
 
     def _membership(self) -> list[MembershipResult]:
         target = self._confidences(self._federation())
-        shadows = [self._confidences(self._federation(f"shadow-{number}")) for number in range(self.shadows)]
+        shadows = [self._confidences(self._federation(name)) for name in self._shadow_names()]
         found = []
         for view, observed in target.items():
             scores = {}
@@ -222,15 +226,16 @@ class Audit:
         return likelihood_ratios(observed, np.stack(shadows), inside)
 
     def _guess_canaries(self) -> Guesses:
-        """Guess by how much more confident than the audited run, which never saw it, a peer is of a canary's label."""
-        target, trained = self._federation(), self._federation(self.runs[-1].path.name)
-        scores, inside = [], []
+        """Guess which canaries a peer is more confident of than federations are that never saw them."""
+        trained, *without = [self._federation(name) for name in (self.runs[-1].path.name, "", *self._shadow_names())]
+        scores, expected, inside = [], [], []
         for peer in self.canary_counts:
             samples, coins = self._canaries_of(peer)
-            with_them, without = (confidences(one.personal(peer), samples) for one in (trained, target))
-            scores.append(with_them - without)
+            scores.append(confidences(trained.personal(peer), samples))
+            expected.append(np.mean([confidences(one.personal(peer), samples) for one in without], axis=0))
             inside.append(coins.numpy())
-        return best_guesses(np.concatenate(scores), np.concatenate(inside), self.experiment.privacy.delta)
+        surprise = residuals(np.concatenate(scores), np.concatenate(expected))
+        return best_guesses(surprise, np.concatenate(inside), self.experiment.privacy.delta)
 
     def _guess_labels(self) -> list[LabelGuess]:
         saved = read_split(self.path)
@@ -250,7 +255,7 @@ class Audit:
 
 def audited_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Return the experiment of a finished run; refuse what cannot be audited."""
-    if is_site(path) or is_site(path.parent) or (path / SITES).is_dir():
+    if is_site(path) or (path.name == RUN and is_site(path.parent)) or (path / SITES).is_dir():
         raise RunError(
             f"{path} is of real sites, each of which has only its own data and model. Audit a simulation with the same "
             "settings: dispfl run, then dispfl audit."
@@ -259,6 +264,8 @@ def audited_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     if MADE_IN_PYTHON in config:
         raise RunError(f"{path} was made in Python, so only its caller has its data and network. Audit a `dispfl run`.")
     experiment = compose(config, overrides)
+    if experiment.privacy.enabled:
+        require("privacy", "The audit of a private run")
     if not is_finished(path, experiment.rounds):
         raise RunError(f"{path} is not finished. Finish it first: dispfl run --resume {path}")
     if experiment.liars:

@@ -49,6 +49,17 @@ def best_guesses(scores: Array, inside: NDArray[np.bool_], delta: float) -> Gues
     return replace(best, largest=max((one.largest for one in results), default=0.0))
 
 
+def residuals(scores: Array, expected: Array) -> Array:
+    """Return the scores less what a line through all of them predicts from the expected ones.
+
+    Where canaries are learned by heart, scores hardly depend on what was expected; where little is learned, they follow
+    it. The line is fitted without the coins, so guesses by these residuals are guesses as any others.
+    """
+    x = expected - expected.mean()
+    slope = (x * scores).sum() / max(float((x * x).sum()), 1e-12)
+    return np.asarray(scores - scores.mean() - slope * x)
+
+
 def epsilon_bound(m: int, guesses: int, correct: int, delta: float, error: float) -> float:
     """Return the largest epsilon for which so many correct guesses have at most this probability; 0 if none has."""
     if p_value(m, guesses, correct, 0.0, delta) > error:
@@ -63,7 +74,7 @@ def epsilon_bound(m: int, guesses: int, correct: int, delta: float, error: float
 def p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """Return a bound of the probability of so many correct guesses about m coins, under (epsilon, delta)-privacy.
 
-    Theorem 5.2 of Steinke et al., with W ~ Binomial(r, e^epsilon / (e^epsilon + 1)) for r guesses, v of them right:
+    The main theorem of Steinke et al. for r guesses, v of them right, and W ~ Binomial(r, e^epsilon / (1 + e^epsilon)):
 
         P <= P[W >= v] + 2 m delta max_{i = 1..v} P[v > W >= v - i] / i
     """

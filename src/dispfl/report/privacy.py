@@ -49,7 +49,7 @@ def _cells(audit: dict[str, Any] | None) -> list[str]:
 
 
 def _accounted(spent: dict[str, Any] | None) -> str:
-    return f"{max(spent['per_peer']):.2f}" if spent else "not private"
+    return f"{max(one for one in spent['per_peer'] if one is not None):.2f}" if spent else "not private"
 
 
 def _read_audit(run: ReportRun) -> dict[str, Any] | None:
