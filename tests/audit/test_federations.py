@@ -261,3 +261,14 @@ def test_shadows_of_other_settings_are_refused(overfitted: Audit) -> None:
     other = replace(run, experiment=run.experiment.model_copy(update={"rounds": 7}))
     with pytest.raises(RunError, match=r"was trained with rounds=1, the audited run has 7. Delete .*audit to audit it"):
         other.check()
+
+
+def test_training_that_forgets_its_noise_is_caught_by_canaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SecretStream, "normal", lambda self, size, *names: torch.zeros(size))
+    settings = [*OVERFITTED, "train.steps=40", "train.lr=1", "privacy.noise_multiplier=40"]
+    audit = Audit(trained(tmp_path / "run", *settings), 0, 20)
+    run_missing(audit.runs)
+    result = audit.result()
+    assert result.canaries is not None
+    assert result.accounted_epsilon is not None
+    assert result.canaries.epsilon > 1 > result.accounted_epsilon
