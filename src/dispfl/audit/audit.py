@@ -1,7 +1,7 @@
 """The audit of a run: trains what its attacks need, attacks, and collects the results."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from dispfl.audit.membership import MembershipResult, Scores, confidences, likel
 from dispfl.audit.views import TrainedFederation
 from dispfl.config import MADE_IN_PYTHON, Experiment, compose
 from dispfl.core.rng import stream, stream_seed
+from dispfl.core.task import Samples
 from dispfl.data.batches import ResidentSamples
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
@@ -124,7 +125,7 @@ class Audit:
         with plain_disk_errors(self.path):
             (self.path / FOLDER).mkdir(mode=0o700, exist_ok=True)
 
-    def _run(self, name: str, data: Any) -> AuditRun:
+    def _run(self, name: str, data: Callable[[], Mapping[str, Samples]]) -> AuditRun:
         return trained_again(name, self.path, self.experiment, self.context, data)
 
     def _shadow_names(self) -> list[str]:
@@ -136,7 +137,7 @@ class Audit:
         drawn = torch.rand(len(self.candidates[peer]), generator=rng) < 0.5
         return drawn if number % 2 == 0 else ~drawn
 
-    def _shadow_data(self, number: int) -> dict[str, ResidentSamples]:
+    def _shadow_data(self, number: int) -> dict[str, Samples]:
         return {peer: own.chosen(self.coins(number, peer)) for peer, own in self.candidates.items()}
 
     @cached_property
@@ -157,7 +158,7 @@ class Audit:
         samples = self.candidates[peer].canaries(count, classes, rng)
         return samples, torch.rand(count, generator=rng) < 0.5
 
-    def _canary_data(self) -> dict[str, Any]:
+    def _canary_data(self) -> dict[str, Samples]:
         return {peer: self.candidates[peer].with_canaries(*self._canaries_of(peer)) for peer in self.canary_counts}
 
     # what is found
