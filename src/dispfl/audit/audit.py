@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +112,7 @@ class Audit:
         """The federations to train; those that are finished are not trained again."""
         runs = []
         for number, name in enumerate(self._shadow_names()):
-            runs.append(self._run(name, lambda number=number: self._shadow_data(number)))
+            runs.append(self._run(name, partial(self._shadow_data, number)))
         if self.canary_counts:
             # Another number of canaries makes another federation.
             runs.append(self._run(f"canaries-{sum(self.canary_counts.values())}", self._canary_data))
