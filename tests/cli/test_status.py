@@ -41,6 +41,19 @@ def test_rounds_that_are_only_in_memory_are_shown_while_the_node_runs(tmp_path: 
     assert "3 rounds are only in memory: No space left in run. Free some space, and do not stop" in written.getvalue()
 
 
+def test_what_others_announce_of_their_privacy_is_shown_where_anybody_does() -> None:
+    def shown(**privacy: object) -> str:
+        written = io.StringIO()
+        peers = {"alice": {}, "bob": {"privacy": privacy or None}}
+        Console(file=written, width=140).print(_traffic(peers))
+        return written.getvalue()
+
+    assert "privacy" not in shown()
+    assert shown(epsilon=4.0, delta=1e-5, left=True).rstrip().endswith("epsilon 4, delta 1e-05")
+    assert "epsilon 4, delta 1e-05, used up" in shown(epsilon=4.0, delta=1e-5, left=False)
+    assert "noise without a budget, delta 1e-06" in shown(epsilon=None, delta=1e-6, left=True)
+
+
 def test_distances_of_the_others_models_are_shown_where_a_robust_rule_measures_them() -> None:
     def shown(**bob: float) -> str:
         written = io.StringIO()

@@ -1,8 +1,22 @@
 """A node's view of the other peers: rounds, reachability and traffic."""
 
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+from simulated_world import LIMIT, FakeTraining, World, reliable
+
+from dispfl.core.packed import PackedModel
+from dispfl.core.private import Privacy
+from dispfl.methods.base import PeerState
 from dispfl.peer.client import RoundResponses
-from dispfl.peer.node import agreed_round
-from dispfl.peer.status import NodeStatus
+from dispfl.peer.node import Node, agreed_round
+from dispfl.peer.status import NodeStatus, announced_privacy
+from dispfl.round.context import PeerTask, StepResult
+from dispfl.testing.virtual_time import run
 
 
 def test_one_false_claim_has_no_effect_while_most_members_have_not_been_heard() -> None:
@@ -47,3 +61,68 @@ def test_bytes_sent_by_one_site_are_bytes_received_by_the_other() -> None:
     bob.record_sent("alice", requested=10, size=300)
     mine, theirs = alice.peers["bob"], bob.peers["alice"]
     assert (mine.sent_bytes, mine.received_bytes) == (theirs.received_bytes, theirs.sent_bytes) == (10, 300)
+
+
+class Exhausted(FakeTraining):
+    """Has a budget for two rounds."""
+
+    async def step(self, task: PeerTask, state: PeerState, heard: Mapping[str, PackedModel]) -> StepResult:
+        step = await super().step(task, state, heard)
+        step.report.exhausted = task.t >= 2
+        return step
+
+
+def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> None:
+    """Of three sites 001 is private. 002 does not announce anything, as a site of an older version."""
+    world = World(3, reliable, peers=3, rounds=5)
+    nodes: dict[str, Node] = {}
+    seen: set[bool] = set()
+
+    async def live(name: str) -> None:
+        node = nodes[name] = world.node(name)
+        if name == "001":
+            node.ctx.run = replace(world.context, privacy=Privacy(epsilon=4.0))
+            node.training = Exhausted(world, world.rng)
+        await node.run(0, world.start[name])
+
+    async def watch() -> None:
+        while len(seen) < 2:
+            if "000" in nodes and (known := nodes["000"].ctx.status.peers["001"].privacy):
+                seen.add(bool(known["left"]))
+            await asyncio.sleep(0.01)
+
+    async def story() -> None:
+        await asyncio.gather(watch(), *(live(name) for name in world.names))
+
+    run(story(), LIMIT)
+    assert seen == {True, False}  # first left, then used up
+    for name in ("000", "002"):
+        peers = nodes[name].ctx.status.as_json()["peers"]
+        assert peers["001"]["privacy"] == {"epsilon": 4.0, "delta": 1e-5, "left": False}
+        assert peers["000" if name == "002" else "002"]["privacy"] is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        "private",
+        [],
+        {},
+        {"epsilon": "4" * 10_000, "delta": 1e-5, "left": True},
+        {"epsilon": 10**400, "delta": 1e-5, "left": True},
+        {"epsilon": nan, "delta": 1e-5, "left": True},
+        {"epsilon": -1, "delta": 1e-5, "left": True},
+        {"epsilon": True, "delta": 1e-5, "left": True},
+        {"epsilon": 4, "delta": inf, "left": True},
+        {"epsilon": 4, "delta": 1e-5, "left": "yes"},
+        {"epsilon": 4, "left": True},
+    ],
+)
+def test_an_announcement_of_privacy_that_is_not_of_its_form_counts_as_none(said: Any) -> None:
+    assert announced_privacy(said) is None
+
+
+def test_of_an_announcement_of_privacy_only_its_numbers_are_kept() -> None:
+    kept = {"epsilon": None, "delta": 1e-5, "left": True}
+    assert announced_privacy(kept | {"more": "x" * 60_000}) == kept

@@ -135,7 +135,9 @@ def _members(members: list[dict[str, Any]]) -> "Table":
 
 def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
     measured = any(peer.get("distance") is not None for peer in peers.values())
-    table = _table("name", "round", "seen", "received", "sent", "answered", "missed", *["distance"] if measured else [])
+    private = any(peer.get("privacy") for peer in peers.values())
+    more = (["distance"] if measured else []) + (["privacy"] if private else [])
+    table = _table("name", "round", "seen", "received", "sent", "answered", "missed", *more)
     for name, peer in sorted(peers.items()):
         _add(
             table,
@@ -147,8 +149,17 @@ def _traffic(peers: Mapping[str, Mapping[str, Any]]) -> "Table":
             str(peer.get("answered", 0)),
             str(peer.get("missed", 0)),
             *(["-" if (far := peer.get("distance")) is None else f"{far:.3g}"] if measured else []),
+            *([_privacy(peer.get("privacy"))] if private else []),
         )
     return table
+
+
+def _privacy(announced: Mapping[str, Any] | None) -> str:
+    """`epsilon 4, delta 1e-05`, as a peer announces it."""
+    if announced is None:
+        return "-"
+    budget = "noise without a budget" if announced["epsilon"] is None else f"epsilon {announced['epsilon']:g}"
+    return f"{budget}, delta {announced['delta']:g}" + ("" if announced["left"] else ", used up")
 
 
 def _refused(refused: Mapping[str, Mapping[str, int]]) -> "Table":

@@ -92,6 +92,8 @@ class Report:
     """Why the peer's step was abandoned, as a sentence."""
     epsilon: float | None = None
     """With privacy: what the peer has spent of its budget, this round included."""
+    exhausted: bool = False
+    """With privacy: the budget did not last for this round, so that the peer did not train."""
     seconds: float = field(default=0.0, compare=False)
     """The time that the step computed, as `step_clock` measures it."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)

@@ -161,7 +161,7 @@ class Client:
                 if refused.reason != Refusal.REPLAYED:  # a response that was resumed too often: send a new request
                     raise
             else:
-                ctx.on_reply(sender, response.header.get("current_round"))
+                ctx.on_reply(sender, response.header)
                 responses.failures.pop(sender, None)
                 if response.header.get("status") == "stale":
                     responses.stale += [sender] if ctx.status.round_of(sender) > request.t else []
@@ -215,7 +215,7 @@ class Client:
     async def _sync(self, name: str, body: bytes) -> SyncMessage:
         """Send one sync request and merge the records in the response."""
         response = await self.transport.request(name, Request("sync", self.ctx.sync_header(), body))
-        self.ctx.on_reply(name, response.header.get("current_round"))
+        self.ctx.on_reply(name, response.header)
         return await self.ctx.read_sync(name, response.body)
 
     async def _fetch_records(self, name: str, greeting: SyncMessage) -> None:

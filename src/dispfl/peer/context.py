@@ -15,7 +15,7 @@ from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SyncMessage
 from dispfl.peer.published import PublishedModels
 from dispfl.peer.spec import FederationSpec, spec_digest
-from dispfl.peer.status import NodeStatus
+from dispfl.peer.status import NodeStatus, announced_privacy
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import Graph, exchange_row, gossip_senders
@@ -146,9 +146,10 @@ class NodeContext:
             self._last_row = (t, roster, row)
         return self._last_row[2]
 
-    def on_reply(self, name: str, t: JSON) -> None:
-        """Note a response of a peer and its current round, if given."""
-        self.on_message(name, t)
+    def on_reply(self, name: str, header: Mapping[str, JSON]) -> None:
+        """Note a response of a peer and what it says of itself: its current round and its privacy, if given."""
+        self.on_message(name, header.get("current_round"))
+        self.status.peers[name].privacy = announced_privacy(header.get("privacy"))
         self.status.record_reply(name)
         if problems := self._problems.pop(name, None):
             is_new = all(event == "waiting" for event, _ in problems)
@@ -185,9 +186,18 @@ class NodeContext:
         current = min(t, self.run.rounds) if isinstance(t, int) and t >= 0 else None  # the peer may report any number
         self.status.mark_seen(name, current, asyncio.get_running_loop().time())
 
+    def about_us(self) -> dict[str, JSON]:
+        """What we say of ourselves in sync messages and in responses."""
+        about: dict[str, JSON] = {"current_round": self.status.round}
+        privacy = self.run.privacy
+        if privacy.enabled:
+            left = not self.status.privacy_exhausted
+            about["privacy"] = {"epsilon": privacy.epsilon, "delta": privacy.delta, "left": left}
+        return about
+
     def sync_header(self) -> dict[str, JSON]:
         """The header of a sync request or response."""
-        return {"spec": dict(self.spec), "current_round": self.status.round}
+        return {"spec": dict(self.spec), **self.about_us()}
 
     async def offer(self) -> Offer:
         """What this peer passes on to others, prepared off the event loop, once per change."""

@@ -7,6 +7,7 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import MessageError
 from dispfl.peer.context import NodeContext
 from dispfl.peer.spec import spec_difference
+from dispfl.peer.status import announced_privacy
 from dispfl.peer.transport.base import Refused, Request, Response
 from dispfl.round.exchange import check_request, encode_model
 from dispfl.wire.refusals import Refusal
@@ -45,6 +46,7 @@ class Server:
         if differs := spec_difference(ctx.spec, spec, f"at {ctx.name}", f"at {sender}"):
             self._refuse(sender, Refusal.SPEC_MISMATCH, f"{sender} cannot take part with {ctx.name}: {differs}")
         ctx.on_message(sender, request.header.get("current_round"))
+        ctx.status.peers[sender].privacy = announced_privacy(request.header.get("privacy"))
         incoming, offer = await ctx.read_sync(sender, request.body), await ctx.offer()
         return Response(ctx.sync_header(), await ctx.compute(lambda: offer.answer(incoming)))
 
@@ -65,7 +67,7 @@ class Server:
         if model is None:
             if past := ctx.published.is_past(t):
                 ctx.guard.count(sender, Refusal.STALE)
-            return Response({"status": "stale" if past else "wait", "current_round": ctx.status.round})
+            return Response({"status": "stale" if past else "wait", **ctx.about_us()})
         ctx.guard.check_nonce(sender, t, nonce, request.body, resumes=request.offset > 0)
         if request.offset:
             ctx.log_about(sender, "resuming transfer", round=t, offset=request.offset)
@@ -75,9 +77,7 @@ class Server:
             ctx.published.mark_fetched(t, sender)
             ctx.status.record_sent(sender, len(request.body), len(frame))
 
-        return Response(
-            {"status": "model", "round": t, "nonce": nonce, "current_round": ctx.status.round}, frame, on_sent
-        )
+        return Response({"status": "model", "round": t, "nonce": nonce, **ctx.about_us()}, frame, on_sent)
 
     async def _encode(self, sender: str, t: int, model: PackedModel, body: bytes) -> bytes:
         """Encode our model for this sender. A repeated request gets the same bytes, so that transfers can resume."""

@@ -9,6 +9,9 @@ from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.round.exchange import exchange_costs
 from dispfl.wire.refusals import RefusalCounter
 
+MAX_EPSILON = 1e6
+"""The largest budget that is shown of another peer: far beyond any that protects something."""
+
 
 @dataclass
 class PeerStatus:
@@ -34,6 +37,10 @@ class PeerStatus:
     """Unreachable, and no request came from it since."""
     distance: float | None = None
     """With a robust rule: how far its last model was from ours, as the root mean square difference of a weight."""
+    privacy: dict[str, float | bool | None] | None = None
+    """What it says of its privacy: `epsilon`, its budget, or None if it has only noise; `delta`; and whether some of
+    its budget is `left`. None: it says nothing.
+    """
     spec_mismatch: str | None = None
     """How its federation spec differs from ours, if it does."""
 
@@ -48,6 +55,8 @@ class NodeStatus:
     score: float | None = None
     epsilon: float | None = None
     """With privacy: what the site has spent."""
+    privacy_exhausted: bool = False
+    """Its budget does not last for another round."""
     deadline: float = 0.0
     unsaved_rounds: int = 0
     """Finished rounds that could not be saved yet."""
@@ -168,6 +177,7 @@ class NodeStatus:
             "rounds": self.rounds,
             "state": self.state,
             "score": self.score,
+            "epsilon": self.epsilon,
             "deadline_seconds": round(self.deadline, 3),
             "unsaved_rounds": self.unsaved_rounds,
             "save_problem": self.save_problem,
@@ -176,3 +186,19 @@ class NodeStatus:
             "peers": {name: asdict(peer) for name, peer in sorted(self.peers.items())},
             "refused": {name: dict(sorted(reasons.items())) for name, reasons in sorted(self.refused.items())},
         }
+
+
+def announced_privacy(said: Any) -> dict[str, float | bool | None] | None:
+    """Return what a peer announces of its privacy; None if that is nothing, or not of the right form: it may say
+    anything, and cannot prove it.
+    """
+    if not isinstance(said, dict):
+        return None
+    epsilon, delta, left = (said.get(key) for key in ("epsilon", "delta", "left"))
+    if not (epsilon is None or _is_between(epsilon, 0, MAX_EPSILON)) or not _is_between(delta, 0, 1):
+        return None
+    return {"epsilon": epsilon, "delta": delta, "left": left} if isinstance(left, bool) else None
+
+
+def _is_between(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low < value < high

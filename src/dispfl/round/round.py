@@ -277,6 +277,7 @@ def _exhausted(context: RunContext, trainer: Trainer) -> bool:
         return False
     assert plan.max_steps is not None
     spent = plan.spent(plan.max_steps - private.remaining)
+    trainer.report.exhausted = True
     trainer.report.failure = (
         f"Peer {trainer.peer}, round {trainer.t}: its privacy budget, epsilon {context.privacy.epsilon:g}, does not "
         f"last for another round ({spent:.3g} are spent). It no longer trains, and goes on sending its model."
