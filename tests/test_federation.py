@@ -643,15 +643,6 @@ def test_a_share_of_the_peers_lies_and_the_others_are_scored(pairs: list[Pair], 
         Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(rounds=2, out=tmp_path, resume=True)
 
 
-def test_runs_that_were_saved_before_attacks_existed_are_resumed(pairs: list[Pair], tmp_path: Path) -> None:
-    fed = Federation(MyNet, pairs, "dpsgd", train=QUICK)
-    fed.run(rounds=1, out=tmp_path)
-    file = tmp_path / "config.toml"
-    file.write_text(file.read_text().replace('attack = "none"\nliars = 0.0\n', ""))
-    assert "attack" not in read_config(tmp_path)
-    assert len(fed.run(rounds=2, out=tmp_path, resume=True).metrics) == 2
-
-
 @pytest.mark.parametrize(
     ("attack", "liars", "sentence"),
     [

@@ -282,7 +282,7 @@ def _function_name(function: Callable[..., Any]) -> str:
 
 def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> RunDirectory:
     """Open a run directory that must be of this federation; more rounds extend its run."""
-    written: dict[str, Any] = {"attack": "none", "liars": 0.0} | read_config(path)  # absent in runs of older versions
+    written = read_config(path)
     for key, now in config.items():
         was: Any = written.get(key)
         if key == "data_sha256" and now != was:

@@ -86,13 +86,15 @@ def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> N
         await node.run(0, world.start[name])
 
     async def watch() -> None:
-        while len(seen) < 2:
+        while True:
             if "000" in nodes and (known := nodes["000"].ctx.status.peers["001"].privacy):
                 seen.add(bool(known["left"]))
             await asyncio.sleep(0.01)
 
     async def story() -> None:
-        await asyncio.gather(watch(), *(live(name) for name in world.names))
+        watching = asyncio.create_task(watch())
+        await asyncio.gather(*(live(name) for name in world.names))
+        watching.cancel()
 
     run(story(), LIMIT)
     assert seen == {True, False}  # first left, then used up
