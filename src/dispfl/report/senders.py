@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dispfl.attacks import Attack
 from dispfl.report.markup import UNKNOWN, Markup, details, element, figure, figures, html_table
 from dispfl.report.results import ReportResults
 from dispfl.report.runs import ReportRun
+from dispfl.runs.metrics import liars_of
 
 MAX_LISTED = 20
 """Senders that are listed for each row."""
@@ -28,8 +28,7 @@ class Sender(NamedTuple):
 
 def senders_of(run: ReportRun) -> list[Sender]:
     """Return all peers that were heard, in the order of their names; none if the run has no robust rule."""
-    attack = Attack.of(run.config.get("attack", "none"), run.config.get("liars", 0.0), run.roster, run.seed)
-    lying = attack.liars if attack else frozenset()
+    lying = liars_of(run.config)
     seen = [record.get("senders", {}) for record in run.records]
     found = []
     for name in sorted({name for of_round in seen for name in of_round}):

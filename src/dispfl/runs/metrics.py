@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
+from dispfl.attacks import Attack
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.packed import PackedModel
 from dispfl.core.task import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.round.context import RunContext
 from dispfl.round.round import Round
+from dispfl.topology import peer_names
 
 Metrics = dict[str, Any]
 """A JSON object."""
@@ -88,6 +90,13 @@ def heard_senders(reports: Sequence[Report]) -> Metrics:
         name: {"heard": len(found), "far": far[name], "distance": (spread(found) or {}).get("mean")}
         for name, found in sorted(distances.items())
     }
+
+
+def liars_of(config: Mapping[str, Any]) -> frozenset[str]:
+    """Return the peers that lie in a run with this config."""
+    share, names = config.get("liars", 0.0), peer_names(config["peers"])
+    attack = Attack.of(config.get("attack", "none"), share, names, config["seed"])
+    return attack.liars if attack else frozenset()
 
 
 def main_scores(record: Metrics) -> Metrics | None:
