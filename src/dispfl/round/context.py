@@ -122,6 +122,18 @@ class RunContext:
         """The flat weights that all peers start from."""
         return LiveModel(self.module()).read()
 
+    def peer_weights(self, peer: str) -> Tensor:
+        """Return the flat weights that a peer starts from: those of all, or its own where the method wants that."""
+        if not self.method.own_first_weights:
+            return self.first_weights
+        weights = LiveModel(self.module(peer)).read()
+        if torch.equal(weights, self.first_weights):
+            raise ConfigError(
+                "method.first_weights is own, but the network has the same weights each time that it is built; give a "
+                "function that draws them, or leave method.first_weights shared."
+            )
+        return weights
+
     def example(self) -> Tensor:
         """Return a batch of two inputs."""
         if self.peers:
@@ -207,9 +219,9 @@ class RunContext:
                         f"the labels 0 to {count - 1}. Give it more outputs, or correct the labels."
                     )
 
-    def module(self) -> nn.Module:
-        """Build the network with the weights that all peers start from."""
-        with global_stream(self.seed, "model"), user_errors("Building the network"):
+    def module(self, peer: str | None = None) -> nn.Module:
+        """Build the network with the weights that all peers start from, or with those that a peer draws."""
+        with global_stream(self.seed, "model", *([] if peer is None else [peer])), user_errors("Building the network"):
             return self.model()
 
     def evaluates(self, t: int) -> bool:

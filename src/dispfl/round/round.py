@@ -42,15 +42,16 @@ OnResult = Callable[[str, StepResult], None]
 def initial_states(context: RunContext, peers: Collection[str] | None = None) -> dict[str, PeerState]:
     """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of them."""
     module, layout = LiveModel(context.module()), context.layout
-    weights, buffers = module.read(), module.read_buffers()
+    buffers = module.read_buffers()
     densities = context.method.densities(len(context.roster))
     states = {}
     for peer, density in zip(context.roster, densities, strict=True):
         if peers is None or peer in peers:
+            weights = context.peer_weights(peer)
             state = context.method.start(weights, layout, density, seed=context.seed, peer=peer)
             states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
-        states[SERVER] = fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
+        states[SERVER] = fresh_state(context.first_weights, torch.ones(layout.size, dtype=torch.bool))
     return states
 
 
