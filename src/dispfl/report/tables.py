@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dispfl.core.metric import Measure
-from dispfl.report.comparison import TEST_LOSS, Budget, Comparison, ComparisonRow
+from dispfl.report.comparison import GAP, TEST_LOSS, Budget, Comparison, ComparisonRow
 from dispfl.report.differences import paired_over
 from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number, format_seconds
@@ -98,6 +98,8 @@ def legend(comparison: Comparison) -> list[str]:
     ]
     if any(row.seconds_per_peer is not None for row in comparison.rows):
         sentences.append("s per peer and round: computing time of a participating peer; time: wall time of all rounds.")
+    if GAP in comparison.others:
+        sentences.append(f"gap: how much better {metric} is on the peers' own training data than on their test data.")
     if comparison.targets:
         over, missed = (", mean over seeds", "not reached by every seed") if seeds > 1 else ("", "not reached")
         sentences.append(

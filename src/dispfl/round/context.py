@@ -60,6 +60,8 @@ class RunContext:
     seed: int
     rounds: int
     eval_every: int = 1
+    eval_train: bool = False
+    """Whether models are evaluated on the training data of their peers too."""
     device: str = "cpu"
     precision: Precision = "float32"
     wire: Wire = field(default_factory=Wire)
@@ -174,6 +176,11 @@ class RunContext:
             raise ConfigError(
                 f"privacy does not work with method.name={name}, which uses training data in other ways than training "
                 "steps. Use dispfl, dpsgd, fedavg, ditto or local."
+            )
+        if self.eval_train:
+            raise ConfigError(
+                "eval_train is true, but with privacy nothing may be told about training data that is not accounted; "
+                "leave it false."
             )
         if self.vmap_peers > 1:
             raise ConfigError(f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.")

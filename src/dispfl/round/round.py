@@ -171,6 +171,7 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
             report,
             scores=found.scores,
             test_loss=found.test_loss,
+            train_score=found.train_score,
             validation=found.validation,
             global_score=found.global_score,
             backdoor=found.backdoor,
@@ -229,6 +230,8 @@ def peer_step(
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
         trainer.live = live.for_mask(after.model.mask)
+        if context.eval_train and trainer.evaluate:
+            trainer.report.train_score = trainer.score(after.model.flat(), trainer.train)
         _evaluate(trainer, after, backdoor=context.attack is not None and context.attack.name == "backdoor")
     trainer.report.seconds += step_clock(live) - began
     return StepResult(trainer.report, state=after)
