@@ -102,7 +102,7 @@ def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
     (tmp_path / "custom.toml").write_text(CUSTOM)
     result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path)
     assert result.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
-    assert "A custom experiment, not the paper's." in result.output
+    assert "Not one of the paper's experiments." in result.output
     [row] = json.loads((tmp_path / "custom/results.json").read_text())["rows"]
     assert [Path(run).name for run in row["ours"]["runs"]] == ["seed-0", "seed-1"]
 
@@ -154,7 +154,15 @@ def test_without_a_name_the_experiments_are_listed(tmp_path: Path) -> None:
     assert [one["shows"] for one in listed] == [
         *(f"Table {number}" for number in range(1, 10)),
         *(f"Figure {number}" for number in range(3, 7)),
+        *[None] * 7,
     ]
+    assert [one["name"] for one in listed if not one["shows"]][:4] == [
+        "cifar10",
+        "cifar100",
+        "generalization",
+        "little-data",
+    ]
+    assert listed[-4].keys() == {"name", "shows", "title", "desktop"}
     assert listed[3]["paper"] == {"runs": 10, "minutes": None, "flops": 4.5e18}
 
 

@@ -79,7 +79,9 @@ def columns(comparison: Comparison) -> list[TableColumn]:
         table.append(TableColumn(("rounds", f"to {target:g}"), [_rounds_to(row, target) for row in rows], 5))
     for name in comparison.others:
         other = [format_number(row.other(name), 3) for row in rows]
-        table.append(TableColumn((name, ""), other, 0 if name == TEST_LOSS else 4))
+        asked_for = GAP in comparison.others and name in (GAP, f"train {measure.name}")
+        heading = ("train", measure.name) if asked_for and name != GAP else (name, "")
+        table.append(TableColumn(heading, other, 8 if asked_for else 0 if name == TEST_LOSS else 4))
     table.append(column("time", "s", 2, lambda row: format_number(row.mean_final(lambda point: point.seconds), 1)))
     return table
 
