@@ -15,10 +15,11 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -50,20 +51,23 @@ SIDES = {
 
 @dataclass(frozen=True)
 class Measured:
-    """A round of a side, the best of all."""
+    """The best of a side's rounds."""
 
     seconds: float
+    """Wall time of an optimizer step."""
     processor: float
+    """Processor time of an optimizer step, of all processes."""
     memory: float
     """MB of all processes, at their peak."""
-    steps: float
+    steps: int
+    """Optimizer steps of a round."""
 
     def best(self, other: "Measured | None") -> "Measured":
-        """Return the better one of two measurements."""
+        """Return the better numbers of two runs."""
         if other is None:
             return self
-        pairs = ((getattr(self, name), getattr(other, name)) for name in ("seconds", "processor", "memory"))
-        return Measured(*map(min, pairs), self.steps)
+        processor, memory = min(self.processor, other.processor), min(self.memory, other.memory)
+        return Measured(min(self.seconds, other.seconds), processor, memory, self.steps)
 
 
 class SideFailedError(Exception):
@@ -127,45 +131,50 @@ def run_side(name: str, work: Work) -> Measured:
         "RAY_worker_niceness": "0",  # by default Ray's processes yield to all others
     }
     command = [str(python), str(HERE / SIDES[name].script)]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **variables, **work.variable()},
-        start_new_session=True,
-    ) as process:
-        peak, complaints = [0.0], list[str]()
-        ended = threading.Event()
+    settings = {**os.environ, **variables, **work.variable()}
+    with (
+        tempfile.TemporaryFile("w+") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=settings) as process,
+    ):
+        marks, peak = watched_rounds(process, work.rounds)
+        errors.seek(0)
+        complaint = (errors.read().strip().splitlines() or ["no message"])[-1]
+    if len(marks) < work.rounds:
+        raise SideFailedError(f"failed: {complaint}")
+    rounds = [[after - before for before, after in zip(*two, strict=True)] for two in pairwise(marks)]
+    seconds, processor = (min(one[k] / one[2] for one in rounds) for k in (0, 1))
+    return Measured(seconds, processor, peak, int(rounds[-1][2]))
 
-        def watch() -> None:
-            began = time.monotonic()
-            while not ended.wait(0.1):
-                peak[0] = max(peak[0], used(process.pid)[1])
-                if time.monotonic() - began > TIMEOUT:
-                    end_all(process.pid)
 
+def watched_rounds(process: "subprocess.Popen[str]", rounds: int) -> tuple[list[tuple[float, float, int]], float]:
+    """Return the time, processor time and steps at the end of each round, and the largest memory of all processes.
+
+    What the side does after its last round does not matter: all its processes are ended.
+    """
+    marks: list[tuple[float, float, int]] = []
+    peak, ended = [0.0], threading.Event()
+
+    def watch() -> None:
+        began = time.monotonic()
+        while not ended.wait(0.1):
+            peak[0] = max(peak[0], used(process.pid)[1])
+            if time.monotonic() - began > TIMEOUT:
+                end_all(process.pid)
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
         assert process.stdout is not None
-        assert process.stderr is not None
-        errors = process.stderr
-        threads = [threading.Thread(target=watch), threading.Thread(target=lambda: complaints.extend(errors))]
-        for thread in threads:
-            thread.start()
-        marks = []
         for line in process.stdout:
             if line.startswith('{"steps"'):
                 marks.append((time.perf_counter(), used(process.pid)[0], json.loads(line)["steps"]))
-                if len(marks) == work.rounds:
+                if len(marks) == rounds:
                     break
+    finally:
         ended.set()
-        end_all(process.pid)  # what it does after the last round does not matter
-        for thread in threads:
-            thread.join()
-    if len(marks) < work.rounds:
-        raise SideFailedError(f"failed: {(''.join(complaints).strip().splitlines() or ['no message'])[-1]}")
-    rounds = [[after - before for before, after in zip(*two, strict=True)] for two in pairwise(marks)]
-    best = min(rounds, key=lambda one: one[0] / one[2])
-    return Measured(best[0], min(one[1] for one in rounds), peak[0], best[2])
+        watcher.join()
+        end_all(process.pid)
+    return marks, peak[0]
 
 
 def end_all(root: int) -> None:
@@ -188,24 +197,17 @@ def compare(work: Work, sides: list[str], repeats: int) -> list[str]:
             except SideFailedError as reason:
                 print(f"{name} is skipped: it {reason}", file=sys.stderr)
                 taking_part.remove(name)
-    ours = found.get("ours")
-    lines = []
+    ours, lines = found.get("ours"), []
     for name, one in found.items():
-        ratios = (
-            (1.0, 1.0, 1.0)
-            if ours is None
-            else (
-                (one.seconds / one.steps) / (ours.seconds / ours.steps),
-                (one.processor / one.steps) / (ours.processor / ours.steps),
-                one.memory / ours.memory,
-            )
-        )
         if one.steps != work.steps and (name, work.method) != ("fluke", "gossip"):
-            raise SystemExit(f"{name} took {one.steps:g} optimizer steps in a round instead of {work.steps}.")
+            raise SystemExit(f"{name} took {one.steps} optimizer steps in a round instead of {work.steps}.")
         result = {"benchmark": "others", "side": name, "method": work.method, "batch": work.batch, "model": work.model}
-        print(json.dumps(result | {key: round(value, 3) for key, value in vars(one).items()}), flush=True)
-        cells = [work.method, str(work.batch), name, f"{one.steps:g}", f"{one.seconds:.2f}", f"{one.processor:.2f}"]
-        lines.append(" | ".join([*cells, f"{one.memory:.0f}", *(f"{ratio:.2f}" for ratio in ratios)]))
+        seconds, processor = (one.steps * each for each in (one.seconds, one.processor))
+        measured = {"seconds": seconds, "processor": processor, "memory": one.memory, "steps": one.steps}
+        print(json.dumps(result | {key: round(value, 3) for key, value in measured.items()}), flush=True)
+        cells = [work.method, str(work.batch), name, str(one.steps), f"{seconds:.2f}", f"{processor:.2f}"]
+        pairs = zip(astuple(one)[:3], astuple(ours or one)[:3], strict=True)
+        lines.append(" | ".join([*cells, f"{one.memory:.0f}", *(f"{theirs / own:.2f}" for theirs, own in pairs)]))
     return lines
 
 
