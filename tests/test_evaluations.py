@@ -17,6 +17,7 @@ from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.registry import METHODS
+from dispfl.report.comparison import compare
 from dispfl.runs.directory import read_metrics, read_split, read_summary
 from dispfl.testing.rounds import tiny_network
 
@@ -43,6 +44,29 @@ def run(changes: list[str], out: Path, *, resume: bool = False) -> dict[str, Any
     summary = read_summary(out)
     assert summary is not None
     return summary
+
+
+@pytest.mark.parametrize("method", [DisPFL(), FedAvg()], ids=["own models", "global model"])
+def test_with_eval_train_every_model_is_scored_on_its_training_data_too(
+    method: Method, points: Points, tmp_path: Path
+) -> None:
+    pairs = [(points(20, k), points(10, 100 + k)) for k in range(3)]
+    federation = Federation(tiny_network, pairs, method, Full(), train=QUICK, eval_every=2, eval_train=True)
+    found = federation.run(rounds=2, out=tmp_path / "run")
+    assert found.metrics[0]["train_score"] is None  # a round without evaluation
+    scores = [accuracy(found.model(k), train) for k, (train, _) in enumerate(pairs)]
+    assert found.metrics[-1]["train_score"]["per_peer"] == pytest.approx(scores)
+    assert found.summary["train_score"] == found.metrics[-1]["train_score"]
+    row = compare([({"method": "m"}, tmp_path / "run")]).rows[0]
+    tested = found.metrics[-1]["scores"]["accuracy"]["mean"]
+    assert row.other("train accuracy") == pytest.approx(sum(scores) / 3)
+    assert row.other("gap") == pytest.approx(sum(scores) / 3 - tested)
+
+
+def test_without_eval_train_no_training_score_is_recorded(points: Points) -> None:
+    found = Federation(tiny_network, [(points(20, 0), points(10, 1))], Local(), train=QUICK).run(rounds=1)
+    assert found.metrics[0]["train_score"] is None
+    assert found.summary["train_score"] is None
 
 
 @pytest.mark.parametrize("method", [DisPFL(), FedAvg()], ids=["own models", "global model"])

@@ -42,11 +42,12 @@ LIVELY: dict[str, dict[str, Any]] = {
     "dpsgd": {"density": 0.6},
     "dpsgd-ft": {"tune_every": 2},
     "dispfl channels": {"structure": "channels"},
+    "dispfl otherwise": {"warm_up": False, "first_masks": "common", "first_weights": "own", "regrow": "random"},
 }
 """Settings under which two rounds of three tiny peers show what a method can do: a peer is idle, a mask is pruned."""
 
 
-NAMES = [*METHODS, "dispfl channels"]
+NAMES = [*METHODS, "dispfl channels", "dispfl otherwise"]
 
 
 def lively(name: str, **changes: Any) -> Method:
@@ -67,7 +68,7 @@ UNEQUAL = [name for name in NAMES if takes_a_list_of_densities(name)]
 
 @pytest.fixture(params=NAMES)
 def method(request: pytest.FixtureRequest) -> Method:
-    """Each method of the registry, Dis-PFL also with masks of channels."""
+    """Each method of the registry, Dis-PFL also with masks of channels and with other settings than the paper's."""
     return lively(request.param)
 
 

@@ -1,7 +1,7 @@
 """Settings of runs: the components' own settings composed, from a TOML file and `key=value` overrides.
 
-    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, metric,      top-level keys
-    average_buffers, unseen_peers, unseen_steps
+    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, eval_train,  top-level keys
+    metric, average_buffers, unseen_peers, unseen_steps
     data, partition, model, method, topology, train, wire             tables, each the settings of its component
 
 A table may be given by name alone (`method=dispfl`). Every key has a default; the defaults together are the demo.
@@ -68,6 +68,8 @@ class RunSettings(Settings):
     """Communication rounds: the paper's T."""
     eval_every: int = Field(default=1, ge=1)
     """Evaluate the models every this many rounds, and after the last."""
+    eval_train: bool = False
+    """Evaluate the models on their peers' training data too, as they are: how much of what they learned generalizes."""
     metric: tuple[str, ...] = Field(default=("accuracy",), min_length=1)
     """What is measured on test data: names of built-in metrics, or `module:function`; the first is the main one."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
@@ -164,6 +166,7 @@ class RunSettings(Settings):
             seed=self.seed,
             rounds=self.rounds,
             eval_every=self.eval_every,
+            eval_train=self.eval_train,
             device=self.device,
             precision=self.precision,
             wire=self.wire,

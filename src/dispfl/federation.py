@@ -52,8 +52,9 @@ class Federation:
     flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in place of `train.optimizer`; its learning
     rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes training differentially private. `init`
     gives the weights that all start from: a module or its state dict. Every model is evaluated on `global_test` too, if
-    it is given; `unseen` lists peers as `peers` does, which join after the last round for `unseen_steps` local steps.
-    `attack="sign-flip", liars=0.2` makes a fifth of the peers lie, to measure how well a method withstands them.
+    it is given, and with `eval_train=True` on its peer's training data. `unseen` lists peers as `peers` does; they join
+    after the last round for `unseen_steps` local steps. `attack="sign-flip", liars=0.2` makes a fifth of the peers lie,
+    to measure how well a method withstands them.
 
     `on_round` is a function, or a list of them, that is called after each round with the `Run` so far, and may stop it
     (`StopRun`); `out` names a run directory. Both may be given to `run` instead. `average_buffers=True` also averages
@@ -83,6 +84,7 @@ class Federation:
         init: nn.Module | Mapping[str, Tensor] | None = None,
         seed: int = 0,
         eval_every: int = 1,
+        eval_train: bool = False,
         workers: int | None = None,
         vmap_peers: int = 1,
         average_buffers: bool = False,
@@ -122,6 +124,7 @@ class Federation:
             attack=lying,
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
+            eval_train=eval_train,
             device=device,
             precision=precision,
             wire=_table(Wire, wire),

@@ -98,11 +98,26 @@ def test_an_experiment_prints_both_numbers_and_the_same_command_resumes_it(tmp_p
     assert rounds_run(done) == 0
 
 
+def test_a_variant_is_a_row_of_its_own_without_the_papers_numbers(tmp_path: Path) -> None:
+    channels = '{ variant = "channels", method = { name = "dispfl", density = 0.5, structure = "channels" } }'
+    custom = CUSTOM.replace("label =", 'figure = "curves"\nlabel =').replace(
+        "density = 0.5 } }]", f"density = 0.5 }} }}, {channels}]"
+    )
+    (tmp_path / "custom.toml").write_text(custom)
+    result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dispfl,dirichlet", "--out", tmp_path, "rounds=1")
+    rows = [line.split()[:3] for line in result.output.splitlines() if line.startswith("dispfl ")]
+    assert rows == [["dispfl", "–", "85.70"], ["dispfl", "channels", "–"]]
+    found = json.loads((tmp_path / "custom/results.json").read_text())["rows"]
+    assert [row["place"]["variant"] for row in found] == ["–", "channels"]
+    assert [row["paper"] is None for row in found] == [False, True]
+    assert (tmp_path / "custom/curves.png").stat().st_size > 1000
+
+
 def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
     (tmp_path / "custom.toml").write_text(CUSTOM)
     result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path)
     assert result.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
-    assert "A custom experiment, not the paper's." in result.output
+    assert "Not one of the paper's experiments." in result.output
     [row] = json.loads((tmp_path / "custom/results.json").read_text())["rows"]
     assert [Path(run).name for run in row["ours"]["runs"]] == ["seed-0", "seed-1"]
 
@@ -154,7 +169,15 @@ def test_without_a_name_the_experiments_are_listed(tmp_path: Path) -> None:
     assert [one["shows"] for one in listed] == [
         *(f"Table {number}" for number in range(1, 10)),
         *(f"Figure {number}" for number in range(3, 7)),
+        *[None] * 7,
     ]
+    assert [one["name"] for one in listed if not one["shows"]][:4] == [
+        "cifar10",
+        "cifar100",
+        "generalization",
+        "little-data",
+    ]
+    assert listed[-4].keys() == {"name", "shows", "title", "desktop"}
     assert listed[3]["paper"] == {"runs": 10, "minutes": None, "flops": 4.5e18}
 
 

@@ -44,7 +44,7 @@ def a_row(*histories: Sequence[float], mb: float = 0.85, flops: float = 5e8, pat
 
 def compared(printed: paper.PrintedRow, row: ComparisonRow, **more: object) -> ComparedRow:
     names = {key: str(getattr(printed, key)) for key in ("data", "partition", "model", "method", "density")}
-    names |= {"topology": printed.topology or "–", "drop": "0"}
+    names |= {"topology": printed.topology or "–", "drop": "0", "variant": "–"}
     return ComparedRow(replace(PaperReference(names, printed), **more), row)  # type: ignore[arg-type]
 
 

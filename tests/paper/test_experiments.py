@@ -1,11 +1,13 @@
 """The experiment files: every run is a valid experiment, and at paper scale it has the paper's settings."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dispfl import paper
+from dispfl.config import differing_keys
 from dispfl.costs.estimate import estimate
 from dispfl.data.partition import Dirichlet, Pathological
 from dispfl.errors import ConfigError
@@ -22,6 +24,7 @@ from dispfl.paper.experiments import (
     select_runs,
 )
 from dispfl.paper.reproduce import dense_flops
+from dispfl.registry import METHODS
 from dispfl.topology import RandomRegular
 
 OUT = Path("out")
@@ -40,6 +43,26 @@ NAMES = [
     "topologies-cifar100",
     "topologies-tiny-imagenet",
 ]
+CLAIMS = ["generalization", "parts", "topologies"]
+"""What the paper says without a table or figure of its own."""
+AT_THE_DESK = ["cifar10", "cifar100", "little-data", "two-classes"]
+"""At desktop scale only."""
+ALL = frozenset(METHODS)
+NOT_PRINTED: dict[str, frozenset[str]] = {
+    "cifar10": frozenset(),
+    "two-classes": frozenset({"local", "fedavg-ft", "dpsgd-ft"}),
+}
+"""By experiment, the methods that the paper's table does not have; others have no table."""
+PARTS: dict[str, list[Any]] = {
+    "method.regrow": ["random"],
+    "method.alpha_0": [0.0, 0.1, 0.3],
+    "method.warm_up": [False],
+    "method.layers": ["uniform"],
+    "method.first_masks": ["common"],
+    "method.first_weights": ["own"],
+    "method.density": [1.0],
+    "topology.degree": [2, 5, 20],
+}
 TABLES = [name for name in NAMES if name not in ("curves", "drop", "groups", "masks")]
 
 
@@ -52,7 +75,76 @@ def paths(name: str, scale: Scale) -> set[Path]:
 
 
 def test_all_scales_have_the_same_experiments() -> None:
-    assert [experiment_names(scale) for scale in SCALES] == [NAMES] * 3
+    both = sorted(NAMES + CLAIMS)
+    assert {scale: experiment_names(scale) for scale in SCALES} == {
+        "laptop": both,
+        "desktop": sorted(both + AT_THE_DESK),
+        "paper": both,
+    }
+
+
+@pytest.mark.parametrize(("name", "scale"), [*product(CLAIMS, SCALES), *product(AT_THE_DESK, ["desktop"])])
+def test_every_run_of_a_claim_is_another_row(name: str, scale: Scale) -> None:
+    found = runs(name, scale, seeds=1)
+    assert len({tuple(run.cell.row.items()) for run in found}) == len({run.cell.path for run in found}) == len(found)
+    experiment = find_experiment(name, scale)
+    if scale != "laptop":
+        flops = dense_flops({run.cell.path: run.cell for run in experiment.runs(OUT)}.values())
+        assert experiment.about.flops == pytest.approx(flops, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "partition", "samples", "batch", "rounds", "decay", "seeds", "rows"),
+    [
+        ("little-data", "cifar10", 0.3, 100, 32, 300, 0.9967, 3, 10),
+        ("two-classes", "cifar10", 2, 500, 128, 150, 0.993348, 1, 10),
+        ("cifar10", "cifar10", 0.3, 500, 128, 200, 0.995007, 1, 10),
+        ("cifar100", "cifar100", 0.3, 500, 128, 100, 0.99004, 1, 7),
+        ("parts", "cifar10", 0.3, 100, 32, 100, 0.99004, 1, 13),
+        ("generalization", "cifar10", 0.3, 100, 32, 100, 0.99004, 1, 6),
+    ],
+)
+def test_the_regimes_at_the_desk(
+    name: str, data: str, partition: float, samples: int, batch: int, rounds: int, decay: float, seeds: int, rows: int
+) -> None:
+    """100 peers, 10 neighbours or a cohort of 10, 20 steps a round; the learning rate ends at 0.037."""
+    found = runs(name, "desktop")
+    assert len(found) == seeds * rows
+    for run in found:
+        ours, labels = run.cell.experiment, run.labels
+        assert (ours.data.name, ours.peers, ours.rounds, ours.model.name) == (data, 100, rounds, "cnn")
+        split = ours.partition
+        assert (split.alpha if isinstance(split, Dirichlet) else getattr(split, "classes", None)) == partition
+        assert (cost_inputs(ours).samples, ours.train.batch_size, ours.train.lr_decay) == (samples, batch, decay)
+        assert ours.train.local_steps(samples) == 20
+        assert ours.train.lr * decay**rounds == pytest.approx(0.037, abs=0.0005)
+        assert getattr(ours.method, "cohort", 10) == 10
+        assert isinstance(ours.topology, RandomRegular)
+        assert ours.topology.degree == 10 or labels["variant"] == f"{ours.topology.degree} neighbours"
+        assert ours.eval_every == (10 if name == "little-data" else 1)
+        assert (run.printed is None) == (
+            labels["variant"] == "channels" or ours.method.name in NOT_PRINTED.get(name, ALL)
+        )
+
+
+def test_the_parts_differ_from_dispfl_in_one_setting_each() -> None:
+    first, *others = runs("parts", "desktop")
+    for run in others:
+        [(key, (_, value))] = differing_keys(first.cell.experiment, run.cell.experiment).items()
+        assert key in PARTS
+        assert value in PARTS[key]
+    assert sum(map(len, PARTS.values())) == len(others)
+
+
+def test_an_experiment_of_another_scale_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^little-data exists at desktop scale only: add --scale desktop\.$"):
+        find_experiment("little-data", "laptop")
+
+
+def test_settings_that_make_variants_cannot_be_overridden() -> None:
+    with pytest.raises(ConfigError, match=r"parts varies method.warm_up itself, so method.warm_up=false cannot be set"):
+        runs("parts", "laptop", overrides=["method.warm_up=false"])
+    assert {run.cell.experiment.rounds for run in runs("parts", "laptop", overrides=["rounds=2"])} == {2}
 
 
 @pytest.mark.parametrize("scale", SCALES)

@@ -11,13 +11,35 @@ from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.spec import MAX_CHARS, DataSchema, FederationSpec, spec_difference
 
 
-def spec_of(folder: Path, table: str, **data: Any) -> FederationSpec:
-    """The spec of a site with this CSV file."""
-    values = {"model": {"name": "mlp"}, "data": {"path": "table.csv", "label": "y", **data}}
+def setup_of(folder: Path, table: str, name: str = "alice", method: dict[str, Any] | None = None, **data: Any) -> Any:
+    """The setup of a site with this CSV file."""
+    values = {"model": {"name": "mlp"}, "data": {"path": "table.csv", "label": "y", **data}, "method": method or {}}
     config = SiteConfig.from_values(values).to_toml()
-    site = Site.create(folder, SiteInfo(name="alice", listen="127.0.0.1:7600"), config)
+    site = Site.create(folder, SiteInfo(name=name, listen="127.0.0.1:7600"), config)
     (folder / "table.csv").write_text(table)
-    return local_setup(site).spec
+    return local_setup(site)
+
+
+def spec_of(folder: Path, table: str, **data: Any) -> FederationSpec:
+    """Its spec."""
+    spec: FederationSpec = setup_of(folder, table, **data).spec
+    return spec
+
+
+@pytest.mark.parametrize("other", [{"warm_up": False}, {"first_masks": "common"}, {"first_weights": "own"}])
+def test_sites_agree_on_how_weights_regrow_and_how_peers_start(tmp_path: Path, other: dict[str, Any]) -> None:
+    one, two = (spec_of(tmp_path / n, WELL_AND_ILL, method=m) for n, m in (("one", {}), ("two", other)))
+    assert str(spec_difference(one, two)).startswith("method is ")
+    assert one["first_weights"] == two["first_weights"]
+
+
+def test_sites_with_own_first_weights_start_from_different_ones_and_agree_on_the_spec(tmp_path: Path) -> None:
+    method = {"first_weights": "own", "first_masks": "common"}
+    one, other = (setup_of(tmp_path / name, WELL_AND_ILL, name, method) for name in ("alice", "bob"))
+    assert spec_difference(one.spec, other.spec) is None
+    first, second = one.initial_state(), other.initial_state()
+    assert first.model.mask.bits.equal(second.model.mask.bits)
+    assert not first.model.values.equal(second.model.values)
 
 
 WELL_AND_ILL = "age,bmi,y\n" + "61,27,ill\n35,22,well\n" * 4

@@ -36,6 +36,7 @@ KEYS = [
     "round",
     "metric",
     "scores",
+    "train_score",
     "validation",
     "global_test",
     "mixed",

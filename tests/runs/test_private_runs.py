@@ -173,6 +173,7 @@ class Greedy(GossipMethod):
         (lambda: federation(FedAvgFT()), "privacy does not work with method.name=fedavg-ft"),
         (lambda: federation(Peeking()), "evaluates a model on them"),
         (lambda: federation(Greedy()), "takes more steps in a round than its `private_steps` says"),
+        (lambda: federation(eval_train=True), "eval_train is true, but with privacy"),
         (lambda: federation(vmap_peers=2), "with privacy peers train one by one"),
         (lambda: federation(train=Train(noise_std=0.1)), "drawn from the public seed"),
         (lambda: federation(model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))), "without batch norm"),

@@ -135,7 +135,7 @@ def _caveat(experiment: "PaperExperiment", runs: "Sequence[PaperRun]", selected:
     from dispfl.paper.reproduce import differences
 
     if experiment.name not in experiment_names("paper"):
-        return "A custom experiment, not the paper's."
+        return "Not one of the paper's experiments."
     theirs = find_experiment(experiment.name, "paper").runs(Path())
     known = {label for run in theirs for label in run.labels.values()}
     theirs = select_runs(theirs, [label for label in selected if label in known])
@@ -176,14 +176,16 @@ def _print_list(as_json: bool) -> None:
 
     from dispfl.paper.experiments import SCALES, experiment_names
 
-    listed = sorted((_listed(name) for name in experiment_names("laptop")), key=lambda one: _order(one["shows"]))
+    names = {name for scale in SCALES for name in experiment_names(scale)}
+    listed = sorted(map(_listed, names), key=lambda one: (*_order(one["shows"]), one["name"]))
     if as_json:
         typer.echo(json.dumps(listed, indent=2))
         return
     console = Console()
     for one in listed:
-        costs = " · ".join(f"{scale} {_cost(one[scale])}" for scale in SCALES)
-        console.print(f"[bold]{one['name']:<26}[/]{one['shows']:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True)
+        costs = " · ".join(f"{scale} {_cost(one[scale])}" for scale in SCALES if scale in one)
+        shows = one["shows"] or ""
+        console.print(f"[bold]{one['name']:<26}[/]{shows:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True)
         console.print(f"    {one['title']}", highlight=False, soft_wrap=True, markup=False)
     console.print()
     for sentence in LEGEND:
@@ -191,10 +193,10 @@ def _print_list(as_json: bool) -> None:
 
 
 def _listed(name: str) -> dict[str, Any]:
-    from dispfl.paper.experiments import SCALES, find_experiment
+    from dispfl.paper.experiments import SCALES, experiment_names, find_experiment
 
-    scaled = {scale: find_experiment(name, scale) for scale in SCALES}
-    about = scaled["laptop"].about
+    scaled = {scale: find_experiment(name, scale) for scale in SCALES if name in experiment_names(scale)}
+    about = next(iter(scaled.values())).about
     costs = {scale: _costs(experiment) for scale, experiment in scaled.items()}
     return {"name": name, "shows": about.shows, "title": about.title} | costs
 
@@ -212,10 +214,10 @@ def _cost(costs: dict[str, Any]) -> str:
     return f"{runs} run{'s' if runs > 1 else ''}, {size}"
 
 
-def _order(shows: str) -> tuple[bool, int]:
-    """Sort tables by number, then figures."""
-    kind, _, number = shows.partition(" ")
-    return kind != "Table", int(number)
+def _order(shows: str | None) -> tuple[int, int]:
+    """Sort tables by number, then figures, then what the paper has neither for."""
+    kind, _, number = (shows or "").partition(" ")
+    return ("Table", "Figure", "").index(kind), int(number or 0)
 
 
 def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) -> None:

@@ -66,6 +66,8 @@ class Report:
     """The metrics on the peer's test data after the step, by name, the main one first."""
     test_loss: float | None = None
     """The loss on the same data."""
+    train_score: float | None = None
+    """The main metric on the peer's training data after the step, if these are evaluated too."""
     validation: float | None = None
     """The main metric on the peer's validation data, if it has any."""
     global_score: float | None = None

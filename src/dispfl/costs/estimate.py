@@ -228,7 +228,7 @@ def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int
             epochs = method.global_epochs + method.personal_epochs
         case FedFOMO() if samples > 1 and not as_printed and not inputs.validation:
             samples -= max(1, int(method.validation * samples))
-        case DisPFL(structure="weights", regrow="gradient"):
+        case DisPFL(structure="weights", searches_by_gradient=True):
             search = inputs.train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = inputs.train.batch_size

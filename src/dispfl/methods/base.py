@@ -71,6 +71,11 @@ class Method(Component):
         """The method that trains in exactly the same way, and is only evaluated in another; by default itself."""
         return self
 
+    @property
+    def own_first_weights(self) -> bool:
+        """Whether each peer draws the weights that it starts from, instead of starting from those of all."""
+        return False
+
     def private_steps(self, train: Train, samples: int) -> int:
         """Return the steps of a peer in a round that use its data, each of which spends privacy."""
         return train.local_steps(samples)
@@ -106,7 +111,7 @@ class Method(Component):
         return [all(kept[i] == size for kept in counts) for i, size in enumerate(layout.sizes)]
 
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
-        """Return a peer's state before round 0, from the weights that all peers start from; by default dense."""
+        """Return a peer's state before round 0, from the weights that it starts from; by default dense."""
         return fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:

@@ -37,7 +37,7 @@ class DisPFL(Robust, GossipMethod):
     structure: Literal["weights", "channels"] = "weights"
     """What a mask leaves out: single weights (the paper), or whole channels, which saves time too."""
     alpha_0: float = Field(default=0.5, ge=0, le=1)
-    """Share of the kept weights that round 0 replaces; cosine-annealed to 0."""
+    """Share of the kept weights that round 0 replaces; cosine-annealed to 0. With 0 the first masks stay."""
     horizon: int | None = Field(default=None, ge=1)
     """Rounds over which `alpha_0` is annealed, the T of the paper's prune rate; by default all rounds of the run.
 
@@ -47,6 +47,14 @@ class DisPFL(Robust, GossipMethod):
     """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts; with channels)."""
     layers: Literal["erk", "uniform"] = "erk"
     """How the density is distributed over the layers; with channels, `uniform` unless stated."""
+    warm_up: bool = True
+    """Start a regrown weight from its neighbours' average (the paper), or from 0; a channel that does not start from
+    its neighbours' average has the first weights as its inputs, and zeros as its outputs.
+    """
+    first_masks: Literal["own", "common"] = "own"
+    """Whether each peer draws its first mask (the paper), or all peers of a density have the same."""
+    first_weights: Literal["shared", "own"] = "shared"
+    """Whether all peers start from the same weights, or each draws its own (the paper)."""
     keep: tuple[str, ...] = ()
     """With channels: layers whose outputs are never left out."""
 
@@ -73,8 +81,17 @@ class DisPFL(Robust, GossipMethod):
     def bound_to_rounds(self) -> str:
         return "" if self.horizon else "the prune rate depends on it, unless method.horizon is set"
 
+    @property
+    def own_first_weights(self) -> bool:
+        return self.first_weights == "own"
+
+    @property
+    def searches_by_gradient(self) -> bool:
+        """Whether a round takes a batch for the dense gradient; masks that never change need none."""
+        return self.regrow == "gradient" and self.alpha_0 > 0
+
     def private_steps(self, train: Train, samples: int) -> int:
-        return train.local_steps(samples) + (self.regrow == "gradient")
+        return train.local_steps(samples) + self.searches_by_gradient
 
     def densities(self, peers: int) -> list[float]:
         return spread_densities(self.density, peers)
@@ -90,7 +107,7 @@ class DisPFL(Robust, GossipMethod):
 
     def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
         """Algorithm 1, line 2. Deviation 0: the weights are the same for all peers, the mask is the peer's own."""
-        rng = stream(seed, "mask", peer)
+        rng = stream(seed, "mask", peer if self.first_masks == "own" else "")
         if isinstance(layout, UnitLayout):
             mask = random_units(layout, unit_counts(layout, density, self.layers), rng=rng)
             return PeerState(PackedModel.pack(weights, mask.unpack(), mask), mask)
@@ -107,7 +124,7 @@ class DisPFL(Robust, GossipMethod):
 
     def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
         """Algorithm 1, lines 6-15: mix, learn, evolve."""
-        models = {**heard, peer.peer: state.model}
+        models = self._averaged(state, heard) | {peer.peer: state.model}
         if isinstance(state.next_mask, UnitMask):
             return self._step_of_units(peer, models, state.next_mask)
         m_k = state.next_mask.unpack()
@@ -117,6 +134,15 @@ class DisPFL(Robust, GossipMethod):
         w_k = peer.learn(w_half, m_k)
         next_mask = self.evolve(peer, w_k, m_k)
         return PeerState(PackedModel.pack(w_k, m_k, state.next_mask), PackedMask.pack(next_mask), peer.buffers)
+
+    def _averaged(self, state: PeerState, heard: Mapping[str, PackedModel]) -> dict[str, PackedModel]:
+        """Return what is averaged of the heard models: without warm-up only what our own model holds too.
+
+        Deviation 2: a regrown weight, which it does not hold, then starts at 0, and a regrown channel without outputs.
+        """
+        if self.warm_up or not state.model.mask.kept:  # a peer that joins later has no model yet
+            return dict(heard)
+        return {name: model.restrict(state.model.mask) for name, model in heard.items()}
 
     def mix(self, models: Mapping[str, PackedModel], m_k: Tensor) -> Tensor:
         """Algorithm 1, line 7: the average of our own and the heard models, in roster order.
@@ -129,6 +155,8 @@ class DisPFL(Robust, GossipMethod):
     def evolve(self, peer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
         """Algorithm 2: the next mask."""
         alpha_t = self._prune_rate(peer)
+        if alpha_t == 0:
+            return m_k
         if self.regrow == "gradient":
             growth = peer.gradient(w_k)
         else:

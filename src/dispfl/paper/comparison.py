@@ -25,7 +25,7 @@ class PaperReference:
     """The part of the paper that a row of our results is compared with."""
 
     labels: Mapping[str, str]
-    """Data, partition, model, topology, method and density in the paper's names, and the drop probability."""
+    """Data, partition, model, topology, method, density in the paper's names; drop probability; variant."""
     printed: PrintedRow | None = None
     targets: Sequence[float] = ()
     """Our target accuracies, in the order of the paper's."""
@@ -155,13 +155,15 @@ def group_accuracies(rows: Sequence[ComparedRow]) -> dict[tuple[str, str], dict[
 
 def _comparison_table(table: PrintedTable, key: tuple[str, ...], rows: Sequence[ComparedRow]) -> ComparisonTable:
     by_names: dict[tuple[str, ...], dict[str, ComparedRow]] = {}
-    keys = [key for key in ("method", "density", "topology") if key == "method" or _distinguishes(rows, key)]
+    names = ("method", "variant", "density", "topology")
+    keys = [key for key in names if key == "method" or _distinguishes(rows, key)]
     for row in rows:
         by_names.setdefault(tuple(row[key] for key in keys), {})[row["partition"]] = row
     lines = list(by_names.values())
     partitions = list(dict.fromkeys(row["partition"] for row in rows))
     if table.rounds:
-        columns, notes = _rounds_columns(table, rows[0]), []
+        example = next((row for row in rows if row.reference.printed), rows[0])
+        columns, notes = _rounds_columns(table, example), []
     else:
         columns, notes = _cost_and_accuracy_columns(table, partitions, lines), _rank_correlations(rows, partitions)
     return ComparisonTable(

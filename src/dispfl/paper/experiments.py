@@ -1,11 +1,11 @@
-"""The paper's tables and figures as experiments: one TOML file each, at three scales.
+"""The paper's tables, figures and claims as experiments: one TOML file each, at three scales; some at one only.
 
     the tables of `dispfl run`   settings that all runs of the experiment share
     [reproduce]                  the table or figure of the paper, and its runs: every part combined with every row
 
 Parts and rows override the settings of the file, in the same notation: `{ topology = "ring", method = "local" }`.
 `beside`, for the experiment or for a part, names the paper's data or model where the run uses another one; `targets` of
-a part are the accuracies for which rounds are counted.
+a part are the accuracies for which rounds are counted. `variant` names a row that the paper's tables do not have.
 
 Run directories are in `OUT/runs`, named by a digest of their settings, so several tables can share a run.
 """
@@ -36,6 +36,8 @@ IDENTIFYING_KEYS = {"data", "partition", "model", "topology", "topology.offline_
 """Keys that identify a run in a table: an override would make several rows the same."""
 IRRELEVANT_KEYS = ("seed", "workers", "data.dir")
 """Keys that do not change the experiment."""
+DESCRIPTIONS = ("beside", "targets", "variant")
+"""What a part or a row says about itself; its other keys are settings."""
 NONE = "–"
 
 
@@ -43,8 +45,8 @@ class ReproduceSettings(Settings):
     """The table `[reproduce]` of an experiment file."""
 
     table: ClassVar[str] = "reproduce"
-    shows: str
-    """The table or figure of the paper: `Table 1`."""
+    shows: str | None = None
+    """The table or figure of the paper: `Table 1`; none where it only makes a claim, or where the question is ours."""
     title: str
     """What it compares, in one sentence."""
     label: str | None = None
@@ -67,7 +69,7 @@ class PaperRun:
 
     cell: GridRun
     labels: Mapping[str, str]
-    """Data, partition, model, topology, method and density, in the paper's names, and the drop probability."""
+    """Data, partition, model, topology, method, density in the paper's names; drop probability; variant."""
     printed: PrintedRow | None
     """The row of the paper's table, where the paper prints numbers."""
     targets: tuple[float, ...]
@@ -85,7 +87,7 @@ class PaperExperiment:
     @property
     def title(self) -> str:
         """`Table 1: All nine methods ...`"""
-        return f"{self.about.shows}: {self.about.title}"
+        return f"{self.about.shows}: {self.about.title}" if self.about.shows else self.about.title
 
     @property
     def table(self) -> PrintedTable | None:
@@ -103,34 +105,38 @@ class PaperExperiment:
         self._check_overrides(overrides)
         found = []
         for number in range(seeds or self.about.seeds):
-            for part, first in self._experiments(overrides):
+            for about, first in self._experiments(overrides):
                 experiment = first.model_copy(update={"seed": first.seed + number})
-                key = _row_key(experiment) | self.about.beside | part.get("beside", {})
+                key = _row_key(experiment) | self.about.beside | about.get("beside", {})
                 cell = GridRun({}, experiment, run_path(out / "runs", experiment))
-                targets = tuple(part.get("targets", ()))
-                found.append(PaperRun(cell, _labels(key, experiment), self._printed(key), targets))
+                variant, targets = about.get("variant", NONE), tuple(about.get("targets", ()))
+                printed = self._printed(key) if variant == NONE else None
+                found.append(PaperRun(cell, _labels(key, experiment) | {"variant": variant}, printed, targets))
         return _with_names(found)
 
     def _experiments(self, overrides: Sequence[str]) -> Iterator[tuple[SettingsTable, Experiment]]:
-        """Yield every row of every part, with the overrides it has keys for; an unknown key is rejected."""
+        """Yield every row of every part, with the overrides it has keys for, and what both say about themselves.
+
+        An unknown key is rejected.
+        """
         combined: list[tuple[SettingsTable, list[str]]] = []
         for part in self.about.parts:
-            settings = {key: value for key, value in part.items() if key not in ("beside", "targets")}
-            combined += [(part, [*_as_overrides(settings), *_as_overrides(row)]) for row in self.about.rows]
+            combined += [(part | row, [*_as_overrides(part), *_as_overrides(row)]) for row in self.about.rows]
         plain = [compose(self.config, own) for _, own in combined]
         known = {override for override in overrides if any(_has_key(experiment, override) for experiment in plain)}
-        for (part, own), experiment in zip(combined, plain, strict=True):
+        for (about, own), experiment in zip(combined, plain, strict=True):
             applied = [override for override in overrides if override not in known or _has_key(experiment, override)]
-            yield part, compose(self.config, [*own, *applied]) if applied else experiment
+            yield about, compose(self.config, [*own, *applied]) if applied else experiment
 
     def _check_overrides(self, overrides: Sequence[str]) -> None:
         """Reject overrides that would make different runs the same."""
-        varied = {
-            own.partition("=")[0] for table in (*self.about.parts, *self.about.rows) for own in _as_overrides(table)
-        }
+        varied, of_variants = (
+            {own.partition("=")[0] for table in tables for own in _as_overrides(table)}
+            for tables in ((*self.about.parts, *self.about.rows), [row for row in self.about.rows if "variant" in row])
+        )
         for override in overrides:
             key = override.partition("=")[0].strip().removesuffix(".name")
-            if key in varied & IDENTIFYING_KEYS:
+            if key in varied & IDENTIFYING_KEYS | of_variants:
                 raise ConfigError(
                     f"{self.name} varies {key} itself, so {override} cannot be set; select runs with --only."
                 )
@@ -161,7 +167,11 @@ def find_experiment(name: str, scale: Scale) -> PaperExperiment:
     folder, known = experiments_folder() / scale, experiment_names(scale)
     if name in known:
         return read_experiment(folder / f"{name}.toml")
-    shown = {_letters(found.about.shows): found for found in (read_experiment(folder / f"{n}.toml") for n in known)}
+    for other in SCALES:
+        if name in experiment_names(other):
+            raise ConfigError(f"{name} exists at {other} scale only: add --scale {other}.")
+    files = (read_experiment(folder / f"{one}.toml") for one in known)
+    shown = {_letters(found.about.shows): found for found in files if found.about.shows}
     if _letters(name) not in shown:
         raise ConfigError(f"There is no experiment {name!r}. {did_you_mean(name, known)}")
     return shown[_letters(name)]
@@ -264,9 +274,14 @@ def _labels(key: Mapping[str, Any], experiment: Experiment) -> dict[str, str]:
 
 
 def _with_names(runs: Sequence[PaperRun]) -> list[PaperRun]:
-    """Return the same runs, each named by the labels in which they differ."""
+    """Return the same runs, each named by the labels in which they differ; where all have a variant, by that."""
     everywhere = {key: {run.labels[key] for run in runs} for key in runs[0].labels}
-    differing = [key for key, values in everywhere.items() if len(values - {NONE}) > 1 or key == "method"]
+    several = {key for key, values in everywhere.items() if len(values if key == "variant" else values - {NONE}) > 1}
+    if NONE in everywhere["variant"]:
+        several.add("method")
+    else:
+        several -= {"method", "density", "topology"}
+    differing = [key for key in everywhere if key in several]
     heading = {"data": "paper's data", "model": "paper's model"}
     return [
         replace(run, cell=replace(run.cell, row={heading.get(key, key): run.labels[key] for key in differing}))
@@ -277,6 +292,8 @@ def _with_names(runs: Sequence[PaperRun]) -> list[PaperRun]:
 def _as_overrides(settings: SettingsTable) -> Iterator[str]:
     """Yield settings as `key=value`, the name of a table before its other keys."""
     for key, value in settings.items():
+        if key in DESCRIPTIONS:
+            continue
         table = value if isinstance(value, Mapping) else {"name": value} if key in Experiment.CHOICES else None
         if table is None:
             yield f"{key}={json.dumps(value)}"

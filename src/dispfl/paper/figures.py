@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dispfl.paper.comparison import ComparedRow, group_accuracies
+from dispfl.paper.experiments import NONE
 from dispfl.paper.masks import RunMasks
 from dispfl.paper.similarity import Matrix
 from dispfl.report.comparison import Budget, mean_curve
@@ -30,10 +31,10 @@ def draw_curves(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     data, partitions = (list(dict.fromkeys(row[key] for row in rows)) for key in ("data", "partition"))
     figure = Figure(figsize=(1.6 + 3.4 * len(data), 0.6 + 2.7 * len(partitions)), layout="constrained")
     panels = figure.subplots(len(partitions), len(data), squeeze=False, sharex="col")
-    methods = list(dict.fromkeys(row["method"] for row in rows))
+    methods = list(dict.fromkeys(map(_method, rows)))
     for row in rows:
         axes = panels[partitions.index(row["partition"])][data.index(row["data"])]
-        _line(axes, row, row["method"], f"C{methods.index(row['method']) % 10}")
+        _line(axes, row, _method(row), f"C{methods.index(_method(row)) % 10}")
         axes.set_title(_data_and_partition(row), fontsize="medium")
     _finish_curves(figure, panels)
     _write(figure, caveat, to)
@@ -111,6 +112,10 @@ def draw_masks(found: RunMasks, to: Path) -> None:
         found.title if found.similarities is None else f"{found.title}\n{found.sentence}", fontsize="medium"
     )
     save_figure(figure, to)
+
+
+def _method(row: ComparedRow) -> str:
+    return row["method"] if row["variant"] == NONE else f"{row['method']} ({row['variant']})"
 
 
 def _data_and_partition(row: ComparedRow) -> str:

@@ -72,7 +72,7 @@ def samples_trained(experiment: Experiment) -> float:
     samples = samples_per_peer(experiment)
     training = min(method.cohort or peers, peers) if isinstance(method, ServerMethod) else peers
     epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) and not train.steps else None
-    search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.regrow == "gradient" else 0
+    search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.searches_by_gradient else 0
     return rounds * training * (train.samples_trained(samples, epochs) + search) + samples_evaluated(experiment)
 
 

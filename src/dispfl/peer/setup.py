@@ -36,7 +36,7 @@ class LocalSetup:
     smallest_density: float
     layout: Layout
     weights: Tensor
-    """The initial weights, the same for all peers."""
+    """The first weights that all peers share, of which the spec has a digest."""
     buffers: Mapping[str, Tensor]
     schema: DataSchema | None = None
     """The model's inputs and outputs."""
@@ -84,7 +84,8 @@ class LocalSetup:
     def initial_state(self) -> PeerState:
         """The state before the first round (Algorithm 1, line 2)."""
         method, seed = self.run.method, self.run.seed
-        state = method.start(self.weights, self.layout, self.density, seed=seed, peer=self.name)
+        weights = self.run.peer_weights(self.name)
+        state = method.start(weights, self.layout, self.density, seed=seed, peer=self.name)
         return replace(state, buffers={name: buffer.clone() for name, buffer in self.buffers.items()})
 
 

@@ -15,6 +15,8 @@ from dispfl.report.labels import COUNTED, flat_settings, flops_kind, prevents_co
 from dispfl.runs.directory import read_config, read_metrics
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, seconds_per_peer_round
 
+GAP = "gap"
+"""How much better models are on training data than on test data."""
 TEST_LOSS = "test loss"
 """The name of the loss on test data in tables."""
 
@@ -339,6 +341,9 @@ def _scores(record: Metrics) -> tuple[float | None, float | None, dict[str, floa
     """Return mean and standard deviation of the main metric over peers, the others' means, and every peer's value."""
     main = main_scores(record) or {"mean": None, "std": None, "per_peer": []}
     others = {name: found["mean"] for name, found in record["scores"].items() if name != record["metric"]}
+    if (trained := record.get("train_score")) and record["metric"] in record["scores"]:
+        others[f"train {record['metric']}"] = trained["mean"]
+        others[GAP] = measure_of([record]).gain(trained["mean"], main["mean"])
     if record.get("test_loss"):
         others[TEST_LOSS] = record["test_loss"]["mean"]
     return main["mean"], main["std"], others, main["per_peer"]

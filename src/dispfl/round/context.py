@@ -60,6 +60,8 @@ class RunContext:
     seed: int
     rounds: int
     eval_every: int = 1
+    eval_train: bool = False
+    """Whether models are evaluated on the training data of their peers too."""
     device: str = "cpu"
     precision: Precision = "float32"
     wire: Wire = field(default_factory=Wire)
@@ -122,6 +124,18 @@ class RunContext:
         """The flat weights that all peers start from."""
         return LiveModel(self.module()).read()
 
+    def peer_weights(self, peer: str) -> Tensor:
+        """Return the flat weights that a peer starts from: those of all, or its own where the method wants that."""
+        if not self.method.own_first_weights:
+            return self.first_weights
+        weights = LiveModel(self.module(peer)).read()
+        if torch.equal(weights, self.first_weights):
+            raise ConfigError(
+                "method.first_weights is own, but the network has the same weights each time that it is built; give a "
+                "function that draws them, or leave method.first_weights shared."
+            )
+        return weights
+
     def example(self) -> Tensor:
         """Return a batch of two inputs."""
         if self.peers:
@@ -162,6 +176,11 @@ class RunContext:
             raise ConfigError(
                 f"privacy does not work with method.name={name}, which uses training data in other ways than training "
                 "steps. Use dispfl, dpsgd, fedavg, ditto or local."
+            )
+        if self.eval_train:
+            raise ConfigError(
+                "eval_train is true, but with privacy nothing may be told about training data that is not accounted; "
+                "leave it false."
             )
         if self.vmap_peers > 1:
             raise ConfigError(f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.")
@@ -207,9 +226,9 @@ class RunContext:
                         f"the labels 0 to {count - 1}. Give it more outputs, or correct the labels."
                     )
 
-    def module(self) -> nn.Module:
-        """Build the network with the weights that all peers start from."""
-        with global_stream(self.seed, "model"), user_errors("Building the network"):
+    def module(self, peer: str | None = None) -> nn.Module:
+        """Build the network with the weights that all peers start from, or with those that a peer draws."""
+        with global_stream(self.seed, "model", *([] if peer is None else [peer])), user_errors("Building the network"):
             return self.model()
 
     def evaluates(self, t: int) -> bool:

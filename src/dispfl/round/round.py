@@ -42,15 +42,16 @@ OnResult = Callable[[str, StepResult], None]
 def initial_states(context: RunContext, peers: Collection[str] | None = None) -> dict[str, PeerState]:
     """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of them."""
     module, layout = LiveModel(context.module()), context.layout
-    weights, buffers = module.read(), module.read_buffers()
+    buffers = module.read_buffers()
     densities = context.method.densities(len(context.roster))
     states = {}
     for peer, density in zip(context.roster, densities, strict=True):
         if peers is None or peer in peers:
+            weights = context.peer_weights(peer)
             state = context.method.start(weights, layout, density, seed=context.seed, peer=peer)
             states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
-        states[SERVER] = fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
+        states[SERVER] = fresh_state(context.first_weights, torch.ones(layout.size, dtype=torch.bool))
     return states
 
 
@@ -170,6 +171,7 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
             report,
             scores=found.scores,
             test_loss=found.test_loss,
+            train_score=found.train_score,
             validation=found.validation,
             global_score=found.global_score,
             backdoor=found.backdoor,
@@ -228,6 +230,8 @@ def peer_step(
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
         trainer.live = live.for_mask(after.model.mask)
+        if context.eval_train and trainer.evaluate:
+            trainer.report.train_score = trainer.score(after.model.flat(), trainer.train)
         _evaluate(trainer, after, backdoor=context.attack is not None and context.attack.name == "backdoor")
     trainer.report.seconds += step_clock(live) - began
     return StepResult(trainer.report, state=after)
