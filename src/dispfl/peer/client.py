@@ -70,12 +70,14 @@ class Client:
     rng: random.Random
     startup_until: float = 0.0
     """The end of the startup period, in which peers that never responded, or are behind, are waited for."""
+    awaits_unseen: bool = True
+    """Whether peers that never responded may still be starting."""
 
     def start(self, *, joining: bool = False) -> None:
         """Begin the startup period; in a running federation only peers that respond are waited for so long."""
         self.startup_until = asyncio.get_running_loop().time() + self.deadlines.startup
         if joining:
-            self.deadlines.startup = self.deadlines.min
+            self.awaits_unseen, self.deadlines.startup = False, self.deadlines.min
 
     @property
     def has_started_up(self) -> bool:
@@ -117,7 +119,7 @@ class Client:
         spec_mismatch, replies_before = ctx.status.spec_mismatch(sender) is not None, ctx.status.replies_of(sender)
         unreachable = ctx.status.is_unreachable(sender) or spec_mismatch
         seconds = self.deadlines.probe_timeout if unreachable else self.deadlines.deadline
-        if not (ctx.status.was_seen(sender) or spec_mismatch or ctx.joining):
+        if self._may_be_starting(sender):
             seconds = max(seconds, self.startup_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -141,22 +143,38 @@ class Client:
     async def _request_model(
         self, sender: str, request: ModelRequest, responses: RoundResponses, limit: asyncio.Timeout, *, retry: bool
     ) -> PackedModel | None:
-        """Request the model until there is a response, or once if `retry` is false; `limit` ends the attempts."""
-        ctx, pause, clock, usual = self.ctx, MIN_BACKOFF, asyncio.get_running_loop().time, limit.when() or 0.0
-        hold = (self.deadlines.deadline if retry else self.deadlines.probe_timeout) / 2
+        """Request the model until there is a response, or once if `retry` is false; `limit` ends the attempts.
+
+        A peer that responds gets the whole deadline. Whoever waits for one that does not is late for others, so it
+        gives up well before they do.
+        """
+        ctx, deadlines, pause, clock = self.ctx, self.deadlines, MIN_BACKOFF, asyncio.get_running_loop().time
+        whole, failing_since = max(limit.when() or 0.0, clock() + deadlines.deadline), None
+
+        def on_alive() -> None:
+            nonlocal failing_since
+            failing_since = None
+            with contextlib.suppress(RuntimeError):  # the time is up
+                limit.reschedule(whole)
+
         while True:
+            is_failing = failing_since is not None or not retry
+            hold = (deadlines.probe_timeout if is_failing else deadlines.deadline) / 2
             nonce = f"{self.rng.getrandbits(128):032x}"
             header: dict[str, JSON] = {"spec": ctx.spec_digest, "round": request.t, "nonce": nonce, "hold": hold}
+            asked = Request("model", header, request.body, on_alive=on_alive)
             try:
-                response = await self.transport.request(sender, Request("model", header, request.body))
+                response = await self.transport.request(sender, asked)
             except Unreachable as problem:
                 responses.failures[sender] = problem.detail
                 if not retry or ctx.status.spec_mismatch(sender):
                     self._mark_unreachable(sender, problem.detail)
                     return None
                 self._log_waiting(sender, problem.detail)
-                if (until := max(usual, clock() + self.deadlines.probe_timeout)) < (limit.when() or 0.0):
-                    limit.reschedule(until)  # it responded "wait" before, but may have ended since
+                failing_since = clock() if failing_since is None else failing_since
+                until = failing_since + deadlines.retry_timeout
+                until = max(until, self.startup_until) if self._may_be_starting(sender) else until
+                limit.reschedule(min(until, whole))
             except Refused as refused:
                 if refused.reason != Refusal.REPLAYED:  # a response that was resumed too often: send a new request
                     raise
@@ -168,9 +186,15 @@ class Client:
                     return None
                 if response.header.get("status") != "wait":
                     return await self._decode(sender, request, nonce, response)
-                limit.reschedule(max(limit.when() or 0.0, self.startup_until))
+                whole = max(whole, self.startup_until + deadlines.min)  # it may wait for others until startup is over
+                on_alive()
             await asyncio.sleep(pause * (0.5 + self.rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)
+
+    def _may_be_starting(self, name: str) -> bool:
+        """Whether a peer never responded because nobody has started it yet."""
+        status = self.ctx.status
+        return self.awaits_unseen and not status.was_seen(name) and status.spec_mismatch(name) is None
 
     async def _decode(self, sender: str, request: ModelRequest, nonce: str, response: Response) -> PackedModel | None:
         """Decode and check the model in a response; None if it is refused."""
