@@ -49,10 +49,3 @@ def test_deadlines_follow_our_own_steps_beyond_that_of_the_first_round() -> None
     for _ in range(5):
         deadlines.record_round(waited=500, step=900)
     assert deadlines.deadline == 3 * 900
-
-
-def test_a_peer_that_cannot_be_reached_is_given_up_well_before_others_give_us_up() -> None:
-    deadlines = Deadlines(min=30, startup=600)
-    assert deadlines.retry_timeout == 600 / 5
-    deadlines.record_round(0, 1)
-    assert deadlines.retry_timeout == 30 / 5

@@ -49,6 +49,10 @@ class RoundResponses:
     failures: dict[str, str] = field(default_factory=dict)
     """By peer: why the last request failed."""
 
+    def __post_init__(self) -> None:
+        self.awaited = set(self.requested)
+        """Peers that are worth waiting for until the deadline, because requests to them do not fail."""
+
     @property
     def missed(self) -> list[str]:
         """Peers without a valid response."""
@@ -119,7 +123,9 @@ class Client:
         spec_mismatch, replies_before = ctx.status.spec_mismatch(sender) is not None, ctx.status.replies_of(sender)
         unreachable = ctx.status.is_unreachable(sender) or spec_mismatch
         seconds = self.deadlines.probe_timeout if unreachable else self.deadlines.deadline
-        if self._may_be_starting(sender):
+        if unreachable:
+            responses.awaited.discard(sender)
+        elif self._may_be_starting(sender):
             seconds = max(seconds, self.startup_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -133,6 +139,7 @@ class Client:
             await self._on_refused(sender, refused)
         except Exception as problem:  # whatever concerns one peer must not end the node
             self._on_failure(sender, problem)
+        responses.awaited.discard(sender)
         if model is None:
             ctx.status.record_miss(sender)
             return
@@ -145,8 +152,8 @@ class Client:
     ) -> PackedModel | None:
         """Request the model until there is a response, or once if `retry` is false; `limit` ends the attempts.
 
-        A peer that responds gets the whole deadline. Whoever waits for one that does not is late for others, so it
-        gives up well before they do.
+        A peer that responds gets the whole deadline. Whoever waits that long for one that cannot be reached is late for
+        others, so such a peer is only retried for the probe timeout, and as long as others are waited for anyway.
         """
         ctx, deadlines, pause, clock = self.ctx, self.deadlines, MIN_BACKOFF, asyncio.get_running_loop().time
         whole, failing_since = max(limit.when() or 0.0, clock() + deadlines.deadline), None
@@ -154,6 +161,7 @@ class Client:
         def on_alive() -> None:
             nonlocal failing_since
             failing_since = None
+            responses.awaited.add(sender)
             with contextlib.suppress(RuntimeError):  # the time is up
                 limit.reschedule(whole)
 
@@ -167,14 +175,14 @@ class Client:
                 response = await self.transport.request(sender, asked)
             except Unreachable as problem:
                 responses.failures[sender] = problem.detail
-                if not retry or ctx.status.spec_mismatch(sender):
-                    self._mark_unreachable(sender, problem.detail)
-                    return None
                 self._log_waiting(sender, problem.detail)
                 failing_since = clock() if failing_since is None else failing_since
-                until = failing_since + deadlines.retry_timeout
-                until = max(until, self.startup_until) if self._may_be_starting(sender) else until
-                limit.reschedule(min(until, whole))
+                if not self._may_be_starting(sender):
+                    responses.awaited.discard(sender)
+                    tried_enough = clock() >= failing_since + deadlines.probe_timeout and not responses.awaited
+                    if tried_enough or not retry or ctx.status.spec_mismatch(sender):
+                        self._mark_unreachable(sender, problem.detail)
+                        return None
             except Refused as refused:
                 if refused.reason != Refusal.REPLAYED:  # a response that was resumed too often: send a new request
                     raise
@@ -192,9 +200,9 @@ class Client:
             pause = min(2 * pause, MAX_BACKOFF)
 
     def _may_be_starting(self, name: str) -> bool:
-        """Whether a peer never responded because nobody has started it yet."""
-        status = self.ctx.status
-        return self.awaits_unseen and not status.was_seen(name) and status.spec_mismatch(name) is None
+        """Whether a peer that never responded may not have been started yet."""
+        status, is_over = self.ctx.status, self.has_started_up or not self.awaits_unseen
+        return not (is_over or status.was_seen(name) or status.is_unreachable(name) or status.spec_mismatch(name))
 
     async def _decode(self, sender: str, request: ModelRequest, nonce: str, response: Response) -> PackedModel | None:
         """Decode and check the model in a response; None if it is refused."""

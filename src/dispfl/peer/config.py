@@ -51,13 +51,8 @@ class Deadlines:
         return min(self.max, max(self.min, min(bound, self.factor * statistics.median(self._rounds))))
 
     @property
-    def retry_timeout(self) -> float:
-        """Seconds to retry a peer that cannot be reached: a fraction of how long others wait for us meanwhile."""
-        return self.deadline / 5
-
-    @property
     def probe_timeout(self) -> float:
-        """Seconds to wait for a peer that did not respond the last time: enough to see whether it is back."""
+        """Seconds to wait for a peer that cannot be reached: a fraction of how long others wait for us meanwhile."""
         return min(self.deadline, self.min) / 5
 
     def record_round(self, waited: float, step: float) -> None:
