@@ -17,7 +17,14 @@ import pytest
 from dispfl.cli.up import message_bytes
 from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
-from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume, setup_of_peer
+from dispfl.peer.local import (
+    PeerProcesses,
+    collect_results,
+    create_run,
+    deadlines_for,
+    prepare_resume,
+    setup_of_peer,
+)
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PeerStore, rounds_of
 from dispfl.runs.directory import read_config, read_metrics, read_summary
@@ -270,6 +277,12 @@ def test_a_run_locked_by_another_process_is_refused(tmp_path: Path) -> None:
     ):
         prepare_resume(out)
     assert Site.open(out / SITES / "000").info.listen == port
+
+
+def test_the_startup_period_is_long_enough_for_many_processes_on_few_cores() -> None:
+    assert deadlines_for(8, 2).startup == 120
+    assert deadlines_for(64, 2).startup == 320
+    assert deadlines_for(64, 32).startup == 120
 
 
 def test_a_method_with_a_server_is_refused(tmp_path: Path) -> None:

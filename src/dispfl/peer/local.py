@@ -45,7 +45,8 @@ from dispfl.topology import peer_names
 
 LOG = "log.txt"
 LOOPBACK = "127.0.0.1"
-DEADLINES = DeadlineSettings(min=10.0, startup=120.0)
+START_SECONDS = 10.0
+"""Seconds in which a core starts a process: several times what it takes where the machine has nothing else to do."""
 SIMULTANEOUS = "--simultaneous"
 """The argument that tells a peer's process that all others are started at the same time."""
 SHUTDOWN_GRACE = 15.0
@@ -101,9 +102,14 @@ def _open_store(run: Path) -> contextlib.closing[PeerStore]:
     return contextlib.closing(PeerStore(run, run.parent.name, read_config(run)["spec"]))
 
 
+def deadlines_for(peers: int, cores: int) -> DeadlineSettings:
+    """Return the deadlines of processes that start at the same time: the more there are, the longer that takes."""
+    return DeadlineSettings(min=10.0, startup=max(120.0, START_SECONDS * peers / cores))
+
+
 def _create_sites(out: Path, names: Sequence[str]) -> None:
     """Create or reopen a site for each peer, each on a free port; all accept each other."""
-    sites = []
+    sites, deadlines = [], deadlines_for(len(names), os.cpu_count() or 1)
     for name, port in zip(names, free_ports(len(names)), strict=True):
         folder, listen = out / SITES / name, f"{LOOPBACK}:{port}"
         if (folder / SITE).exists():
@@ -111,7 +117,7 @@ def _create_sites(out: Path, names: Sequence[str]) -> None:
             continue
         shutil.rmtree(folder, ignore_errors=True)  # its creation was interrupted
         where = SiteInfo(name=name, listen=listen, federation="up")
-        sites.append(Site.create(folder, where, {"deadlines": DEADLINES.model_dump()}))
+        sites.append(Site.create(folder, where, {"deadlines": deadlines.model_dump()}))
     for site in sites:
         site.members.accept_all([other.invite() for other in sites if other is not site])
 
