@@ -67,8 +67,8 @@ def main(sites: int) -> None:
         for name in processes.names:
             processes.start(name)
         while len(processes.ended()) < sites:
-            for name, process in processes.running.items():
-                use[name].measure(process.pid)
+            for name in processes.names:
+                use[name].measure(processes.pid(name))
             time.sleep(2)
     finally:
         processes.stop()

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -143,8 +142,8 @@ def test_the_others_finish_without_a_killed_peer_which_rejoins_after_a_restart(
     for name in processes.names:
         processes.start(name)
     until(lambda: len(rounds_done(processes, "002")) >= 2)
-    os.kill(processes.running["002"].pid, signal.SIGKILL)
-    processes.running["002"].wait()
+    processes.running["002"].kill()
+    processes.running["002"].join()
     killed_after = rounds_done(processes, "002")[-1]
     until(lambda: rounds_done(processes, "000")[-1] >= killed_after + 3)  # they continue without it
     processes.start("002")
