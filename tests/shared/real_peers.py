@@ -168,9 +168,13 @@ class Peers:
             return -1
         return int(json.loads(lines[-2])["round"]) if len(lines) > 1 else -1  # the last line may be incomplete
 
+    def checkpoints(self, name: str) -> Path:
+        """The folder of a peer's checkpoints."""
+        return self._run(name) / "checkpoints"
+
     def checkpoint(self, name: str) -> int:
         """The last round with a complete checkpoint; -1 before the first."""
-        folders = (self._run(name) / "checkpoints").glob("round-*/complete.json")
+        folders = self.checkpoints(name).glob("round-*/complete.json")
         return max((int(complete.parent.name[-6:]) for complete in folders), default=0) - 1
 
     def state(self, name: str) -> PeerState:
