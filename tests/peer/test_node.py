@@ -145,6 +145,39 @@ def test_a_peer_on_a_slow_link_is_heard_again_as_soon_as_it_can_be_reached() -> 
         assert not [t for t, missed in store.missed.items() if missed and t > begun[name]]
 
 
+class Slow(FakeTraining):
+    """Trains for longer than the others' deadline, which is 20 s."""
+
+    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+        await asyncio.sleep(100)
+        return await super().step(task, state, received)
+
+
+def test_a_quick_peer_that_restarts_waits_for_the_slow_majority_instead_of_running_ahead_alone() -> None:
+    world = World(5, reliable, peers=4)
+    make = world.node
+
+    def slow(name: str) -> Node:
+        node = make(name)
+        training = node.training if name == "000" else Slow(world, random.Random(0))
+        return Node(node.ctx, node.client, training, node.store)  # whose rounds may exceed twice their deadline
+
+    world.node = slow  # type: ignore[method-assign]
+
+    async def story() -> None:
+        living = await everyone(world)
+        await asyncio.sleep(150)
+        living["000"].cancel()
+        await asyncio.wait([living["000"]])
+        living["000"] = asyncio.create_task(world.live("000"))  # it does not know how long rounds take
+        await asyncio.gather(*living.values())
+
+    run(story(), LIMIT)
+    for store in world.stores.values():
+        assert store.rounds == list(range(ROUNDS))
+        assert not any(store.missed.values())
+
+
 class Stuck(FakeTraining):
     """Never finishes round 3."""
 

@@ -52,6 +52,8 @@ class RoundResponses:
     def __post_init__(self) -> None:
         self.awaited = set(self.requested)
         """Peers that are worth waiting for until the deadline, because requests to them do not fail."""
+        self.behind: set[str] = set()
+        """Those of them that respond, but are still in an earlier round."""
 
     @property
     def missed(self) -> list[str]:
@@ -62,6 +64,11 @@ class RoundResponses:
     def is_stale(self) -> bool:
         """Whether more than half of the requested peers say that this round is long over."""
         return 2 * len(self.stale) > len(self.requested)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether more than half of the requested peers are still in an earlier round."""
+        return 2 * len(self.behind) > len(self.requested)
 
 
 @dataclass
@@ -140,6 +147,7 @@ class Client:
         except Exception as problem:  # whatever concerns one peer must not end the node
             self._on_failure(sender, problem)
         responses.awaited.discard(sender)
+        responses.behind.discard(sender)
         if model is None:
             ctx.status.record_miss(sender)
             return
@@ -154,9 +162,11 @@ class Client:
 
         A peer that responds gets the whole deadline. Whoever waits that long for one that cannot be reached is late for
         others, so such a peer is only retried for the probe timeout, and as long as others are waited for anyway.
+        A site that is ahead of most others waits for them: alone, it would run further and further ahead.
         """
         ctx, deadlines, pause, clock = self.ctx, self.deadlines, MIN_BACKOFF, asyncio.get_running_loop().time
         whole, failing_since = max(limit.when() or 0.0, clock() + deadlines.deadline), None
+        longest = clock() + deadlines.patience
 
         def on_alive() -> None:
             nonlocal failing_since
@@ -195,6 +205,9 @@ class Client:
                 if response.header.get("status") != "wait":
                     return await self._decode(sender, request, nonce, response)
                 whole = max(whole, self.startup_until + deadlines.min)  # it may wait for others until startup is over
+                if ctx.status.round_of(sender) < request.t:
+                    responses.behind.add(sender)
+                whole = max(whole, min(clock() + deadlines.deadline, longest)) if responses.is_early else whole
                 on_alive()
             await asyncio.sleep(pause * (0.5 + self.rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)

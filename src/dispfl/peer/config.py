@@ -36,7 +36,8 @@ class Deadlines:
     """The parts of these durations that are our own."""
 
     def __post_init__(self) -> None:
-        self._patience = self.startup
+        self.patience = self.startup
+        """The longest that others may make us wait in a round, unless our own steps take as long."""
 
     @property
     def deadline(self) -> float:
@@ -47,7 +48,7 @@ class Deadlines:
         """
         if not self._rounds:
             return max(self.startup, self.min)
-        bound = max(self._patience, self.factor * statistics.median(self._steps))
+        bound = max(self.patience, self.factor * statistics.median(self._steps))
         return min(self.max, max(self.min, min(bound, self.factor * statistics.median(self._rounds))))
 
     @property

@@ -114,7 +114,7 @@ def test_the_others_finish_every_round_whenever_a_peer_is_killed(federation: Cal
         f"rounds={ROUNDS}",
         "train.epochs=60",
     ]
-    peers = federation(compose({}, settings), Deadlines(min=2.5, startup=120.0))
+    peers = federation(compose({}, settings), Deadlines(min=2.5, startup=30.0))
     scenario = Scenario(peers)
 
     # One peer is suspended while it trains. A peer that waits for it is killed before the deadline.
