@@ -9,7 +9,7 @@ from dispfl.config import compose
 from dispfl.peer.config import Deadlines
 from dispfl.topology import RandomRegular
 
-PEERS, ROUNDS, DEGREE = 8, 45, 6
+PEERS, ROUNDS, DEGREE = 8, 36, 6
 
 
 class Scenario:
