@@ -20,7 +20,7 @@ TIERS = [
     {"config"},
     {"engines", "reference", "runs"},
     {"federation", "peer"},
-    {"export", "testing"},
+    {"audit", "export", "testing"},
     {"paper"},
     {"cli"},
 ]

@@ -62,15 +62,6 @@ def test_a_function_without_parameters_or_with_defaults_is_called_without_argume
     assert code(text).network((3,), 5).weight.shape == (2, 7)  # type: ignore[union-attr]
 
 
-def test_view_works_on_images_in_channels_last_memory(code: Code) -> None:
-    network = code(VIEWING).network((3, 4, 4), 5)
-    images = torch.rand(2, 3, 4, 4)
-    channels_last = images.to(memory_format=torch.channels_last)
-    with pytest.raises(RuntimeError, match="view size is not compatible"):
-        channels_last.view(2, -1)
-    assert network(channels_last).equal(network(images))
-
-
 def test_every_call_gives_a_new_network_from_torchs_generator(code: Code) -> None:
     model = code(VIEWING)
     torch.manual_seed(0)

@@ -9,6 +9,7 @@ import typer
 
 from dispfl.cli import (
     attack,
+    audit,
     costs,
     data,
     explain,
@@ -58,6 +59,7 @@ app.command("attack")(attack.attack)
 app.command("reproduce")(reproduce.reproduce)
 app.command("costs")(costs.costs)
 app.command("privacy")(privacy.privacy)
+app.command("audit")(audit.audit)
 app.command("explain")(explain.explain)
 app.command("masks")(paper.masks)
 app.command("bound")(paper.bound)

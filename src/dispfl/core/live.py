@@ -108,14 +108,10 @@ class LiveModel:
         self.weights = self.grad = torch.empty(0)
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return the module's outputs. Inputs keep their memory format, so that a user's `x.view(...)` works; those of
-        a small network are row-major, because kernels for channels-last need more channels to be fast.
-        """
+        """Return the module's outputs."""
         if torch.is_grad_enabled():
             self.uncharged += len(inputs)
         inputs = self.to_device(inputs)
-        if self.mask is not None:
-            inputs = inputs.contiguous()
         outputs: Tensor
         if self.precision == "float32":
             outputs = self.module(inputs)

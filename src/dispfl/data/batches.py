@@ -22,10 +22,11 @@ PADDING = 4
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """Transform uint8 images (N, H, W, C) into normalized floats (N, C, H, W) in channels-last memory.
+    """Transform uint8 images (N, H, W, C) into normalized floats (N, C, H, W), row-major.
 
-    Images are stored with their channels last: convolutions are faster on this layout, and crops, flips and
-    normalization work on whole rows of an image instead of single pixels.
+    Images are stored with their channels last, so that crops and flips copy whole rows of an image. Networks get them
+    row-major: the small CNN's group norms and strided convolutions take 1.2 times as long on channels-last memory,
+    ResNet-18 and VGG-11 as long.
     """
 
     mean: tuple[float, ...]
@@ -41,17 +42,16 @@ class ImageTransform:
             images = random_crop(images, rng)
         if rng is not None and self.flip:
             images = random_flip(images, rng)
-        n, height, width, _ = images.shape
-        floats = images.to(torch.float32)
-        rows = floats.view(n, height, -1)  # mean and std repeated along a row: long vectors instead of C numbers
-        rows.sub_(_repeat_along_row(self.mean, width)).mul_(1 / _repeat_along_row(self.std, width))
-        return floats.permute(0, 3, 1, 2)
+        n, height, width, channels = images.shape
+        planes = images.permute(0, 3, 1, 2).flatten(1)  # one byte a pixel moves faster than a float
+        floats = planes.to(torch.float32).view(n, channels, height, width)
+        return floats.sub_(_per_plane(self.mean)).mul_(1 / _per_plane(self.std))
 
 
 @lru_cache
-def _repeat_along_row(per_channel: tuple[float, ...], width: int) -> Tensor:
-    """Scale per-channel constants to pixels of 0 to 255 and repeat them for each pixel of a row."""
-    return 255 * torch.tensor(per_channel).repeat(width)
+def _per_plane(per_channel: tuple[float, ...]) -> Tensor:
+    """Scale per-channel constants to pixels of 0 to 255."""
+    return 255 * torch.tensor(per_channel).view(-1, 1, 1)
 
 
 def random_crop(images: Tensor, rng: torch.Generator) -> Tensor:

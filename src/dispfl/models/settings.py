@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, field_validator
@@ -102,8 +102,6 @@ class CustomModel(Model):
         if not isinstance(module, nn.Module):
             hint = f"write {module.__name__}()" if isinstance(module, type) else "return the network itself"
             raise ConfigError(f"{FACTORY} {self.factory} must return an nn.Module, got {_kind(module)}; {hint}.")
-        # Built-in images are channels-last in memory, where a network's `x.view(...)` would fail.
-        module.register_forward_pre_hook(_row_major)
         return module
 
     def check_network(self, inputs: Tensor, classes: int, folder: Path | None = None) -> None:
@@ -127,11 +125,6 @@ class CustomModel(Model):
 
 def _home(folder: Path | None) -> Path:
     return (folder or Path()).expanduser().absolute()
-
-
-def _row_major(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    # With one channel both orders are the same, but strides of channels-last would still select it for convolutions.
-    return tuple(x.reshape(-1).view(x.shape) if isinstance(x, Tensor) else x for x in inputs)
 
 
 def _kind(value: object) -> str:

@@ -17,6 +17,7 @@ from dispfl.report.markup import (
     section,
 )
 from dispfl.report.peers import labels_section, peers_section
+from dispfl.report.privacy import privacy_section
 from dispfl.report.results import ReportResults, read_results
 from dispfl.report.results_table import results_section
 from dispfl.report.runs import ReportRun
@@ -36,7 +37,7 @@ CONTENTS = {
     "topology": "Topology",
     "settings": "Settings",
 }
-"""The anchors of the sections and their names in the table of contents."""
+"""The anchors of the sections and their names in the table of contents; private or audited runs have one more."""
 TABLE_TITLES = {
     "": "Run",
     "data": "Data",
@@ -68,7 +69,10 @@ def write_report(paths: Iterable[Path], out: Path) -> None:
 def html_page(results: ReportResults, out: Path) -> str:
     """Return the whole document."""
     title = _title(results)
-    contents = element("ul", *(element("li", element("a", text, href=f"#{name}")) for name, text in CONTENTS.items()))
+    privacy, sections = privacy_section(results), list(CONTENTS.items())
+    if privacy:
+        sections.insert(-1, ("privacy", "Privacy"))
+    contents = element("ul", *(element("li", element("a", text, href=f"#{name}")) for name, text in sections))
     body = [
         element(
             "header",
@@ -87,6 +91,7 @@ def html_page(results: ReportResults, out: Path) -> str:
             masks_section(results),
             labels_section(results),
             topology_section(results),
+            *([privacy] if privacy else []),
             settings_section(results, out),
         ),
     ]

@@ -12,7 +12,7 @@ import torch
 from dispfl.attacks import Triggered, backdoor_success
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.rng import stream_seed
+from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
 from dispfl.costs.ledger import Ledger
 from dispfl.errors import NonFiniteError, user_errors
@@ -224,7 +224,7 @@ def peer_step(
         moments=dict(state.moments),
         private=context.private_steps(task, _private_steps(context, task, state)),
     )
-    torch.manual_seed(stream_seed(context.seed, "torch", task.peer, task.t))  # for dropout, which takes no generator
+    seed_globally(context.seed, "torch", task.peer, task.t)  # for dropout, which takes no generator
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
         trainer.live = live.for_mask(after.model.mask)

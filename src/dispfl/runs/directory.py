@@ -8,6 +8,7 @@ checkpoints/        see checkpoint.py
 summary.json        at the end
 learning-curve.png  at the end
 report.html         at the end, from the command line
+audit.json, audit/  of `dispfl audit`
 """
 
 import contextlib

@@ -87,6 +87,10 @@ class GridRun:
             return RunState.MISSING
         return RunState.DONE if is_finished(self.path, self.experiment.rounds) else RunState.INTERRUPTED
 
+    def start(self, directory: RunDirectory, decoding: ProgressCallback | None = None) -> ExperimentRun:
+        """Return the run in its directory, which this process has locked: new, or resumed."""
+        return ExperimentRun.start(self.experiment, directory, decoding)
+
 
 def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
     """Return the runs of a comparison: methods, variants of methods (`dispfl@method.density=0.2`), and overrides."""
@@ -249,7 +253,7 @@ def _run_together(
                 locked[run.path] = run, own
         stack.callback(directory.close)
         own_callbacks = callbacks.run(leader)
-        started = ExperimentRun.start(leader.experiment, directory, callbacks.decoding)
+        started = leader.start(directory, callbacks.decoding)
         tracked = stack.enter_context(tracking(track, leader.path, own_callbacks))
         followers = []
         for run, own in locked.values():
