@@ -213,9 +213,10 @@ class Client:
             pause = min(2 * pause, MAX_BACKOFF)
 
     def _may_be_starting(self, name: str) -> bool:
-        """Whether a peer that never responded may not have been started yet."""
+        """Whether a peer cannot be reached because people are still starting sites, or this one again."""
         status, is_over = self.ctx.status, self.has_started_up or not self.awaits_unseen
-        return not (is_over or status.was_seen(name) or status.is_unreachable(name) or status.spec_mismatch(name))
+        has_run = status.was_seen(name) and not self.deadlines.is_first_round
+        return not (is_over or has_run or status.is_unreachable(name) or status.spec_mismatch(name))
 
     async def _decode(self, sender: str, request: ModelRequest, nonce: str, response: Response) -> PackedModel | None:
         """Decode and check the model in a response; None if it is refused."""

@@ -40,13 +40,18 @@ class Deadlines:
         """The longest that others may make us wait in a round, unless our own steps take as long."""
 
     @property
+    def is_first_round(self) -> bool:
+        """Whether no round has ended yet."""
+        return not self._rounds
+
+    @property
     def deadline(self) -> float:
         """Seconds after which the round continues without the peers that have not responded.
 
         Others decide how long a round lasts: a peer that responds just in time, round after round, extends it. So no
         deadline of a run exceeds that of its first round, unless our own steps take as long.
         """
-        if not self._rounds:
+        if self.is_first_round:
             return max(self.startup, self.min)
         bound = max(self.patience, self.factor * statistics.median(self._steps))
         return min(self.max, max(self.min, min(bound, self.factor * statistics.median(self._rounds))))
