@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, reliable
 from torch import nn
@@ -246,3 +247,19 @@ def test_a_member_that_has_used_up_its_bytes_is_refused_and_large_models_have_mo
         world = World(8, instant, peers=2)
         answers, _ = send_all(world, requests, used=allowed - unused)
         assert answers == ["model"] * answered + ["too-many-requests"] * (3 - answered)
+
+
+def test_a_spec_that_differs_at_length_is_short_in_the_status() -> None:
+    context = World(8, instant, peers=2).node("000").ctx
+    server = Server(context)
+
+    async def story() -> None:
+        spec: dict[str, JSON] = {**context.spec, "seed": "\x1b[2J" + "9" * 60_000}
+        with pytest.raises(Refused):
+            await server("001", Request("sync", {"spec": spec, "current_round": 0}))
+
+    run(story(), LIMIT)
+    shown = context.status.spec_mismatch("001") or ""
+    assert "seed is" in shown
+    assert len(shown) < 400
+    assert shown.isprintable()
