@@ -326,7 +326,7 @@ class SiteWorld:
 
     async def revoke(self) -> None:
         """An operator revokes some members, or all of them, and accepts some again."""
-        if name := self.one():
+        if (name := self.one()) and self.sites[name].members.names():
             members = self.sites[name].members
             revoked = self.rng.sample(members.names(), self.rng.randint(1, len(members.names())))
             self.alone |= {name} if len(revoked) == len(members.names()) else set()
