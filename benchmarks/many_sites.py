@@ -1,6 +1,6 @@
 """Many real sites on this machine with a tiny model: whether all finish, and what one of them costs.
 
-`python benchmarks/many_sites.py 64`; each site needs up to 370 MB of memory.
+`python benchmarks/many_sites.py 64`
 """
 
 import shutil
@@ -8,6 +8,7 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from dispfl.config import compose
@@ -29,14 +30,30 @@ SETTINGS = [
 ]
 
 
-def resources(pid: int) -> tuple[float, int]:
-    """Return the largest memory of a process so far in MB, and its open files; zeros if it has ended."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
-        return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM")), files
-    except (OSError, StopIteration):
-        return 0.0, 0
+@dataclass
+class Use:
+    """The largest memory in MB and the most open files of a process so far."""
+
+    resident: float = 0.0
+    """All its pages, those of libraries that the processes share included."""
+    proportional: float = 0.0
+    """Shared pages counted in parts, so that the sum over all processes is what they need together."""
+    private: float = 0.0
+    files: int = 0
+
+    def measure(self, pid: int) -> None:
+        """Measure a process; nothing changes if it has ended."""
+        try:
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
+            kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+            files = len(list(Path(f"/proc/{pid}/fd").iterdir()))
+        except OSError:
+            return
+        private = kilobytes["Private_Clean"] + kilobytes["Private_Dirty"]
+        self.resident = max(self.resident, kilobytes["Rss"] / 1024)
+        self.proportional = max(self.proportional, kilobytes["Pss"] / 1024)
+        self.private = max(self.private, private / 1024)
+        self.files = max(self.files, files)
 
 
 def main(sites: int) -> None:
@@ -44,27 +61,31 @@ def main(sites: int) -> None:
     out = Path(tempfile.mkdtemp()) / "up"
     create_run(compose({}, [*SETTINGS, f"peers={sites}"]), out)
     processes = PeerProcesses(out, peer_names(sites))
-    most: dict[str, tuple[float, int]] = {}
+    use = {name: Use() for name in processes.names}
+    began = time.time()
     try:
         for name in processes.names:
             processes.start(name)
         while len(processes.ended()) < sites:
-            for name, process in processes.running.items():
-                memory, files = resources(process.pid)
-                before = most.get(name, (0.0, 0))
-                most[name] = (max(memory, before[0]), max(files, before[1]))
-            time.sleep(0.5)
+            for name in processes.names:
+                use[name].measure(processes.pid(name))
+            time.sleep(2)
     finally:
         processes.stop()
     assert set(processes.ended().values()) == {0}, processes.ended()
-    ends = [[entry["time"] for entry in rounds_of(out / SITES / name / RUN).values()] for name in processes.names]
-    seconds = statistics.median((times[-1] - times[0]) / (ROUNDS - 1) for times in ends)
-    missed = sum(len(e["missed"]) for name in processes.names for e in rounds_of(out / SITES / name / RUN).values())
+    rounds = {name: list(rounds_of(out / SITES / name / RUN).values()) for name in processes.names}
+    seconds = statistics.median((lines[-1]["time"] - lines[0]["time"]) / (ROUNDS - 1) for lines in rounds.values())
+    start = max(lines[0]["time"] for lines in rounds.values()) - began
+    heard, missed = (sum(len(line[key]) for lines in rounds.values() for line in lines) for key in ("heard", "missed"))
     sent = [(Site.open(out / SITES / name).status() or {})["sockets"]["sent"] for name in processes.names]
-    print(f"{sites} sites, {ROUNDS} rounds: all finished, {missed} of {sites * ROUNDS * DEGREE} models missed")
-    print(f"a round takes {seconds:.1f} s; a site sends {statistics.mean(sent) / ROUNDS / 1e6:.2f} MB per round,")
+    print(f"{sites} sites, {ROUNDS} rounds: all finished; {heard} models heard, {missed} missed")
+    print(f"the first round ends after {start:.0f} s; then a round takes {seconds:.1f} s")
+    print(f"a site sends {statistics.mean(sent) / ROUNDS / 1e6:.2f} MB per round")
     print(
-        f"and has at most {max(m for m, _ in most.values()):.0f} MB and {max(f for _, f in most.values())} open files"
+        f"in a process at most {max(each.private for each in use.values()):.0f} MB of its own, "
+        f"{max(each.resident for each in use.values()):.0f} MB with shared libraries, and "
+        f"{max(each.files for each in use.values())} open files; "
+        f"{sum(each.proportional for each in use.values()) / 1024:.1f} GB in all"
     )
     shutil.rmtree(out.parent)
 

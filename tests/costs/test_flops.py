@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_count
 from dispfl.core.sparsity import erk_densities
+from dispfl.costs import flops
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.models.networks import ResNet18
 
@@ -309,3 +310,8 @@ def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_de
     kept = [kept_count(size, densities[name]) for name, size in zip(layout.names, layout.sizes, strict=True)]
     assert cost.local_training(layout.sizes, samples=2500) == pytest.approx(8.33e12, rel=1e-3)
     assert cost.local_training(kept, samples=2500, search_batch=128) == pytest.approx(7.06e12, rel=1e-3)
+
+
+def test_counting_does_not_load_torchs_compiler() -> None:
+    """Torch wraps a dispatch mode for it by default, and loads it at the first operation."""
+    assert flops._OperationCounter.__torch_dispatch__.__code__.co_filename == flops.__file__

@@ -7,9 +7,11 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from small_disk import SmallDisk
@@ -17,10 +19,19 @@ from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
 from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.doctor import machine
 from dispfl.peer.doctor.examine import examine
 from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
-from dispfl.peer.doctor.machine import disk_finding, memory_limits
-from dispfl.peer.doctor.network import check_address, check_clock, names_of
+from dispfl.peer.doctor.machine import check_key, check_run, check_training, disk_finding, memory_limits
+from dispfl.peer.doctor.network import (
+    Answers,
+    _running_port,
+    check_address,
+    check_clock,
+    check_member,
+    check_network,
+    names_of,
+)
 from dispfl.peer.local import free_ports
 from dispfl.peer.membership import identity
 from dispfl.peer.membership.address import Address
@@ -289,6 +300,136 @@ def test_saved_rounds_are_read_and_damage_and_another_spec_are_named(make_site: 
     found = asyncio.run(findings(alice))["run"]
     assert found.level == Level.FAILURE
     assert "rounds is 3 now and 2 then" in found.text
+
+
+def test_a_folder_that_other_users_may_enter_is_a_warning(make_site: MakeSite) -> None:
+    alice = make_site("alice")
+    assert check_key(alice).level == Level.OK
+    alice.folder.chmod(0o755)
+    found = check_key(alice)
+    assert (found.level, found.advice) == (Level.WARNING, f"Run: chmod 700 {alice.folder}")
+
+
+def test_rounds_that_a_running_node_could_not_save_are_a_failure(make_site: MakeSite) -> None:
+    alice = make_site("alice", rounds=2)
+    setup = local_setup(alice)
+
+    async def one_round() -> None:
+        async with open_node(alice, setup, Deadlines(), lambda event, fields: None) as (node, _):
+            await node.run(1, setup.initial_state())
+
+    asyncio.run(one_round())
+    status = {"save_problem": "No space left on device", "unsaved_rounds": 3}
+    found = check_run(alice, setup, status, running=True)
+    assert (found.level, found.text) == (Level.FAILURE, "3 rounds are only in memory: No space left on device")
+    assert "do not stop the node" in found.advice
+
+
+def test_time_and_memory_of_a_round_are_compared_with_deadlines_and_machine(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = make_site("alice")
+    config, setup = alice.config(), local_setup(alice)
+    _, result = machine.measure_round(setup)
+    gigabytes = {"needed": 1.0, "total": 8.0, "available": 4.0}
+    monkeypatch.setattr(machine, "memory_limits", lambda *_: (gigabytes["total"] * 1e9, gigabytes["available"] * 1e9))
+
+    def found(seconds: float = 1.0, running: bool = False, **changes: float) -> dict[str, Level]:
+        monkeypatch.setattr(machine, "measure_round", lambda _: (seconds, result))
+        with monkeypatch.context() as patched:
+            for name, value in changes.items():
+                patched.setitem(gigabytes, name, value)
+            peak = int(gigabytes["needed"] * 1e9 / 1024)
+            patched.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_maxrss=peak))
+            return {each.topic: each.level for each in check_training(alice, setup, config, running=running)}
+
+    assert found() == {"training": Level.OK, "memory": Level.OK, "disk": Level.OK}
+    assert found(config.deadlines.min + 1)["training"] == Level.WARNING
+    assert found(config.deadlines.max + 1)["training"] == Level.FAILURE
+    assert found(available=0.5)["memory"] == Level.WARNING
+    assert found(available=0.5, running=True)["memory"] == Level.OK  # the node has it already
+    assert found(needed=9.0)["memory"] == Level.FAILURE
+
+
+def test_a_batch_that_fails_is_a_failure(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice = make_site("alice")
+    config, setup = alice.config(), local_setup(alice)
+
+    def fails(_: object) -> None:
+        raise MemoryError("cannot allocate 9 GB")
+
+    monkeypatch.setattr(machine, "measure_round", fails)
+    [found] = check_training(alice, setup, config, running=False)
+    assert (found.level, found.text) == (Level.FAILURE, "a batch failed: cannot allocate 9 GB")
+
+
+def test_a_disk_that_cannot_be_written_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert disk_finding(tmp_path, 1.0).text == f"{tmp_path} cannot be written"
+
+
+def test_addresses_are_checked_for_names_and_families(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+    alice = make_site("alice")
+    four, six = (socket.AF_INET, "192.0.2.7"), (socket.AF_INET6, "2001:db8::7")
+
+    def found(listen: str, *resolved: tuple[int, str]) -> Level:
+        def getaddrinfo(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+            if not resolved:
+                raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+            return [(family, 1, 6, "", (ip, 7600)) for family, ip in resolved]
+
+        monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
+        site = replace(alice, info=SiteInfo(name="alice", listen=listen, advertise="alice.example.org:7600"))
+        return check_address(site, []).level
+
+    assert found("0.0.0.0:7600") == Level.WARNING  # the name does not resolve
+    assert found("0.0.0.0:7600", four) == Level.OK
+    assert found("0.0.0.0:7600", four, six) == Level.WARNING  # IPv4 only
+    assert found("[::]:7600", four, six) == Level.OK
+    assert found("[2001:db8::7]:7600", four) == Level.FAILURE  # IPv6 only
+
+
+def test_a_running_node_that_does_not_listen_is_a_warning(make_site: MakeSite) -> None:
+    alice = make_site("alice")
+    assert asyncio.run(_running_port(alice)).level == Level.WARNING
+    with socket.create_server(tuple(alice.info.listen_address)):
+        assert asyncio.run(_running_port(alice)).level == Level.OK
+
+
+def test_members_that_cannot_be_reached_and_their_certificates_are_named(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice = make_site("alice")
+    monkeypatch.setattr(identity, "_VALIDITY_YEARS", 0.1)
+    bob = make_site("bob")
+    alice.members.accept(bob.invite())
+    found = list(check_network(alice, local_setup(alice), alice.config(), {}, running=False))
+    assert ("members", Level.FAILURE, "not one can be reached: bob") in [(f.topic, f.level, f.text) for f in found]
+    [certificate, reach] = [finding for finding in found if finding.topic == "bob"]
+    assert certificate.level == Level.WARNING
+    assert certificate.text.startswith("its certificate is valid ")
+    assert reach.text == f"cannot be reached at {bob.info.listen}: connection refused"
+
+
+def test_what_is_known_of_a_member_decides_what_to_do(make_site: MakeSite) -> None:
+    alice, bob = make_site("alice"), make_site("bob")
+    alice.members.accept(bob.invite())
+    [member] = alice.members.accepted()
+    reached = Answers(replied={"bob"})
+    assert check_member(replace(member, address=None, record=None), reached, {}, True).text == (
+        "its address is not known yet"
+    )
+    refusing = Answers({"bob": "bob does not know us"}, ahead={"bob": 0.0})
+    found = check_member(member, refusing, {}, True)
+    assert (found.level, found.text) == (Level.FAILURE, "it refuses us: bob does not know us")
+    called = check_member(member, reached, {"last_request": time.time() - 120}, True)
+    assert (called.level, called.text) == (
+        Level.OK,
+        f"reached at {bob.info.listen}, and its last request came 2 min ago",
+    )
+    assert check_member(member, reached, {}, True).level == Level.WARNING
+    silent = check_member(member, Answers({"bob": "no response in time"}), {}, True)
+    assert silent.advice.startswith("Does bob run?")
 
 
 def test_training_that_diverges_is_a_failure(make_site: MakeSite) -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
@@ -17,7 +16,14 @@ import pytest
 from dispfl.cli.up import message_bytes
 from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
-from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume, setup_of_peer
+from dispfl.peer.local import (
+    PeerProcesses,
+    collect_results,
+    create_run,
+    deadlines_for,
+    prepare_resume,
+    setup_of_peer,
+)
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PeerStore, rounds_of
 from dispfl.runs.directory import read_config, read_metrics, read_summary
@@ -136,8 +142,8 @@ def test_the_others_finish_without_a_killed_peer_which_rejoins_after_a_restart(
     for name in processes.names:
         processes.start(name)
     until(lambda: len(rounds_done(processes, "002")) >= 2)
-    os.kill(processes.running["002"].pid, signal.SIGKILL)
-    processes.running["002"].wait()
+    processes.running["002"].kill()
+    processes.running["002"].join()
     killed_after = rounds_done(processes, "002")[-1]
     until(lambda: rounds_done(processes, "000")[-1] >= killed_after + 3)  # they continue without it
     processes.start("002")
@@ -270,6 +276,12 @@ def test_a_run_locked_by_another_process_is_refused(tmp_path: Path) -> None:
     ):
         prepare_resume(out)
     assert Site.open(out / SITES / "000").info.listen == port
+
+
+def test_the_startup_period_is_long_enough_for_many_processes_on_few_cores() -> None:
+    assert deadlines_for(8, 2).startup == 120
+    assert deadlines_for(64, 2).startup == 320
+    assert deadlines_for(64, 32).startup == 120
 
 
 def test_a_method_with_a_server_is_refused(tmp_path: Path) -> None:

@@ -51,10 +51,17 @@ def test_many_members_start_join_leave_are_revoked_and_finish_twenty_rounds() ->
     greetings = run(story(), LIMIT)
     seconds = time.process_time() - began
     assert set(world.finished) == set(names) - leaving
-    for name in set(names) - leaving - revoked:
-        heard = [peers for t, peers in world.stores[name].heard.items() if t >= ROUNDS / 2]
-        assert any(heard)
-        assert not any(revoked.intersection(peers) for peers in heard)
+    staying, first_round = set(names) - leaving - revoked, world.members.joins
+    assert {first_round[name] for name in late} <= set(range(5, 10))
+    for name in staying:
+        store = world.stores[name]
+        assert store.rounds == list(range(first_round.get(name, 0), ROUNDS)), name  # no round was skipped
+        for t in store.rounds:
+            missed = staying.intersection(
+                store.missed[t]
+            )  # nobody, but late members have no model of their first round
+            assert not [peer for peer in missed if peer not in late or t > first_round[peer]], (name, t)
+            assert t < ROUNDS / 2 or not revoked.intersection(store.heard[t]), (name, t)
     assert max(greetings[name, "sync"] for name in names) <= 2 * GREETINGS  # two requests each, if there are records
     steps, greeted = MEMBERS * ROUNDS, sum(greetings.values()) / MEMBERS
     each = f"{1000 * seconds / steps:.1f} ms and {sum(requests.values()) / steps:.1f} requests"

@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import numpy as np
+import pytest
 import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, reliable
 from torch import nn
@@ -14,15 +15,17 @@ from dispfl.core.packed import PackedMask
 from dispfl.core.units import UnitMask
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.context import NodeContext
+from dispfl.peer.guard import RequestGuard
 from dispfl.peer.server import Server
 from dispfl.peer.spec import federation_spec, spec_difference, spec_digest
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
+from dispfl.testing.memory_transport import instant
 from dispfl.testing.virtual_time import run
 from dispfl.wire.codec import Codec
 
 
-def send_all(world: World, requests: list[Request]) -> tuple[list[str], dict[str, int]]:
-    """Send these requests of a member to a peer; return its responses and its refusal counts."""
+def send_all(world: World, requests: list[Request], used: int = 0) -> tuple[list[str], dict[str, int]]:
+    """Send these requests of a member that has used some bytes; return the peer's responses and refusal counts."""
     answers: list[str] = []
     nodes = {}
 
@@ -31,6 +34,8 @@ def send_all(world: World, requests: list[Request]) -> tuple[list[str], dict[str
         living = asyncio.create_task(node.run(0, world.start["000"]))
         transport = world.network.join("001")
         await asyncio.sleep(1)
+        if used:
+            node.ctx.guard.charge("001", used, is_sync=True)
         for request in requests:
             try:
                 response = await transport.request("000", request)
@@ -215,3 +220,46 @@ def test_a_model_counts_as_fetched_once_it_is_sent_completely() -> None:
     whole.on_sent()
     assert ctx.published.pending() == set()
     assert (neighbour.received_bytes, neighbour.sent_bytes) == (len(body), len(whole.body))
+
+
+def test_a_member_that_has_used_up_its_syncs_is_refused_until_the_next_round() -> None:
+    world = World(8, instant, peers=2)
+    world.members.joins["001"] = ROUNDS  # the node does not wait for it
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    sync = Request("sync", {"spec": dict(spec), "current_round": 0})
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 1, "nonce": "n", "hold": 10.0}
+    later = Request("model", header, world.context.codec.encode_request(world.start["000"].next_mask))
+    answers, _ = send_all(world, [*[sync] * (RequestGuard.MAX_SYNCS + 1), later, sync])
+    assert answers == [*["sync"] * RequestGuard.MAX_SYNCS, "too-many-requests", "model", "sync"]
+
+
+def test_a_member_that_has_used_up_its_bytes_is_refused_and_large_models_have_more() -> None:
+    world = World(8, instant, peers=2)
+    node, codec = world.node("000"), world.context.codec
+    allowed = RequestGuard().max_bytes + 50 * 4 * world.context.layout.size
+    assert node.ctx.guard.max_bytes == allowed
+    spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
+    body = codec.encode_request(world.start["001"].next_mask)
+    header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0}
+    requests = [Request("model", {**header, "nonce": str(n)}, body) for n in range(3)]
+    size = codec.answer_size(world.start["000"].model, world.start["001"].next_mask)
+    for unused, answered in ((1, 1), (len(body) + size + 1, 2), (10_000, 3)):
+        world = World(8, instant, peers=2)
+        answers, _ = send_all(world, requests, used=allowed - unused)
+        assert answers == ["model"] * answered + ["too-many-requests"] * (3 - answered)
+
+
+def test_a_spec_that_differs_at_length_is_short_in_the_status() -> None:
+    context = World(8, instant, peers=2).node("000").ctx
+    server = Server(context)
+
+    async def story() -> None:
+        spec: dict[str, JSON] = {**context.spec, "seed": "\x1b[2J" + "9" * 60_000}
+        with pytest.raises(Refused):
+            await server("001", Request("sync", {"spec": spec, "current_round": 0}))
+
+    run(story(), LIMIT)
+    shown = context.status.spec_mismatch("001") or ""
+    assert "seed is" in shown
+    assert len(shown) < 400
+    assert shown.isprintable()

@@ -39,7 +39,7 @@ def shown(failed: dict[int, BaseException]) -> str:
 
 def test_all_peers_finish_and_never_mix_rounds_or_count_a_model_twice() -> None:
     """Also: finite weights, exact densities, no round beyond twice its deadline, fast recovery after a restart."""
-    failed = failures(check, 60, 0.5)
+    failed = failures(check, 20, 0.5)
     assert not failed, shown(failed)
 
 

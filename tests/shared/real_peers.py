@@ -27,6 +27,7 @@ from dispfl.peer.log import event_logger
 from dispfl.peer.run import run_node
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.peer.transport.base import Limits
 from dispfl.runs.directory import RunDirectory, read_config, write_split
 from dispfl.runs.files import SITES
 
@@ -59,7 +60,7 @@ def create_sites(experiment: Experiment, out: Path, addresses: Mapping[str, tupl
                 site.members.accept(other.invite())
 
 
-def run_peer(out: Path, name: str, deadlines: Deadlines, namespace: str | None) -> None:
+def run_peer(out: Path, name: str, deadlines: Deadlines, namespace: str | None, limits: Limits | None = None) -> None:
     """Run one peer in this process."""
     log = os.open(out / SITES / name / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 1)
@@ -69,7 +70,7 @@ def run_peer(out: Path, name: str, deadlines: Deadlines, namespace: str | None) 
             if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), CLONE_NEWNET):
                 raise OSError(ctypes.get_errno(), f"cannot enter the network namespace {namespace}")
     site = Site.open(out / SITES / name)
-    asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, event_logger(name)))
+    asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, event_logger(name), limits))
 
 
 def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) -> None:
@@ -97,7 +98,7 @@ class Peers:
         self._pace, self._namespaces = deadlines, namespaces or {}
         self._processes: dict[str, ForkServerProcess] = {}
         self._server = multiprocessing.get_context("forkserver")
-        self._server.set_forkserver_preload(["pytest", "dispfl.peer.local", "dispfl.models.registry"])
+        self._server.set_forkserver_preload(["pytest", "dispfl.peer.local"])
 
     def start(self, *names: str) -> None:
         """Start or restart peers."""
@@ -167,9 +168,13 @@ class Peers:
             return -1
         return int(json.loads(lines[-2])["round"]) if len(lines) > 1 else -1  # the last line may be incomplete
 
+    def checkpoints(self, name: str) -> Path:
+        """The folder of a peer's checkpoints."""
+        return self._run(name) / "checkpoints"
+
     def checkpoint(self, name: str) -> int:
         """The last round with a complete checkpoint; -1 before the first."""
-        folders = (self._run(name) / "checkpoints").glob("round-*/complete.json")
+        folders = self.checkpoints(name).glob("round-*/complete.json")
         return max((int(complete.parent.name[-6:]) for complete in folders), default=0) - 1
 
     def state(self, name: str) -> PeerState:

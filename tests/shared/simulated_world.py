@@ -115,7 +115,10 @@ class RecordedModels(PublishedModels):
 
 @dataclass
 class CheckedNode(Node):
-    """Checks that no round exceeds twice its deadline, and that a restarted peer is within two rounds of the others."""
+    """Checks that no round exceeds twice its deadline, and that a restarted peer is within two rounds of the others.
+
+    A peer that is ahead of most others, or in the startup period, waits longer.
+    """
 
     world: "World"
 
@@ -123,7 +126,8 @@ class CheckedNode(Node):
         clock, name = asyncio.get_running_loop().time, self.ctx.name
         began, deadline, median_round = clock(), self.client.deadlines.deadline, self.world.federation_round(name)
         after, state = await super()._round(t, state)
-        deadline = max(deadline, self.client.startup_until - began)
+        deadline = max(deadline, self.client.startup_until + MIN_DEADLINE - began)
+        deadline = max(deadline, self.client.deadlines.patience) if median_round < t else deadline
         assert clock() - began <= 2 * deadline, (name, t)
         if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
             self.world.returning.remove(name)

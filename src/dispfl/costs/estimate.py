@@ -212,12 +212,12 @@ def _small_shapes(inputs: CostInputs) -> Sequence[tuple[int, ...]] | None:
 
 @cache
 def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[Layout, ForwardCost]:
-    """Return a model's parameters and what each costs, for images of this shape; nothing is computed."""
-    with torch.device("meta"):
+    """Return a model's parameters and what each costs, for images of this shape."""
+    with torch.device("meta"):  # no weights are drawn
         module = model.build(shape[0], classes, shape[1])
-        sample = torch.empty(1, *shape)
+    module.to_empty(device="cpu")  # one image takes milliseconds; a norm on "meta" loads torch's compiler, for seconds
     layout = Layout.of(module)
-    return layout, forward_cost(module, layout, sample)
+    return layout, forward_cost(module, layout, torch.zeros(1, *shape))
 
 
 def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int], as_printed: bool) -> int:

@@ -49,6 +49,12 @@ class RoundResponses:
     failures: dict[str, str] = field(default_factory=dict)
     """By peer: why the last request failed."""
 
+    def __post_init__(self) -> None:
+        self.awaited = set(self.requested)
+        """Peers that are worth waiting for until the deadline, because requests to them do not fail."""
+        self.behind: set[str] = set()
+        """Those of them that respond, but are still in an earlier round."""
+
     @property
     def missed(self) -> list[str]:
         """Peers without a valid response."""
@@ -58,6 +64,11 @@ class RoundResponses:
     def is_stale(self) -> bool:
         """Whether more than half of the requested peers say that this round is long over."""
         return 2 * len(self.stale) > len(self.requested)
+
+    @property
+    def is_early(self) -> bool:
+        """Whether more than half of the requested peers are still in an earlier round."""
+        return 2 * len(self.behind) > len(self.requested)
 
 
 @dataclass
@@ -70,12 +81,14 @@ class Client:
     rng: random.Random
     startup_until: float = 0.0
     """The end of the startup period, in which peers that never responded, or are behind, are waited for."""
+    awaits_unseen: bool = True
+    """Whether peers that never responded may still be starting."""
 
     def start(self, *, joining: bool = False) -> None:
         """Begin the startup period; in a running federation only peers that respond are waited for so long."""
         self.startup_until = asyncio.get_running_loop().time() + self.deadlines.startup
         if joining:
-            self.deadlines.startup = self.deadlines.min
+            self.awaits_unseen, self.deadlines.startup = False, self.deadlines.min
 
     @property
     def has_started_up(self) -> bool:
@@ -117,7 +130,9 @@ class Client:
         spec_mismatch, replies_before = ctx.status.spec_mismatch(sender) is not None, ctx.status.replies_of(sender)
         unreachable = ctx.status.is_unreachable(sender) or spec_mismatch
         seconds = self.deadlines.probe_timeout if unreachable else self.deadlines.deadline
-        if not (ctx.status.was_seen(sender) or spec_mismatch or ctx.joining):
+        if unreachable:
+            responses.awaited.discard(sender)
+        elif self._may_be_starting(sender):
             seconds = max(seconds, self.startup_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -131,6 +146,8 @@ class Client:
             await self._on_refused(sender, refused)
         except Exception as problem:  # whatever concerns one peer must not end the node
             self._on_failure(sender, problem)
+        responses.awaited.discard(sender)
+        responses.behind.discard(sender)
         if model is None:
             ctx.status.record_miss(sender)
             return
@@ -141,22 +158,41 @@ class Client:
     async def _request_model(
         self, sender: str, request: ModelRequest, responses: RoundResponses, limit: asyncio.Timeout, *, retry: bool
     ) -> PackedModel | None:
-        """Request the model until there is a response, or once if `retry` is false; `limit` ends the attempts."""
-        ctx, pause, clock, usual = self.ctx, MIN_BACKOFF, asyncio.get_running_loop().time, limit.when() or 0.0
-        hold = (self.deadlines.deadline if retry else self.deadlines.probe_timeout) / 2
+        """Request the model until there is a response, or once if `retry` is false; `limit` ends the attempts.
+
+        A peer that responds gets the whole deadline. Whoever waits that long for one that cannot be reached is late for
+        others, so such a peer is only retried for the probe timeout, and as long as others are waited for anyway.
+        A site that is ahead of most others waits for them: alone, it would run further and further ahead.
+        """
+        ctx, deadlines, pause, clock = self.ctx, self.deadlines, MIN_BACKOFF, asyncio.get_running_loop().time
+        whole, failing_since = max(limit.when() or 0.0, clock() + deadlines.deadline), None
+        longest = clock() + deadlines.patience
+
+        def on_alive() -> None:
+            nonlocal failing_since
+            failing_since = None
+            responses.awaited.add(sender)
+            with contextlib.suppress(RuntimeError):  # the time is up
+                limit.reschedule(whole)
+
         while True:
+            is_failing = failing_since is not None or not retry
+            hold = (deadlines.probe_timeout if is_failing else deadlines.deadline) / 2
             nonce = f"{self.rng.getrandbits(128):032x}"
             header: dict[str, JSON] = {"spec": ctx.spec_digest, "round": request.t, "nonce": nonce, "hold": hold}
+            asked = Request("model", header, request.body, on_alive=on_alive)
             try:
-                response = await self.transport.request(sender, Request("model", header, request.body))
+                response = await self.transport.request(sender, asked)
             except Unreachable as problem:
                 responses.failures[sender] = problem.detail
-                if not retry or ctx.status.spec_mismatch(sender):
-                    self._mark_unreachable(sender, problem.detail)
-                    return None
                 self._log_waiting(sender, problem.detail)
-                if (until := max(usual, clock() + self.deadlines.probe_timeout)) < (limit.when() or 0.0):
-                    limit.reschedule(until)  # it responded "wait" before, but may have ended since
+                failing_since = clock() if failing_since is None else failing_since
+                if not self._may_be_starting(sender):
+                    responses.awaited.discard(sender)
+                    tried_enough = clock() >= failing_since + deadlines.probe_timeout and not responses.awaited
+                    if tried_enough or not retry or ctx.status.spec_mismatch(sender):
+                        self._mark_unreachable(sender, problem.detail)
+                        return None
             except Refused as refused:
                 if refused.reason != Refusal.REPLAYED:  # a response that was resumed too often: send a new request
                     raise
@@ -168,9 +204,19 @@ class Client:
                     return None
                 if response.header.get("status") != "wait":
                     return await self._decode(sender, request, nonce, response)
-                limit.reschedule(max(limit.when() or 0.0, self.startup_until))
+                whole = max(whole, self.startup_until + deadlines.min)  # it may wait for others until startup is over
+                if ctx.status.round_of(sender) < request.t:
+                    responses.behind.add(sender)
+                whole = max(whole, min(clock() + deadlines.deadline, longest)) if responses.is_early else whole
+                on_alive()
             await asyncio.sleep(pause * (0.5 + self.rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)
+
+    def _may_be_starting(self, name: str) -> bool:
+        """Whether a peer cannot be reached because people are still starting sites, or this one again."""
+        status, is_over = self.ctx.status, self.has_started_up or not self.awaits_unseen
+        has_run = status.was_seen(name) and not self.deadlines.is_first_round
+        return not (is_over or has_run or status.is_unreachable(name) or status.spec_mismatch(name))
 
     async def _decode(self, sender: str, request: ModelRequest, nonce: str, response: Response) -> PackedModel | None:
         """Decode and check the model in a response; None if it is refused."""

@@ -36,7 +36,13 @@ class Deadlines:
     """The parts of these durations that are our own."""
 
     def __post_init__(self) -> None:
-        self._patience = self.startup
+        self.patience = self.startup
+        """The longest that others may make us wait in a round, unless our own steps take as long."""
+
+    @property
+    def is_first_round(self) -> bool:
+        """Whether no round has ended yet."""
+        return not self._rounds
 
     @property
     def deadline(self) -> float:
@@ -45,14 +51,14 @@ class Deadlines:
         Others decide how long a round lasts: a peer that responds just in time, round after round, extends it. So no
         deadline of a run exceeds that of its first round, unless our own steps take as long.
         """
-        if not self._rounds:
+        if self.is_first_round:
             return max(self.startup, self.min)
-        bound = max(self._patience, self.factor * statistics.median(self._steps))
+        bound = max(self.patience, self.factor * statistics.median(self._steps))
         return min(self.max, max(self.min, min(bound, self.factor * statistics.median(self._rounds))))
 
     @property
     def probe_timeout(self) -> float:
-        """Seconds to wait for a peer that did not respond the last time: enough to see whether it is back."""
+        """Seconds to wait for a peer that cannot be reached: a fraction of how long others wait for us meanwhile."""
         return min(self.deadline, self.min) / 5
 
     def record_round(self, waited: float, step: float) -> None:

@@ -8,17 +8,21 @@ Without faults, the models are those of the simulation, bit for bit.
 
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+
+import torch
 
 from dispfl.config import Experiment, compose
 from dispfl.core.layout import Layout
@@ -45,9 +49,8 @@ from dispfl.topology import peer_names
 
 LOG = "log.txt"
 LOOPBACK = "127.0.0.1"
-DEADLINES = DeadlineSettings(min=10.0, startup=120.0)
-SIMULTANEOUS = "--simultaneous"
-"""The argument that tells a peer's process that all others are started at the same time."""
+START_SECONDS = 10.0
+"""Seconds in which a core starts a process: several times what it takes where the machine has nothing else to do."""
 SHUTDOWN_GRACE = 15.0
 """Seconds that a process has to end after SIGTERM."""
 
@@ -101,9 +104,14 @@ def _open_store(run: Path) -> contextlib.closing[PeerStore]:
     return contextlib.closing(PeerStore(run, run.parent.name, read_config(run)["spec"]))
 
 
+def deadlines_for(peers: int, cores: int) -> DeadlineSettings:
+    """Return the deadlines of processes that start at the same time: the more there are, the longer that takes."""
+    return DeadlineSettings(min=10.0, startup=max(120.0, START_SECONDS * peers / cores))
+
+
 def _create_sites(out: Path, names: Sequence[str]) -> None:
     """Create or reopen a site for each peer, each on a free port; all accept each other."""
-    sites = []
+    sites, deadlines = [], deadlines_for(len(names), os.cpu_count() or 1)
     for name, port in zip(names, free_ports(len(names)), strict=True):
         folder, listen = out / SITES / name, f"{LOOPBACK}:{port}"
         if (folder / SITE).exists():
@@ -111,7 +119,7 @@ def _create_sites(out: Path, names: Sequence[str]) -> None:
             continue
         shutil.rmtree(folder, ignore_errors=True)  # its creation was interrupted
         where = SiteInfo(name=name, listen=listen, federation="up")
-        sites.append(Site.create(folder, where, {"deadlines": DEADLINES.model_dump()}))
+        sites.append(Site.create(folder, where, {"deadlines": deadlines.model_dump()}))
     for site in sites:
         site.members.accept_all([other.invite() for other in sites if other is not site])
 
@@ -148,7 +156,11 @@ def setup_of_peer(out: Path, name: str) -> LocalSetup:
 
 @dataclass
 class PeerProcesses:
-    """The processes of the peers."""
+    """The processes of the peers.
+
+    They are forked from a server that has imported torch, which takes a core several seconds, once, and share its
+    memory. Where torch does not support that, each imports it by itself.
+    """
 
     out: Path
     names: Sequence[str]
@@ -156,51 +168,39 @@ class PeerProcesses:
     """Whether all peers resume at the same time, so that each waits for the others to start."""
 
     def __post_init__(self) -> None:
-        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.running: dict[str, BaseProcess] = {}
+        self._context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
+        if sys.platform == "linux":
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload([__name__])
 
     def start(self, name: str) -> None:
         """Start or restart a peer, which logs into its site's folder and ends when this process does."""
-        self._close_stdin(name)
-        with (self.out / SITES / name / LOG).open("ab") as log_file:
-            command = [
-                sys.executable,
-                "-m",
-                "dispfl.peer.local",
-                str(self.out),
-                name,
-                *([SIMULTANEOUS] if self.simultaneous else []),
-            ]
-            environment = os.environ | {"OMP_NUM_THREADS": "1"}
-            self.running[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=log_file,
-                stderr=log_file,
-                env=environment,
-                start_new_session=True,
-            )
+        self.run(name, main, self.out, name, self.simultaneous)
+
+    def run(self, name: str, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function in a new process of a peer."""
+        self.running[name] = self._context.Process(target=function, args=arguments, daemon=True)
+        self.running[name].start()
+
+    def pid(self, name: str) -> int:
+        """The process id of a peer that was started."""
+        pid = self.running[name].pid
+        assert pid is not None
+        return pid
 
     def ended(self) -> dict[str, int]:
         """The exit codes of ended processes."""
-        return {name: code for name, process in self.running.items() if (code := process.poll()) is not None}
+        return {name: process.exitcode for name, process in self.running.items() if process.exitcode is not None}
 
     def stop(self) -> None:
         """Terminate all processes, and kill those that do not end in time."""
         for process in self.running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-        for name, process in self.running.items():
-            try:
-                process.wait(SHUTDOWN_GRACE)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            self._close_stdin(name)
-
-    def _close_stdin(self, name: str) -> None:
-        """Close the pipe to a peer's standard input, upon which a running peer ends."""
-        if name in self.running and (pipe := self.running[name].stdin) is not None:
-            pipe.close()
+            process.terminate()
+        for process in self.running.values():
+            process.join(SHUTDOWN_GRACE)
+            process.kill()
+            process.join()
 
 
 def collect_results(out: Path) -> None:
@@ -264,14 +264,12 @@ class StartupDeadlines(Deadlines):
 
 
 def exit_with_parent(log: EventLog) -> None:
-    """Stop this process with SIGTERM when its standard input is closed.
-
-    That happens when the parent is killed: the system closes its files.
-    """
+    """Stop this process with SIGTERM when the one that has started it ends, also if that is killed."""
 
     def wait() -> None:
-        while os.read(0, 1):  # not sys.stdin, whose lock a thread must not hold at interpreter exit
-            pass
+        if (parent := multiprocessing.parent_process()) is None:
+            return
+        parent.join()
         log("stopping", {"detail": "the parent process has ended"})
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(SHUTDOWN_GRACE)
@@ -280,16 +278,17 @@ def exit_with_parent(log: EventLog) -> None:
     threading.Thread(target=wait, daemon=True).start()
 
 
-def main(out: str, name: str, *options: str) -> None:
+def main(out: Path, name: str, simultaneous: bool) -> None:
     """One peer's process."""
+    os.setsid()  # Ctrl-C is for the parent
+    with (out / SITES / name / LOG).open("ab") as file:
+        for standard in (1, 2):
+            os.dup2(file.fileno(), standard)
+    torch.set_num_threads(1)
     log = event_logger(name)
     exit_with_parent(log)
-    site = Site.open(Path(out) / SITES / name)
+    site = Site.open(out / SITES / name)
     config = site.config()
-    deadlines = StartupDeadlines(config.deadlines) if SIMULTANEOUS in options else config.deadlines.start()
+    deadlines = StartupDeadlines(config.deadlines) if simultaneous else config.deadlines.start()
     with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
-        asyncio.run(run_node(site, setup_of_peer(Path(out), name), deadlines, log, config.limits))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+        asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, log, config.limits))

@@ -61,7 +61,7 @@ class Server:
                 sender, Refusal.NO_SUCH_ROUND, f"There is no round {t}; the federation has {ctx.run.rounds} rounds."
             )
         ctx.on_message(sender, t)
-        if ctx.joining:
+        if ctx.joining and t <= ctx.status.round:
             self._refuse(sender, Refusal.JOINING, f"{ctx.name} has just joined and has no model yet.")
         model = await ctx.published.wait_for(t, _hold(request))
         if model is None:

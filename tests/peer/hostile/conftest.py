@@ -9,8 +9,6 @@ import contextlib
 import os
 import secrets
 import ssl
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_peers import run_peer
 
 from dispfl.config import compose
+from dispfl.peer.config import Deadlines
 from dispfl.peer.local import LOG, LOOPBACK, PeerProcesses, create_run, setup_of_peer
 from dispfl.peer.membership.identity import Identity, client_context, server_context
 from dispfl.peer.setup import LocalSetup
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.spec import spec_digest
-from dispfl.peer.transport.base import JSON, Request
+from dispfl.peer.transport.base import JSON, Limits, Request
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
@@ -46,40 +46,16 @@ NEVER = ROUNDS
 """First round of the guests."""
 TIMEOUT = 240.0
 """Seconds after which waiting fails; generous because the machine may be busy."""
-PEER = """
-import asyncio, sys
-from pathlib import Path
-from dispfl.peer.transport.base import Limits
-from dispfl.peer.log import event_logger
-from dispfl.peer.config import Deadlines
-from dispfl.peer.run import run_node
-from dispfl.peer.site import Site
-from dispfl.peer.local import setup_of_peer
-from dispfl.runs.files import SITES
-
-out, name = Path(sys.argv[1]), sys.argv[2]
-deadlines, limits = Deadlines(min=120, startup=900), Limits(connect_timeout=5, header_timeout=5)
-asyncio.run(run_node(Site.open(out / SITES / name), setup_of_peer(out, name), deadlines, event_logger(name), limits))
-"""
-"""A peer as started by `dispfl up`, but with longer deadlines for neighbours and shorter ones for headers."""
-
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class WaitingProcesses(PeerProcesses):
-    """Processes whose peers never proceed without each other."""
+    """Processes whose peers never proceed without each other, and have shorter deadlines for headers."""
 
     def start(self, name: str) -> None:
         """Start a peer that logs to its site's folder."""
-        with (self.out / SITES / name / LOG).open("ab") as log:
-            self.running[name] = subprocess.Popen(
-                [sys.executable, "-c", PEER, str(self.out), name],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                start_new_session=True,
-            )
+        deadlines, limits = Deadlines(min=120, startup=900), Limits(connect_timeout=5, header_timeout=5)
+        self.run(name, run_peer, self.out, name, deadlines, None, limits)
 
 
 @dataclass
@@ -109,12 +85,12 @@ class AttackedFederation:
 
     def memory(self, peer: str) -> float:
         """Resident memory of a peer in MB."""
-        lines = Path(f"/proc/{self.processes.running[peer].pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{self.processes.pid(peer)}/status").read_text().splitlines()
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmRSS"))
 
     def open_files(self, peer: str) -> int:
         """Number of open file descriptors of a peer."""
-        return len(os.listdir(f"/proc/{self.processes.running[peer].pid}/fd"))  # noqa: PTH208
+        return len(os.listdir(f"/proc/{self.processes.pid(peer)}/fd"))  # noqa: PTH208
 
     # requests
 

@@ -75,8 +75,8 @@ def memory_of(pid: int) -> float:
 def measure(processes: PeerProcesses) -> dict[str, Resources]:
     """Current resources of each running process."""
     before = established_connections()
-    opened = {name: open_files(process.pid) for name, process in processes.running.items()}
-    memory = {name: memory_of(process.pid) for name, process in processes.running.items()}
+    opened = {name: open_files(processes.pid(name)) for name in processes.names}
+    memory = {name: memory_of(processes.pid(name)) for name in processes.names}
     alive = before | established_connections()  # a connection that is just opened or closed does not count as a file
     found = {}
     for name, files in opened.items():

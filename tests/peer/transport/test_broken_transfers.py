@@ -159,8 +159,11 @@ def test_a_response_must_begin_within_the_response_timeout(network: Any, play: P
 
 
 def test_a_long_body_on_a_slow_connection_is_transferred_completely(network: Any, play: Play) -> None:
-    """2 MB at 64 kB per 20 ms, in both directions, take longer than the stall timeout, but exceed the minimum rate."""
-    body = os.urandom(2_000_000)
+    """2 MB at 64 kB per 20 ms, in both directions, take longer than the stall timeout, but exceed the minimum rate.
+
+    The client learns that the server is alive before each of the two transfers.
+    """
+    body, alive = os.urandom(2_000_000), list[tuple[int, int]]()
 
     async def echo(sender: str, request: Request) -> Response:
         return Response({}, request.body)
@@ -182,7 +185,10 @@ def test_a_long_body_on_a_slow_connection_is_transferred_completely(network: Any
         alice, bob = network.join("alice", limits=limits), await network.serve("bob", echo, limits=limits)
         slow = await asyncio.start_server(relay, "127.0.0.1", 0)
         network.addresses["bob"] = slow.sockets[0].getsockname()[:2]
-        assert (await alice.request("bob", Request("model", {}, body))).body == body
+        count = alice.counters.counter("bob")
+        request = Request("model", {}, body, on_alive=lambda: alive.append((count.body_sent, count.body_received)))
+        assert (await alice.request("bob", request)).body == body
+        assert alive == [(0, 0), (2_000_000, 0)]
         await alice.close()
         await bob.close()
         slow.close()

@@ -27,6 +27,9 @@ class Request:
     """An encoded message, or empty."""
     offset: int = 0
     """First byte to send of the response; above 0 to resume the response to an earlier request with the same nonce."""
+    on_alive: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
+    """Called by the client's transport when the peer begins to respond, or to take a large body: what follows is a
+    transfer, which may take long."""
 
 
 @dataclass(frozen=True)

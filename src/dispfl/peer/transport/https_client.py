@@ -102,7 +102,7 @@ class PeerConnections:
             fields |= {"offset": partial.length, "digest": await partial.digest()}
         async with contextlib.AsyncExitStack() as stack:
             async with asyncio.timeout(self._limits.connect_timeout + self._limits.response_timeout) as header_deadline:
-                body = _Body(request.body, self, header_deadline) if request.body else None
+                body = _Body(request, self, header_deadline) if request.body else None
                 post = self._session.post(
                     url,
                     data=body,
@@ -111,6 +111,7 @@ class PeerConnections:
                     allow_redirects=False,
                 )
                 http_response = await stack.enter_async_context(post)
+            request.on_alive()
             return await self._read(http_response, request.kind, limit, partial)
 
     async def _read(
@@ -175,15 +176,18 @@ class PeerConnections:
 class _Body(aiohttp.payload.Payload):
     """The body of a request; while it is sent, only the stall timeout applies, not the header deadline."""
 
-    def __init__(self, body: bytes, connections: PeerConnections, header_deadline: asyncio.Timeout) -> None:
-        super().__init__(body, content_type="application/octet-stream")
-        self._size = len(body)
+    def __init__(self, request: Request, connections: PeerConnections, header_deadline: asyncio.Timeout) -> None:
+        super().__init__(request.body, content_type="application/octet-stream")
+        self._size = len(request.body)
+        self._request = request
         self._connections = connections
         self._header_deadline = header_deadline
 
     async def write(self, writer: AbstractStreamWriter) -> None:
         """Send the body and restart the header deadline."""
         self._set_deadline(None)
+        if len(self._request.body) > _SMALL_BODY:  # the server has accepted the header
+            self._request.on_alive()
         await self._connections.send(self._value, writer)
         self._set_deadline(self._connections.response_deadline())
 
