@@ -166,7 +166,7 @@ def test_closing_the_iterator_stops_running_steps_between_two_batches(make_conte
 
     class EndlessSamples:
         def __len__(self) -> int:
-            return len(short)
+            return 20_000 * len(short)
 
         def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
             for _ in range(20_000):

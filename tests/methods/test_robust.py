@@ -132,4 +132,4 @@ def test_the_rule_is_part_of_what_sites_agree_on() -> None:
         specs.append(LocalSetup.of("000", "f", context, 0.5, 0.5).spec)
     difference = spec_difference(specs[0], specs[1])
     assert difference is not None
-    assert '"robust":"clip"' in difference
+    assert "method.robust is not given here and clip there" in difference

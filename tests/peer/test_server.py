@@ -1,7 +1,6 @@
 """Responses and refusals of one peer, on a virtual clock."""
 
 import asyncio
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -173,9 +172,7 @@ def test_a_spec_mismatch_names_the_structure_of_the_masks() -> None:
     one, other = (federation_spec("test", w.context, w.context.layout, w.weights, 0.5) for w in worlds)
     assert one["layout"] != other["layout"]
     found = spec_difference(one, other, "at alice", "at carol") or ""
-    assert re.fullmatch(
-        r'method is .*"structure":"weights".* at alice and .*"structure":"channels".* at carol\.', found
-    )
+    assert found.endswith("method.structure is weights at alice and channels at carol.")
 
 
 def test_a_repeat_offender_is_banned() -> None:

@@ -64,10 +64,10 @@ def federation_spec(
         "federation": federation,
         "seed": str(context.seed),
         "rounds": str(context.rounds),
-        "method": _compact(method),
+        **_entries("method", method),
         "smallest_density": f"{smallest_density:g}",
-        "topology": _compact(context.topology.model_dump(mode="json")),
-        "wire": _compact(context.wire.model_dump(mode="json")),
+        **_entries("topology", context.topology.model_dump(mode="json")),
+        **_entries("wire", context.wire.model_dump(mode="json")),
         "layout": f"{layout.size} weights, {_digest(shapes.encode())}",
         "first_weights": _digest(first_weights.numpy().astype("<f4", copy=False).tobytes()),
         **(schema.spec() if schema else {}),
@@ -110,6 +110,11 @@ def _listed(names: Sequence[str]) -> str:
     """The names; of very many, their number and a digest."""
     whole = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
     return whole if len(whole) <= MAX_LIST_CHARS else f"{len(names)} names, {_digest(whole.encode())}"
+
+
+def _entries(table: str, settings: Mapping[str, object]) -> FederationSpec:
+    """An entry for each setting of a table, named as in a config file."""
+    return {f"{table}.{key}": value if isinstance(value, str) else _compact(value) for key, value in settings.items()}
 
 
 def _compact(value: object) -> str:
