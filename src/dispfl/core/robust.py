@@ -26,7 +26,6 @@ has no model yet has no centre: it trims.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import repeat
 from math import inf, nan
 from typing import Any, Literal, NamedTuple
 
@@ -35,7 +34,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dispfl.core.masks import true_indices
+from dispfl.core.masks import keep_, mask_bits, true_indices
 from dispfl.core.packed import Chunk, PackedMask
 
 Rule = Literal["clip", "trim", "nnm"]
@@ -65,51 +64,44 @@ class Part:
         return true_indices(self.keeps * self.ours[0])
 
     @cached_property
-    def kept(self) -> Tensor:
-        """The positions of all that we keep: of those that we held, then of the regrown ones."""
-        assert self.keeps is not None
-        return torch.cat([self.mine, true_indices(self.keeps > self.ours[0])])
-
-    @cached_property
-    def dense(self) -> Tensor:
-        """Our weights; 0 where we hold none."""
-        _, where, w_i = self.ours
-        return w_i if where is None else torch.zeros(len(self.average)).scatter_(0, where, w_i)
+    def regrown(self) -> Tensor:
+        """The positions of weights that we keep and did not hold."""
+        return torch.empty(0, dtype=torch.int64) if self.keeps is None else true_indices(self.keeps > self.ours[0])
 
     @cached_property
     def own(self) -> Tensor:
-        """Our weights among those that we keep, in their order; 0 for regrown ones."""
-        return self.of_kept(self.dense)
+        """Our weights; 0 where we hold none or keep none."""
+        _, where, w_i = self.ours
+        return w_i if where is None else self.keep_(torch.zeros(len(self.average)).scatter_(0, where, w_i))
 
     @cached_property
-    def held(self) -> int:
-        """How many of those we held."""
-        return len(self.average) if self.keeps is None else len(self.mine)
+    def bits(self) -> Tensor:
+        assert self.keeps is not None
+        return mask_bits(self.keeps)
 
-    def of_kept(self, dense: Tensor) -> Tensor:
-        """Return the entries of the weights that we keep, in their order."""
-        return dense if self.keeps is None else dense.index_select(0, self.kept)
+    def keep_(self, dense: Tensor) -> Tensor:
+        """Set to 0, in place, what we do not keep."""
+        return dense if self.keeps is None else keep_(dense, self.bits)
 
-    def rows(self, fill: Tensor, out: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor | int]]:
-        """Yield each model's values of the weights that we keep, in their order, and all that it holds (1: everything).
+    def row(self, chunk: Chunk, fill: Tensor) -> Tensor:
+        """Return a model's weights, with `fill`'s where it holds none. The next call may overwrite them."""
+        _, where, w_j = chunk
+        return w_j if where is None else self._row.copy_(fill).scatter_(0, where, w_j)
 
-        They are stored in `out`, with `fill`'s where the model does not hold a weight; but if every model holds all,
-        they are the models' own.
+    def difference(self, chunk: Chunk) -> Tensor:
+        """Return a model's difference to our weights: 0 where the model holds none, its own weight where we held none.
+
+        What we do not keep means nothing. Overwritten by the next call.
         """
-        if self.keeps is None:
-            yield from ((w_j, 1) for _, _, w_j in self.models)
-            return
-        dense = torch.empty_like(fill)
-        for to, (m_j, where, w_j) in zip(out, self.models, strict=False):
-            whole = w_j if where is None else dense.copy_(fill).scatter_(0, where, w_j)
-            yield torch.index_select(whole, 0, self.kept, out=to), m_j
+        return torch.sub(self.row(chunk, self.own), self.own, out=self._difference)
 
-    def store(self, here: slice, average: Tensor) -> None:
-        """Store the average of some of the weights that we keep."""
-        if self.keeps is None:
-            self.average[here] = average
-        else:
-            self.average.scatter_(0, self.kept[here], average)
+    @cached_property
+    def _row(self) -> Tensor:
+        return torch.empty_like(self.own)
+
+    @cached_property
+    def _difference(self) -> Tensor:
+        return torch.empty_like(self.own)
 
 
 class Block(NamedTuple):
@@ -122,7 +114,7 @@ class Block(NamedTuple):
     """Whether we held them."""
     complete: bool
     """Whether every model holds them all."""
-    store: Callable[[Tensor], None]
+    store: Callable[[Tensor], object]
     """Takes the average."""
 
 
@@ -175,7 +167,7 @@ def measure_trust(
     """Measure each model's distance to ours, and with `pairs` the distances between all models that are averaged."""
     overlap = [mask.overlap(masks[own]) for mask in masks]
     common = torch.tensor([[m.kept - n for m, n in zip(masks, overlap, strict=True)], overlap], dtype=torch.float64)
-    squares, pair_squares = (_pair_squares if pairs else _squares)(parts, len(masks))
+    squares, pair_squares = _pair_squares(parts, len(masks)) if pairs else (_squares(parts, len(masks), own), None)
     others = torch.arange(len(masks)) != own
     magnitude, distance = _root_mean(squares, common)
     distance[own] = 0.0 if common[1, own] else inf  # a peer that has just joined has no model
@@ -188,7 +180,7 @@ def measure_trust(
     usable = torch.tensor(counted) & squares.isfinite().all(0) & (common.sum(0) > 0)
     averaged = usable.nonzero().flatten().tolist()
     nearest = torch.eye(len(averaged))
-    if pairs:
+    if pair_squares is not None:
         counts = torch.tensor([[masks[i].overlap(masks[j]) for j in averaged] for i in averaged]).view(nearest.shape)
         found = _root_mean(pair_squares[averaged][:, averaged].clamp(min=0), counts).fill_diagonal_(0.0)
         order = found.argsort(dim=1, stable=True)[:, : max(1, len(averaged) - b)]
@@ -222,17 +214,18 @@ def _without_first(rows: Floats, out: Floats, first: Any, other: Any) -> Floats:
     return out[:stored]
 
 
-def _squares(parts: Iterable[Part], models: int) -> tuple[Tensor, Tensor]:
+def _squares(parts: Iterable[Part], models: int, own: int) -> Tensor:
     """Return the sums of the squares of each model's regrown weights, and of its differences to our weights."""
     squares = torch.zeros(2, models, dtype=torch.float64)
     for part in parts:
-        ours, memory = part.own[: part.held], torch.empty(len(part.own))
-        difference = torch.empty(part.held)
-        for j, (row, _) in enumerate(part.rows(part.dense, repeat(memory))):  # no difference where it holds nothing
-            torch.sub(row[: part.held], ours, out=difference)
-            new = row[part.held :]
+        for j, chunk in enumerate(part.models):
+            if j == own:
+                continue
+            difference = part.keep_(part.difference(chunk))
+            new = difference.index_select(0, part.regrown)
+            difference.index_fill_(0, part.regrown, 0.0)
             squares[:, j] += torch.stack([torch.dot(new, new), torch.dot(difference, difference)])
-    return squares, torch.empty(0)
+    return squares
 
 
 def _pair_squares(parts: Iterable[Part], models: int) -> tuple[Tensor, Tensor]:
@@ -255,21 +248,20 @@ def _pair_squares(parts: Iterable[Part], models: int) -> tuple[Tensor, Tensor]:
 def _clip(parts: Iterable[Part], trust: Trust) -> None:
     scales, near, regrown = (factors.tolist() for factors in (trust.scale, trust.near, trust.regrown))
     for part in parts:
-        ours, memory = part.own[: part.held], torch.empty(len(part.own))
-        (moved, difference), new = torch.zeros(2, part.held), torch.zeros(len(part.own) - part.held)
-        holders, senders = torch.zeros(2, len(part.dense), dtype=torch.uint8 if len(scales) < 256 else torch.int32)
-        for j, (row, m_j) in enumerate(part.rows(part.dense, repeat(memory))):
+        moved, new = torch.zeros_like(part.own), torch.zeros(len(part.regrown))
+        holders, senders = torch.zeros(2, len(moved), dtype=torch.uint8 if len(scales) < 256 else torch.int32)
+        for j, chunk in enumerate(part.models):
             if j not in trust.averaged:
                 continue
-            holders += m_j
-            if scales[j]:
-                moved.add_(torch.sub(row[: part.held], ours, out=difference), alpha=scales[j])
+            holders += chunk[0]
+            if not scales[j]:
+                continue
+            moved.add_(difference := part.difference(chunk), alpha=scales[j])
             if near[j] and len(new):
-                senders += m_j
-                new.add_(row[part.held :], alpha=regrown[j])
-        moved.div_(part.of_kept(holders)[: part.held].clamp_(min=1)).add_(ours)
-        new.div_(part.of_kept(senders)[part.held :].clamp_(min=1))
-        part.store(slice(None), torch.cat([moved, new]) if len(new) else moved)
+                senders += chunk[0]
+                new.add_(difference.index_select(0, part.regrown), alpha=regrown[j])
+        average = torch.add(part.own, part.keep_(moved).div_(holders.clamp_(min=1)), out=part.average)
+        average.scatter_(0, part.regrown, new.div_(senders.index_select(0, part.regrown).clamp_(min=1)))
 
 
 def _trim(parts: Iterable[Part], trust: Trust, own: int, b: int, *, mix: bool) -> None:
@@ -312,14 +304,23 @@ def _near_mean(values: Tensor, ours: Tensor, mine: bool, trust: Trust, own: int)
 def _blocks(parts: Iterable[Part], rows: Sequence[int]) -> Iterator[Block]:
     """Yield the weights that we keep, of some models, in blocks."""
     for part in parts:
-        complete = part.keeps is None
-        memory = torch.empty(0 if complete else max(rows, default=0) + 1, len(part.own))
-        values = [row for row, _ in part.rows(torch.full_like(part.dense, nan), memory)]
-        for begin, end in ((0, part.held), (part.held, len(part.own))):
+        if complete := part.keeps is None:
+            values, own, held = [w_j for _, _, w_j in part.models], part.own, len(part.own)
+        else:
+            kept, held = torch.cat([part.mine, part.regrown]), len(part.mine)
+            own = part.own.index_select(0, kept)
+            nothing = torch.full_like(part.own, nan)
+            memory = torch.empty(1 + max(rows, default=-1), len(kept))
+            values = [
+                torch.index_select(part.row(chunk, nothing), 0, kept, out=to)
+                for chunk, to in zip(part.models, memory, strict=False)
+            ]
+        for begin, end in ((0, held), (held, len(own))):
             for start in range(begin, end, BLOCK):
                 here = slice(start, min(start + BLOCK, end))
                 some = torch.stack([values[row][here] for row in rows]) if rows else torch.empty(0, here.stop - start)
-                yield Block(some, part.own[here], begin == 0, complete, partial(part.store, here))
+                store = part.average[here].copy_ if complete else partial(part.average.scatter_, 0, kept[here])
+                yield Block(some, own[here], begin == 0, complete, store)
 
 
 def _threshold(distances: Tensor, b: int) -> float:
