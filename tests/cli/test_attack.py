@@ -1,14 +1,17 @@
 """`dispfl attack`, as a user types it."""
 
+import json
 from pathlib import Path
 
 import pytest
 from program import Dispfl
 
-from dispfl.cli.attack import Cell, attack_grid, markdown
+from dispfl.cli.attack import attack_grid, markdown, measured
+from dispfl.config import Experiment
 from dispfl.errors import ConfigError
 from dispfl.runs.directory import read_summary
 from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.grid import GridRun
 from dispfl.runs.loop import RunCallbacks
 
 TINY = [
@@ -33,6 +36,8 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: D
         "backdoor",
         "--liars",
         "0,0.2",
+        "--jobs",
+        2,
         "--out",
         tmp_path,
     ]
@@ -50,7 +55,7 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: D
     assert (
         (tmp_path / "attack.csv")
         .read_text()
-        .startswith("rule,attack,liars,seeds,mean,worst,backdoor\nnone,none,0.0,1,")
+        .startswith("rule,attack,liars,seeds,mean,worst,kept,backdoor\nnone,none,0.0,1,")
     )
     before = (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns
     again = dispfl(*arguments)
@@ -59,21 +64,30 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: D
     assert (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns == before
 
 
-def test_the_table_marks_what_falls_below_95_percent_of_the_clean_run() -> None:
-    cells = [
-        Cell("none", "none", 0.0, 3, 0.80, 0.6),
-        Cell("clip", "none", 0.0, 3, 0.79, 0.55),
-        Cell("none", "alie", 0.2, 3, 0.75, 0.5),
-        Cell("clip", "alie", 0.2, 3, 0.77, 0.5),
-    ]
-    assert markdown(cells).splitlines() == [
+def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_liars(tmp_path: Path) -> None:
+    # Peer 2, the worst, lies: the honest ones have a mean of 0.8 without liars, and all four 0.65.
+    scores = {
+        ("none", "none", 0.0): [0.7, 0.8, 0.2, 0.9],
+        ("clip", "none", 0.0): [0.7, 0.7, 0.3, 0.9],
+        ("none", "alie", 0.25): [0.6, 0.8, None, 0.85],
+        ("clip", "alie", 0.25): [0.7, 0.7, None, 0.89],
+    }
+    cells = []
+    for (rule, attack, share), per_peer in scores.items():
+        path = tmp_path / f"{rule}-{attack}"
+        path.mkdir()
+        score = {"per_peer": per_peer, "mean": 0.5}
+        record = {"round": 1, "metric": "accuracy", "scores": {"accuracy": score}}
+        (path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
+        cells.append(GridRun({"rule": rule, "attack": attack, "liars": f"{share:g}"}, Experiment(), path))
+    assert markdown(measured(cells)).splitlines() == [
         "| attack | liars | none | clip |",
         "| --- | --- | --- | --- |",
-        "| none | 0% | 80.0 (60) | 79.0 (55) |",
-        "| alie | 20% | 75.0 (50) * | 77.0 (50) |",
+        "| none | 0% | 65.0 (20) | 65.0 (30) |",
+        "| alie | 25% | 75.0 (60) * | 76.3 (70) |",
         "",
-        "Mean (worst) accuracy of the honest peers in %; 3 seeds. * marks less than 95% of 80.0, the plain average "
-        "without liars.",
+        "Mean (worst) accuracy of the honest peers in %; 1 seed. * marks less than 95% of what the same peers reach by "
+        "the plain average without liars.",
     ]
 
 
@@ -85,7 +99,7 @@ def test_the_table_marks_what_falls_below_95_percent_of_the_clean_run() -> None:
         (["--liars", "few"], "--liars must be shares separated by commas"),
         (["liars=0.2"], "liars=0.2 is what this command varies; use --attacks, --liars and --rules."),
         (["--rules", "median"], "method.robust must be"),
-        (["method=fedfomo"], "Unknown key method.robust"),
+        (["method=fedfomo"], "method=fedfomo has no method.robust; choose one of dispfl, "),
         (["topology=ring", "method.liars=1"], "method.liars is 1, but a peer hears 2 models in a round"),
     ],
 )

@@ -3,20 +3,21 @@
 import csv
 import io
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from dispfl.cli.grid import ConfigOption, DataDirOption, OutOption, SeedsOption, run_grid
+from dispfl.cli.grid import ConfigOption, DataDirOption, JobsOption, OutOption, SeedsOption, run_grid
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dispfl.methods.base import Method
     from dispfl.runs.grid import GridRun
 
 KEPT = 0.95
-"""Share of the accuracy without liars and without a rule that shall be left."""
+"""Share that shall be left of the accuracy without liars and without a rule."""
 
 
 class Cell(NamedTuple):
@@ -30,6 +31,8 @@ class Cell(NamedTuple):
     """Mean accuracy of the honest peers."""
     worst: float
     """Accuracy of the honest peer that is worst off."""
+    kept: float | None = None
+    """What is left of the accuracy of the same peers without liars and without a rule; None if that was not run."""
     backdoor: float | None = None
     """Share of inputs with the backdoor's trigger that they take for its target."""
 
@@ -45,6 +48,7 @@ def attack(
     seeds: SeedsOption = 1,
     out: OutOption = None,
     data_dir: DataDirOption = None,
+    jobs: JobsOption = 1,
 ) -> None:
     """Attack a method with lying peers, under each robust rule, and print the accuracy that honest peers are left with.
 
@@ -68,7 +72,7 @@ def attack(
         cells = attack_grid(overrides, content, _split(rules), _split(attacks), _shares(liars), seeds, folder)
         check_grid(cells)
         console = Console()
-        run_grid(cells, console, None, [] if out else ["--out", str(folder)])
+        run_grid(cells, console, None, [] if out else ["--out", str(folder)], jobs)
         found = measured(cells)
         text = markdown(found)
         write_atomically(folder / "attack.md", text.encode())
@@ -100,7 +104,9 @@ def attack_grid(
     for override in overrides:
         if override.partition("=")[0] in ("attack", "liars", "method.robust"):
             raise ConfigError(f"{override} is what this command varies; use --attacks, --liars and --rules.")
-    first = compose(config, overrides).seed
+    plain = compose(config, overrides)
+    _check_robust(plain.method)
+    first = plain.seed
     found = []
     for seed in range(first, first + seeds):
         for rule in rules:
@@ -118,22 +124,41 @@ def measured(cells: "Sequence[GridRun]") -> list[Cell]:
     from dispfl.runs.directory import read_metrics
     from dispfl.runs.metrics import last_scores
 
-    rows: dict[tuple[str, ...], list[tuple[float, float, float | None]]] = {}
+    rows: dict[tuple[str, str, float], list[_Outcome]] = {}
     for cell in cells:
         records = read_metrics(cell.path)
-        found_scores = last_scores(records)
-        assert found_scores is not None  # after the last round models are always evaluated
-        scores = [score for score in found_scores["per_peer"] if score is not None]
+        scores = last_scores(records)
+        assert scores is not None  # after the last round models are always evaluated
         tricked = records[-1].get("backdoor")
-        result = statistics.fmean(scores), min(scores), tricked["mean"] if tricked else None
-        rows.setdefault(tuple(cell.row.values()), []).append(result)
-    found = []
-    for (rule, name, share), results in rows.items():
-        mean, worst = (statistics.fmean(values) for values in list(zip(*results, strict=True))[:2])
-        tricks = [tricked for _, _, tricked in results if tricked is not None]
+        outcome = _Outcome(scores["per_peer"], tricked["mean"] if tricked else None)
+        rows.setdefault((cell.row["rule"], cell.row["attack"], float(cell.row["liars"])), []).append(outcome)
+    clean, found = rows.get(("none", "none", 0.0)), []
+    for (rule, name, share), outcomes in rows.items():
+        mean = statistics.fmean(outcome.mean() for outcome in outcomes)
+        worst = statistics.fmean(min(outcome.honest().values()) for outcome in outcomes)
+        kept = None
+        if clean:
+            kept = mean / statistics.fmean(c.mean(o.honest()) for c, o in zip(clean, outcomes, strict=True))
+        tricks = [outcome.tricked for outcome in outcomes if outcome.tricked is not None]
         success = statistics.fmean(tricks) if tricks else None
-        found.append(Cell(rule, name, float(share), len(results), mean, worst, success))
+        found.append(Cell(rule, name, share, len(outcomes), mean, worst, kept, success))
     return found
+
+
+class _Outcome(NamedTuple):
+    """The last evaluation of a run."""
+
+    scores: Sequence[float | None]
+    """By peer; None for a liar."""
+    tricked: float | None
+
+    def honest(self) -> dict[int, float]:
+        """Return the scores of honest peers, by number."""
+        return {peer: score for peer, score in enumerate(self.scores) if score is not None}
+
+    def mean(self, peers: Collection[int] | None = None) -> float:
+        """Return the mean score of honest peers, or of some of them."""
+        return statistics.fmean(score for peer, score in self.honest().items() if peers is None or peer in peers)
 
 
 def markdown(cells: Sequence[Cell]) -> str:
@@ -142,24 +167,23 @@ def markdown(cells: Sequence[Cell]) -> str:
     by_row: dict[tuple[str, float], dict[str, Cell]] = {}
     for cell in cells:
         by_row.setdefault((cell.attack, cell.liars), {})[cell.rule] = cell
-    clean = next((cell.mean for cell in cells if cell.rule == "none" and not cell.liars), None)
     lines = ["| attack | liars | " + " | ".join(rules) + " |", "| --- | --- |" + " --- |" * len(rules)]
     for (name, share), row in sorted(by_row.items(), key=lambda item: (item[0][1] > 0, item[0])):
-        texts = [_cell(row[rule], clean) if rule in row else "" for rule in rules]
+        texts = [_cell(row[rule]) if rule in row else "" for rule in rules]
         lines.append(f"| {name} | {share:.0%} | " + " | ".join(texts) + " |")
     note = f"Mean (worst) accuracy of the honest peers in %; {cells[0].seeds} seed{'s' if cells[0].seeds > 1 else ''}."
-    if clean is not None:
-        note += f" * marks less than {KEPT:.0%} of {100 * clean:.1f}, the plain average without liars."
+    if any(cell.kept is not None for cell in cells):
+        note += f" * marks less than {KEPT:.0%} of what the same peers reach by the plain average without liars."
     if any(cell.backdoor is not None for cell in cells):
         note += " After a backdoor's accuracies: the share of inputs with its trigger that are taken for its target."
     return "\n".join([*lines, "", note, ""])
 
 
-def _cell(cell: Cell, clean: float | None) -> str:
+def _cell(cell: Cell) -> str:
     text = f"{100 * cell.mean:.1f} ({100 * cell.worst:.0f})"
     if cell.backdoor is not None:
         text += f", {cell.backdoor:.0%}"
-    return text + (" *" if clean is not None and cell.mean < KEPT * clean else "")
+    return text + (" *" if cell.kept is not None and cell.kept < KEPT else "")
 
 
 def csv_rows(cells: Sequence[Cell]) -> str:
@@ -169,6 +193,16 @@ def csv_rows(cells: Sequence[Cell]) -> str:
     writer.writerow(Cell._fields)
     writer.writerows(cells)
     return text.getvalue()
+
+
+def _check_robust(method: "Method") -> None:
+    """Refuse a method that averages nobody's models, or by none of the rules."""
+    from dispfl.methods.robust import Robust
+    from dispfl.registry import METHODS
+
+    if not isinstance(method, Robust):
+        able = ", ".join(name for name, known in METHODS.items() if issubclass(known, Robust))
+        raise ConfigError(f"method={METHODS.name_of(method)} has no method.robust; choose one of {able}.")
 
 
 def _split(text: str) -> list[str]:
