@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from dispfl.report.labels import COUNTED, SAVED, flops_kind, flops_note, row_labels
+from dispfl.report.labels import COUNTED, SAVED, connections_note, flops_kind, flops_note, row_labels
 
 
 def config(method: str = "dispfl", seed: int = 0, rounds: int = 4, **own: Any) -> dict[str, Any]:
@@ -44,3 +44,11 @@ def test_the_note_names_the_rows_whose_flops_are_saved() -> None:
     assert flops_note({"a": SAVED}) == "FLOPs are saved: peers train small networks that compute only these."
     assert flops_note({"a": SAVED, "b": COUNTED, "c": SAVED}).startswith("FLOPs of a and c are saved: ")
     assert flops_note({"a": SAVED, "b": COUNTED}).endswith("those of the others are counted: the kernels are dense.")
+
+
+def test_many_rows_with_equal_connections_are_not_all_named() -> None:
+    counts = {"degree 2": 2, "base": 10, "uniform": 10, "random": 10, "degree 5": 5}
+    assert connections_note(counts) == (
+        "Not at equal connections: a node receives at most 2 models with degree 2, 5 models with degree 5 and 10 models "
+        "with the others in a round."
+    )

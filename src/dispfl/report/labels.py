@@ -48,6 +48,10 @@ def connections_note(counts: Mapping[str, int]) -> str:
     if len(sending) == 1:
         (count,) = sending
         return f"Compared at equal connections: no node receives more than {_models(count)} in a round."
+    most = max(sending, key=lambda count: len(sending[count]))
+    if len(sending[most]) > 2:
+        sending.pop(most)
+        sending[most] = ["the others"]
     parts = [f"{_models(count)} with {join_and(own)}" for count, own in sending.items()]
     return f"Not at equal connections: a node receives at most {join_and(parts)} in a round."
 
