@@ -49,6 +49,6 @@ def test_the_note_names_the_rows_whose_flops_are_saved() -> None:
 def test_many_rows_with_equal_connections_are_not_all_named() -> None:
     counts = {"degree 2": 2, "base": 10, "uniform": 10, "random": 10, "degree 5": 5}
     assert connections_note(counts) == (
-        "Not at equal connections: a node receives at most 2 models with degree 2, 5 models with degree 5 and 10 models "
-        "with the others in a round."
+        "Not at equal connections: a node receives at most 2 models with degree 2, 5 models with degree 5 and 10 "
+        "models with the others in a round."
     )
