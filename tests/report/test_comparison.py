@@ -10,6 +10,7 @@ from dispfl.core.metric import Measure
 from dispfl.errors import RunError
 from dispfl.report.comparison import Budget, Comparison, compare, mean_curve
 from dispfl.report.plots import plot_comparison
+from dispfl.report.tables import legend
 
 Write = Callable[..., Path]
 
@@ -26,7 +27,7 @@ def write(tmp_path: Path) -> Write:
         flops: float = 10.0,
         metric: str = "accuracy",
         higher_is_better: bool = True,
-        **more: float,
+        **more: object,
     ) -> Path:
         path = tmp_path / name / f"seed-{seed}"
         path.mkdir(parents=True)
@@ -148,6 +149,19 @@ def test_equal_flops_are_those_of_the_whole_federation(write: Write) -> None:
     comparison = by_name(paths, Budget.FLOPS)
     assert comparison.limit == 60
     assert [row.score for row in comparison.rows] == [0.3, 0.5]
+
+
+def test_equal_seconds_are_those_that_a_peer_computes(write: Write) -> None:
+    """Three rounds in which one of two peers computes 2 s and the other rests: 3 s. At 1.5 s that is two rounds."""
+    one, both = {"mean": 2.0, "per_peer": [2.0, None]}, {"mean": 1.5, "per_peer": [1.5, 1.5]}
+    paths = [
+        write("cheap", 0, [0.1, 0.2, 0.3], peer_seconds=one),
+        write("expensive", 0, [0.4, 0.5, 0.6], peer_seconds=both),
+    ]
+    comparison = by_name(paths, Budget.SECONDS)
+    assert comparison.limit == 3
+    assert [row.score for row in comparison.rows] == [0.3, 0.5]
+    assert legend(comparison)[0] == "Compared at equal computing: 3.000 s of a peer."
 
 
 def test_the_last_evaluated_round_within_the_budget_counts(write: Write) -> None:

@@ -30,12 +30,12 @@ OutOption = Annotated[
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
 TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these scores: 0.6,0.7,0.8.")]
 BudgetOption = Annotated[
-    Literal["rounds", "bytes", "flops"],
+    Literal["rounds", "bytes", "flops", "seconds"],
     typer.Option(
         "--budget",
-        help="What is held equal: rounds, the busiest node's bytes, or the training FLOPs of all peers. With bytes and "
-        "flops, scores are those reached within the smallest total of the runs that spend any; nothing is "
-        "retrained.",
+        help="What is held equal: rounds, the busiest node's bytes, the training FLOPs of all peers, or the seconds "
+        "that a peer computes. Except with rounds, scores are those reached within the smallest total of the runs "
+        "that spend any; nothing is retrained.",
     ),
 ]
 JobsOption = Annotated[

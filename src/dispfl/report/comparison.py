@@ -27,6 +27,7 @@ class Budget(StrEnum):
     ROUNDS = "rounds"
     BYTES = "bytes"
     FLOPS = "flops"
+    SECONDS = "seconds"
 
 
 @dataclass(frozen=True)
@@ -46,8 +47,8 @@ class RunPoint:
     """Total training FLOPs of all peers."""
     seconds: float
     """Wall time of all rounds so far."""
-    peer_seconds: float | None = None
-    """Time that a peer has computed so far, mean over all peers; None if it was not measured."""
+    peer_seconds: float = 0.0
+    """Time that a peer has computed so far, mean over all peers; 0 if it was not measured."""
     others: Mapping[str, float] = field(default_factory=dict)
     """The other metrics and the loss on test data, mean over the peers, by name."""
     per_peer: Sequence[float | None] = ()
@@ -55,7 +56,13 @@ class RunPoint:
 
     def spent(self, budget: Budget) -> float:
         """Return the total cost in the unit of a budget."""
-        return {Budget.ROUNDS: float(self.round), Budget.BYTES: self.wire_mb, Budget.FLOPS: self.flops}[budget]
+        costs = {
+            Budget.ROUNDS: float(self.round),
+            Budget.BYTES: self.wire_mb,
+            Budget.FLOPS: self.flops,
+            Budget.SECONDS: self.peer_seconds,
+        }
+        return costs[budget]
 
 
 @dataclass(frozen=True)
@@ -244,7 +251,7 @@ NamedRuns = Iterable[tuple[Mapping[str, str], Path]]
 def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[float] = ()) -> Comparison:
     """Read run directories and compare them.
 
-    Under `bytes` and `flops` each seed has its own budget: the smallest total of its runs that spend anything, so that
+    Except under `rounds`, each seed has its own budget: the smallest total of its runs that spend anything, so that
     the cheapest row keeps all its rounds. Nothing is retrained: a row's score is the one it had at that point.
     """
     rows: dict[tuple[tuple[str, str], ...], list[SeedRun]] = {}
@@ -286,20 +293,9 @@ def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> tuple[list[float], lis
 
 def mean_curve(row: ComparisonRow, budget: Budget) -> tuple[list[float], list[float], list[float]]:
     """Return cost, mean score and its standard deviation over seeds, at every round that all seeds evaluated."""
-    return _mean_curve(row, lambda point: point.spent(budget))
 
-
-def mean_curve_by_seconds(row: ComparisonRow) -> tuple[list[float], list[float], list[float]]:
-    """Return the same against the seconds that a peer has computed, at every round in which all seeds measured them."""
-    return _mean_curve(row, lambda point: point.peer_seconds)
-
-
-def _mean_curve(
-    row: ComparisonRow, x: Callable[[RunPoint], float | None]
-) -> tuple[list[float], list[float], list[float]]:
     def sample(point: RunPoint) -> Sample:
-        spent = x(point)
-        return None if point.score is None or spent is None else (spent, point.score)
+        return None if point.score is None else (point.spent(budget), point.score)
 
     return mean_over_seeds([[sample(point) for point in run.points] for run in row.runs])
 
@@ -308,14 +304,13 @@ def _read(path: Path) -> SeedRun:
     config, records = read_config(path), read_metrics(path)
     if not records:
         raise RunError(f"{path} has no finished round to compare; run it first.")
-    points, paper_mb, wire_mb, flops, seconds = [], 0.0, 0.0, 0.0, 0.0
-    computed: float | None = 0.0
+    points, paper_mb, wire_mb, flops, seconds, computed = [], 0.0, 0.0, 0.0, 0.0, 0.0
     for record in records:
         paper_mb += record["busiest"]["paper_mb"]
         wire_mb += record["busiest"]["wire_mb"]
         flops += record["flops_total"]
         seconds = round(seconds + record["seconds"], 3)
-        computed = _add_peer_seconds(computed, record)
+        computed += _peer_seconds(record)
         score, std, others, per_peer = _scores(record)
         spent = (paper_mb, wire_mb, flops, seconds, computed)
         points.append(RunPoint(record["round"] + 1, score, std, *spent, others, per_peer))
@@ -355,12 +350,10 @@ def _other_metrics(runs: Iterable[SeedRun]) -> list[str]:
     return sorted(names, key=lambda name: name == TEST_LOSS)
 
 
-def _add_peer_seconds(before: float | None, record: Metrics) -> float | None:
-    """Add the seconds that a peer computed in a round, mean over all peers; None from where they are unknown."""
-    if before is None or "peer_seconds" not in record:
-        return None
-    per_peer = (record["peer_seconds"] or {"per_peer": [0.0]})["per_peer"]  # null: no peer trained
-    return before + sum(value or 0.0 for value in per_peer) / len(per_peer)
+def _peer_seconds(record: Metrics) -> float:
+    """Return the seconds that a peer computed in a round, mean over all peers, of which some may not have trained."""
+    per_peer = (record.get("peer_seconds") or {"per_peer": [0.0]})["per_peer"]  # null: no peer trained
+    return float(sum(value or 0.0 for value in per_peer) / len(per_peer))
 
 
 def _limits(runs: Iterable[SeedRun], budget: Budget) -> dict[int, float]:

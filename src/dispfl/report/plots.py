@@ -22,6 +22,7 @@ X_LABELS = {
     Budget.ROUNDS: "communication round",
     Budget.BYTES: "MB on the wire of the busiest node",
     Budget.FLOPS: "training FLOPs of all peers",
+    Budget.SECONDS: "seconds of computing of a peer",
 }
 
 
@@ -53,7 +54,7 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
 
 
 def plot_comparison(comparison: Comparison, to: Path) -> None:
-    """Plot the main metric against rounds, bytes or FLOPs: one line per row, with a band of one std over seeds."""
+    """Plot the main metric against what is held equal: one line per row, with a band of one std over seeds."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(comparison.rows):

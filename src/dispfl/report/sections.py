@@ -7,7 +7,7 @@ from dispfl.core.metric import Measure
 from dispfl.errors import ConfigError
 from dispfl.registry import TOPOLOGIES
 from dispfl.report.charts import Bar, Curve, bar_chart, line_chart, thin_out
-from dispfl.report.comparison import Budget, Sample, SeedRun, mean_curve, mean_curve_by_seconds, mean_over_seeds
+from dispfl.report.comparison import Budget, Sample, SeedRun, mean_curve, mean_over_seeds
 from dispfl.report.diagrams import peer_graph, server_star
 from dispfl.report.labels import flat_settings, join_and
 from dispfl.report.markup import (
@@ -68,8 +68,8 @@ def _seconds_figure(evaluated: Sequence[ReportSeries], y_label: str, y_format: s
     """Return the scores by the seconds that a peer has computed, if all rows have measured them."""
     curves = []
     for series in evaluated:
-        spent, mean, std = mean_curve_by_seconds(series.row)
-        if not spent:
+        spent, mean, std = mean_curve(series.row, Budget.SECONDS)
+        if not spent[-1]:
             return []
         curves.append(Curve(series.label, series.css_class, spent, mean, std if len(series.runs) > 1 else []))
     x_label = "seconds that a peer has computed so far"

@@ -253,7 +253,7 @@ def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
         "higher_is_better": comparison.measure.higher_is_better,
         "budget": {
             "of": comparison.budget.value,
-            "unit": {"rounds": "rounds", "bytes": "MB", "flops": "FLOPs"}[comparison.budget],
+            "unit": {"rounds": "rounds", "bytes": "MB", "flops": "FLOPs", "seconds": "s"}[comparison.budget],
             "mean": _same_rounds(comparison) if comparison.budget is Budget.ROUNDS else comparison.limit,
             "by_seed": {str(seed): limit for seed, limit in comparison.limits.items()},
         },
@@ -372,6 +372,8 @@ def _budget_sentence(comparison: Comparison) -> str:
     mean = ", mean over seeds" if len(comparison.limits) > 1 else ""
     if comparison.budget is Budget.BYTES:
         return f"Compared at equal bytes: {comparison.limit:.2f} MB on the wire of the busiest node{mean}."
+    if comparison.budget is Budget.SECONDS:
+        return f"Compared at equal computing: {format_seconds(comparison.limit)} s of a peer{mean}."
     scale, unit = flops_unit_of_smallest([comparison.limit])
     return f"Compared at equal FLOPs: {comparison.limit / scale:.2f} {unit} of training by all peers{mean}."
 
