@@ -366,7 +366,9 @@ def _same_rounds(comparison: Comparison) -> int | None:
 def _budget_sentence(comparison: Comparison) -> str:
     if comparison.budget is Budget.ROUNDS:
         rounds = _same_rounds(comparison)
-        return f"Compared after {rounds} rounds." if rounds else "Compared after each run's last round."
+        if rounds is None:
+            return "Compared after each run's last round."
+        return f"Compared after {'1 round' if rounds == 1 else f'{rounds} rounds'}."
     if comparison.limit is None:
         return f"Compared at equal {comparison.budget}; no run spends any, so each row shows its last round."
     mean = ", mean over seeds" if len(comparison.limits) > 1 else ""
