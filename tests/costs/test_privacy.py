@@ -4,7 +4,7 @@ from math import erf, exp, log, sqrt
 
 import pytest
 
-from dispfl.costs.privacy import make_plan, noise_for, spent_epsilon, steps_within, tight_epsilon
+from dispfl.costs.privacy import StepsTaken, make_plan, noise_for, spent_epsilon, steps_within, tight_epsilon
 from dispfl.errors import ConfigError
 
 
@@ -58,6 +58,16 @@ def test_a_plan_says_how_many_steps_a_budget_allows() -> None:
     assert plan.rate == pytest.approx(1 / 3)
     assert plan.spent(plan.max_steps) <= 4.0 < plan.spent(plan.max_steps + 1)
     assert make_plan(None, 1e-5, 2.0, 96, 32, 15, 100).max_steps is None
+
+
+def test_the_divergences_of_steps_with_different_noise_add_up() -> None:
+    # Without sampling a step's divergence of order a is a / (2 sigma^2): two steps with noise 2 and one with noise
+    # sqrt(2) are one step with noise 1, since 2 / 8 + 1 / 4 = 1 / 2.
+    earlier = (StepsTaken(1.0, 2.0, 2),)
+    assert spent_epsilon(1.0, sqrt(2), 1, 1e-5, earlier) == pytest.approx(spent_epsilon(1.0, 1.0, 1, 1e-5))
+    assert spent_epsilon(1.0, 1.0, 0, 1e-5, earlier) == spent_epsilon(1.0, 2.0, 2, 1e-5)
+    epsilon = spent_epsilon(1.0, 2.0, 7, 1e-5)
+    assert steps_within(1.0, 2.0, epsilon, 1e-5, (StepsTaken(1.0, 2.0, 4),)) == 3
 
 
 def test_a_batch_as_large_as_the_data_is_no_sampling() -> None:

@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dispfl.costs.privacy import StepsTaken, spent_epsilon
+from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.local import free_ports
+from dispfl.peer.log import event_logger
 from dispfl.peer.run import TrainingThread, run_node
 from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site, SiteInfo
@@ -67,7 +70,7 @@ def test_a_site_finishes_within_its_budget_and_keeps_no_key(make_site: Callable[
     assert spent[2] > 7.5
     assert read_summary(site.run_folder) is not None
     assert not (site.run_folder / SECRET_KEY).exists()
-    assert PrivateRounds(site.run_folder).begun == 3
+    assert PrivateRounds(site.run_folder).begun.rounds == 3
 
 
 def test_a_round_that_is_repeated_after_a_crash_has_new_noise_and_is_counted_again(
@@ -79,7 +82,7 @@ def test_a_round_that_is_repeated_after_a_crash_has_new_noise_and_is_counted_aga
     assert first.report.epsilon is not None
     assert again.report.epsilon is not None
     assert again.report.epsilon > first.report.epsilon
-    assert PrivateRounds(tmp_path).begun == 2
+    assert PrivateRounds(tmp_path).begun.rounds == 2
 
 
 def test_attempts_use_up_the_budget_and_then_the_site_keeps_its_model(
@@ -89,7 +92,7 @@ def test_attempts_use_up_the_budget_and_then_the_site_keeps_its_model(
     results = [take_step(setup, tmp_path) for _ in range(3)]
     assert [result.report.failure is None for result in results] == [True, True, False]
     assert "It no longer trains" in (results[2].report.failure or "")
-    assert PrivateRounds(tmp_path).begun == 2
+    assert PrivateRounds(tmp_path).begun.rounds == 2
     assert results[2].report.epsilon == results[1].report.epsilon
     assert torch.equal(results[2].next_state.model.values, setup.initial_state().model.values)
 
@@ -105,3 +108,60 @@ def test_a_record_that_cannot_be_read_or_written_stops_training_and_nothing_else
     (tmp_path / "gone").mkdir()
     (tmp_path / "gone" / "privacy.json").mkdir()  # it cannot be replaced by a file
     assert "it does not train" in (take_step(setup, tmp_path / "gone").report.failure or "")
+
+
+def change_settings(site: Site, *changes: tuple[str, str]) -> LocalSetup:
+    """The setup after the operator has edited `site.toml`."""
+    file = site.folder / "site.toml"
+    text = file.read_text()
+    for before, after in changes:
+        assert before in text
+        text = text.replace(before, after)
+    file.write_text(text)
+    return local_setup(Site.open(site.folder))
+
+
+def test_spent_epsilon_stays_spent_when_the_settings_change(make_site: Callable[..., Site], tmp_path: Path) -> None:
+    site = make_site(10, noise_multiplier=1.0)
+    setup = local_setup(site)
+    first = [take_step(setup, tmp_path).report.epsilon or 0 for _ in range(2)][-1]
+    changed = change_settings(site, ("noise_multiplier = 1.0", "noise_multiplier = 2.0"), ("epochs = 1", "epochs = 2"))
+    second = take_step(changed, tmp_path).report.epsilon or 0
+    n = len(setup.run.peers["alice"].train)
+    steps = [setup.run.privacy_plan("alice").steps_per_round, changed.run.privacy_plan("alice").steps_per_round]
+    assert steps == [-(-n // 8) + 1, 2 * -(-n // 8) + 1]  # one is for the mask search
+    assert PrivateRounds(tmp_path).begun.taken == (
+        StepsTaken(8 / n, 1.0, 2 * steps[0]),
+        StepsTaken(8 / n, 2.0, steps[1]),
+    )
+    assert first == spent_epsilon(8 / n, 1.0, 2 * steps[0], 1e-5)
+    assert first < second < first + spent_epsilon(8 / n, 2.0, steps[1], 1e-5)
+    back = change_settings(site, ("noise_multiplier = 2.0", "noise_multiplier = 1.0"), ("epochs = 2", "epochs = 1"))
+    assert (take_step(back, tmp_path).report.epsilon or 0) > second
+    assert [taken.steps for taken in PrivateRounds(tmp_path).begun.taken] == [steps[1], 3 * steps[0]]
+
+
+def test_a_budget_that_earlier_settings_have_used_up_stays_used_up(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    site = make_site(10, noise_multiplier=1.0)
+    spent = [take_step(local_setup(site), tmp_path).report.epsilon or 0 for _ in range(2)][-1]
+    limited = change_settings(site, ("noise_multiplier = 1.0", f"noise_multiplier = 4.0\nepsilon = {spent}"))
+    result = take_step(limited, tmp_path)
+    assert "does not last for another round" in (result.report.failure or "")
+    assert result.report.exhausted
+    assert result.report.epsilon == spent
+    assert PrivateRounds(tmp_path).begun.rounds == 2
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_privacy_is_neither_added_to_a_run_nor_removed_from_it(make_site: Callable[..., Site], private: bool) -> None:
+    site = make_site(1, **({"noise_multiplier": 2.0} if private else {}))
+    setup = local_setup(site)
+    log = event_logger("alice")
+    asyncio.run(run_node(site, setup, Deadlines(min=0.1, startup=0.1), log))
+    change = ("noise_multiplier = 2.0", "") if private else ("[privacy]", "[privacy]\nnoise_multiplier = 2.0")
+    changed = change_settings(site, change)
+    sentence = "with the table privacy, and now it is missing" if private else "without the table privacy, and now it"
+    with pytest.raises(RunError, match=sentence):
+        asyncio.run(run_node(site, changed, Deadlines(min=0.1, startup=0.1), log))

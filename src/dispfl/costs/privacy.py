@@ -6,7 +6,7 @@ data through earlier steps only. `spent_epsilon` uses Rényi differential privac
 which is quick; `tight_epsilon` computes privacy loss distributions, which is slower and tighter.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,23 @@ TOLERANCE = 1e-3
 
 
 @dataclass(frozen=True)
+class StepsTaken:
+    """Private steps of a peer with the same sampling rate and noise multiplier."""
+
+    rate: float
+    noise_multiplier: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class PrivateHistory:
+    """The rounds of private training that a real site has begun, and the steps in them, which are spent."""
+
+    rounds: int = 0
+    taken: tuple[StepsTaken, ...] = ()
+
+
+@dataclass(frozen=True)
 class PrivacyPlan:
     """The private training of a peer with some number of samples."""
 
@@ -30,12 +47,41 @@ class PrivacyPlan:
     steps_per_round: int
     noise_multiplier: float
     delta: float
+    epsilon: float | None
+    """The budget."""
     max_steps: int | None
     """Steps that the budget allows; None without a budget."""
+    earlier: tuple[StepsTaken, ...] = ()
+    """Steps taken with another sampling rate or noise multiplier, before a site's settings or data were changed."""
 
     def spent(self, steps: int) -> float:
-        """Return the epsilon of this many steps."""
-        return spent_epsilon(self.rate, self.noise_multiplier, steps, self.delta)
+        """Return the epsilon of this many steps, after the earlier ones."""
+        return spent_epsilon(self.rate, self.noise_multiplier, steps, self.delta, self.earlier)
+
+    def steps_in(self, history: PrivateHistory) -> int:
+        """Return the steps that were taken as this plan takes them."""
+        return sum(taken.steps for taken in history.taken if self._same(taken))
+
+    def after(self, history: PrivateHistory) -> "PrivacyPlan":
+        """Return the plan with what is left of its budget after the steps that were taken otherwise."""
+        earlier = tuple(taken for taken in history.taken if not self._same(taken))
+        if not earlier:
+            return self
+        plan, epsilon = replace(self, earlier=earlier), self.epsilon
+        if epsilon is None:
+            return plan
+        return replace(plan, max_steps=steps_within(self.rate, self.noise_multiplier, epsilon, self.delta, earlier))
+
+    def begin_round(self, history: PrivateHistory) -> PrivateHistory | None:
+        """Return the history with one more round of this plan, or None if the budget does not last for it."""
+        plan, steps = self.after(history), self.steps_in(history) + self.steps_per_round
+        if plan.max_steps is not None and steps > plan.max_steps:
+            return None
+        now = StepsTaken(self.rate, self.noise_multiplier, steps)
+        return PrivateHistory(history.rounds + 1, (*plan.earlier, now))
+
+    def _same(self, taken: StepsTaken) -> bool:
+        return (taken.rate, taken.noise_multiplier) == (self.rate, self.noise_multiplier)
 
 
 @lru_cache(maxsize=1024)
@@ -62,15 +108,22 @@ def make_plan(
             f"privacy.noise_multiplier={noise:g}, which spends {spent_epsilon(rate, noise, steps, delta):.3g}. "
             "Use a larger epsilon or noise multiplier, fewer train.epochs, or a smaller train.batch_size."
         )
-    return PrivacyPlan(rate, steps, noise, delta, max_steps)
+    return PrivacyPlan(rate, steps, noise, delta, epsilon, max_steps)
 
 
 @lru_cache(maxsize=4096)
-def spent_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
-    """Return the epsilon of steps with this sampling rate and noise multiplier, by Rényi differential privacy."""
+def spent_epsilon(rate: float, noise: float, steps: int, delta: float, earlier: tuple[StepsTaken, ...] = ()) -> float:
+    """Return the epsilon of steps with this sampling rate and noise multiplier, by Rényi differential privacy.
+
+    Divergences of the same order add up, so those of `earlier` steps, of whatever rate and noise, come on top.
+    """
     from dp_accounting.rdp import RdpAccountant  # slow to import
 
-    return float(RdpAccountant(ORDERS).compose(_event(rate, noise, steps)).get_epsilon(delta)) if steps else 0.0
+    accountant = RdpAccountant(ORDERS)
+    parts = [part for part in (*earlier, StepsTaken(rate, noise, steps)) if part.steps]
+    for part in parts:
+        accountant.compose(_event(part.rate, part.noise_multiplier, part.steps))
+    return float(accountant.get_epsilon(delta)) if parts else 0.0
 
 
 def tight_epsilon(rate: float, noise: float, steps: int, delta: float) -> float:
@@ -102,13 +155,14 @@ def noise_for(rate: float, steps: int, epsilon: float, delta: float) -> float:
     return high
 
 
-def steps_within(rate: float, noise: float, epsilon: float, delta: float) -> int:
-    """Return how many steps stay within epsilon."""
+@lru_cache(maxsize=256)
+def steps_within(rate: float, noise: float, epsilon: float, delta: float, earlier: tuple[StepsTaken, ...] = ()) -> int:
+    """Return how many steps stay within epsilon, after the earlier ones."""
     high = 1
-    while spent_epsilon(rate, noise, high, delta) <= epsilon and high < 1 << 30:
+    while spent_epsilon(rate, noise, high, delta, earlier) <= epsilon and high < 1 << 30:
         high *= 2
     low = high // 2
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if spent_epsilon(rate, noise, middle, delta) <= epsilon else (low, middle)
+        low, high = (middle, high) if spent_epsilon(rate, noise, middle, delta, earlier) <= epsilon else (low, middle)
     return low

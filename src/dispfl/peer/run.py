@@ -62,13 +62,12 @@ class TrainingThread:
 
     def _step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
         if self._private is not None:
-            plan = self._context.privacy_plan(task.peer)
             try:
-                begun = self._private.begin(plan.max_steps and plan.max_steps // plan.steps_per_round)
+                history = self._private.begin(self._context.privacy_plan(task.peer))
             except RunError as problem:  # a full disk, say: what is spent must be written down first
                 failure = f"Peer {task.peer}, round {task.t}: it does not train. {problem}"
                 return StepResult(Report(failure=failure), state=state)
-            task = replace(task, private_rounds=begun)
+            task = replace(task, private=history)
         return peer_step(self._context, self._live, task, state, received, self._check_stop)
 
     def close(self) -> None:

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dispfl.core.private import Privacy
 from dispfl.core.task import Report, Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
+from dispfl.costs.privacy import PrivacyPlan, PrivateHistory, StepsTaken
 from dispfl.errors import DamagedError, DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.log import EventLog
@@ -59,6 +61,12 @@ class PeerStore:
         written = read_config(folder)
         if differs := spec_difference(spec, written.get("spec", {}), "now", "then"):
             raise RunError(f"{folder} was started with another spec: {differs} Delete the folder to start again.")
+        if settings is not None and (now := _is_private(settings)) != _is_private(written):
+            raise RunError(
+                f"{folder} was started {'without' if now else 'with'} the table privacy, and now it is "
+                f"{'there' if now else 'missing'}: no budget covers rounds of both kinds. Undo that, or delete the "
+                "folder to start again."
+            )
         self._directory = RunDirectory.open(folder)
 
     def last(self) -> tuple[int, PeerState] | None:
@@ -142,33 +150,40 @@ class PeerStore:
         self._directory.close()
 
 
+def _is_private(settings: Mapping[str, Any]) -> bool:
+    """Whether training is private with the settings of a config file."""
+    return Privacy(**settings.get("privacy", {})).enabled
+
+
 class PrivateRounds:
-    """The rounds of private training that a site has begun: on the disk before each of them, so that a crash, and a
-    round that is repeated with other neighbours, never count less than was spent.
+    """The rounds of private training that a site has begun: on the disk before each of them, so that a crash, a round
+    that is repeated with other neighbours, and other settings or data later never count less than was spent.
     """
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "privacy.json"
 
     @property
-    def begun(self) -> int:
-        """How many."""
+    def begun(self) -> PrivateHistory:
+        """The rounds, and their steps."""
         try:
-            return int(json.loads(self.file.read_text())["rounds_begun"])
+            found = json.loads(self.file.read_text())
+            return PrivateHistory(int(found["rounds_begun"]), tuple(StepsTaken(**taken) for taken in found["taken"]))
         except FileNotFoundError:
-            return 0
+            return PrivateHistory()
         except (OSError, ValueError, KeyError, TypeError) as problem:
             raise RunError(
                 f"{self.file}, which counts the rounds of private training, cannot be read: {problem}. Restore it; "
                 "without it the site would spend more than its budget."
             ) from problem
 
-    def begin(self, limit: int | None) -> int:
-        """Count a round, unless the budget does not allow it; return how many were begun before."""
-        begun = self.begun
-        if limit is None or begun < limit:
-            write_atomically(self.file, json.dumps({"version": 1, "rounds_begun": begun + 1}).encode())
-        return begun
+    def begin(self, plan: PrivacyPlan) -> PrivateHistory:
+        """Count a round, unless the budget does not last for it; return what was begun before."""
+        before = self.begun
+        if now := plan.begin_round(before):
+            found = {"version": 1, "rounds_begun": now.rounds, "taken": [asdict(taken) for taken in now.taken]}
+            write_atomically(self.file, json.dumps(found).encode())
+        return before
 
 
 class SavingThread:

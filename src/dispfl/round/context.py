@@ -19,7 +19,7 @@ from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.task import Report, Samples, Task
 from dispfl.core.train import Train
 from dispfl.costs.ledger import MessageCost
-from dispfl.costs.privacy import PrivacyPlan, make_plan
+from dispfl.costs.privacy import PrivacyPlan, PrivateHistory, make_plan
 from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
 from dispfl.extras import require
@@ -192,21 +192,22 @@ class RunContext:
         for peer in self.peers:
             self.privacy_plan(peer)
 
-    def privacy_plan(self, peer: str) -> PrivacyPlan:
-        """Return how a peer of this process trains privately."""
+    def privacy_plan(self, peer: str, history: PrivateHistory | None = None) -> PrivacyPlan:
+        """Return how a peer of this process trains privately, after what a real site has spent."""
         p, samples = self.privacy, len(self.peers[peer].train)
         steps = self.method.private_steps(self.train, samples)
         noise, batch = p.noise_multiplier, self.train.batch_size
-        return make_plan(p.epsilon, p.delta, noise, samples, batch, steps, self.rounds)
+        plan = make_plan(p.epsilon, p.delta, noise, samples, batch, steps, self.rounds)
+        return plan if history is None else plan.after(history)
 
     def private_steps(self, task: "PeerTask", taken: int) -> PrivateSteps | None:
         """Return a peer's private steps of a round, after those taken in earlier rounds; None without privacy."""
         if not self.privacy.enabled or task.idle:
             return None
-        peer, plan = task.peer, self.privacy_plan(task.peer)
+        peer, plan = task.peer, self.privacy_plan(task.peer, task.private)
         return PrivateSteps(
             SecretStream(self.secret_key),
-            (peer, task.t) if task.private_rounds is None else (peer, task.t, task.private_rounds),
+            (peer, task.t) if task.private is None else (peer, task.t, task.private.rounds),
             plan.noise_multiplier,
             self.privacy.clip,
             plan.rate,
@@ -256,7 +257,7 @@ class PeerTask:
     """Evaluate the peer's model at the end."""
     fine_tuning: FineTuning | None = None
     """How the model is fine-tuned before it is evaluated."""
-    private_rounds: int | None = None
+    private: PrivateHistory | None = None
     """Real site with privacy: the rounds of training that it has begun before, also those that a crash has undone. Each
     has spent its steps, and this one draws from a stream of its own. In a simulation the state counts, and a repeated
     round is the same."""

@@ -243,7 +243,7 @@ def _step(
     """Return the peer's next state, or its last good one if numbers stop being finite."""
     method, after = context.method, state
     try:
-        if _exhausted(context, trainer):
+        if _exhausted(context, trainer, task):
             trainer.private = None  # it keeps its model, serves it, and no longer trains
         elif task.fine_tuning:
             after = _fine_tuned(trainer, state, task.fine_tuning)
@@ -265,18 +265,18 @@ PRIVATE_STEPS = "privacy.steps"
 
 
 def _private_steps(context: RunContext, task: PeerTask, state: PeerState) -> int:
-    """Return the private steps that a peer has taken before."""
-    if task.private_rounds is not None:
-        return task.private_rounds * context.privacy_plan(task.peer).steps_per_round
+    """Return the private steps that a peer has taken before, with its present sampling rate and noise."""
+    if task.private is not None:
+        return context.privacy_plan(task.peer).steps_in(task.private)
     return int(state.memory.get(PRIVATE_STEPS, 0))
 
 
-def _exhausted(context: RunContext, trainer: Trainer) -> bool:
+def _exhausted(context: RunContext, trainer: Trainer, task: PeerTask) -> bool:
     """Whether a peer's budget does not last for another round; the report says so."""
     private = trainer.private
     if private is None or private.remaining is None:
         return False
-    plan = context.privacy_plan(trainer.peer)
+    plan = context.privacy_plan(trainer.peer, task.private)
     if private.remaining >= plan.steps_per_round:
         return False
     assert plan.max_steps is not None
@@ -293,7 +293,7 @@ def _charged(context: RunContext, trainer: Trainer, task: PeerTask, before: Peer
     """Return the state with the private steps of this round counted, also those of a step that was abandoned."""
     steps = _private_steps(context, task, before) + (trainer.private.taken if trainer.private else 0)
     trainer.private = None  # what follows evaluates, and publishes nothing
-    trainer.report.epsilon = context.privacy_plan(trainer.peer).spent(steps)
+    trainer.report.epsilon = context.privacy_plan(trainer.peer, task.private).spent(steps)
     return replace(after, memory={**after.memory, PRIVATE_STEPS: torch.tensor(steps)})
 
 
