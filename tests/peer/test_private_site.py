@@ -3,20 +3,21 @@
 import asyncio
 import json
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from dispfl import extras
 from dispfl.costs.privacy import StepsTaken, spent_epsilon
-from dispfl.errors import RunError
+from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.local import free_ports
 from dispfl.peer.log import event_logger
-from dispfl.peer.run import TrainingThread, run_node
+from dispfl.peer.run import TrainingThread, run_node, run_site
 from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PrivateRounds
@@ -26,13 +27,14 @@ from dispfl.runs.directory import SECRET_KEY, read_metrics, read_summary
 
 @pytest.fixture
 def make_site(tmp_path: Path) -> Callable[..., Site]:
-    def make(rounds: int, **privacy: float) -> Site:
+    def make(rounds: int, settings: Mapping[str, object] | None = None, **privacy: float) -> Site:
         values = {
             "rounds": rounds,
             "model": {"name": "mlp"},
             "data": {"path": "table.csv", "label": "y"},
             "train": {"epochs": 1, "batch_size": 8},
             "privacy": privacy,
+            **(settings or {}),
         }
         [port] = free_ports(1)
         info = SiteInfo(name="alice", listen=f"127.0.0.1:{port}")
@@ -165,3 +167,33 @@ def test_privacy_is_neither_added_to_a_run_nor_removed_from_it(make_site: Callab
     sentence = "with the table privacy, and now it is missing" if private else "without the table privacy, and now it"
     with pytest.raises(RunError, match=sentence):
         asyncio.run(run_node(site, changed, Deadlines(min=0.1, startup=0.1), log))
+
+
+@pytest.mark.parametrize(
+    ("settings", "privacy", "sentence"),
+    [
+        ({"eval_train": True}, {"noise_multiplier": 2.0}, "eval_train is true, but with privacy"),
+        (
+            {"method": {"name": "dpsgd-ft"}},
+            {"noise_multiplier": 2.0},
+            "not work with method.name=dpsgd-ft",
+        ),
+        ({}, {"noise_multiplier": 0.5, "epsilon": 1.0}, "privacy.epsilon=1 does not last for one round"),
+    ],
+)
+def test_what_no_budget_covers_is_refused_before_the_first_round(
+    make_site: Callable[..., Site], settings: Mapping[str, object], privacy: Mapping[str, float], sentence: str
+) -> None:
+    site = make_site(10, settings, **privacy)
+    with pytest.raises(ConfigError, match=sentence):
+        run_site(site)
+    assert not site.run_folder.exists()
+
+
+def test_a_private_site_without_the_accountant_names_the_extra(
+    make_site: Callable[..., Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make_site(10, noise_multiplier=2.0)
+    monkeypatch.setattr(extras, "find_spec", lambda package: None)
+    with pytest.raises(ConfigError, match=r"The table privacy needs dp_accounting.*dispfl\[privacy\]"):
+        local_setup(site)

@@ -90,11 +90,12 @@ class LocalSetup:
 
 
 def local_setup(site: Site) -> LocalSetup:
-    """Return a site's setup, from its settings and its own data."""
+    """Return a site's setup, from its settings and its own data; refuse what does not fit together."""
     config = site.config()
     data = site_data(site, config)
     context = site_context(site, config, data)
     check_liars(context.method, context.topology, len(context.roster))
+    context.check()
     setup = LocalSetup.of(
         site.name, site.info.federation, context, config.density, config.least_density, data_schema(data)
     )
