@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import warnings
+from math import inf, nan
 
 from dispfl.peer.log import event_logger, logging_as_events, shortened
 
@@ -35,6 +36,14 @@ def test_the_json_log_names_the_site() -> None:
     event_logger("alice", as_json=True, to=out)("reconnected", {"peer": "bob"})
     found = json.loads(out.getvalue())
     assert (found["site"], found["event"], found["peer"]) == ("alice", "reconnected", "bob")
+
+
+def test_json_has_no_numbers_that_other_programs_cannot_read() -> None:
+    out = io.StringIO()
+    event_logger("alice", as_json=True, to=out)("round", {"score": nan, "each": [1.5, (inf, -inf)], "heard": 2})
+    assert "NaN" not in out.getvalue()
+    found = json.loads(out.getvalue())
+    assert (found["score"], found["each"], found["heard"]) == (None, [1.5, [None, None]], 2)
 
 
 def test_messages_of_logging_and_warnings_are_events_on_one_line_each() -> None:

@@ -1,6 +1,7 @@
 """The node of a site with a real network and disk: start, events while it runs, and end."""
 
 import asyncio
+import math
 import os
 import re
 import signal
@@ -10,11 +11,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from small_disk import SmallDisk
 
+from dispfl.core.metric import Metric
+from dispfl.core.task import Task
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.local import free_ports
@@ -24,7 +28,7 @@ from dispfl.peer.run import open_node, run_node
 from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import local_setup
 from dispfl.peer.site import STATUS, Site, SiteInfo
-from dispfl.peer.store import SavingThread, rounds_of
+from dispfl.peer.store import SavingThread, report_of, rounds_of
 from dispfl.peer.transport.base import Request, Response, Unreachable
 
 PATIENCE = 60.0
@@ -85,6 +89,20 @@ def test_sigterm_is_logged_and_sets_the_status_to_stopped(make_site: Callable[[s
     assert status is not None
     assert status["state"] == "stopped"
     assert not alice.is_running()
+
+
+def test_a_score_that_is_not_a_number_ends_no_node_and_its_rounds_are_saved(make_site: Callable[[str], Site]) -> None:
+    """As an AUC of test data with a single class."""
+    alice, recorder = make_site("alice"), EventRecorder()
+    undefined = Metric(lambda outputs, labels: math.nan, name="auc")
+    setup = local_setup(alice)
+    setup = replace(setup, run=replace(setup.run, rounds=2, task=Task(metrics=(undefined,))))
+    asyncio.run(run_node(alice, setup, Deadlines(), recorder))
+    assert recorder.events.count("round") == 2
+    assert "lost" not in recorder.events
+    assert [entry["report"]["scores"] for entry in rounds_of(alice.run_folder).values()] == [{"auc": None}] * 2
+    assert report_of(rounds_of(alice.run_folder)[1])[0].score is None
+    assert (alice.status() or {})["score"] is None
 
 
 def test_a_port_in_use_is_reported_and_the_node_does_not_start(make_site: Callable[[str], Site]) -> None:

@@ -7,7 +7,8 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import TextIO
+from math import isfinite
+from typing import Any, TextIO
 
 _UNPLAIN = re.compile(r'[\s"=]')
 """Characters that would make the end of a value ambiguous, or let another peer forge a line."""
@@ -23,7 +24,8 @@ def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> 
         out = to or sys.stderr
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if as_json:
-            print(json.dumps({"time": now, "site": name, "event": event, **fields}, default=str), file=out, flush=True)
+            found = finite({"time": now, "site": name, "event": event, **fields})
+            print(json.dumps(found, default=str), file=out, flush=True)
         else:
             text = "  ".join(f"{key}={_plain(value)}" for key, value in fields.items() if value not in (None, [], ""))
             print(f"{now[11:19]}  {name}  {event:<12} {text}".rstrip(), file=out, flush=True)
@@ -35,6 +37,15 @@ def shortened(text: str, chars: int = MAX_CHARS) -> str:
     """Return a text of another site as one short line, without characters that control a terminal."""
     short = "".join(each if each.isprintable() else " " for each in text[:chars])
     return short if len(text) <= chars else f"{short}... ({len(text)} characters)"
+
+
+def finite(value: Any) -> Any:
+    """Return a value for JSON, with null in the place of nan and infinite numbers, such as a score of no samples."""
+    if isinstance(value, Mapping):
+        return {key: finite(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(each) for each in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 class _EventHandler(logging.Handler):

@@ -21,6 +21,7 @@ import tomli_w
 from pydantic import field_validator
 
 from dispfl.errors import ConfigError, RunError
+from dispfl.peer.log import finite
 from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.audit import Change, append_changes, operator
 from dispfl.peer.membership.identity import Identity
@@ -201,7 +202,7 @@ class Site:
 
     def write_status(self, status: Mapping[str, Any]) -> None:
         """Write the status that `status` reads; on a full disk in the place of the last one, which needs no space."""
-        file, content = self.run_folder / STATUS, json.dumps(status).encode()
+        file, content = self.run_folder / STATUS, json.dumps(finite(status)).encode()
         try:
             write_atomically(file, content + b" " * STATUS_SPARE, durable=False)
         except RunError:

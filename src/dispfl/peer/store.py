@@ -19,7 +19,7 @@ from dispfl.costs.ledger import MessageCost
 from dispfl.costs.privacy import PrivacyPlan, PrivateHistory, StepsTaken
 from dispfl.errors import DamagedError, DispflError, RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.log import EventLog
+from dispfl.peer.log import EventLog, finite
 from dispfl.peer.spec import spec_difference
 from dispfl.peer.status import NodeStatus
 from dispfl.round.context import RunContext, StepResult
@@ -109,7 +109,7 @@ class PeerStore:
         now, result = time.time(), Round({self.name: step.without_state()})
         line = round_metrics(t, result, self._task, self._cost, max(0.0, now - self._last_save))
         line |= {"time": now, "heard": list(heard), "missed": list(missed)}
-        line |= {"report": asdict(step.report), "messages": step.messages}
+        line |= {"report": finite(asdict(step.report)), "messages": step.messages}
         self._last_save = now
         self._lines.append(line)
         self._newest = (t, step)
