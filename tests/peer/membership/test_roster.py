@@ -150,6 +150,17 @@ def test_the_operator_decides_over_the_roster_and_the_roster_over_hand_accepted_
     assert states(members) == {"bob": "revoked by hand", "carol": "revoked by roster", "dave": "revoked by roster"}
 
 
+def test_a_site_that_the_operator_has_revoked_stays_so_when_the_roster_gives_it_another_key(
+    members: MembersFile,
+) -> None:
+    members.revoke("bob")
+    other = invite_of(Identity.make("bob"))
+    assert members.merge_roster(FIRST.without_members(["bob"]).with_members([other]).signed_by(ANN).signed_by(BEN).text)
+    assert states(members) == {"bob": "revoked by hand", "carol": "accepted by roster"}
+    members.accept(other)  # only the operator takes that back
+    assert states(members)["bob"] == "accepted by hand"
+
+
 def test_a_site_accepted_by_hand_stays_without_the_roster(members: MembersFile) -> None:
     members.accept(invite_of(DAVE))
     members.merge_roster(FIRST.without_members(["carol"]).signed_by(ANN).signed_by(BEN).text)

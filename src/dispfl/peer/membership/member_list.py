@@ -213,11 +213,11 @@ def _listed(old: Member | None, invite: Invite) -> Member:
     """The entry of a member that the roster lists."""
     if old is None:
         return Member(invite.name, invite.address, invite.certificate, by="roster")
+    if old.state == "revoked" and old.by == "hand":  # this site's operator does not want it, whatever its key is
+        return old
     if not old.follows(invite.certificate):  # the administrators have replaced the site
         new = replace(old.with_key([invite.certificate]), replaces="")
         return replace(new, address=invite.address, state="accepted", record=None, by="roster")
-    if old.state == "revoked" and old.by == "hand":  # this site's operator does not want it
-        return old
     rotated_since = key_digest(invite.certificate) in old.retired
     current = old if rotated_since else old.with_key([invite.certificate])
     return replace(current.confirmed(), address=current.address or invite.address, by="roster")
