@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -21,15 +22,17 @@ from dispfl.core.metric import Metric
 from dispfl.core.task import Task
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.guard import RequestGuard
 from dispfl.peer.local import free_ports
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.records import MemberRecord
-from dispfl.peer.run import open_node, run_node
+from dispfl.peer.membership.sync import SiteMembership
+from dispfl.peer.run import SiteNetwork, open_node, run_node
 from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import local_setup
 from dispfl.peer.site import STATUS, Site, SiteInfo
 from dispfl.peer.store import SavingThread, report_of, rounds_of
-from dispfl.peer.transport.base import Request, Response, Unreachable
+from dispfl.peer.transport.base import Limits, Request, Response, Unreachable
 
 PATIENCE = 60.0
 """Seconds after which a test fails; generous for a loaded machine."""
@@ -178,6 +181,29 @@ def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_
             assert "bob" not in node.ctx.guard.refused  # no request of it was read
 
     asyncio.run(story())
+
+
+def test_members_that_a_full_disk_kept_from_being_trusted_are_trusted_when_there_is_space_again(
+    make_site: Callable[[str], Site], small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob, eve = map(make_site, ("alice", "bob", "eve"))
+    alice.members.accept(bob.invite())
+    setup = local_setup(alice)
+    membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
+
+    async def story() -> list[str]:
+        network = SiteNetwork(alice, setup, membership, Limits(), RequestGuard())
+        alice.members.revoke("bob")
+        alice.members.accept(eve.invite())
+        monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through a file there
+        small_disk.fill()
+        with pytest.raises(OSError, match="No space left"):
+            await network.follow_members(alice)
+        small_disk.free()
+        await network.follow_members(alice)
+        return [entry["subject"][0][0][1] for entry in network.contexts[1].get_ca_certs()]
+
+    assert asyncio.run(story()) == ["eve"]
 
 
 def test_a_new_address_of_a_member_is_logged_and_not_used_outside_the_allowed_networks(

@@ -242,9 +242,10 @@ class SiteNetwork:
 
     async def follow_members(self, site: Site) -> None:
         """Trust certificates that were accepted since the last call, and no longer those that were not kept."""
-        if site.members.generation == self._generation:
+        generation = site.members.generation
+        if generation == self._generation:
             return
-        self._generation, pinned = site.members.generation, set(site.members.pinned())
+        pinned = set(site.members.pinned())
         if self._pinned - pinned:  # certificates cannot be removed from a context
             server = await asyncio.to_thread(server_context, site.identity, pinned)
             self.contexts = (self.contexts[0], server)
@@ -252,7 +253,7 @@ class SiteNetwork:
         for certificate in pinned - self._pinned:
             for context in self.contexts:
                 pin(context, certificate)
-        self._pinned = pinned
+        self._generation, self._pinned = generation, pinned  # last: what fails is tried again
 
     @property
     def traffic(self) -> dict[str, int]:
