@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small_disk import SmallDisk
@@ -21,6 +22,7 @@ from small_disk import SmallDisk
 from dispfl.core.metric import Metric
 from dispfl.core.task import Task
 from dispfl.errors import ConfigError, RunError
+from dispfl.peer import run
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.guard import RequestGuard
 from dispfl.peer.local import free_ports
@@ -33,6 +35,7 @@ from dispfl.peer.setup import local_setup
 from dispfl.peer.site import STATUS, Site, SiteInfo
 from dispfl.peer.store import SavingThread, report_of, rounds_of
 from dispfl.peer.transport.base import Limits, Request, Response, Unreachable
+from dispfl.round.context import StepResult
 
 PATIENCE = 60.0
 """Seconds after which a test fails; generous for a loaded machine."""
@@ -91,6 +94,34 @@ def test_sigterm_is_logged_and_sets_the_status_to_stopped(make_site: Callable[[s
     status = alice.status()
     assert status is not None
     assert status["state"] == "stopped"
+    assert not alice.is_running()
+
+
+def test_a_second_ctrl_c_does_not_break_off_the_end_of_a_node(
+    make_site: Callable[[str], Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, recorder = make_site("alice"), EventRecorder()
+
+    def long_step(*arguments: Any) -> StepResult:
+        recorder("training", {})
+        for _ in range(1000):
+            arguments[-1]()  # between two batches
+            time.sleep(0.01)
+        raise AssertionError("it was not stopped")
+
+    async def story() -> None:
+        running = asyncio.create_task(run_node(alice, local_setup(alice), Deadlines(), recorder))
+        await recorder.until("training")
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0)
+        await asyncio.wait([running], timeout=PATIENCE)
+        assert running.cancelled()
+
+    monkeypatch.setattr(run, "peer_step", long_step)
+    asyncio.run(story())
+    assert recorder.events[-1] == "stopped"
+    assert (alice.status() or {})["state"] == "stopped"
     assert not alice.is_running()
 
 

@@ -131,7 +131,8 @@ async def run_node(
 
     def stop(which: signal.Signals) -> None:
         signals.append(which.name)
-        me.cancel()
+        if len(signals) == 1:  # a second one would break off the last save
+            me.cancel()
 
     for which in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(which, stop, which)
