@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from small_disk import SmallDisk
 from typer.testing import CliRunner
 
@@ -36,6 +37,7 @@ from dispfl.peer.local import free_ports
 from dispfl.peer.membership import identity
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity
+from dispfl.peer.membership.roster import Roster
 from dispfl.peer.run import open_node
 from dispfl.peer.setup import local_setup
 from dispfl.peer.site import Site, SiteInfo
@@ -409,6 +411,26 @@ def test_members_that_cannot_be_reached_and_their_certificates_are_named(
     assert certificate.level == Level.WARNING
     assert certificate.text.startswith("its certificate is valid ")
     assert reach.text == f"cannot be reached at {bob.info.listen}: connection refused"
+
+
+def test_a_newer_roster_of_a_member_changes_nothing(make_site: MakeSite) -> None:
+    alice, bob, carol, key = make_site("alice"), make_site("bob"), make_site("carol"), Ed25519PrivateKey.generate()
+    first = Roster("dispfl", 1, 1, {"ann": key.public_key().public_bytes_raw()})
+    first = first.with_members([alice.invite(), bob.invite()]).signed_by(key)
+    for site in (alice, bob):
+        site.members.accept_roster(first, first.fingerprint)
+        site.members.announce(site.identity, site.info.address, 0.5, 0)
+    bob.members.merge_roster(first.with_members([carol.invite()]).signed_by(key).text)
+    before = alice.members.path.read_bytes()
+    setup = local_setup(alice)
+
+    async def story() -> list[Finding]:
+        async with running(bob):
+            return await asyncio.to_thread(lambda: list(check_network(alice, setup, alice.config(), {}, running=True)))
+
+    assert "reached" in next(finding.text for finding in asyncio.run(story()) if finding.topic == "bob")
+    assert alice.members.path.read_bytes() == before
+    assert alice.members.names() == ["bob"]
 
 
 def test_what_is_known_of_a_member_decides_what_to_do(make_site: MakeSite) -> None:

@@ -38,11 +38,19 @@ AT_ONCE = 32
 
 
 class ReadOnlyMembership(SiteMembership):
-    """The members of a site, which other members' records do not change."""
+    """The members of a site, which other members' records and rosters do not change."""
 
     def merge(self, records: JSON) -> Collection[str]:
         """Ignore them."""
         return ()
+
+    def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
+        """Fetch none."""
+        return False
+
+    def merge_roster(self, text: str) -> bool:
+        """Ignore it."""
+        return False
 
 
 @dataclass
