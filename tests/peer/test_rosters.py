@@ -9,6 +9,7 @@ import pytest
 from simulated_world import LIMIT, View, World, reliable
 
 from dispfl.errors import RunError
+from dispfl.peer.membership.sync import SyncMessage
 from dispfl.peer.server import Server
 from dispfl.peer.spec import federation_spec
 from dispfl.peer.transport.base import JSON, Request
@@ -100,3 +101,30 @@ def test_a_record_with_a_first_round_beyond_the_federations_is_an_offence_and_no
     run(story(), LIMIT)
     assert merged == [record(20)]  # the round after the last: a member that never takes part
     assert ctx.guard.refused == {"001": {"malformed": 1}}
+
+
+class Record(dict[str, JSON]):
+    """A record that counts how often it is compared with others."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        type(self).compared += 1
+        return super().__eq__(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def test_records_with_an_invalid_first_round_are_not_compared_with_each_other() -> None:
+    """Which would take the square of their number, while the node answers nobody else."""
+    world = World(8, reliable, peers=2, rounds=20)
+    ctx = world.node("000").ctx
+    records = [Record(record={"name": "002", "first_round": 21}, signature=str(k)) for k in range(100)]
+
+    async def story() -> None:
+        with mock.patch.object(SyncMessage, "read", return_value=SyncMessage(records=list(records))):
+            await ctx.read_sync("001", b"")
+
+    run(story(), LIMIT)
+    assert ctx.guard.refused == {"001": {"malformed": 1}}
+    assert Record.compared == 0

@@ -220,10 +220,10 @@ class NodeContext:
         except MessageError as problem:
             self.guard.count(sender, problem.refusal)
             raise Refused(problem.refusal, str(problem)) from None
-        records = incoming.records[: self.guard.allow_records(sender, len(incoming.records))]
-        if invalid := [record for record in records if not self._has_valid_first_round(record)]:
+        allowed = incoming.records[: self.guard.allow_records(sender, len(incoming.records))]
+        records = [record for record in allowed if self._has_valid_first_round(record)]
+        if len(records) < len(allowed):
             self.guard.count(sender, Refusal.MALFORMED)
-            records = [record for record in records if record not in invalid]
         try:
             for reason in (await self.compute(lambda: self.membership.merge(records)) if records else None) or ():
                 self.guard.count(sender, reason)
