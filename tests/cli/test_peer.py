@@ -156,6 +156,14 @@ def test_relative_data_paths_are_made_absolute(tmp_path: Path, monkeypatch: pyte
     assert tomllib.loads(Path("alice/site.toml").read_text())["data"]["path"] == str(tmp_path / "samples.csv")
 
 
+def test_data_paths_stay_relative_to_the_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    given = ("data.dir=store", "data.path=a.csv", "data.test_path=b.csv")
+    peer("init", "alice", "--name", "alice", "--listen", "a:1", *given)
+    data = tomllib.loads(Path("alice/site.toml").read_text())["data"]
+    assert [data[key] for key in ("dir", "path", "test_path")] == [str(tmp_path / "store"), "a.csv", "b.csv"]
+
+
 def test_a_random_topology_may_be_configured_before_there_are_members(tmp_path: Path) -> None:
     words = ("--name", "alice", "--listen", "a:1", "topology=random", "topology.degree=20")
     peer("init", tmp_path / "alice", *words)

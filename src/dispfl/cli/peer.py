@@ -70,8 +70,9 @@ def _site_config(config: Path | None, overrides: list[str], smallest_density: fl
     if smallest_density is not None:
         given["smallest_density"] = smallest_density
     values = SiteConfig.from_values(compose_values(SiteConfig, given, overrides)).to_toml()
-    for key in {"path", "test_path", "dir"} & values["data"].keys():  # relative to the current folder
-        values["data"][key] = str(Path(values["data"][key]).expanduser().absolute())
+    data = values["data"]
+    for key in ["dir"] if "dir" in data else {"path", "test_path"} & data.keys():  # paths are relative to `dir`
+        data[key] = str(Path(data[key]).expanduser().absolute())
     return values
 
 
