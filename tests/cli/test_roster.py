@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
 from dispfl.errors import ConfigError, DispflError
-from dispfl.peer.membership.identity import readable_fingerprint
+from dispfl.peer.membership.identity import IdentityError, readable_fingerprint
 from dispfl.peer.membership.roster import RosterError
 from dispfl.peer.site import Site
 
@@ -115,3 +115,10 @@ def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path
     with pytest.raises(RosterError, match=r"nowhere cannot be read"):
         peer("roster", "show", tmp_path / "nowhere")
     assert (folder / "ann.key").stat().st_mode & 0o777 == 0o600
+
+
+def test_an_administrators_key_that_others_can_read_signs_nothing(folder: Path) -> None:
+    (folder / "ann.key").chmod(0o644)
+    with pytest.raises(IdentityError, match=r"ann\.key is readable by other users of this machine; run: chmod 600"):
+        sign(folder, "ann")
+    assert "Not signed yet" in peer("roster", "show", folder / "hearts.roster")

@@ -271,13 +271,10 @@ def _context(protocol: int, identity: Identity, pinned: Iterable[x509.Certificat
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        with path.open("rb") as file:
-            others = os.fstat(file.fileno()).st_mode & 0o077
-            content = file.read()
+        check_private(path)
+        content = path.read_bytes()
     except OSError as problem:
         raise IdentityError(f"The key {path} cannot be read: {problem.strerror}. Restore it from a backup.") from None
-    if others:
-        raise IdentityError(f"The key {path} is readable by other users of this machine; run: chmod 600 {path}")
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -285,6 +282,12 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError(f"{path} must contain a P-256 key; restore it from a backup.")
     return key
+
+
+def check_private(path: Path) -> None:
+    """Refuse a key file that other users can read or write."""
+    if path.stat().st_mode & 0o077:
+        raise IdentityError(f"The key {path} is readable by other users of this machine; run: chmod 600 {path}")
 
 
 def write_privately(path: Path, content: bytes) -> None:

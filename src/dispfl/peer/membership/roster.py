@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from dispfl.errors import ConfigError, DispflError
 from dispfl.peer.membership.address import check_name
-from dispfl.peer.membership.identity import write_privately
+from dispfl.peer.membership.identity import check_private, write_privately
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.transport.base import JSON
 from dispfl.settings import did_you_mean
@@ -239,6 +239,7 @@ def read_admin_key(path: Path) -> Ed25519PrivateKey:
         key = None
     if not isinstance(key, Ed25519PrivateKey):
         raise RosterError(f"{path} does not hold an administrator's key, as `dispfl peer roster key` creates it.")
+    check_private(path)
     return key
 
 
