@@ -454,6 +454,25 @@ def test_what_is_known_of_a_member_decides_what_to_do(make_site: MakeSite) -> No
     assert silent.advice.startswith("Does bob run?")
 
 
+def test_a_network_that_fails_in_training_is_a_failure_and_the_json_is_whole(make_site: MakeSite) -> None:
+    alice = make_site("alice", model={"factory": "mine:net"})
+    (alice.folder / "mine.py").write_text(
+        "from torch import nn\n\n\n"
+        "class Net(nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        if self.training:\n"
+        "            raise ValueError('only in training')\n"
+        "        return super().forward(x)\n\n\n"
+        "def net(classes, shape):\n"
+        "    return Net(2, 2)\n"
+    )
+    printed = CliRunner().invoke(app, ["doctor", str(alice.folder), "--json"])
+    assert printed.exit_code == 1
+    [failed] = [finding for finding in json.loads(printed.stdout)["findings"] if finding["level"] == "failure"]
+    assert failed["topic"] == "training"
+    assert "raised ValueError: only in training" in failed["text"]
+
+
 def test_training_that_diverges_is_a_failure(make_site: MakeSite) -> None:
     found = list(examine(make_site("alice", train={"lr": 1e38}).folder))
     failed = [finding for finding in found if finding.level == Level.FAILURE]

@@ -73,6 +73,9 @@ def check_training(site: Site, setup: LocalSetup, config: SiteConfig, *, running
     """Train a few batches, and check time, memory and the space for what a round saves."""
     try:
         seconds, result = measure_round(setup)
+    except DispflError as problem:  # a function of the user's has failed
+        yield Finding("training", Level.FAILURE, str(problem), "Mend it: every round would fail like this one.")
+        return
     except (MemoryError, RuntimeError) as problem:
         yield Finding("training", Level.FAILURE, f"a batch failed: {problem}", "A smaller train.batch_size needs less.")
         return
