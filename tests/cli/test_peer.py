@@ -97,8 +97,11 @@ def test_an_invite_may_be_pasted_with_line_breaks_or_piped(alice: Path, bob: Pat
 def test_an_invite_may_be_a_file(alice: Path, bob: Path, tmp_path: Path) -> None:
     (tmp_path / "bob.invite").write_text(peer("invite", bob))
     assert "bob at" in peer("accept", alice, tmp_path / "bob.invite")
-    with pytest.raises(InviteError, match=r"An invite begins with dispfl1-, got 'nowhere\.invi'"):
+    missing = r"'nowhere\.invite' is neither an invite, which begins with dispfl1-, nor a file: No such file"
+    with pytest.raises(ConfigError, match=missing):
         peer("accept", alice, "nowhere.invite")
+    with pytest.raises(ConfigError, match="One invite at a time, got 2 files; repeat the command for each"):
+        peer("accept", alice, tmp_path / "bob.invite", "carol.invite")
 
 
 def test_an_invite_from_before_a_rotation_is_reported(alice: Path, bob: Path) -> None:

@@ -106,8 +106,14 @@ def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path
         peer(
             "roster", "init", tmp_path / "new", "--federation", "h", "--threshold", "1", "--admin", pub, "--admin", pub
         )
-    with pytest.raises(RosterError, match=r"An administrator's public key is NAME:KEY, .* got 'nobody'"):
-        peer("roster", "init", tmp_path / "new", "--federation", "hearts", "--threshold", "1", "--admin", "nobody")
+    for word, sentence in {
+        "nobody": r"'nobody' is neither an administrator's public key, NAME:KEY, nor a file: No such file or directory",
+        "ann:AAAA": r"An administrator's public key is NAME:KEY, .* got 'ann:AAAA'",
+    }.items():
+        with pytest.raises(DispflError, match=sentence):
+            peer("roster", "init", tmp_path / "new", "--federation", "hearts", "--threshold", "1", "--admin", word)
+    with pytest.raises(ConfigError, match=r"'eve\.invite' is neither an invite, .* nor a file"):
+        peer("roster", "add", roster, "eve.invite")
     with pytest.raises(RosterError, match=r"ann\.key exists"):
         peer("roster", "key", folder / "ann.key", "--name", "ann")
     with pytest.raises(RosterError, match=r"ann\.pub does not hold an administrator's key"):

@@ -1,6 +1,5 @@
 """`dispfl peer`: create, connect, run and inspect one site of a real federation."""
 
-import contextlib
 import sys
 from pathlib import Path
 from shlex import quote
@@ -8,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from dispfl.cli.roster import INVITE, text_of
 from dispfl.cli.roster import app as roster_app
 from dispfl.errors import ConfigError
 
@@ -171,10 +171,10 @@ def _invite_text(arguments: list[str]) -> str:
     """Return the text of an invite from stdin, from a file, or from the arguments."""
     if arguments == ["-"]:
         return sys.stdin.read()
-    with contextlib.suppress(OSError):  # not a file: the invite itself
-        if len(arguments) == 1:
-            return Path(arguments[0]).read_text(errors="replace")
-    return " ".join(arguments)
+    first = text_of(arguments[0], *INVITE)
+    if len(arguments) > 1 and first is not arguments[0]:
+        raise ConfigError(f"One invite at a time, got {len(arguments)} files; repeat the command for each.")
+    return " ".join([first, *arguments[1:]])  # one that was pasted with line breaks
 
 
 @app.command()

@@ -1,6 +1,7 @@
 """`dispfl peer roster`: the tool of a federation's administrators, who sign the list of its members."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from shlex import quote
@@ -16,6 +17,10 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Create and sign the roster of a federation, as its administrators.", no_args_is_help=True)
 
 File = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster's file.")]
+
+INVITE = (r"\s*(dispfl\d+-|{)", "an invite, which begins with dispfl1-,")
+"""How an invite or a whole roster begins, and what to call it."""
+ADMIN = (r"\s*[\w-]+:", "an administrator's public key, NAME:KEY,")
 
 
 @app.command()
@@ -50,7 +55,7 @@ def init(
 
     if file.exists():
         raise RosterError(f"{file} exists; choose another file for the new roster.")
-    admins = dict(read_admin(_text(each)) for each in admin)
+    admins = dict(read_admin(text_of(each, *ADMIN)) for each in admin)
     if len(admins) != len(admin):
         raise ConfigError("Two administrators have the same name; give every key a name of its own.")
     if not 1 <= threshold <= len(admins):
@@ -72,7 +77,7 @@ def add(
     from dispfl.peer.membership.identity import readable_fingerprint
     from dispfl.peer.membership.invite import Invite
 
-    invites = [Invite.read(_text(each)) for each in invite]
+    invites = [Invite.read(text_of(each, *INVITE)) for each in invite]
     _change(file, lambda roster: roster.with_members(invites))
     for each in invites:
         typer.echo(f"{each.name} at {each.address}")
@@ -181,9 +186,11 @@ def _write(file: Path, roster: "Roster") -> None:
     write_atomically(file, json.dumps(roster.to_json(), indent=1).encode() + b"\n")
 
 
-def _text(argument: str) -> str:
-    """The content of a file, or the argument itself."""
+def text_of(argument: str, begins: str, what: str) -> str:
+    """Return the content of a file, or the argument itself if it begins like the text."""
     try:
         return Path(argument).read_text(errors="replace")
-    except OSError:
-        return argument
+    except OSError as problem:
+        if re.match(begins, argument):
+            return argument
+        raise ConfigError(f"{argument[:60]!r} is neither {what} nor a file: {problem.strerror}.") from None
