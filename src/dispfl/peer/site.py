@@ -145,7 +145,7 @@ class Site:
         return cls(folder, info, identity, members, content)
 
     def moved(self, listen: str) -> "Site":
-        """Change the listening address. Other sites need a new invite."""
+        """Change the listening address; the node announces it to the members in a signed record."""
         info = self.info.model_copy(update={"listen": str(Address.parse(listen)), "advertise": None})
         _write(self.folder, info, self._config)
         return Site.open(self.folder)

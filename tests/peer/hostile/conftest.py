@@ -106,7 +106,7 @@ class AttackedFederation:
         guest = self.guests[name]
 
         def identify(leaf: bytes, issuers: Any) -> str | None:
-            member = guest.members.identify(leaf, issuers)
+            member = guest.members.find_by_certificate(leaf, issuers)
             return member.name if member else None
 
         transport = HttpsTransport(

@@ -115,7 +115,7 @@ def test_a_forged_link_does_not_replace_a_known_member(members: MembersFile) -> 
 def test_members_that_only_others_accepted_are_known_but_not_trusted(members: MembersFile) -> None:
     assert members.merge([record_of(CAROL).to_json()]).learned == ("carol",)
     assert [record.name for record in members.known()] == ["carol"]
-    assert members.identify(der(CAROL.certificate)) is None
+    assert members.find_by_certificate(der(CAROL.certificate)) is None
     assert (members.names(), members.pinned(), members.records()) == ([], [], [])
     members.accept(invite_of(CAROL))
     assert members.known() == []

@@ -279,6 +279,19 @@ def test_records_above_the_limit_are_ignored(two_sites: tuple[Site, Site], monke
     assert ctx.guard.refused == {"bob": {"too-many-records": 1}}
 
 
+def test_only_an_accepted_member_is_identified_and_a_revoked_one_is_told_so(two_sites: tuple[Site, Site]) -> None:
+    (alice, bob), carol = two_sites, Identity.make("carol")
+    setup = local_setup(alice)
+    membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
+    assert membership.identify(der(bob.identity.certificate), ()) == "bob"
+    assert membership.identify(der(carol.certificate), ()) is None
+    alice.members.accept(Invite("dispfl", "carol", SOMEWHERE, carol.certificate), confirmed=False)
+    assert membership.identify(der(carol.certificate), ()) is None  # pending
+    alice.members.revoke("bob")
+    with pytest.raises(Refused, match="bob was revoked by alice"):
+        membership.identify(der(bob.identity.certificate), ())
+
+
 def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
     two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
 ) -> None:

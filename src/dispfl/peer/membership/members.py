@@ -72,11 +72,6 @@ class MembersFile:
 
     # lookups
 
-    def identify(self, cert_der: bytes, issuers: Sequence[bytes] = ()) -> Member | None:
-        """Return the accepted member with this certificate, or None."""
-        member = self.find_by_certificate(cert_der, issuers)
-        return member if member and member.state == "accepted" else None
-
     def find_by_certificate(self, cert_der: bytes, issuers: Sequence[bytes] = ()) -> Member | None:
         """Return the member, in any state, with this certificate or with an earlier one that issued it.
 
