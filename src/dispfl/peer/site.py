@@ -39,8 +39,8 @@ STATUS_SPARE = 1024
 """Blanks at the end of the status file, so that a longer one can be written in its place on a full disk."""
 _COMMENT = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
-# All sites must agree on everything but name, addresses, allow_networks, device, precision, threads, [data], [train],
-# method.density, [limits] and [deadlines].
+# Equal at all sites of the federation: federation, seed, rounds, smallest_density, [model], [method] except density,
+# [topology], [wire], and the classes, columns and input shape of the data. Everything else is this site's own.
 
 """
 
