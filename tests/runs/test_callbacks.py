@@ -122,9 +122,10 @@ def test_a_run_that_is_killed_when_a_callback_stops_it_stops_there_when_it_is_re
         raise KeyboardInterrupt
 
     fed = federation(out=tmp_path / "run")
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr("dispfl.runs.directory.RunDirectory.write_summary", interrupt)
-        fed.run(4, on_round=stop_after(2))
+        with pytest.raises(KeyboardInterrupt):
+            fed.run(4, on_round=stop_after(2))
     resumed = fed.run(4, resume=True, on_round=stop_after(2))
     assert (len(resumed.metrics), resumed.summary["stopped"]) == (2, "2 rounds are enough")
 
