@@ -639,6 +639,11 @@ def test_a_share_of_the_peers_lies_and_the_others_are_scored(pairs: list[Pair], 
     assert set(bits(run)).isdisjoint(bits(honest))  # all hear all, so that a lie reaches everybody
     config = read_config(tmp_path)
     assert (config["attack"], round(6 * config["liars"])) == (attack, 2)
+    loaded = Run.load(tmp_path, model=MyNet)  # the consensus of honest peers, and each liar's own model
+    for name in peer_names(6):
+        assert loaded.personal[name].model.values.equal(run.personal[name].model.values)
+        assert run.personal[name].model.values.equal(run.states[name].model.values) == (name in liars)
+    assert len(run.summary["weights_sha256"]) == 6
     with pytest.raises(ConfigError, match=r"was run with (data_sha256|attack)|data are not those"):
         Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(rounds=2, out=tmp_path, resume=True)
 

@@ -12,7 +12,7 @@ from dispfl.engines.base import fetch_here, simulated_step
 from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.exchange import exchange_graph, task_senders
-from dispfl.round.round import initial_states, peer_step, task_state
+from dispfl.round.round import global_model, initial_states, peer_step, task_state
 from dispfl.runs.metrics import Metrics, spread
 
 
@@ -49,7 +49,7 @@ def personalize(context: RunContext, states: Mapping[str, PeerState], server: Pe
     live = LiveModel(joined.module(), joined.device, joined.precision)
     method = joined.method
     if method.evaluates_global:
-        model = method.global_model(states if server is None else {SERVER: server})
+        model = global_model(context, states, server)
         tuning = FineTuning(epochs=1, rate="initial", every=1, steps=steps)
         task = PeerTask(name, last, global_model=model, idle=True, fine_tuning=tuning)
         return peer_step(joined, live, task, task_state(joined, task, {name: state}), {}).report
