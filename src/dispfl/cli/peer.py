@@ -19,9 +19,6 @@ app.add_typer(roster_app, name="roster")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
 
-SIMULATED = ("peers", "partition", "engine", "workers", "vmap_peers", "average_buffers", "attack", "liars")
-"""Settings of an experiment that a site does not have."""
-
 
 @app.command()
 def init(
@@ -62,12 +59,12 @@ def init(
 
 def _site_config(config: Path | None, overrides: list[str], smallest_density: float | None) -> dict[str, Any]:
     """Return the complete settings of a site, from a config file and `key=value` overrides."""
-    from dispfl.config import read_toml
+    from dispfl.config import Experiment, read_toml
     from dispfl.peer.config import SiteConfig
 
     given = read_toml(config) if config else {}
     for key in (*given, *(override.partition("=")[0].partition(".")[0].strip() for override in overrides)):
-        if key in SIMULATED:
+        if key in Experiment.model_fields.keys() - SiteConfig.model_fields.keys():
             raise ConfigError(f"{key} is for simulated runs: a site is one peer with its own data. Omit it.")
     if smallest_density is not None:
         given["smallest_density"] = smallest_density

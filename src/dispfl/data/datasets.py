@@ -50,8 +50,8 @@ class Data(Settings):
     name: str = "fashion-sample"
     """One of `dispfl data list`."""
     dir: str | None = None
-    """The folder with the files; default: the first that has them of `DISPFL_DATA`, the cache folder (`DISPFL_CACHE`, by
-    default `~/.cache/dispfl` on Linux) and `/usr/share/datasets`."""
+    """The folder with the files; default: the first that has them of `DISPFL_DATA`, the cache folder (`DISPFL_CACHE`,
+    on Linux `~/.cache/dispfl` unless set) and `/usr/share/datasets`."""
     augment: bool = True
     """Random crops, and flips where the data set allows them, in training. By default true; `dispfl run` has
     false for `fashion-sample`."""

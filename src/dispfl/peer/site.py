@@ -49,11 +49,13 @@ class SiteInfo(Settings):
     """The name, the addresses and the federation of a site."""
 
     name: str
+    """The site's name, which its certificate has too: letters, digits and dashes."""
     listen: str
     """HOST:PORT to listen on; 0.0.0.0 or [::] for all of the machine's addresses."""
     advertise: str | None = None
     """HOST:PORT where other sites reach it, if it differs from `listen`."""
     federation: str = "dispfl"
+    """The federation's name; the same at every site."""
     allow_networks: tuple[str, ...] = ()
     """Networks that the site may connect to, such as 10.0.0.0/8; empty for all. Members announce their addresses."""
 
