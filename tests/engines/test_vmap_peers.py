@@ -1,12 +1,14 @@
 """Peers that train as one stack: equal up to rounding, reproducible, and failures stay separate."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -116,6 +118,43 @@ def test_networks_of_one_density_are_stacked_where_others_are_smaller(make_conte
     """Two peers keep 2 of 8 units and two keep 6: a stack of two sizes is two stacks."""
     context = make_context(peers=4, method=DisPFL(density=(0.3, 0.8), structure="channels"))
     assert [loss_calls(replace(context, vmap_peers=size)) for size in (1, 2, 4)] == [12, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"train": Train(epochs=1, batch_size=8)}, [0.75] * 4),
+        ({"train": Train(epochs=1, batch_size=8, optimizer="adam")}, [3.0] * 4),
+        ({"train": Train(epochs=1, batch_size=8, momentum=0.9)}, [3.0] * 4),
+        ({"method": DisPFL(density=(0.3, 0.8, 0.8, 0.8), structure="channels")}, [3.0, 1.0, 1.0, 1.0]),
+    ],
+    ids=["stacked", "adam", "momentum", "one of another size"],
+)
+@pytest.mark.parametrize("threads", [1, 8], ids=["processor time", "wall time"])
+def test_each_batch_counts_once_in_the_seconds_of_the_peers_that_it_trains(
+    make_context: MakeContext,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    seconds: list[float],
+    threads: int,
+) -> None:
+    """Four peers have three batches each. A batch takes a second, of which each peer of a stack has its share."""
+    passed: dict[int, float] = defaultdict(float)
+    clock = SimpleNamespace(
+        thread_time=lambda: passed[threading.get_ident()], perf_counter=lambda: sum(list(passed.values()))
+    )
+    monkeypatch.setattr("dispfl.core.train.time", clock)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        passed[threading.get_ident()] += 1
+        return nn.functional.cross_entropy(outputs, labels)
+
+    context = make_context(**{"peers": 4, "method": Local(), "vmap_peers": 4} | changes, task=Task(loss))
+    with closing(InProcess(context, threads)) as engine:
+        engine.restore(0)
+        tasks = [PeerTask(peer, 0, evaluate=False) for peer in context.roster]
+        results = dict(engine.run_tasks(tasks))
+    assert [results[peer].report.seconds for peer in context.roster] == pytest.approx(seconds)
 
 
 def test_any_number_of_threads_gives_the_same_bits(make_context: MakeContext, run_all: RunAll, bits: Bits) -> None:

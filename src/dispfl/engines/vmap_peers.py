@@ -18,7 +18,7 @@ from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
 from dispfl.core.stacked import can_stack, learn_stacked
 from dispfl.core.task import Samples
-from dispfl.core.train import Trainer
+from dispfl.core.train import Trainer, step_clock
 from dispfl.round.context import PeerTask, RunContext, StepResult
 
 MakeTrainer = Callable[..., Trainer]
@@ -96,9 +96,11 @@ class PausableStep:
             self._caller_may_run.release()
 
     def _learn(self, call: LearnCall) -> Tensor:
+        paused = step_clock(call.trainer.live)
         self.call = call
         self._caller_may_run.release()
         self._step_may_run.acquire()
+        call.trainer.report.seconds -= step_clock(call.trainer.live) - paused  # the training adds its own time
         learned, self.call, self.learned = self.learned, None, None
         if isinstance(learned, BaseException):
             raise learned
@@ -147,10 +149,14 @@ def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]
 
 
 def _learn_alone(call: LearnCall) -> Tensor | BaseException:
+    trainer = call.trainer
+    began = step_clock(trainer.live)
     try:
-        return Trainer.learn(call.trainer, call.weights, call.mask, steps=call.steps, name=call.name)
+        return Trainer.learn(trainer, call.weights, call.mask, steps=call.steps, name=call.name)
     except BaseException as problem:  # raised again in the step
         return problem
+    finally:
+        trainer.report.seconds += step_clock(trainer.live) - began
 
 
 class PeerGroups:
