@@ -24,7 +24,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.vmap_peers import PeerGroups
 from dispfl.errors import ConfigError, RunError
-from dispfl.methods.base import GossipMethod, Method, PeerState
+from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
@@ -91,8 +91,8 @@ def test_five_peers_in_stacks_of_two_learn_the_same_as_one_by_one(
             torch.testing.assert_close(other.evaluated[peer].model.values, state.model.values, rtol=1e-4, atol=1e-5)
 
 
-def loss_calls(context: RunContext) -> int:
-    """Count the calls of the loss in a round, without those of the engine's check of the model."""
+def loss_calls(context: RunContext, tuning: FineTuning | None = None) -> int:
+    """Count the calls of the loss in a round or in fine-tuning, without those of the engine's check of the model."""
     calls = 0
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -103,7 +103,10 @@ def loss_calls(context: RunContext) -> int:
     with closing(InProcess(replace(context, task=Task(loss)), 1)) as engine:
         calls = 0
         engine.restore(0)
-        list(engine.run_tasks([PeerTask(peer, 0, evaluate=False) for peer in context.roster]))
+        tasks = [
+            PeerTask(peer, 0, idle=tuning is not None, fine_tuning=tuning, evaluate=False) for peer in context.roster
+        ]
+        list(engine.run_tasks(tasks))
     return calls
 
 
@@ -112,6 +115,15 @@ def test_four_peers_with_three_batches_each_call_the_loss_12_6_or_3_times(
 ) -> None:
     context = make_context(peers=4, method=Local())
     assert [loss_calls(replace(context, vmap_peers=size)) for size in (1, 2, 4, 9)] == [12, 6, 3, 3]
+
+
+@pytest.mark.parametrize("rate", ["initial", "current"])
+def test_four_peers_are_fine_tuned_in_one_stack_at_either_learning_rate(
+    make_context: MakeContext, rate: Literal["initial", "current"]
+) -> None:
+    method = FedAvgFT(cohort=4, tune_epochs=2, tune_rate=rate)
+    context = make_context(peers=4, method=method)
+    assert [loss_calls(replace(context, vmap_peers=size), method.fine_tuning) for size in (1, 4)] == [24, 6]
 
 
 def test_networks_of_one_density_are_stacked_where_others_are_smaller(make_context: MakeContext) -> None:
