@@ -131,7 +131,7 @@ def test_a_damaged_checkpoint_is_kept_and_the_one_before_it_resumed(
     assert (kept / "part-000.safetensors").read_bytes() == content
     assert caplog.messages == [
         f"The checkpoint {two_rounds / 'checkpoints/round-000002/part-000.safetensors'} is damaged (the digest of peer "
-        f"alice does not match). It is kept as {kept}. Resuming from an earlier round, if there is one."
+        f"alice does not match). It is kept as {kept}. Resuming from another round, if there is one."
     ]
 
 

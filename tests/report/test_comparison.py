@@ -10,7 +10,7 @@ from dispfl.core.metric import Measure
 from dispfl.errors import RunError
 from dispfl.report.comparison import Budget, Comparison, compare, mean_curve
 from dispfl.report.plots import plot_comparison
-from dispfl.report.tables import legend
+from dispfl.report.tables import legend, markdown_table
 
 Write = Callable[..., Path]
 
@@ -162,6 +162,45 @@ def test_equal_seconds_are_those_that_a_peer_computes(write: Write) -> None:
     assert comparison.limit == 3
     assert [row.score for row in comparison.rows] == [0.3, 0.5]
     assert legend(comparison)[0] == "Compared at equal computing: 3.000 s of a peer."
+
+
+def test_a_run_that_has_not_measured_its_seconds_is_not_taken_for_a_free_one(write: Write) -> None:
+    one = {"mean": 2.0, "per_peer": [2.0, 2.0]}
+    paths = [write("measured", 0, [0.1, 0.2], peer_seconds=one), write("older", 0, [0.4, 0.5])]
+    with pytest.raises(RunError, match=r"older/seed-0 has no seconds of computing \(peer_seconds\); compare by rounds"):
+        by_name(paths, Budget.SECONDS)
+
+
+def test_scores_on_validation_data_have_a_column(write: Write) -> None:
+    comparison = by_name([write("a", 0, [0.1, 0.2], validation={"mean": 0.25})])
+    assert comparison.rows[0].other("validation") == 0.25
+    heading, _, row = markdown_table(comparison).splitlines()[:3]
+    columns = dict(zip(map(str.strip, heading.split("|")), map(str.strip, row.split("|")), strict=True))
+    assert columns["validation accuracy"] == "0.250"
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "comparable"),
+    [
+        ("data_sha256 = 'a'", "data_sha256 = 'a'", True),
+        ("data_sha256 = 'a'", "data_sha256 = 'b'", False),
+        (
+            "data_sha256 = 'a'",
+            "data_sha256 = 'b'\nliars = 0.2",
+            True,
+        ),  # liars' data may be poisoned; they have no score
+        ("unseen_peers = 0", "unseen_peers = 4", False),  # those that remain have other samples
+    ],
+)
+def test_peers_are_compared_one_by_one_only_where_they_have_the_same_data(
+    write: Write, first: str, second: str, comparable: bool
+) -> None:
+    paths = [write(name, seed, [0.5]) for name in ("a", "b") for seed in (0, 1)]
+    for path, more in zip(paths, (first, first, first, second), strict=True):
+        config = path / "config.toml"
+        config.write_text(f"{more}\n{config.read_text()}")
+    rows = by_name(paths).rows
+    assert rows[1].has_data_of(rows[0]) is comparable
 
 
 def test_the_last_evaluated_round_within_the_budget_counts(write: Write) -> None:

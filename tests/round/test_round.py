@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import nan
+from typing import Any
 
+import pytest
 import torch
 from rounds import FinishedRound, ReversedEngine, run_from
 from torch import Tensor, nn
@@ -16,7 +18,7 @@ from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.core.task import Report, Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
-from dispfl.methods.base import Neighbourhood, PeerState
+from dispfl.methods.base import Method, Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
@@ -73,6 +75,28 @@ def test_a_regrown_weight_takes_its_neighbours_value_and_zero_where_nobody_holds
     theirs = PackedModel.pack(torch.tensor([2.0, 6.0, 0.0]), torch.tensor([True, True, False]))
     next_mask = torch.tensor([True, True, True])
     assert DisPFL().mix({"000": ours, "001": theirs}, next_mask).tolist() == [3.0, 6.0, 0.0]
+
+
+@pytest.mark.parametrize("method", [DisPFL(), Local(), DPSGD()], ids=lambda method: method.name)
+def test_a_peers_seconds_are_those_of_its_training_not_of_its_evaluation(
+    make_context: MakeContext, run_all: RunAll, monkeypatch: pytest.MonkeyPatch, method: Method
+) -> None:
+    """By a clock that only learning (1 s) and evaluating (100 s) advance."""
+    now = [0.0]
+
+    def taking(seconds: float, function: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            now[0] += seconds
+            return function(*arguments, **options)
+
+        return timed
+
+    for module in ("dispfl.core.train", "dispfl.round.round"):
+        monkeypatch.setattr(f"{module}.step_clock", lambda live: now[0])
+    monkeypatch.setattr(Trainer, "learn", taking(1.0, Trainer.learn))
+    monkeypatch.setattr(Trainer, "_predict", taking(100.0, Trainer._predict))
+    (only,) = run_all(make_context(peers=3, rounds=1, method=method, eval_train=True))
+    assert [step.report.seconds for step in only.steps.values()] == [1.0] * 3
 
 
 def test_the_order_in_which_peers_take_their_step_does_not_matter(make_context: MakeContext, run_all: RunAll) -> None:

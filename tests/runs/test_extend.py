@@ -80,6 +80,38 @@ def test_a_stop_at_any_round_of_an_extension_loses_nothing(tmp_path: Path) -> No
         assert result(path) == result(tmp_path / "whole")
 
 
+@pytest.mark.parametrize("method", ["local", "dpsgd"])
+def test_a_run_stopped_in_its_last_round_and_then_extended_is_the_longer_run(tmp_path: Path, method: str) -> None:
+    """The steps that were finished had been evaluated, because theirs was the last round."""
+    settings = [*TINY, f"method={method}", "eval_every=3"]
+    run_experiment(compose({}, [*settings, "rounds=3"]), tmp_path / "whole")
+    steps = []
+
+    def stop() -> None:
+        steps.append(1)
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ExperimentRun.create(compose({}, [*settings, "rounds=1"]), tmp_path / "run").run(RunCallbacks(step=stop))
+    ExperimentRun.resume(tmp_path / "run", ["rounds=3"]).run()
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+
+
+def test_the_last_round_is_not_given_up_where_the_one_before_it_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = [*TINY, "method=local", "eval_every=2"]
+    run_experiment(compose({}, [*settings, "rounds=5"]), tmp_path / "whole")
+    run_experiment(compose({}, [*settings, "rounds=3"]), tmp_path / "run")
+    (tmp_path / "run/checkpoints/round-000002/part-000.safetensors").write_bytes(b"torn")
+    rounds = []
+    ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run(RunCallbacks(round=lambda m: rounds.append(m["round"])))
+    assert rounds == [3, 4]
+    assert "round-000002.damaged" in caplog.text
+    assert result(tmp_path / "run")[0] == result(tmp_path / "whole")[0]
+
+
 def test_a_run_stopped_between_the_two_steps_of_an_extension_is_that_of_before(tmp_path: Path) -> None:
     """The summary goes first, then the config is replaced."""
     path = tmp_path / "run"

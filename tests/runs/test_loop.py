@@ -194,7 +194,7 @@ def test_a_truncated_newest_checkpoint_costs_one_round(
         assert step_counts(finished) == (9, 3)
     (warning,) = caplog.messages
     assert warning.startswith(f"The checkpoint {part(finished, 4)} is damaged (")
-    assert warning.endswith("Resuming from an earlier round.")
+    assert warning.endswith("Resuming from another round.")
     assert result(run_in(finished)) == expected
 
 

@@ -1,7 +1,7 @@
 """The data of a peer, the task that it learns, and what is measured in a round."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -97,7 +97,7 @@ class Report:
     exhausted: bool = False
     """With privacy: the budget did not last for this round, so that the peer did not train."""
     seconds: float = field(default=0.0, compare=False)
-    """The time that the step computed, as `step_clock` measures it."""
+    """The time that mixing, training and the mask search took, as `step_clock` measures it; evaluation is left out."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
     """The training done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
 
@@ -108,3 +108,16 @@ class Report:
     def score(self) -> float | None:
         """The main metric."""
         return next(iter(self.scores.values()), None)
+
+    def without_evaluation(self) -> "Report":
+        """Return the report of the same step in a round without evaluation."""
+        return replace(
+            self,
+            scores={},
+            test_loss=None,
+            train_score=None,
+            validation=None,
+            global_score=None,
+            mixed=None,
+            backdoor=None,
+        )

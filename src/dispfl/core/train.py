@@ -379,7 +379,9 @@ class Trainer:
     def observe_mixed(self, weights: Tensor) -> None:
         """Evaluate the model between mixing and training, in rounds with evaluation."""
         if self.evaluate:
+            began = step_clock(self.live)
             self.report.mixed = self.score(weights)
+            self.report.seconds -= step_clock(self.live) - began
 
     def check_finite(self, values: Tensor, what: str) -> None:
         if not torch.isfinite(values).all():

@@ -71,7 +71,7 @@ class PeerStore:
             try:
                 steps = checkpoints.load(rounds)
             except DamagedError as damage:
-                kept = checkpoints.set_aside(rounds, damage, "Resuming from an earlier round, if there is one.")
+                kept = checkpoints.set_aside(rounds, damage, "Resuming from another round, if there is one.")
                 continue
             if self.name not in steps:
                 raise RunError(f"The checkpoint after {rounds} rounds in {self.folder} is of {', '.join(steps)}.")

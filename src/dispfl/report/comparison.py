@@ -17,6 +17,8 @@ from dispfl.runs.metrics import Metrics, main_scores, measure_of, seconds_per_pe
 
 GAP = "gap"
 """How much better models are on training data than on test data."""
+VALIDATION = "validation"
+"""The name of the main metric on validation data in tables."""
 TEST_LOSS = "test loss"
 """The name of the loss on test data in tables."""
 
@@ -40,9 +42,9 @@ class RunPoint:
     """The main metric, mean over the peers; None if the round was not evaluated."""
     peer_std: float | None
     paper_mb: float
-    """Total traffic of the busiest node, as the paper counts it (values only)."""
+    """Traffic of each round's busiest node, summed, as the paper counts it (values only)."""
     wire_mb: float
-    """Total traffic of the busiest node, as sent."""
+    """Traffic of each round's busiest node, summed, as sent."""
     flops: float
     """Total training FLOPs of all peers."""
     seconds: float
@@ -80,7 +82,7 @@ class SeedRun:
     final: RunPoint | None
     """The last evaluated round within the budget; None if there is none."""
     failures: int = 0
-    """Number of steps that were discarded because a value was not finite."""
+    """Number of steps that were discarded: a value was not finite, or the privacy budget was spent."""
     seconds_per_peer: float | None = None
     """Seconds that a peer computes in a round; None if they were not measured."""
     flops_kind: str = COUNTED
@@ -90,6 +92,8 @@ class SeedRun:
     method: str = ""
     data: Mapping[str, str] = field(default_factory=dict)
     """The settings that must be equal for peers to be compared one by one."""
+    data_digest: str | None = None
+    """Of a run made in Python: the digest of its peers' data. None with liars, whose data may be poisoned."""
 
     @property
     def paper_mb(self) -> float:
@@ -173,6 +177,12 @@ class ComparisonRow:
         """By seed, the final score of every peer."""
         return {run.seed: run.final.per_peer for run in self.runs if run.final}
 
+    def has_data_of(self, other: "ComparisonRow") -> bool:
+        """Whether runs of the same seed have the same peers with the same data."""
+        theirs = {run.seed: run for run in other.runs}
+        pairs = [(run, theirs[run.seed]) for run in self.runs if run.seed in theirs] or [(self.runs[0], other.runs[0])]
+        return all(one.data == two.data and _may_equal(one.data_digest, two.data_digest) for one, two in pairs)
+
     @property
     def flops_kind(self) -> str:
         """Whether the row's FLOPs are counted or saved."""
@@ -239,7 +249,7 @@ class Comparison:
 
     def difference(self, row: ComparisonRow, reference: ComparisonRow) -> Difference | None:
         """Return the paired difference of two rows; None if their peers or data are not the same."""
-        if row.runs[0].data != reference.runs[0].data:
+        if not row.has_data_of(reference):
             return None
         return paired_difference(row.peer_scores, reference.peer_scores)
 
@@ -260,6 +270,8 @@ def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[f
     all_runs = [run for row in rows.values() for run in row]
     if not all_runs:
         raise RunError("There are no runs to compare.")
+    if budget is Budget.SECONDS and (unknown := [run.path for run in all_runs if not run.points[-1].peer_seconds]):
+        raise RunError(f"{unknown[0]} has no seconds of computing (peer_seconds); compare by rounds, bytes or flops.")
     limits = {} if budget is Budget.ROUNDS else _limits(all_runs, budget)
     return Comparison(
         [
@@ -329,6 +341,7 @@ def _read(path: Path) -> SeedRun:
         max(record["busiest"].get("connections", 0) for record in records),
         config["method"]["name"],
         {key: value for key, value in flat_settings(config).items() if prevents_comparison(key)},
+        None if config.get("liars") else config.get("data_sha256"),
     )
 
 
@@ -339,6 +352,8 @@ def _scores(record: Metrics) -> tuple[float | None, float | None, dict[str, floa
     if (trained := record.get("train_score")) and record["metric"] in record["scores"]:
         others[f"train {record['metric']}"] = trained["mean"]
         others[GAP] = measure_of([record]).gain(trained["mean"], main["mean"])
+    if record.get("validation"):
+        others[VALIDATION] = record["validation"]["mean"]
     if record.get("test_loss"):
         others[TEST_LOSS] = record["test_loss"]["mean"]
     return main["mean"], main["std"], others, main["per_peer"]
@@ -354,6 +369,10 @@ def _peer_seconds(record: Metrics) -> float:
     """Return the seconds that a peer computed in a round, mean over all peers, of which some may not have trained."""
     per_peer = (record.get("peer_seconds") or {"per_peer": [0.0]})["per_peer"]  # null: no peer trained
     return float(sum(value or 0.0 for value in per_peer) / len(per_peer))
+
+
+def _may_equal(one: str | None, two: str | None) -> bool:
+    return one == two or one is None or two is None
 
 
 def _limits(runs: Iterable[SeedRun], budget: Budget) -> dict[int, float]:

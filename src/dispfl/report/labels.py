@@ -15,7 +15,7 @@ METHOD_LABELS = {
     "dpsgd-ft": "D-PSGD-FT",
 }
 """The paper's names of the methods; other methods keep their own name."""
-IGNORED_KEYS = {"seed", "workers", "device", "engine", "data.dir", "initial_weights_sha256"}
+IGNORED_KEYS = {"seed", "workers", "device", "engine", "data.dir", "data_sha256", "initial_weights_sha256"}
 """Keys in which runs of one row may differ: they do not affect results, or follow from the seed."""
 DATA_TABLES = ("data.", "partition.")
 COUNTED, SAVED = "counted", "saved"
@@ -62,7 +62,7 @@ def _models(count: int) -> str:
 
 def prevents_comparison(key: str) -> bool:
     """Return whether rows that differ in this key have different peers, data or metrics."""
-    return key in ("peers", "samples", "metric", "made_in_python") or key.startswith(DATA_TABLES)
+    return key in ("peers", "unseen_peers", "samples", "metric", "made_in_python") or key.startswith(DATA_TABLES)
 
 
 def join_and(words: Sequence[str]) -> str:

@@ -80,7 +80,9 @@ class ReportResults:
     @property
     def comparable(self) -> bool:
         """Whether the scores of different rows can be compared."""
-        return not any(map(prevents_comparison, self.differing))
+        first = self.comparison.rows[0]
+        same_data = all(row.has_data_of(first) for row in self.comparison.rows)
+        return same_data and not any(map(prevents_comparison, self.differing))
 
     @property
     def common_seeds(self) -> list[int]:

@@ -51,7 +51,7 @@ def summary_sentences(results: ReportResults) -> list[str]:
         return _single_row(results, results.series[0])
     if not results.comparable:
         keys = [key for key in results.differing if prevents_comparison(key)]
-        return [f"The runs differ in {join_and(keys)}, so their scores cannot be compared."]
+        return [f"The runs differ in {join_and(keys or ['their data'])}, so their scores cannot be compared."]
     scored = [series for series in results.series if series.row.score is not None]
     if not scored:
         return ["No row has scores for all its seeds yet."]
@@ -239,8 +239,6 @@ def _differing_seeds(results: ReportResults) -> list[str]:
         if repeated:
             names = join_and(list(map(str, repeated)))
             sentences.append(f"{series.label} has several runs of seed {names}; each is counted separately.")
-    if len(results.series) > 1 and any(run.made_in_python for run in results.runs):
-        sentences.append("Runs made in Python do not record their data; it is assumed to be the same.")
     return sentences
 
 

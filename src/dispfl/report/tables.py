@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dispfl.core.metric import Measure
-from dispfl.report.comparison import GAP, TEST_LOSS, Budget, Comparison, ComparisonRow
+from dispfl.report.comparison import GAP, TEST_LOSS, VALIDATION, Budget, Comparison, ComparisonRow
 from dispfl.report.differences import paired_over
 from dispfl.report.labels import connections_note, flops_note
 from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number, format_seconds
@@ -79,8 +79,9 @@ def columns(comparison: Comparison) -> list[TableColumn]:
         table.append(TableColumn(("rounds", f"to {target:g}"), [_rounds_to(row, target) for row in rows], 5))
     for name in comparison.others:
         other = [format_number(row.other(name), 3) for row in rows]
-        asked_for = GAP in comparison.others and name in (GAP, f"train {measure.name}")
-        heading = ("train", measure.name) if asked_for and name != GAP else (name, "")
+        other_data = {VALIDATION: VALIDATION, f"train {measure.name}": "train"}.get(name)
+        asked_for = name == GAP or other_data is not None
+        heading = (other_data, measure.name) if other_data else (name, "")
         table.append(TableColumn(heading, other, 8 if asked_for else 0 if name == TEST_LOSS else 4))
     table.append(column("time", "s", 2, lambda row: format_number(row.mean_final(lambda point: point.seconds), 1)))
     return table
@@ -100,6 +101,8 @@ def legend(comparison: Comparison) -> list[str]:
     ]
     if any(row.seconds_per_peer is not None for row in comparison.rows):
         sentences.append("s per peer and round: computing time of a participating peer; time: wall time of all rounds.")
+    if VALIDATION in comparison.others:
+        sentences.append(f"validation: {metric} on the peers' validation data; choose by it, not by the test data.")
     if GAP in comparison.others:
         sentences.append(f"gap: how much better {metric} is on the peers' own training data than on their test data.")
     if comparison.targets:

@@ -229,11 +229,11 @@ def peer_step(
     seed_globally(context.seed, "torch", task.peer, task.t)  # for dropout, which takes no generator
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
+        trainer.report.seconds += step_clock(live) - began
         trainer.live = live.for_mask(after.model.mask)
         if context.eval_train and trainer.evaluate:
             trainer.report.train_score = trainer.score(after.model.flat(), trainer.train)
         _evaluate(trainer, after, backdoor=context.attack is not None and context.attack.name == "backdoor")
-    trainer.report.seconds += step_clock(live) - began
     return StepResult(trainer.report, state=after)
 
 

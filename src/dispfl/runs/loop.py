@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from dispfl.core.layout import Layout
 from dispfl.core.task import Report
@@ -81,32 +81,52 @@ def begin(context: RunContext, engine: Engine) -> RunHistory:
 
 
 def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> RunHistory:
-    """Restore the run in a directory; if the newest checkpoint is damaged, the one before it."""
+    """Restore the run in a directory; if the newest checkpoint is damaged, the one before it.
+
+    The last round of a run that was extended since is repeated where only the last one was to be evaluated, so that its
+    results are those of the longer run.
+    """
     checkpoints = directory.checkpoints
-    for rounds in reversed(checkpoints.finished_rounds()):
+    finished = checkpoints.finished_rounds()
+    repeated = finished.pop() if finished and _is_repeated(context, checkpoints, finished[-1]) else None
+    last_resort = [repeated] if repeated and finished else []  # its states are right: if all before it are damaged
+    for rounds in [*reversed(finished), *last_resort]:
         try:
-            if checkpoints.was_last(rounds) and rounds < context.rounds and not context.evaluates(rounds - 1):
-                checkpoints.discard(rounds)  # extended: repeat the round without its evaluation, as in a longer run
-                continue
             engine.restore(rounds)
             saved = checkpoints.load(rounds, [SERVER])
         except DamagedError as damage:
-            checkpoints.set_aside(rounds, damage, "Resuming from an earlier round.")
+            checkpoints.set_aside(rounds, damage, "Resuming from another round.")
             continue
-        checkpoints.delete_old()
-        server = saved[SERVER].state if saved else None
-        return RunHistory(directory.truncate_metrics(rounds), server, _partial_round(engine, checkpoints, rounds))
-    history = begin(context, engine)
-    history.records, history.partial_round = directory.truncate_metrics(0), _partial_round(engine, checkpoints, 0)
+        history = RunHistory(server=saved[SERVER].state if saved else None)
+        break
+    else:
+        history, rounds = begin(context, engine), 0
+    if repeated and rounds < repeated:
+        checkpoints.discard(repeated)
+    checkpoints.delete_old()
+    history.records = directory.truncate_metrics(rounds)
+    history.partial_round = _partial_round(context, engine, checkpoints, rounds)
     return history
 
 
-def _partial_round(engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str, StepResult]:
+def _is_repeated(context: RunContext, checkpoints: Checkpoints, rounds: int) -> bool:
+    """Whether a round was evaluated only because it was the last, and is so no longer."""
     try:
-        return engine.partial_round(t)
+        return rounds < context.rounds and not context.evaluates(rounds - 1) and checkpoints.was_last(rounds)
+    except DamagedError:
+        return False  # restoring it sets it aside
+
+
+def _partial_round(context: RunContext, engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str, StepResult]:
+    """Return the steps of round t that were finished before an interruption."""
+    try:
+        steps = engine.partial_round(t)
     except DamagedError as damage:
         checkpoints.set_aside(t + 1, damage, "Repeating that part of the round.")
         return {}
+    if context.evaluates(t):
+        return steps
+    return {peer: replace(step, report=step.report.without_evaluation()) for peer, step in steps.items()}
 
 
 def run_rounds(
