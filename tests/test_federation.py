@@ -654,6 +654,7 @@ def test_a_share_of_the_peers_lies_and_the_others_are_scored(pairs: list[Pair], 
         ("sing-flip", 0.2, "attack must be 'none' or one of sign-flip, noise"),
         ("noise", 2, "liars must be a share of the peers in [0, 1), such as 0.2; got 2."),
         ("none", 0.2, "liars is 0.2, but attack is none; say how they lie: attack='sign-flip'."),
+        ("noise", 0, "attack is 'noise', but liars is 0; say how many of the peers lie: liars=0.2."),
     ],
 )
 def test_a_wrong_attack_is_refused_in_a_sentence(pairs: list[Pair], attack: Any, liars: float, sentence: str) -> None:
