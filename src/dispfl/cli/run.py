@@ -95,7 +95,6 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     from dispfl.data.catalogue import DATASETS
     from dispfl.methods.base import GossipMethod, ServerMethod
     from dispfl.models.settings import CustomModel
-    from dispfl.paper.experiments import cost_inputs
     from dispfl.report.labels import METHOD_LABELS
 
     experiment, context = run.experiment, run.context
@@ -117,7 +116,7 @@ def describe_run(run: "ExperimentRun") -> list[str]:
         f"{experiment.train.duration} in batches of {experiment.train.batch_size}.",
     ]
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
-        inputs = cost_inputs(experiment)
+        inputs = experiment.cost_inputs()
         costs, wire = estimate(inputs), wire_costs(inputs)
         busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
         moved = f"{busiest:.3g} MB on the wire of the busiest node" if busiest else "nothing is sent"

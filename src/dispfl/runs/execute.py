@@ -75,17 +75,10 @@ def execute(
         with forked_generators(context.device):
             checkpoints = directory.checkpoints if directory else None
             started = stack.enter_context(running_engine(engine, context, workers, checkpoints, ray_address))
-            history = restore(context, started, directory) if directory else begin(context, started)
             for follower in followers:
                 stack.callback(follower.directory.close)
-                follower.records = follower.directory.truncate_metrics(len(history.records))
             callbacks = replace(callbacks, stop=UserCallbacks(on_round, context, started, config))
-            if out and 0 < len(history.records) < context.rounds:
-                if read_summary(out) is None:  # the process may have ended before it asked, in the last round
-                    history.stopped = callbacks.stop(history)
-                (out / "summary.json").unlink(missing_ok=True)  # of a run that a callback stopped
-            if not history.stopped:
-                history = run_rounds(context, started, history, directory, callbacks, followers)
+            history = _train(context, started, directory, callbacks, followers)
             saved = SavedStates(out, context.roster) if out and engine == "ray" else None
             states = dict(started.states) if saved is None else saved
             personal = _evaluated(context, history, started) if context.method.evaluates_global else states
@@ -109,6 +102,28 @@ def execute(
                 directory.forget_secret_key()
             draw_learning_curve(out)
     return run
+
+
+def _train(
+    context: RunContext,
+    engine: Engine,
+    directory: RunDirectory | None,
+    callbacks: RunCallbacks,
+    followers: Sequence[Follower],
+) -> RunHistory:
+    """Run all rounds, or those that an interrupted or stopped run has left."""
+    if directory is None:
+        return run_rounds(context, engine, begin(context, engine), None, callbacks)
+    history = restore(context, engine, directory)
+    for follower in followers:
+        follower.records = follower.directory.truncate_metrics(len(history.records))
+    if 0 < len(history.records) < context.rounds:
+        if read_summary(directory.path) is None:  # the process may have ended before it asked, after the last round
+            history.stopped = callbacks.stop(history)
+        (directory.path / "summary.json").unlink(missing_ok=True)  # of a run that a callback stopped
+    if history.stopped:
+        return history
+    return run_rounds(context, engine, history, directory, callbacks, followers)
 
 
 def _warn_about_buffers(context: RunContext) -> None:

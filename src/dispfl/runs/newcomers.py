@@ -1,7 +1,6 @@
 """Peers that did not take part in a run: how good a model they get from it with a few steps on their own data."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -38,13 +37,7 @@ def personalize(context: RunContext, states: Mapping[str, PeerState], server: Pe
     a peer, or the server. Where peers are evaluated with a global model, it fine-tunes that model.
     """
     steps, last = context.unseen_steps, context.rounds - 1
-    settings = context.train.model_copy(update={"steps": steps, "schedule": "constant", "warmup": 0})
-    joined = replace(
-        context,
-        peers={**context.peers, name: context.unseen[name]},
-        train=settings,
-        known_layout=context.layout,
-    )
+    joined = context.joined_by(name)
     state = initial_states(joined, [name])[name]
     live = LiveModel(joined.module(), joined.device, joined.precision)
     method = joined.method

@@ -200,7 +200,7 @@ def context_of(path: Path, experiment: Experiment, data: ImageDataset | CustomDa
 
 
 def fine_tune(context: RunContext, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
-    """Fine-tune and evaluate as the run does, bit for bit: with the same random streams and number of threads."""
+    """Fine-tune and evaluate as the run does: to the bit, but up to rounding where it had `vmap_peers`."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // len(context.peers)))
     try:
