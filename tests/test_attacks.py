@@ -186,6 +186,7 @@ def test_a_density_lie_is_refused_in_the_simulation_as_real_peers_would() -> Non
     ("overrides", "sentence"),
     [
         (["liars=0.2"], "liars is 0.2, but attack is none; say how they lie: attack=sign-flip."),
+        (["attack=noise"], "attack is noise, but liars is 0; say how many of the peers lie: liars=0.2."),
         (["attack=sing-flip", "liars=0.2"], "attack must be"),
         (["attack=noise", "liars=1.5"], "liars must be in [0, 1), got 1.5"),
     ],

@@ -17,7 +17,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dispfl.cli import app
-from dispfl.config import compose
+from dispfl.config import compose, read_toml
+from dispfl.data.datasets import load_dataset
 from dispfl.peer.local import free_ports
 from dispfl.peer.store import rounds_of
 from dispfl.testing import check_method
@@ -215,6 +216,20 @@ def test_three_sites_are_deployed_by_the_commands_of_the_page_and_print_what_it_
         done = rounds_of(walk.folder / site / "site" / "run")
         assert sorted(done) == list(range(20))
         assert done[19]["heard"] == [other for other in SITES if other != site]
+
+
+def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_deployed(walk: Walk) -> None:
+    """Of the page's table of 200 patients 160 are for training: enough for three peers with 50 each."""
+    [trial] = [block for block in blocks("sh") if "test.toml" in block]
+    filtering, trying = trial.splitlines()
+    folder = walk.folder / "alice"
+    subprocess.run([sys.executable, "patients.py", "alice"], cwd=folder, check=True)
+    subprocess.run(filtering, shell=True, cwd=folder, check=True)
+    config, *overrides = shlex.split(trying.removeprefix("dispfl up --peers 3 "))
+    with contextlib.chdir(folder):
+        experiment = compose(read_toml(Path(config)), ["peers=3", *overrides])
+        split = experiment.split(load_dataset(experiment.data))
+    assert [len(rows) for rows in split.train] == [50, 50, 50]
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")

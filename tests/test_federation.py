@@ -639,6 +639,11 @@ def test_a_share_of_the_peers_lies_and_the_others_are_scored(pairs: list[Pair], 
     assert set(bits(run)).isdisjoint(bits(honest))  # all hear all, so that a lie reaches everybody
     config = read_config(tmp_path)
     assert (config["attack"], round(6 * config["liars"])) == (attack, 2)
+    loaded = Run.load(tmp_path, model=MyNet)  # the consensus of honest peers, and each liar's own model
+    for name in peer_names(6):
+        assert loaded.personal[name].model.values.equal(run.personal[name].model.values)
+        assert run.personal[name].model.values.equal(run.states[name].model.values) == (name in liars)
+    assert len(run.summary["weights_sha256"]) == 6
     with pytest.raises(ConfigError, match=r"was run with (data_sha256|attack)|data are not those"):
         Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(rounds=2, out=tmp_path, resume=True)
 
@@ -649,9 +654,31 @@ def test_a_share_of_the_peers_lies_and_the_others_are_scored(pairs: list[Pair], 
         ("sing-flip", 0.2, "attack must be 'none' or one of sign-flip, noise"),
         ("noise", 2, "liars must be a share of the peers in [0, 1), such as 0.2; got 2."),
         ("none", 0.2, "liars is 0.2, but attack is none; say how they lie: attack='sign-flip'."),
+        ("noise", 0, "attack is 'noise', but liars is 0; say how many of the peers lie: liars=0.2."),
     ],
 )
 def test_a_wrong_attack_is_refused_in_a_sentence(pairs: list[Pair], attack: Any, liars: float, sentence: str) -> None:
     with pytest.raises(ConfigError) as refused:
         Federation(MyNet, pairs, attack=attack, liars=liars)
     assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"seed": 0.5}, "seed must be a whole number, got 0.5."),
+        ({"peers": 3}, "`peers` must be a list of pairs (training data, test data), got 3."),
+    ],
+)
+def test_what_is_no_seed_and_no_list_of_peers_is_refused(
+    pairs: list[Pair], wrong: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        Federation(**{"model": MyNet, "peers": pairs, **wrong})
+    assert str(refused.value) == sentence
+
+
+def test_a_run_is_not_resumed_with_another_evaluation_of_training_data(pairs: list[Pair], tmp_path: Path) -> None:
+    Federation(MyNet, pairs, Local(), Full(), train=QUICK).run(rounds=1, out=tmp_path)
+    with pytest.raises(ConfigError, match="was run with eval_train = False, got True"):
+        Federation(MyNet, pairs, Local(), Full(), train=QUICK, eval_train=True).run(2, out=tmp_path, resume=True)

@@ -18,9 +18,9 @@ TIERS = [
     {"registry"},
     {"costs", "round"},
     {"config"},
-    {"engines", "reference", "runs"},
+    {"engines", "runs"},
     {"federation", "peer"},
-    {"audit", "export", "testing"},
+    {"audit", "export", "reference", "testing"},
     {"paper"},
     {"cli"},
 ]

@@ -10,7 +10,8 @@ __all__ = ["dispfl"]
 from dispfl.cli.reference import commands_as_markdown
 from dispfl.core.train import Train
 from dispfl.errors import ConfigError
-from dispfl.reference import as_markdown, find_entries, settings_reference
+from dispfl.peer.transport.base import Limits
+from dispfl.reference import as_markdown, find_entries, settings_reference, site_reference
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -50,6 +51,19 @@ def test_a_component_lists_its_own_settings() -> None:
     ]  # fmt: skip
 
 
+def test_the_settings_of_a_real_site_are_among_them_with_their_defaults() -> None:
+    table, [shortest] = find_entries("deadlines.min")
+    assert (table.name, shortest.kind, shortest.default) == ("deadlines", "a number above 0", "30")
+    _, [networks] = find_entries("allow_networks")
+    assert networks.meaning.startswith("Networks that the site may connect to")
+    assert [entry.key for entry in find_entries("validation")[1]] == [
+        "method.validation", "partition.validation", "validation"
+    ]  # fmt: skip
+    site = [entry for table in site_reference() for entry in table.entries]
+    assert {f"limits.{field}" for field in Limits.model_fields} <= {entry.key for entry in site}
+    assert [entry.key for entry in site if not entry.meaning or not entry.kind] == []
+
+
 def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^Unknown key train\.momentun\. Did you mean train\.momentum\?$"):
         find_entries("train.momentun")
@@ -61,3 +75,6 @@ def test_explain_prints_an_entry(dispfl: Dispfl) -> None:
     assert "method.prox_mu" in dispfl("explain", "ditto").out
     assert "dirichlet" in dispfl("explain", "partition").out
     assert "top-level keys" in dispfl("explain").out
+    site = " ".join(dispfl("explain", "site.toml").out.split())
+    assert "all others but `peers`" in site
+    assert "threads a whole number at least 1" in site

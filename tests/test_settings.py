@@ -18,6 +18,7 @@ class Oven(Settings):
     light: bool = False
     label: str = ""
     dish: str = "bread"
+    timer: float | None = None
 
     @field_validator("dish")
     @classmethod
@@ -61,6 +62,8 @@ def test_every_combination_of_limits_has_its_phrase(limits: dict[str, Any], valu
         ({"trays": 0}, "oven.trays must be at least 1, got 0."),
         ({"trays": 1.5}, "oven.trays must be a whole number at least 1, got 1.5."),
         ({"trays": "two"}, "oven.trays must be a whole number at least 1, got 'two'."),
+        ({"trays": True}, "oven.trays must be a number, got true."),
+        ({"timer": False}, "oven.timer must be a number, got false."),
         ({"light": "maybe"}, "oven.light must be true or false, got 'maybe'."),
         ({"label": 3}, "oven.label must be text, got 3."),
         ({"mode": "steam"}, "oven.mode must be 'fan' or 'grill', got 'steam'."),

@@ -23,12 +23,14 @@ from dispfl.core.private import Privacy
 from dispfl.core.rng import stream
 from dispfl.core.task import Samples, Task
 from dispfl.core.train import Train
+from dispfl.costs.estimate import CostInputs
 from dispfl.data.by_column import ByColumn
+from dispfl.data.catalogue import describe
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import Data, ImageDataset
 from dispfl.data.factory import import_reference
 from dispfl.data.partition import Dirichlet, Partition
-from dispfl.data.split import Split
+from dispfl.data.split import Split, validation_samples
 from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.methods.base import GossipMethod, Method
@@ -229,6 +231,8 @@ class Experiment(RunSettings):
         check_liars(self.method, self.topology, self.peers)
         if self.liars and self.attack == "none":
             raise ConfigError(f"liars is {self.liars:g}, but attack is none; say how they lie: attack=sign-flip.")
+        if self.attack != "none" and not self.liars:
+            raise ConfigError(f"attack is {self.attack}, but liars is 0; say how many of the peers lie: liars=0.2.")
 
     def run(
         self,
@@ -245,6 +249,28 @@ class Experiment(RunSettings):
         from dispfl.runs.execute import run_experiment  # which imports this module
 
         return run_experiment(self, out, resume=resume, on_round=on_round, progress=progress)
+
+    @property
+    def training_samples(self) -> int:
+        """The number of samples of a built-in data set that a peer trains on."""
+        given = self.partition.samples_per_peer
+        samples = describe(self.data.name).train // self.peers if given == "all" else given
+        return samples - validation_samples(samples, self.partition.validation)
+
+    def cost_inputs(self) -> CostInputs:
+        """Return the inputs of a cost estimate."""
+        return CostInputs(
+            model=self.model,
+            data=describe(self.data.name),
+            method=self.method,
+            topology=self.topology,
+            peers=self.peers,
+            samples=self.training_samples,
+            train=self.train,
+            wire=self.wire,
+            seed=self.seed,
+            validation=bool(self.partition.validation),
+        )
 
     def split(self, data: ImageDataset | CustomDataset) -> Split:
         """Return which samples each peer gets."""

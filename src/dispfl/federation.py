@@ -98,8 +98,11 @@ class Federation:
         if isinstance(model, nn.Module):
             name = type(model).__name__
             raise ConfigError(f"`model` must be a function that returns a new module: give {name}, not {name}(...).")
+        if not isinstance(peers, Sequence):
+            raise ConfigError(f"`peers` must be a list of pairs (training data, test data), got {peers!r}.")
         if not peers:
             raise ConfigError("A federation needs at least one peer; `peers` is empty.")
+        _check_seed(seed)
         method = _component(Method, method, DisPFL())
         topology = _component(Topology, topology, RandomRegular()).fitted(len(peers))
         topology.check(len(peers))
@@ -196,6 +199,11 @@ def _table(kind: type[S], value: S | Mapping[str, Any] | None) -> S:
     return value
 
 
+def _check_seed(seed: Any) -> None:
+    if isinstance(seed, bool) or not isinstance(seed, Integral):
+        raise ConfigError(f"seed must be a whole number, got {seed!r}.")
+
+
 def _at_least_one(name: str, value: int) -> int:
     if not isinstance(value, Integral) or value < 1:  # NumPy's integers are accepted
         raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")
@@ -222,6 +230,8 @@ def _attack(name: AttackName, share: float, names: Sequence[str], seed: int) -> 
         raise ConfigError(f"liars must be a share of the peers in [0, 1), such as 0.2; got {share!r}.")
     if share and name == "none":
         raise ConfigError(f"liars is {share:g}, but attack is none; say how they lie: attack='sign-flip'.")
+    if name != "none" and not share:
+        raise ConfigError(f"attack is {name!r}, but liars is 0; say how many of the peers lie: liars=0.2.")
     return Attack.of(name, float(share), names, seed)
 
 
@@ -259,6 +269,7 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "rounds": context.rounds,
         "peers": len(context.peers),
         "eval_every": context.eval_every,
+        "eval_train": context.eval_train,
         "device": context.device,
         "precision": context.precision,
         "vmap_peers": context.vmap_peers,

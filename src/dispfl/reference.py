@@ -4,7 +4,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
@@ -29,6 +29,8 @@ TABLES = {
     "train": "Local training; by default the paper's plain SGD.",
     "wire": "How models are sent.",
     "privacy": "Differential privacy of a peer's samples; off by default.",
+    "limits": "Timeouts and limits of a site's network.",
+    "deadlines": "How long a site's rounds wait for other sites.",
 }
 
 
@@ -45,6 +47,8 @@ class Entry:
     meaning: str
     components: tuple[str, ...] = ()
     """The components that have it: `dispfl`, `subfedavg`. Empty: all of the table."""
+    of_site: bool = False
+    """Whether only real sites have it."""
 
 
 @dataclass(frozen=True)
@@ -66,27 +70,52 @@ def settings_reference() -> tuple[Table, ...]:
     for key, field in Experiment.model_fields.items():
         classes = _classes(key, field)
         if classes:
-            tables.append(_table(key, classes))
+            tables.append(_table(key, classes, field.default))
         else:
             default = "as many as the machine has cores" if key == "workers" else field.default
             top.append(_entry(key, field, default, _docs(Experiment).get(key, "")))
     return (Table("", "Keys outside of tables.", {}, tuple(top)), *tables)
 
 
+@cache
+def site_reference() -> tuple[Table, ...]:
+    """Return the settings that only a real site has, those outside of tables first; none without the extra `peer`."""
+    try:
+        from dispfl.peer.config import SiteConfig
+        from dispfl.peer.site import SiteInfo
+    except ConfigError:
+        return ()
+    top, tables = [], []
+    for kind in (SiteInfo, SiteConfig):
+        for key, field in kind.model_fields.items():
+            if key in Experiment.model_fields:
+                continue
+            if classes := _classes(key, field):
+                tables.append(_table(key, classes, field.default))
+            else:
+                top.append(_entry(key, field, field.default, _docs(kind).get(key, "")))
+    simulated = ", ".join(f"`{key}`" for key in Experiment.model_fields if key not in SiteConfig.model_fields)
+    meaning = (
+        f"A real site has these settings, and all others but {simulated}. Its defaults are `topology=full`, and "
+        "`method.robust=clip` where the method has it."
+    )
+    found = (Table("site.toml", meaning, {}, tuple(top)), *tables)
+    return tuple(replace(t, entries=tuple(replace(entry, of_site=True) for entry in t.entries)) for t in found)
+
+
 def find_entries(key: str) -> tuple[Table, list[Entry]]:
-    """Return a setting's table and entries, given by its key, by a table or by a unique last part; refuse others."""
-    tables = settings_reference()
+    """Return a setting's table and entries, given by its key or the last part of it, or by a table; refuse others."""
+    tables = (*settings_reference(), *site_reference())
     for table in tables:
         if key and key == table.name:
             return table, list(table.entries)
         if key in table.components and ":" not in key:
             return table, [e for e in table.entries if not e.components or key in e.components]
     every = [(table, entry) for table in tables for entry in table.entries]
-    found = [pair for pair in every if pair[1].key == key] or [
-        pair for pair in every if pair[1].key.rpartition(".")[2] == key
-    ]
+    found = [pair for pair in every if key in (pair[1].key, pair[1].key.rpartition(".")[2])]
     if not found:
-        raise ConfigError(f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}")
+        missing = "" if site_reference() else " The settings of real sites need the extra: pip install 'dispfl[peer]'."
+        raise ConfigError(f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}")
     return found[0][0], [entry for _, entry in found]
 
 
@@ -98,7 +127,7 @@ def _classes(key: str, field: FieldInfo) -> list[type[Settings]]:
     return [kind] if isinstance(kind, type) and issubclass(kind, Settings) else []
 
 
-def _table(key: str, classes: list[type[Settings]]) -> Table:
+def _table(key: str, classes: list[type[Settings]], of_run: Any) -> Table:
     by_name = dict(zip(("built-in", "custom"), classes, strict=True)) if key in FUNCTIONS else {}
     by_name = by_name or {_name(cls): cls for cls in classes}
     fields: dict[str, list[str]] = {}
@@ -111,7 +140,6 @@ def _table(key: str, classes: list[type[Settings]]) -> Table:
         for meaning, having in _by_meaning(field, [(name, by_name[name]) for name in names]).items():
             cls = by_name[having[0]]
             some = tuple(having) if len(having) < len(classes) else ()
-            of_run = Experiment.model_fields[key].default
             of_default = type(of_run) in map(by_name.get, having)
             default = getattr(of_run, field) if of_default else cls.model_fields[field].default
             entries.append(_entry(f"{key}.{field}", cls.model_fields[field], default, meaning, some))
@@ -202,20 +230,31 @@ def as_markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of `dispfl run`, `compare`, `sweep` and config files, with the default of `dispfl run`. "
-        "`dispfl explain KEY` prints an entry. This page is generated from the settings classes by `make reference`.",
+        "Every setting of `dispfl run`, `compare`, `sweep` and config files, with the default of `dispfl run`; at the "
+        "end those of [real sites](#real-sites-sitetoml). `dispfl explain KEY` prints an entry. This page is generated "
+        "from the settings classes by `make reference`.",
     ]
     for table in settings_reference():
-        lines += ["", f"## {f'`{table.name}`' if table.name else 'Top-level keys'}", "", table.meaning]
-        if table.components:
-            lines += ["", "| name | what it is |", "| --- | --- |"]
-            lines += [f"| `{name}` | {_cell(meaning)} |" for name, meaning in table.components.items()]
-        lines += ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-        for entry in table.entries:
-            of = f" (of {', '.join(f'`{name}`' for name in entry.components)})" if entry.components else ""
-            default = f"`{entry.default}`" if entry.default else ""
-            lines.append(f"| `{entry.key}`{of} | {_cell(entry.kind)} | {default} | {_cell(entry.meaning)} |")
+        lines += ["", f"## {f'`{table.name}`' if table.name else 'Top-level keys'}", "", *_section(table)]
+    site, *tables = site_reference()
+    lines += ["", f"## Real sites (`{site.name}`)", "", *_section(site)]
+    lines += ["", "Which settings must be equal at all sites: [Federation spec](../protocol.md#federation-spec)."]
+    for table in tables:
+        lines += ["", f"### `{table.name}`", "", *_section(table)]
     return "\n".join(lines) + "\n"
+
+
+def _section(table: Table) -> Iterator[str]:
+    """Yield the lines of a table: its meaning, its components and its entries."""
+    yield table.meaning
+    if table.components:
+        yield from ["", "| name | what it is |", "| --- | --- |"]
+        yield from (f"| `{name}` | {_cell(meaning)} |" for name, meaning in table.components.items())
+    yield from ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
+    for entry in table.entries:
+        of = f" (of {', '.join(f'`{name}`' for name in entry.components)})" if entry.components else ""
+        default = f"`{entry.default}`" if entry.default else ""
+        yield f"| `{entry.key}`{of} | {_cell(entry.kind)} | {default} | {_cell(entry.meaning)} |"
 
 
 def _cell(text: str) -> str:

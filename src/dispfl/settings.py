@@ -26,7 +26,7 @@ class Settings(BaseModel):
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool_for_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and cls.model_fields[str(info.field_name)].annotation in (int, float):
+        if isinstance(value, bool) and _is_number(cls.model_fields[str(info.field_name)].annotation):
             raise ValueError(f"must be a number, got {str(value).lower()}.")
         return value
 
@@ -36,6 +36,12 @@ class Settings(BaseModel):
         except ValidationError as problem:
             sentences = [_sentence(type(self), error) for error in problem.errors()]
             raise ConfigError(" ".join(dict.fromkeys(sentences))) from None
+
+
+def _is_number(annotation: Any) -> bool:
+    """Whether a field takes a number, or else nothing or a word: `int`, `float | None`, `int | Literal["all"]`."""
+    kinds = {kind for kind in get_args(annotation) or (annotation,) if get_origin(kind) is not Literal}
+    return bool(kinds & {int, float}) and kinds <= {int, float, type(None)}
 
 
 class Component(Settings):

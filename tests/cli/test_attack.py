@@ -96,6 +96,8 @@ def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_l
     [
         (["--attacks", "sing-flip"], "attack 'sing-flip' does not exist. Did you mean sign-flip?"),
         (["--liars", "20"], "--liars must be in [0, 1), got 20. For 20% write 0.2."),
+        (["--rules", ""], "--rules is empty; omit it for its default, or give values separated by commas."),
+        (["--liars", ","], "--liars is empty; omit it for its default"),
         (["--liars", "few"], "--liars must be shares separated by commas"),
         (["liars=0.2"], "liars=0.2 is what this command varies; use --attacks, --liars and --rules."),
         (["--rules", "median"], "method.robust must be"),

@@ -9,7 +9,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from dispfl.cli.costs import costs
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
 from dispfl.paper import costs as paper_costs
 
 app = typer.Typer()
@@ -208,3 +208,6 @@ def test_products_of_activations_have_a_line_and_what_is_not_counted_is_named(
     assert costs["fixed_forward_flops"] == 2 * 28 * 28 * 28 * 2
     assert costs["paper"]["flops_per_peer_round"] == 3 * 5 * 5000 * (87_808 + 10)  # and 10 biases
     assert found(*SMALL)["not_counted"] is None
+    wrong = invoke("data=cifar10", *mine[1:]).exception  # whose rows have 32 values
+    assert isinstance(wrong, RunError)
+    assert str(wrong).startswith("The network, on an image of shape 3x32x32: Rows.forward (rows_net.py, line 12) rai")

@@ -178,9 +178,9 @@ def test_a_random_topology_may_be_configured_before_there_are_members(tmp_path: 
     ("words", "message"),
     [
         (["peers=8"], "peers is for simulated runs: a site is one peer with its own data"),
+        (["unseen_peers=2"], "unseen_peers is for simulated runs: a site is one peer with its own data"),
         (["partition.alpha=0.3"], "partition is for simulated runs"),
         (["average_buffers=true"], "average_buffers is for simulated runs"),
-        (["unseen_peers=4"], "unseen_peers is for simulated runs"),
         (
             ["allow_networks=10.0.0.0/8"],
             r"allow_networks is no setting of the training: add it to site\.toml of the new site",

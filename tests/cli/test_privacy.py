@@ -1,6 +1,7 @@
 """`dispfl privacy`: the price of a budget, before anything is trained."""
 
 import json
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -23,6 +24,23 @@ def test_a_budget_with_too_little_noise_lasts_for_fewer_rounds() -> None:
     result = CliRunner().invoke(app, ["privacy", "--epsilon", "8", "privacy.noise_multiplier=3", "rounds=50"])
     assert "of 50 rounds" in result.output
     assert "lasts for             50" not in result.output
+
+
+def test_the_plan_is_that_of_the_samples_that_a_peer_trains_on(tmp_path: Path) -> None:
+    def samples(*arguments: str) -> int:
+        result = CliRunner().invoke(app, ["privacy", "--epsilon", "8", "--json", *arguments], catch_exceptions=False)
+        return int(json.loads(result.output)["samples"])
+
+    assert samples("partition.validation=0.5") == 48
+    rows = "".join(f"{k},{'ab'[k % 2]}\n" for k in range(100))
+    (tmp_path / "own.csv").write_text(f"x,label\n{rows}")
+    own = (f"data.path={tmp_path / 'own.csv'}", "model=mlp", "partition=iid", "peers=4", "train.batch_size=4")
+    assert samples(*own) == 20  # 80 of the rows are for training
+
+
+def test_a_method_that_cannot_be_private_gets_no_plan() -> None:
+    with pytest.raises(ConfigError, match=r"privacy does not work with method\.name=fedfomo"):
+        CliRunner().invoke(app, ["privacy", "--epsilon", "8", "method=fedfomo"], catch_exceptions=False)
 
 
 def test_without_a_budget_there_is_a_sentence() -> None:

@@ -94,7 +94,8 @@ def test_a_regrown_weight_begins_with_zero_moments_and_a_kept_one_goes_on() -> N
     flat = as_parameter(weights, grad)
     optimizer = torch.optim.Adam([flat], lr=0.1, betas=(0.5, 0.75))
     optimizer.step()
-    kept = Moments.of(optimizer, flat, old)
+    kept = Moments.of(optimizer, flat, old, keep=True)
+    assert kept is not None
     assert kept.values["exp_avg"].tolist() == [0.5, 1.0, 2.0]
     assert kept.values["exp_avg_sq"].tolist() == [0.25, 1.0, 4.0]
     other_flat = as_parameter(torch.ones(4), torch.zeros(4))
@@ -196,6 +197,29 @@ def test_an_own_optimizers_learning_rate_follows_the_schedule(
     start = trainer.live.read()
     trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
     assert made[0].param_groups[0]["lr"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_an_own_optimizers_state_of_another_shape_is_refused_only_where_it_is_to_be_kept(
+    make_context: MakeContext, trainer_for: MakeTrainer, keep: bool
+) -> None:
+    class Histories(torch.optim.SGD):
+        """Keeps the last two gradients of every weight."""
+
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            super().step()
+            (weights,) = self.param_groups[0]["params"]
+            self.state[weights]["history"] = torch.zeros(2, len(weights))
+
+    trainer = trainer_for(make_context(train=Train(epochs=1, keep_moments=keep)))
+    trainer.optimizer = lambda weights, layout: Histories([weights], lr=0.1)
+    start = trainer.live.read()
+    ones = torch.ones_like(start, dtype=torch.bool)
+    if keep:
+        with pytest.raises(ConfigError, match=r"'history' has the shape \(2, \d+\).*Use train\.keep_moments=false"):
+            trainer.learn(start, ones)
+    else:
+        assert not trainer.learn(trainer.learn(start, ones), ones).equal(start)
 
 
 def test_what_is_no_optimizer_of_the_weights_is_refused(make_context: MakeContext, trainer_for: MakeTrainer) -> None:

@@ -56,6 +56,13 @@ def test_stacked_peers_learn_the_same_as_one_by_one(points: Points, settings: di
         assert one.report.loss == pytest.approx(other.report.loss, rel=1e-4)
 
 
+def test_stacked_peers_learn_with_a_learning_rate_of_their_own_too(points: Points) -> None:
+    alone, vmap_peers = trainers(points), trainers(points)
+    weights, masks = starts(alone)
+    expected = [peer.learn(own, mask, lr=0.5) for peer, own, mask in zip(alone, weights, masks, strict=True)]
+    torch.testing.assert_close(learn_stacked(vmap_peers, weights, masks, lr=0.5), expected, rtol=1e-4, atol=1e-5)
+
+
 def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> None:
     peers = trainers(points)
     weights, masks = starts(peers)

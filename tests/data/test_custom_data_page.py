@@ -60,15 +60,15 @@ def test_every_config_on_the_page_trains_with_the_settings_on_the_page(config: s
         columns = zip(*(line.split(",") for line in (workplace / "patients.csv").read_text().splitlines()), strict=True)
         table = {name: [v if name == "diagnosis" else float(v) for v in values] for name, *values in columns}
         datasets.Dataset.from_dict(table).save_to_disk("patients")
-    (workplace / "site.toml").write_text(config)
-    experiment = compose(read_toml(workplace / "site.toml"), WORDS)
+    (workplace / "my.toml").write_text(config)
+    experiment = compose(read_toml(workplace / "my.toml"), WORDS)
     data = load_dataset(experiment.data)
     run = execute(experiment.split_context(data, experiment.split(data)), None, 1, RunCallbacks())
     assert fmean(run.accuracy) > 0.6  # two classes: guessing gives a half
 
 
 def test_the_command_on_the_page_writes_a_run_directory_with_its_data_settings(workplace: Path) -> None:
-    (workplace / "site.toml").write_text(CONFIGS[-1])
+    (workplace / "my.toml").write_text(CONFIGS[-1])
     done = CliRunner().invoke(app, [*shlex.split(COMMAND)[1:], "rounds=1", "workers=1", "--out", "run"])
     assert done.exception is None, done.output
     written = tomllib.loads((workplace / "run" / "config.toml").read_text())

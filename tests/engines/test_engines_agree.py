@@ -20,7 +20,7 @@ from dispfl.config import Experiment, compose
 from dispfl.data.datasets import load_dataset
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
-from dispfl.round.context import RunContext
+from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.round import run_round
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import read_metrics
@@ -194,9 +194,9 @@ def test_a_step_saved_before_its_worker_is_lost_is_reported_and_counts_once(tmp_
     class LosesWorkers(RayEngine):
         """The second worker saves its two steps and is lost before one is reported; the first at the end."""
 
-        def _receive(self, peer: str, remote: Any) -> Any:
-            if self.pool.assignment[peer] == 1 and not lost:
-                lost.append(peer)
+        def _receive(self, task: PeerTask, remote: Any) -> Any:
+            if self.pool.assignment[task.peer] == 1 and not lost:
+                lost.append(task.peer)
                 deadline = time.monotonic() + 60
                 while len(call_in_worker(self, 1, lambda worker: list(worker._states.next))) < 2:
                     assert time.monotonic() < deadline, "the other step is never finished"
@@ -204,7 +204,7 @@ def test_a_step_saved_before_its_worker_is_lost_is_reported_and_counts_once(tmp_
                 self.pool.call(1, "flush", 0)
                 kill(self, 1)
                 self.pool.announce_workers()
-            return super()._receive(peer, remote)
+            return super()._receive(task, remote)
 
         def end_round(self) -> None:
             kill(self, 0)
@@ -290,8 +290,8 @@ def test_slow_peers_move_to_the_other_worker_and_nothing_changes(tmp_path: Path)
     class Uneven(RayEngine):
         """Reports all peers of the first worker as slow."""
 
-        def _receive(self, peer: str, remote: Any) -> Any:
-            return super()._receive(peer, replace(remote, seconds=9.0 if before[peer] == 0 else 1.0))
+        def _receive(self, task: PeerTask, remote: Any) -> Any:
+            return super()._receive(task, replace(remote, seconds=9.0 if before[task.peer] == 0 else 1.0))
 
     context = a_context(tiny())
     with closing(Uneven(context, 2, Checkpoints(tmp_path))) as engine:

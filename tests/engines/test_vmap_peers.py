@@ -1,12 +1,14 @@
 """Peers that train as one stack: equal up to rounding, reproducible, and failures stay separate."""
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from math import nan
 from pathlib import Path
-from typing import Literal
+from types import SimpleNamespace
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -22,7 +24,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.vmap_peers import PeerGroups
 from dispfl.errors import ConfigError, RunError
-from dispfl.methods.base import GossipMethod, Method, PeerState
+from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedavg import FedAvg
@@ -89,8 +91,8 @@ def test_five_peers_in_stacks_of_two_learn_the_same_as_one_by_one(
             torch.testing.assert_close(other.evaluated[peer].model.values, state.model.values, rtol=1e-4, atol=1e-5)
 
 
-def loss_calls(context: RunContext) -> int:
-    """Count the calls of the loss in a round, without those of the engine's check of the model."""
+def loss_calls(context: RunContext, tuning: FineTuning | None = None) -> int:
+    """Count the calls of the loss in a round or in fine-tuning, without those of the engine's check of the model."""
     calls = 0
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -101,7 +103,10 @@ def loss_calls(context: RunContext) -> int:
     with closing(InProcess(replace(context, task=Task(loss)), 1)) as engine:
         calls = 0
         engine.restore(0)
-        list(engine.run_tasks([PeerTask(peer, 0, evaluate=False) for peer in context.roster]))
+        tasks = [
+            PeerTask(peer, 0, idle=tuning is not None, fine_tuning=tuning, evaluate=False) for peer in context.roster
+        ]
+        list(engine.run_tasks(tasks))
     return calls
 
 
@@ -112,10 +117,56 @@ def test_four_peers_with_three_batches_each_call_the_loss_12_6_or_3_times(
     assert [loss_calls(replace(context, vmap_peers=size)) for size in (1, 2, 4, 9)] == [12, 6, 3, 3]
 
 
+@pytest.mark.parametrize("rate", ["initial", "current"])
+def test_four_peers_are_fine_tuned_in_one_stack_at_either_learning_rate(
+    make_context: MakeContext, rate: Literal["initial", "current"]
+) -> None:
+    method = FedAvgFT(cohort=4, tune_epochs=2, tune_rate=rate)
+    context = make_context(peers=4, method=method)
+    assert [loss_calls(replace(context, vmap_peers=size), method.fine_tuning) for size in (1, 4)] == [24, 6]
+
+
 def test_networks_of_one_density_are_stacked_where_others_are_smaller(make_context: MakeContext) -> None:
     """Two peers keep 2 of 8 units and two keep 6: a stack of two sizes is two stacks."""
     context = make_context(peers=4, method=DisPFL(density=(0.3, 0.8), structure="channels"))
     assert [loss_calls(replace(context, vmap_peers=size)) for size in (1, 2, 4)] == [12, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        ({"train": Train(epochs=1, batch_size=8)}, [0.75] * 4),
+        ({"train": Train(epochs=1, batch_size=8, optimizer="adam")}, [3.0] * 4),
+        ({"train": Train(epochs=1, batch_size=8, momentum=0.9)}, [3.0] * 4),
+        ({"method": DisPFL(density=(0.3, 0.8, 0.8, 0.8), structure="channels")}, [3.0, 1.0, 1.0, 1.0]),
+    ],
+    ids=["stacked", "adam", "momentum", "one of another size"],
+)
+@pytest.mark.parametrize("threads", [1, 8], ids=["processor time", "wall time"])
+def test_each_batch_counts_once_in_the_seconds_of_the_peers_that_it_trains(
+    make_context: MakeContext,
+    monkeypatch: pytest.MonkeyPatch,
+    changes: dict[str, Any],
+    seconds: list[float],
+    threads: int,
+) -> None:
+    """Four peers have three batches each. A batch takes a second, of which each peer of a stack has its share."""
+    passed: dict[int, float] = defaultdict(float)
+    clock = SimpleNamespace(
+        thread_time=lambda: passed[threading.get_ident()], perf_counter=lambda: sum(list(passed.values()))
+    )
+    monkeypatch.setattr("dispfl.core.train.time", clock)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        passed[threading.get_ident()] += 1
+        return nn.functional.cross_entropy(outputs, labels)
+
+    context = make_context(**{"peers": 4, "method": Local(), "vmap_peers": 4} | changes, task=Task(loss))
+    with closing(InProcess(context, threads)) as engine:
+        engine.restore(0)
+        tasks = [PeerTask(peer, 0, evaluate=False) for peer in context.roster]
+        results = dict(engine.run_tasks(tasks))
+    assert [results[peer].report.seconds for peer in context.roster] == pytest.approx(seconds)
 
 
 def test_any_number_of_threads_gives_the_same_bits(make_context: MakeContext, run_all: RunAll, bits: Bits) -> None:

@@ -80,12 +80,13 @@ def test_a_share_of_liars_is_rounded_up_but_stays_below_half() -> None:
     method = robust("dispfl", robust="clip", liars=0.2)
     assert isinstance(method, Robust)
     assert [method.assumed_liars(heard) for heard in (0, 1, 2, 3, 4, 5, 6, 10, 19)] == [0, 0, 0, 1, 1, 1, 2, 2, 4]
+    assert Robust(robust="clip", liars=0.28).assumed_liars(25) == 7  # 0.28 * 25 is 7.000...01
 
 
 @pytest.mark.parametrize(
     ("liars", "sentence"),
     [
-        (True, "method.liars must be a number of liars, such as 2, or a share below 0.5"),
+        (True, "method.liars must be a number, got true."),
         (-1, "method.liars must be a number of liars"),
         (0.5, "method.liars must be a whole number or a share below 0.5, got 0.5."),
         (2.0, "For 2 liars write 2."),

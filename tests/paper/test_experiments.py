@@ -16,7 +16,6 @@ from dispfl.paper.experiments import (
     SCALES,
     PaperRun,
     Scale,
-    cost_inputs,
     experiment_names,
     experiments_folder,
     find_experiment,
@@ -115,7 +114,7 @@ def test_the_regimes_at_the_desk(
         assert (ours.data.name, ours.peers, ours.rounds, ours.model.name) == (data, 100, rounds, "cnn")
         split = ours.partition
         assert (split.alpha if isinstance(split, Dirichlet) else getattr(split, "classes", None)) == partition
-        assert (cost_inputs(ours).samples, ours.train.batch_size, ours.train.lr_decay) == (samples, batch, decay)
+        assert (ours.cost_inputs().samples, ours.train.batch_size, ours.train.lr_decay) == (samples, batch, decay)
         assert ours.train.local_steps(samples) == 20
         assert ours.train.lr * decay**rounds == pytest.approx(0.037, abs=0.0005)
         assert getattr(ours.method, "cohort", 10) == 10
@@ -180,7 +179,7 @@ def test_the_papers_settings_are_100_peers_10_neighbours_and_5_epochs(
         assert (experiment.peers, experiment.rounds, experiment.data.augment) == (100, rounds, True)
         assert (experiment.train.epochs, experiment.train.batch_size, experiment.train.lr) == (5, 128, 0.1)
         assert (experiment.train.lr_decay, experiment.train.weight_decay) == (0.998, 0.0005)
-        assert cost_inputs(experiment).samples == samples
+        assert experiment.cost_inputs().samples == samples
         assert experiment.partition.test_samples_per_peer == 100
         topology, partition = experiment.topology, experiment.partition
         assert not isinstance(topology, RandomRegular) or topology.degree == 10
@@ -200,7 +199,7 @@ def test_the_desktop_has_the_papers_federation_with_a_small_network_and_fewer_ro
     for run in runs(name, "desktop"):
         ours, paper = run.cell.experiment, papers[key(run)]
         assert (ours.peers, ours.topology, ours.data.augment) == (paper.peers, paper.topology, True)
-        assert cost_inputs(ours).samples == cost_inputs(paper).samples
+        assert ours.cost_inputs().samples == paper.cost_inputs().samples
         assert getattr(ours.method, "cohort", 10) == 10
         assert ours.model.name == "cnn"
         assert ours.rounds == rounds[ours.data.name]
@@ -238,7 +237,7 @@ def test_a_round_costs_what_the_paper_prints(name: str) -> None:
         assert row is not None
         if row.partition == "pathological":  # same costs as the other partition
             continue
-        costs = estimate(cost_inputs(run.cell.experiment), as_printed=True)
+        costs = estimate(run.cell.experiment.cost_inputs(), as_printed=True)
         megabytes = costs.mean_mb if table.comm == "mean" else costs.busiest_mb
         figures: list[tuple[CostColumn, paper.PrintedNumber | None, float]] = [
             ("comm", row.comm, megabytes),

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from dispfl.config import Experiment, compose_values
+from dispfl.config import Experiment
 from dispfl.data.batches import data_digest
 from dispfl.data.datasets import CustomData
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
 from dispfl.models.settings import CustomModel
 from dispfl.peer.config import SiteConfig
@@ -217,7 +218,21 @@ def test_a_site_holds_out_validation_data_from_its_own_training_data(tmp_path: P
 
 
 def test_real_sites_average_robustly_unless_stated_and_simulations_as_in_the_paper() -> None:
-    given = compose_values(SiteConfig, {}, ["method.density=0.2"])
-    assert SiteConfig.from_values(given).method == DisPFL(density=0.2, robust="clip", liars=0.2)
-    assert SiteConfig.from_values(compose_values(SiteConfig, {}, ["method.robust=none"])).method == DisPFL()
+    assert SiteConfig.compose({}, ["method.density=0.2"]).method == DisPFL(density=0.2, robust="clip", liars=0.2)
+    assert SiteConfig.compose({}, ["method.robust=none"]).method == DisPFL()
+    assert SiteConfig.compose({"method": {"name": "dpsgd"}}).method == DPSGD(robust="clip")
+    assert SiteConfig.compose({}, ["method=dpsgd", "method.robust=none"]).method == DPSGD()
+    assert SiteConfig.compose({}, ["method=local"]).method == Local()  # averages nothing
     assert Experiment().method == DisPFL()
+
+
+def test_the_comment_in_site_toml_names_what_all_sites_must_have_in_common(tmp_path: Path) -> None:
+    site = make(tmp_path / "alice")
+    comment, _, settings = (site.folder / "site.toml").read_text().partition("\n\n")
+    equal = " ".join(comment.replace("#", "").split()).partition("Equal at all sites")[2]
+    compared = {entry.partition(".")[0] for entry in local_setup(site).spec} - {"protocol", "layout", "first_weights"}
+    assert {"seed", "method", "topology", "classes"} < compared
+    assert [name for name in compared if name.replace("_", " ") not in equal.replace("_", " ")] == []
+    own = tomllib.loads(settings).keys() - compared - {"model"}  # compared by its layout and first weights
+    assert {"train", "metric", "threads", "deadlines"} < own
+    assert [name for name in own - {"name", "data"} if name in equal] == []

@@ -113,6 +113,23 @@ def test_an_interrupted_run_is_not_finished(federation: Callable[..., Federation
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
+def test_a_run_that_is_killed_when_a_callback_stops_it_stops_there_when_it_is_resumed(
+    federation: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last round is saved, and its summary is not."""
+
+    def interrupt(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    fed = federation(out=tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("dispfl.runs.directory.RunDirectory.write_summary", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            fed.run(4, on_round=stop_after(2))
+    resumed = fed.run(4, resume=True, on_round=stop_after(2))
+    assert (len(resumed.metrics), resumed.summary["stopped"]) == (2, "2 rounds are enough")
+
+
 def records(name: str, *means: float | None) -> RoundRecords:
     """Rounds with the same mean on validation and on test data."""
     main = {"higher_is_better": name == "accuracy", "format": ".3f", "std": 0.0, "per_peer": []}

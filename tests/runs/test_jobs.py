@@ -1,10 +1,11 @@
 """Several processes run a grid together: each run is run once, and a killed process loses nothing."""
 
+import errno
 import logging
-import multiprocessing
 import os
 import signal
 import threading
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,7 @@ class Watch(GridCallbacks):
         self.rounds.append((title, t))
         if self._kill:
             self._kill = False
-            os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+            os.kill(active_children()[0].pid or 0, signal.SIGKILL)
 
 
 def test_two_processes_run_each_run_once_and_give_the_same_weights(tmp_path: Path, expected: list[list[str]]) -> None:
@@ -97,6 +98,51 @@ def test_an_error_in_one_process_is_the_error_of_all(tmp_path: Path) -> None:
     with pytest.raises(DispflError, match="The files of mnist were not found"):
         run_in_processes(cells, 2)
     assert list(tmp_path.iterdir()) == []
+
+
+STOPPED = """
+import logging, time
+from dispfl import Local
+
+class LogsWhenStopped(Local):
+    def step(self, peer, state, heard):
+        try:
+            while peer.peer != "000":
+                peer.before_batch()
+                time.sleep(0.01)
+        except InterruptedError:
+            logging.getLogger("dispfl").warning("x" * 1_000_000)
+            raise
+        return state
+"""
+"""A method whose second peer waits until the run is stopped, and then logs more than a pipe holds."""
+
+
+def test_an_oserror_of_a_callback_ends_the_processes_and_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stopped.py").write_text(STOPPED)
+    monkeypatch.syspath_prepend(tmp_path)
+    hung: list[int | None] = []
+
+    def print_progress() -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def end_hung() -> None:
+        for child in active_children():
+            hung.append(child.pid)
+            child.kill()
+
+    watchdog = threading.Timer(120, end_hung)
+    watchdog.start()
+    runs = methods_grid(["stopped:LogsWhenStopped", *TINY], {}, 1, tmp_path / "out")
+    try:
+        with pytest.raises(OSError, match="No space left on device"):
+            run_in_processes(runs, 1, GridCallbacks(run=lambda run: RunCallbacks(step=print_progress)))
+    finally:
+        watchdog.cancel()
+    assert not hung
+    assert not active_children()
 
 
 def test_ray_has_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,13 @@ class Greedy(GossipMethod):
         (lambda: federation(model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))), "without batch norm"),
         (lambda: federation(privacy=Privacy(epsilon=0.01, noise_multiplier=0.5)), "does not last for one round"),
         (lambda: federation(privacy=Privacy(epsilon=1, delta=0.5)), "privacy.delta must be below"),
+        (lambda: federation(precision="bf16"), "precision is bf16, but with privacy gradients are float32"),
+        (
+            lambda: federation(
+                privacy=Privacy(epsilon=100, noise_multiplier=0.8), unseen=[(data(8), data(9))], unseen_steps=100_000
+            ),
+            "does not last for one round of 100001 steps",
+        ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The model has buffers")

@@ -84,6 +84,23 @@ def test_tensorboard_reads_the_metrics_of_each_round(tmp_path: Path) -> None:
     assert [(event.step, event.value) for event in events.Scalars("busiest/wire_mb")] == [(1, 1.5), (2, 1.5), (3, 1.5)]
 
 
+@extra("tensorboard")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("first", [2, 1], ids=["the next round", "the last round again"])
+def test_tensorboard_has_every_round_of_a_resumed_run_once(run: Path, first: int) -> None:
+    """Two rounds, then a resumed run that begins with the third, or with the second because its checkpoint is lost."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    with contextlib.closing(RunDirectory.open(run)) as directory:
+        for seconds, rounds in ((1.0, range(2)), (2.0, range(first, 4))):
+            with tracking("tensorboard", run, RunCallbacks(round=directory.append)) as callbacks:
+                for t in rounds:
+                    callbacks.round(RECORD | {"round": t, "seconds": seconds})
+    events = EventAccumulator(str(run / "tensorboard")).Reload()
+    expected = [(t + 1, 1.0 if t < first else 2.0) for t in range(4)]
+    assert [(event.step, event.value) for event in events.Scalars("cost/seconds")] == expected
+
+
 @extra("mlflow")
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_has_the_rounds_of_a_stopped_and_resumed_run_in_one_place(

@@ -25,7 +25,7 @@ from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError
 from dispfl.extras import require
 from dispfl.round.context import RunContext
-from dispfl.runs.directory import is_finished, read_config, read_data_digest, read_metrics, read_split
+from dispfl.runs.directory import has_all_rounds, read_config, read_data_digest, read_metrics, read_split
 from dispfl.runs.files import RUN, SITES, is_site, plain_disk_errors, write_atomically
 from dispfl.runs.metrics import last
 from dispfl.runs.saved import SavedRun, context_of
@@ -267,8 +267,8 @@ def audited_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     experiment = compose(config, overrides)
     if experiment.privacy.enabled:
         require("privacy", "The audit of a private run")
-    if not is_finished(path, experiment.rounds):
-        raise RunError(f"{path} is not finished. Finish it first: dispfl run --resume {path}")
+    if not has_all_rounds(path, experiment.rounds):
+        raise RunError(f"{path} has not all its rounds yet. Finish it first: dispfl run --resume {path}")
     if experiment.liars:
         raise RunError(f"{path} has lying peers, which train or send other things. Audit a run without (liars=0).")
     if experiment.method.fine_tuning is not None:

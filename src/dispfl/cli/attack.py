@@ -97,6 +97,9 @@ def attack_grid(
     from dispfl.runs.grid import GridRun
     from dispfl.settings import did_you_mean
 
+    for option, given in (("--rules", rules), ("--liars", shares)):
+        if not given:
+            raise ConfigError(f"{option} is empty; omit it for its default, or give values separated by commas.")
     chosen = list(attacks) or list(ATTACKS)
     for name in chosen:
         if name not in ATTACKS:

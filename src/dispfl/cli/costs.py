@@ -87,7 +87,6 @@ def costs(
 
 def _cost_inputs(experiment: "Experiment") -> "CostInputs":
     from dispfl.data.catalogue import describe
-    from dispfl.paper.experiments import cost_inputs
 
     spec, requested = describe(experiment.data.name), experiment.partition.samples_per_peer
     most = spec.train // experiment.peers
@@ -96,7 +95,7 @@ def _cost_inputs(experiment: "Experiment") -> "CostInputs":
             f"partition.samples_per_peer is {requested} but {spec.train} training samples give each of "
             f"{experiment.peers} peers at most {most}; lower partition.samples_per_peer or peers."
         )
-    return cost_inputs(experiment)
+    return experiment.cost_inputs()
 
 
 def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> dict[str, Any]:

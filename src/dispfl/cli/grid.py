@@ -86,8 +86,9 @@ def compare(
     an @, and the settings in which it differs.
     Runs are written to OUT/<method>/seed-<n>. Finished runs are skipped and
     interrupted ones are resumed, so the same command can be repeated with
-    more methods, more seeds, more rounds, other targets or another budget,
-    and several processes may run it on the same folder at the same time.
+    more methods, more seeds, other targets or another budget, with more
+    rounds where no schedule depends on their number, and by several
+    processes on the same folder at the same time.
     Methods that differ only in how the same models are evaluated, such as
     fedavg and fedavg-ft, are trained once.
     The table is also written as Markdown, LaTeX, CSV and JSON, together with

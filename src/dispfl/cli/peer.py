@@ -40,8 +40,10 @@ def init(
 ) -> None:
     """Create a site: its folder, its key and certificate, and its settings.
 
-    All sites need the same settings, except data, density and the tables
-    limits and deadlines (how long this site waits for others).
+    Equal at all sites of the federation: its name, seed, rounds,
+    smallest_density, model, method except its density, topology, wire, and
+    the classes, columns and input shape of the data.
+    `dispfl explain site.toml` lists the settings that only sites have.
 
     Example: dispfl peer init alice --name alice --listen 0.0.0.0:7600 --advertise alice.example.org:7600
     """
@@ -57,7 +59,7 @@ def init(
 
 def _site_config(config: Path | None, overrides: list[str], smallest_density: float | None) -> dict[str, Any]:
     """Return the complete settings of a site, from a config file and `key=value` overrides."""
-    from dispfl.config import Experiment, compose_values, read_toml
+    from dispfl.config import Experiment, read_toml
     from dispfl.peer.config import SiteConfig
     from dispfl.peer.site import SiteInfo
 
@@ -70,7 +72,7 @@ def _site_config(config: Path | None, overrides: list[str], smallest_density: fl
             raise ConfigError(f"{key} is no setting of the training: {where}.")
     if smallest_density is not None:
         given["smallest_density"] = smallest_density
-    values = SiteConfig.from_values(compose_values(SiteConfig, given, overrides)).to_toml()
+    values = SiteConfig.compose(given, overrides).to_toml()
     data = values["data"]
     for key in ["dir"] if "dir" in data else {"path", "test_path"} & data.keys():  # paths are relative to `dir`
         data[key] = str(Path(data[key]).expanduser().absolute())

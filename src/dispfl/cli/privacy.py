@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dispfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dispfl.config import Experiment
 
 
 def privacy(
@@ -28,8 +31,8 @@ def privacy(
     """
     from dispfl.config import compose, read_toml
     from dispfl.costs.privacy import make_plan, tight_epsilon
-    from dispfl.data.catalogue import describe
     from dispfl.extras import require
+    from dispfl.round.context import check_private_method
 
     require("privacy", "dispfl privacy")
     overrides = list(arguments or [])
@@ -40,9 +43,8 @@ def privacy(
     p, train = experiment.privacy, experiment.train
     if not p.enabled:
         raise ConfigError("Give a budget, --epsilon 4, or the noise: privacy.noise_multiplier=1.")
-    samples = experiment.partition.samples_per_peer
-    if samples == "all":
-        samples = describe(experiment.data.name).train // experiment.peers
+    check_private_method(experiment.method)
+    samples = _samples(experiment)
     steps = experiment.method.private_steps(train, samples)
     plan = make_plan(p.epsilon, p.delta, p.noise_multiplier, samples, train.batch_size, steps, experiment.rounds)
     rounds = experiment.rounds if plan.max_steps is None else min(experiment.rounds, plan.max_steps // steps)
@@ -74,3 +76,13 @@ def privacy(
     width = max(map(len, lines))
     for label, value in lines.items():
         typer.echo(f"{label:<{width}}  {value}")
+
+
+def _samples(experiment: "Experiment") -> int:
+    """Return how many samples a peer trains on: of your own data, the peer with the fewest."""
+    from dispfl.data.catalogue import DATASETS
+    from dispfl.data.datasets import load_dataset
+
+    if experiment.data.name in DATASETS:
+        return experiment.training_samples
+    return min(map(len, experiment.split(load_dataset(experiment.data)).train))

@@ -152,7 +152,6 @@ def _report(
 ) -> dict[str, Any]:
     from dispfl.costs.estimate import estimate
     from dispfl.paper.comparison import PaperReference
-    from dispfl.paper.experiments import cost_inputs
     from dispfl.paper.reproduce import ReproducedRuns, write_report
 
     table = experiment.table
@@ -160,7 +159,7 @@ def _report(
     for run in runs:
         key = tuple(run.cell.row.items())
         if key not in references:  # the other seeds share the reference
-            mean = estimate(cost_inputs(run.cell.experiment)).mean_mb if table and table.comm == "mean" else None
+            mean = estimate(run.cell.experiment.cost_inputs()).mean_mb if table and table.comm == "mean" else None
             references[key] = PaperReference(run.labels, run.printed, run.targets, mean)
     paths = [(run.cell.row, run.cell.path) for run in runs]
     figure, folder = experiment.about.figure, out / experiment.name

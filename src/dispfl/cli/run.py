@@ -52,7 +52,7 @@ def run(
     from dispfl.config import compose, read_toml
     from dispfl.report.page import write_report
     from dispfl.report.run_table import print_results
-    from dispfl.runs.directory import is_finished, read_config
+    from dispfl.runs.directory import has_all_rounds, read_config
     from dispfl.runs.execute import ExperimentRun, check_same_experiment, draw_learning_curve
     from dispfl.runs.tracking import check_tracker
 
@@ -75,7 +75,7 @@ def run(
             raise ConfigError("--resume continues in the run's own directory; omit --out.")
         experiment = compose(read_config(path), overrides)
         check_same_experiment(path, experiment)
-        if not is_finished(path, experiment.rounds):
+        if not has_all_rounds(path, experiment.rounds):
             with show_decoding(console) as bar:
                 resumed = ExperimentRun.resume(path, overrides, bar)
             run_to_end(resumed, console, track, ray_address)
@@ -95,7 +95,6 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     from dispfl.data.catalogue import DATASETS
     from dispfl.methods.base import GossipMethod, ServerMethod
     from dispfl.models.settings import CustomModel
-    from dispfl.paper.experiments import cost_inputs
     from dispfl.report.labels import METHOD_LABELS
 
     experiment, context = run.experiment, run.context
@@ -117,7 +116,7 @@ def describe_run(run: "ExperimentRun") -> list[str]:
         f"{experiment.train.duration} in batches of {experiment.train.batch_size}.",
     ]
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
-        inputs = cost_inputs(experiment)
+        inputs = experiment.cost_inputs()
         costs, wire = estimate(inputs), wire_costs(inputs)
         busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
         moved = f"{busiest:.3g} MB on the wire of the busiest node" if busiest else "nothing is sent"

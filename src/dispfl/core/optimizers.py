@@ -71,12 +71,17 @@ class Moments:
     """By name: one number for each kept weight, or a single number."""
 
     @classmethod
-    def of(cls, optimizer: Optimizer, flat: Tensor, mask: PackedMask) -> "Moments":
-        """Return an optimizer's state after training under a mask."""
+    def of(cls, optimizer: Optimizer, flat: Tensor, mask: PackedMask, keep: bool) -> "Moments | None":
+        """Return an optimizer's state after training under a mask.
+
+        A state of another shape is refused if it is to be kept between rounds; otherwise there is None.
+        """
         values = {}
         for name, value in optimizer.state[flat].items():
             host = torch.as_tensor(value).cpu()
             if host.shape not in (flat.shape, ()):
+                if not keep:
+                    return None
                 raise ConfigError(
                     f"The optimizer's state {name!r} has the shape {tuple(host.shape)}; only numbers for each weight "
                     "and single numbers can be kept between rounds. Use train.keep_moments=false."

@@ -60,11 +60,12 @@ def learn_stacked(
     weights: Sequence[Tensor],
     masks: Sequence[Tensor | PackedMask],
     steps: int | None = None,
+    lr: float | None = None,
 ) -> list[Tensor | NonFiniteError]:
     """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
     first, peers = trainers[0], len(trainers)
     s, live = first.settings, first.live
-    steps, lr = steps or s.local_steps(len(first.train)), s.rate(first.t, first.T)
+    steps, lr = steps or s.local_steps(len(first.train)), lr or s.rate(first.t, first.T)
     began = step_clock(live)
     live.module.train()
     flat, flags = live.to_device(torch.stack(list(weights))), [weight_flags(mask) for mask in masks]

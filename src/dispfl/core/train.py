@@ -236,8 +236,8 @@ class Trainer:
             else:
                 optimizer_step(optimizer, flat, bits, clip_norm, anchor, drawn)
         learned = self.end(torch.stack(losses).mean())
-        if optimizer is not None:
-            self.moments[name] = Moments.of(optimizer, flat, packed)
+        if optimizer is not None and (moments := Moments.of(optimizer, flat, packed, s.keep_moments)):
+            self.moments[name] = moments
         return learned
 
     def _optimizer(self, lr: float) -> tuple[Optimizer | None, Tensor]:

@@ -20,6 +20,7 @@ from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger, MessageCost
 from dispfl.data.catalogue import DataSpec
+from dispfl.errors import user_errors
 from dispfl.methods.base import SERVER, Method, PeerState, ServerMethod, empty_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
@@ -217,7 +218,8 @@ def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[La
         module = model.build(shape[0], classes, shape[1])
     module.to_empty(device="cpu")  # one image takes milliseconds; a norm on "meta" loads torch's compiler, for seconds
     layout = Layout.of(module)
-    return layout, forward_cost(module, layout, torch.zeros(1, *shape))
+    with user_errors(f"The network, on an image of shape {'x'.join(map(str, shape))}"):
+        return layout, forward_cost(module, layout, torch.zeros(1, *shape))
 
 
 def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int], as_printed: bool) -> int:

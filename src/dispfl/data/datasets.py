@@ -50,9 +50,11 @@ class Data(Settings):
     name: str = "fashion-sample"
     """One of `dispfl data list`."""
     dir: str | None = None
-    """The folder with the files; default: `DISPFL_DATA`, the cache folder and the system folder, in this order."""
+    """The folder with the files; default: the first that has them of `DISPFL_DATA`, the cache folder (`DISPFL_CACHE`,
+    on Linux `~/.cache/dispfl` unless set) and `/usr/share/datasets`."""
     augment: bool = True
-    """Random crops, and flips where the data set allows them, in training."""
+    """Random crops, and flips where the data set allows them, in training. By default true; `dispfl run` has
+    false for `fashion-sample`."""
 
     @field_validator("name")
     @classmethod

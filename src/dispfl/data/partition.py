@@ -41,7 +41,8 @@ class Partition(Component):
     table: ClassVar[str] = "partition"
 
     samples_per_peer: int | Literal["all"] = "all"
-    """Training samples per peer, or their mean where `sizes` differ; "all": as many as there are for all peers."""
+    """Training samples per peer, or their mean where `sizes` differ; "all": as many as there are for all peers. The
+    default of `dispfl run` is 96 with `dirichlet`, and all with the other partitions."""
     sizes: Literal["equal", "dirichlet", "lognormal"] = "equal"
     """Numbers of training samples: equal; shares drawn from Dirichlet(`size_alpha`); log-normal (`size_sigma`)."""
     size_alpha: float = Field(default=1.0, ge=0.001, le=10_000)

@@ -5,7 +5,7 @@ new one restores its peers from the last checkpoint and repeats their steps, wit
 """
 
 import os
-from collections import deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -32,7 +32,7 @@ class RayEngine:
         folder = checkpoints.folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self._codec = context.codec
-        self._seconds: dict[str, float] = {}
+        self._loads = MeasuredLoads({peer: len(context.peers[peer].train) for peer in context.roster})
         self.pool = WorkerPool(context, count, folder)
 
     @property
@@ -64,12 +64,11 @@ class RayEngine:
             raise
 
     def end_round(self) -> None:
-        """End the round; move peers between workers where their measured times say that this is faster."""
+        """End the round; move peers between workers where their measured times say that rounds become faster."""
         self.pool.end_round()
-        if len(self._seconds) == len(self.context.roster):
-            assignment = rebalance(self._seconds, self.pool.assignment, len(self.pool))
-            if assignment != self.pool.assignment:
-                self.pool.move(assignment)
+        assignment = rebalance(self._loads.estimate(), self.pool.assignment, len(self.pool))
+        if assignment != self.pool.assignment:
+            self.pool.move(assignment)
 
     def flush(self, t: int) -> None:
         """Write the finished steps of round t that are not on the disk yet."""
@@ -80,9 +79,9 @@ class RayEngine:
         self.pool.close()
         disconnect()
 
-    def _receive(self, peer: str, remote: RemoteResult) -> StepResult:
+    def _receive(self, task: PeerTask, remote: RemoteResult) -> StepResult:
         """Return a worker's result with the message to the server decoded."""
-        self._seconds[peer] = remote.seconds
+        self._loads.add(task, remote.seconds)
         upload = None if remote.upload is None else self._codec.decode_model(remote.upload)
         return replace(remote.result, upload=upload)
 
@@ -111,7 +110,7 @@ class _TaskRunner:
     """Runs the tasks of one round on the workers of a pool, and repeats those of lost workers."""
 
     def __init__(
-        self, pool: WorkerPool, tasks: Sequence[PeerTask], receive: Callable[[str, RemoteResult], StepResult]
+        self, pool: WorkerPool, tasks: Sequence[PeerTask], receive: Callable[[PeerTask, RemoteResult], StepResult]
     ) -> None:
         self.pool, self.receive = pool, receive
         self.tasks = {task.peer: task for task in tasks}
@@ -178,12 +177,36 @@ class _TaskRunner:
                 self.pool.announce_workers()
             elif peer not in self.received:
                 self.received.add(peer)
-                yield peer, self.receive(peer, remote)
+                yield peer, self.receive(self.tasks[peer], remote)
 
     def _flushed(self) -> bool:
         """Write all next states to the disk; return whether no worker was lost meanwhile."""
         self.pool.call_all("flush", next(iter(self.tasks.values())).t)
         return not any(self.waiting.values())
+
+
+class MeasuredLoads:
+    """Estimates how long each peer's step takes in a round that it takes part in: the mean of those so far.
+
+    Other rounds do not count: a server selects some peers in each, so that the idle ones of this round may train next.
+    """
+
+    def __init__(self, samples: Mapping[str, int]) -> None:
+        self._samples = samples
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._steps: Counter[str] = Counter()
+
+    def add(self, task: PeerTask, seconds: float) -> None:
+        """Add the measured time of a task, unless the peer is idle in it."""
+        if not task.idle:
+            self._seconds[task.peer] += seconds
+            self._steps[task.peer] += 1
+
+    def estimate(self) -> dict[str, float]:
+        """Return the load of every peer; until its first step, that of its number of samples at the others' speed."""
+        means = {peer: self._seconds[peer] / steps for peer, steps in self._steps.items()}
+        per_sample = sum(means.values()) / max(1, sum(self._samples[peer] for peer in means))
+        return {peer: means.get(peer, per_sample * count) for peer, count in self._samples.items()}
 
 
 def rebalance(loads: Mapping[str, float], assignment: Mapping[str, int], slots: int) -> dict[str, int]:

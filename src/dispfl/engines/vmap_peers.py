@@ -18,7 +18,7 @@ from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
 from dispfl.core.stacked import can_stack, learn_stacked
 from dispfl.core.task import Samples
-from dispfl.core.train import Trainer
+from dispfl.core.train import Trainer, step_clock
 from dispfl.round.context import PeerTask, RunContext, StepResult
 
 MakeTrainer = Callable[..., Trainer]
@@ -34,6 +34,7 @@ class LearnCall:
     weights: Tensor
     mask: Tensor | PackedMask
     steps: int
+    lr: float
     name: str
 
 
@@ -55,11 +56,12 @@ class StackedTrainer(Trainer):
         prox: tuple[float, Tensor] | None = None,
         name: str = "model",
     ) -> Tensor:
-        """As `Trainer.learn`, up to rounding; with its own samples, learning rate or proximal term, trains alone."""
-        if self.defer is None or samples is not None or lr is not None or prox is not None:
+        """As `Trainer.learn`, up to rounding; with its own samples or a proximal term, trains alone."""
+        if self.defer is None or samples is not None or prox is not None:
             return super().learn(weights, mask, epochs, steps=steps, samples=samples, lr=lr, prox=prox, name=name)
         steps = steps or self.settings.local_steps(len(self.train), epochs)
-        return self.defer(LearnCall(self, weights, mask, steps, name))
+        lr = lr or self.settings.rate(self.t, self.T)
+        return self.defer(LearnCall(self, weights, mask, steps, lr, name))
 
 
 class PausableStep:
@@ -96,9 +98,11 @@ class PausableStep:
             self._caller_may_run.release()
 
     def _learn(self, call: LearnCall) -> Tensor:
+        paused = step_clock(call.trainer.live)
         self.call = call
         self._caller_may_run.release()
         self._step_may_run.acquire()
+        call.trainer.report.seconds -= step_clock(call.trainer.live) - paused  # the training adds its own time
         learned, self.call, self.learned = self.learned, None, None
         if isinstance(learned, BaseException):
             raise learned
@@ -136,21 +140,25 @@ def _learn_all(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
 def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
     """Return each call's weights or exception; an exception of the stack, such as an interruption, ends all calls."""
     trainers = [call.trainer for call in calls]
-    steps = {call.steps for call in calls}
-    if len(calls) == 1 or len(steps) > 1 or not can_stack(trainers):
+    lengths_and_rates = {(call.steps, call.lr) for call in calls}
+    if len(calls) == 1 or len(lengths_and_rates) > 1 or not can_stack(trainers):
         return [_learn_alone(call) for call in calls]
     weights, masks = [call.weights for call in calls], [call.mask for call in calls]
     try:
-        return learn_stacked(trainers, weights, masks, steps.pop())
+        return learn_stacked(trainers, weights, masks, *lengths_and_rates.pop())
     except BaseException as problem:  # raised again in every step
         return [problem] * len(calls)
 
 
 def _learn_alone(call: LearnCall) -> Tensor | BaseException:
+    trainer = call.trainer
+    began = step_clock(trainer.live)
     try:
-        return Trainer.learn(call.trainer, call.weights, call.mask, steps=call.steps, name=call.name)
+        return Trainer.learn(trainer, call.weights, call.mask, steps=call.steps, lr=call.lr, name=call.name)
     except BaseException as problem:  # raised again in the step
         return problem
+    finally:
+        trainer.report.seconds += step_clock(trainer.live) - began
 
 
 class PeerGroups:

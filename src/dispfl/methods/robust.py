@@ -48,7 +48,7 @@ class Robust(Method):
         """Return b, the number of liars assumed among this many models of others."""
         if isinstance(self.liars, int):
             return self.liars
-        return max(0, min(ceil(self.liars * heard), (heard - 1) // 2))
+        return max(0, min(ceil(self.liars * heard - 1e-9 * heard), (heard - 1) // 2))
 
     def robust_mix(self, peer: Trainer, models: Mapping[str, PackedModel], mask: Tensor | UnitMask) -> Tensor | None:
         """Return the average of our own and the heard models under our next mask, and report the senders' distances.

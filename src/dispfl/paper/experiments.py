@@ -20,9 +20,6 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from dispfl.config import Experiment, compose, differing_keys, read_toml
-from dispfl.costs.estimate import CostInputs
-from dispfl.data.catalogue import describe
-from dispfl.data.split import validation_samples
 from dispfl.errors import ConfigError
 from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tables
 from dispfl.runs.grid import GridRun
@@ -207,29 +204,6 @@ def _labels_hint(name: str, runs: Sequence[PaperRun]) -> str:
     if hint.startswith("Did you mean"):
         return hint
     return f"They differ in {'; '.join(f'{key}: ' + ', '.join(own) for key, own in differing.items())}."
-
-
-def samples_per_peer(experiment: Experiment) -> int:
-    """Return the number of samples that a peer trains on."""
-    given = experiment.partition.samples_per_peer
-    samples = describe(experiment.data.name).train // experiment.peers if given == "all" else given
-    return samples - validation_samples(samples, experiment.partition.validation)
-
-
-def cost_inputs(experiment: Experiment) -> CostInputs:
-    """Return the inputs of a cost estimate for an experiment."""
-    return CostInputs(
-        model=experiment.model,
-        data=describe(experiment.data.name),
-        method=experiment.method,
-        topology=experiment.topology,
-        peers=experiment.peers,
-        samples=samples_per_peer(experiment),
-        train=experiment.train,
-        wire=experiment.wire,
-        seed=experiment.seed,
-        validation=bool(experiment.partition.validation),
-    )
 
 
 def run_path(runs: Path, experiment: Experiment) -> Path:

@@ -35,7 +35,6 @@ from dispfl.paper.comparison import (
     row_as_json,
     table_legend,
 )
-from dispfl.paper.experiments import samples_per_peer
 from dispfl.paper.masks import compare_masks, print_masks
 from dispfl.paper.printed import PrintedTable
 from dispfl.report import tables as report_tables
@@ -69,7 +68,7 @@ def samples_trained(experiment: Experiment) -> float:
     fine-tuning and evaluation. FedFOMO's weighing is not counted.
     """
     method, train, peers, rounds = experiment.method, experiment.train, experiment.peers, experiment.rounds
-    samples = samples_per_peer(experiment)
+    samples = experiment.training_samples
     training = min(method.cohort or peers, peers) if isinstance(method, ServerMethod) else peers
     epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) and not train.steps else None
     search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.searches_by_gradient else 0
@@ -78,7 +77,7 @@ def samples_trained(experiment: Experiment) -> float:
 
 def samples_evaluated(experiment: Experiment) -> float:
     """Return the samples of fine-tuning and evaluation, the latter at a third because it is forward only."""
-    method, peers, samples = experiment.method, experiment.peers, samples_per_peer(experiment)
+    method, peers, samples = experiment.method, experiment.peers, experiment.training_samples
     every, tuned = experiment.eval_every, 0
     if method.fine_tuning:
         every = method.fine_tuning.every
@@ -186,7 +185,7 @@ def _properties(experiments: Iterable[Experiment]) -> Mapping[str, Sequence[str]
             "peers": str(experiment.peers),
             "neighbours": str(topology.degree) if communicates and isinstance(topology, RandomRegular) else None,
             "rounds": str(experiment.rounds),
-            "samples per peer": str(samples_per_peer(experiment)),
+            "samples per peer": str(experiment.training_samples),
             "classes per peer": str(partition.classes) if isinstance(partition, Pathological) else None,
             "local training": experiment.train.duration,
             "samples per batch": str(experiment.train.batch_size),

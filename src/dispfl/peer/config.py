@@ -2,15 +2,17 @@
 
 import statistics
 from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from pydantic import Field, SerializeAsAny
 
-from dispfl.config import RunSettings
+from dispfl.config import RunSettings, compose_values
 from dispfl.errors import ConfigError
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
+from dispfl.methods.robust import Robust
 from dispfl.peer.transport.base import Limits
 from dispfl.registry import METHODS
 from dispfl.settings import Settings
@@ -112,6 +114,15 @@ class SiteConfig(RunSettings):
     """Timeouts and limits of the site's network."""
     deadlines: DeadlineSettings = DeadlineSettings()
     """How long its rounds wait for other sites."""
+
+    @classmethod
+    def compose(cls, config: Mapping[str, Any], overrides: Iterable[str] = ()) -> "SiteConfig":
+        """Return the settings of a new site. A method that can average robustly does so unless stated."""
+        values = compose_values(cls, config, overrides)
+        method = values["method"]
+        if issubclass(METHODS.find(str(method["name"])), Robust):
+            method = {"robust": "clip"} | method
+        return cls.from_values({**values, "method": method})
 
     @property
     def density(self) -> float:

@@ -40,8 +40,8 @@ STATUS_SPARE = 1024
 """Blanks at the end of the status file, so that a longer one can be written in its place on a full disk."""
 _COMMENT = """\
 # A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
-# All sites must agree on everything but name, addresses, allow_networks, device, precision, threads, [data], [train],
-# method.density, [limits] and [deadlines].
+# Equal at all sites of the federation: federation, seed, rounds, smallest_density, [model], [method] except density,
+# [topology], [wire], and the classes, columns and input shape of the data. Everything else is this site's own.
 
 """
 
@@ -50,11 +50,13 @@ class SiteInfo(Settings):
     """The name, the addresses and the federation of a site."""
 
     name: str
+    """The site's name, which its certificate has too: letters, digits and dashes."""
     listen: str
     """HOST:PORT to listen on; 0.0.0.0 or [::] for all of the machine's addresses."""
     advertise: str | None = None
     """HOST:PORT where other sites reach it, if it differs from `listen`."""
     federation: str = "dispfl"
+    """The federation's name; the same at every site."""
     allow_networks: tuple[str, ...] = ()
     """Networks that the site may connect to, such as 10.0.0.0/8; empty for all. Members announce their addresses."""
 

@@ -171,17 +171,14 @@ class RunContext:
     def _check_privacy(self) -> None:
         require("privacy", "The table privacy")
         check_private_network(self.module())
-        name = self.method.name
-        if not self.method.can_be_private or self.method.fine_tuning is not None:
-            raise ConfigError(
-                f"privacy does not work with method.name={name}, which uses training data in other ways than training "
-                "steps. Use dispfl, dpsgd, fedavg, ditto or local."
-            )
+        check_private_method(self.method)
         if self.eval_train:
             raise ConfigError(
                 "eval_train is true, but with privacy nothing may be told about training data that is not accounted; "
                 "leave it false."
             )
+        if self.precision != "float32":
+            raise ConfigError(f"precision is {self.precision}, but with privacy gradients are float32; omit it.")
         if self.vmap_peers > 1:
             raise ConfigError(f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.")
         if self.train.noise_std:
@@ -191,6 +188,18 @@ class RunContext:
             )
         for peer in self.peers:
             self.privacy_plan(peer)
+        for peer in self.unseen:
+            self.joined_by(peer).privacy_plan(peer)
+
+    def joined_by(self, peer: str) -> "RunContext":
+        """Return the context in which an unseen peer takes its one step, at the initial learning rate."""
+        settings = {"steps": self.unseen_steps, "schedule": "constant", "warmup": 0}
+        return replace(
+            self,
+            peers={**self.peers, peer: self.unseen[peer]},
+            train=self.train.model_copy(update=settings),
+            known_layout=self.layout,
+        )
 
     def privacy_plan(self, peer: str, history: PrivateHistory | None = None) -> PrivacyPlan:
         """Return how a peer of this process trains privately, after what a real site has spent."""
@@ -237,6 +246,15 @@ class RunContext:
         tuning = self.method.fine_tuning
         due = (t + 1) % self.eval_every == 0 and (tuning is None or (t + 1) % tuning.every == 0)
         return due or t + 1 == self.rounds
+
+
+def check_private_method(method: Method) -> None:
+    """Refuse a method that cannot be differentially private."""
+    if not method.can_be_private or method.fine_tuning is not None:
+        raise ConfigError(
+            f"privacy does not work with method.name={method.name}, which uses training data in other ways than "
+            "training steps. Use dispfl, dpsgd, fedavg, ditto or local."
+        )
 
 
 @dataclass(frozen=True)

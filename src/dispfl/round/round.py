@@ -159,11 +159,9 @@ def _run_tasks(
 
 def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) -> Round:
     """Evaluate the global model on every peer's data, fine-tuned on that data first if the method fine-tunes."""
-    method = context.method
+    model, tuning = global_model(context, engine.states, result.server), context.method.fine_tuning
     honest = [peer for peer in context.roster if peer not in context.liars]
-    states = {peer: engine.states[peer] for peer in honest} if context.liars else engine.states
-    model = method.global_model(states if result.server is None else {SERVER: result.server})
-    tasks = [PeerTask(peer, t, global_model=model, idle=True, fine_tuning=method.fine_tuning) for peer in honest]
+    tasks = [PeerTask(peer, t, global_model=model, idle=True, fine_tuning=tuning) for peer in honest]
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
         report, found = results[peer].report, evaluation.report
@@ -179,6 +177,14 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
         )
         results[peer] = replace(results[peer], report=report)
     return replace(result, results=results)
+
+
+def global_model(context: RunContext, states: Mapping[str, PeerState], server: PeerState | None) -> PackedModel:
+    """Return the global model of a method that has one: the server's, or what honest peers agree on."""
+    if server is not None:
+        return context.method.global_model({SERVER: server})
+    honest = {peer: states[peer] for peer in context.roster if peer not in context.liars}
+    return context.method.global_model(honest if context.liars else states)
 
 
 def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerState]) -> PeerState:

@@ -9,8 +9,9 @@ from typing import Any
 from dispfl.core.metric import Measure
 from dispfl.core.packed import PackedModel
 from dispfl.errors import ConfigError, user_errors
-from dispfl.methods.base import SERVER, PeerState
+from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext
+from dispfl.round.round import global_model
 from dispfl.runs.loop import RunHistory
 from dispfl.runs.metrics import Metrics, measure_of
 from dispfl.runs.run import RoundRecords, Run
@@ -102,14 +103,14 @@ class _PersonalCopies(_Copies):
 
     def __getitem__(self, peer: str) -> PeerState:
         state = super().__getitem__(peer)
-        if not self._context.method.evaluates_global:
+        if not self._context.method.evaluates_global or peer in self._context.liars:
             return state
         model = copy.deepcopy(self._context.method.evaluated_model(state, self._global_model))
         return replace(state, model=model, next_mask=model.mask)
 
     @cached_property
     def _global_model(self) -> PackedModel:
-        return self._context.method.global_model(self._states if self._server is None else {SERVER: self._server})
+        return global_model(self._context, self._states, self._server)
 
 
 @dataclass(frozen=True)

@@ -218,8 +218,8 @@ def read_summary(path: Path) -> Metrics | None:
     return summary
 
 
-def is_finished(path: Path, rounds: int) -> bool:
-    """Whether a run is finished: not stopped early by a callback, and not to be extended to this many rounds."""
+def has_all_rounds(path: Path, rounds: int) -> bool:
+    """Whether a run has this many rounds: it was not interrupted, nor stopped early by a callback."""
     summary = read_summary(path)
     if summary is None or "stopped" in summary:
         return False

@@ -34,6 +34,7 @@ from dispfl.runs.directory import (
     read_config,
     read_data_digest,
     read_split,
+    read_summary,
     write_split,
 )
 from dispfl.runs.files import SITES, write_atomically
@@ -74,14 +75,10 @@ def execute(
         with forked_generators(context.device):
             checkpoints = directory.checkpoints if directory else None
             started = stack.enter_context(running_engine(engine, context, workers, checkpoints, ray_address))
-            history = restore(context, started, directory) if directory else begin(context, started)
             for follower in followers:
                 stack.callback(follower.directory.close)
-                follower.records = follower.directory.truncate_metrics(len(history.records))
-            if out and len(history.records) < context.rounds:  # of a run that a callback stopped
-                (out / "summary.json").unlink(missing_ok=True)
             callbacks = replace(callbacks, stop=UserCallbacks(on_round, context, started, config))
-            history = run_rounds(context, started, history, directory, callbacks, followers)
+            history = _train(context, started, directory, callbacks, followers)
             saved = SavedStates(out, context.roster) if out and engine == "ray" else None
             states = dict(started.states) if saved is None else saved
             personal = _evaluated(context, history, started) if context.method.evaluates_global else states
@@ -105,6 +102,28 @@ def execute(
                 directory.forget_secret_key()
             draw_learning_curve(out)
     return run
+
+
+def _train(
+    context: RunContext,
+    engine: Engine,
+    directory: RunDirectory | None,
+    callbacks: RunCallbacks,
+    followers: Sequence[Follower],
+) -> RunHistory:
+    """Run all rounds, or those that an interrupted or stopped run has left."""
+    if directory is None:
+        return run_rounds(context, engine, begin(context, engine), None, callbacks)
+    history = restore(context, engine, directory)
+    for follower in followers:
+        follower.records = follower.directory.truncate_metrics(len(history.records))
+    if 0 < len(history.records) < context.rounds:
+        if read_summary(directory.path) is None:  # the process may have ended before it asked, after the last round
+            history.stopped = callbacks.stop(history)
+        (directory.path / "summary.json").unlink(missing_ok=True)  # of a run that a callback stopped
+    if history.stopped:
+        return history
+    return run_rounds(context, engine, history, directory, callbacks, followers)
 
 
 def _warn_about_buffers(context: RunContext) -> None:
@@ -164,12 +183,15 @@ def connect_engine(engine: EngineName, ray_address: str | None = None) -> None:
 def _evaluated(
     context: RunContext, history: RunHistory, engine: Engine, again: bool = False
 ) -> Mapping[str, PeerState]:
-    """Return the global model as each peer was last evaluated with it; evaluate again after an interruption."""
+    """Return the global model as each honest peer was last evaluated with it; evaluate again after an interruption.
+
+    Liars are not evaluated, and have their own models.
+    """
     t = len(history.records) - 1
     if again or not engine.evaluated or not context.evaluates(t):  # a callback may stop the run after any round
         nothing = Round({peer: StepResult(Report()) for peer in context.roster}, history.server)
         evaluate_global(context, nothing, t, engine)
-    return dict(engine.evaluated)
+    return {peer: (engine.states if peer in context.liars else engine.evaluated)[peer] for peer in context.roster}
 
 
 def _finish(

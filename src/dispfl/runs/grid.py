@@ -24,7 +24,7 @@ from dispfl.data.fetch import ProgressCallback
 from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.registry import METHODS
 from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.directory import RunDirectory, is_finished, read_metrics
+from dispfl.runs.directory import RunDirectory, has_all_rounds, read_metrics
 from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine, prepare
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
@@ -85,7 +85,7 @@ class GridRun:
         """The state of its run directory."""
         if not (self.path / "config.toml").exists():
             return RunState.MISSING
-        return RunState.DONE if is_finished(self.path, self.experiment.rounds) else RunState.INTERRUPTED
+        return RunState.DONE if has_all_rounds(self.path, self.experiment.rounds) else RunState.INTERRUPTED
 
     def start(self, directory: RunDirectory, decoding: ProgressCallback | None = None) -> ExperimentRun:
         """Return the run in its directory, which this process has locked: new, or resumed."""

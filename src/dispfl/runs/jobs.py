@@ -4,6 +4,7 @@ A process that is killed loses nothing: its lock ends with it, and another one t
 own, because a killed process may leave a shared queue locked.
 """
 
+import contextlib
 import logging
 import multiprocessing
 import signal
@@ -85,12 +86,14 @@ class _Processes:
             for connection in wait(list(self._started)):
                 assert isinstance(connection, Connection)
                 try:
-                    self._pass_on(*connection.recv())
+                    message = connection.recv()
                 except (EOFError, OSError):
                     process = self._started.pop(connection)
                     process.join()
                     if process.exitcode:
                         self.killed.append(process.exitcode)
+                else:
+                    self._pass_on(*message)
 
     def _pass_on(self, what: str, *values: Any) -> None:
         callbacks = self._callbacks
@@ -115,7 +118,10 @@ class _Processes:
         """Stop all that still run, as with Ctrl-C: what they have finished is saved."""
         for process in self._started.values():
             process.terminate()
-        for process in self._started.values():
+        for connection, process in self._started.items():
+            with contextlib.suppress(EOFError, OSError):
+                while True:  # a process that waits until its message is received does not end
+                    connection.recv_bytes()
             process.join()
 
     def ended(self) -> str:

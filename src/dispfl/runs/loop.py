@@ -67,7 +67,7 @@ class Follower:
         began = time.perf_counter()
         result = evaluate_round(self.context, trained, t, engine)
         if t + 1 == self.context.rounds:
-            self.evaluated = dict(engine.evaluated)
+            self.evaluated = {**{liar: engine.states[liar] for liar in self.context.liars}, **engine.evaluated}
         record = round_metrics(t, result, self.context.task, cost, seconds + time.perf_counter() - began)
         self.directory.append(record)
         self.records.append(record)

@@ -1,7 +1,6 @@
 """Peers that did not take part in a run: how good a model they get from it with a few steps on their own data."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -12,7 +11,7 @@ from dispfl.engines.base import fetch_here, simulated_step
 from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.exchange import exchange_graph, task_senders
-from dispfl.round.round import initial_states, peer_step, task_state
+from dispfl.round.round import global_model, initial_states, peer_step, task_state
 from dispfl.runs.metrics import Metrics, spread
 
 
@@ -38,18 +37,12 @@ def personalize(context: RunContext, states: Mapping[str, PeerState], server: Pe
     a peer, or the server. Where peers are evaluated with a global model, it fine-tunes that model.
     """
     steps, last = context.unseen_steps, context.rounds - 1
-    settings = context.train.model_copy(update={"steps": steps, "schedule": "constant", "warmup": 0})
-    joined = replace(
-        context,
-        peers={**context.peers, name: context.unseen[name]},
-        train=settings,
-        known_layout=context.layout,
-    )
+    joined = context.joined_by(name)
     state = initial_states(joined, [name])[name]
     live = LiveModel(joined.module(), joined.device, joined.precision)
     method = joined.method
     if method.evaluates_global:
-        model = method.global_model(states if server is None else {SERVER: server})
+        model = global_model(context, states, server)
         tuning = FineTuning(epochs=1, rate="initial", every=1, steps=steps)
         task = PeerTask(name, last, global_model=model, idle=True, fine_tuning=tuning)
         return peer_step(joined, live, task, task_state(joined, task, {name: state}), {}).report

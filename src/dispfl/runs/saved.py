@@ -26,7 +26,7 @@ from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import SavedStates, read_config, read_split, read_summary, saved_rounds
 from dispfl.runs.files import RUN, is_site, run_folder
-from dispfl.runs.metrics import Metrics, weights_sha256
+from dispfl.runs.metrics import Metrics, liars_of, weights_sha256
 from dispfl.topology import peer_names
 
 ModelFunction = Callable[[], nn.Module]
@@ -145,6 +145,8 @@ class SavedRun:
         A consensus model (D-PSGD's) needs the models of all sites: a real site uses its own instead.
         """
         method, state = self.method, self.states[peer]
+        if peer in self._liars:
+            return state
         if method.evaluates_global and self.site is None:
             model = method.evaluated_model(state, self._global_model)
             state = replace(state, model=model, next_mask=model.mask)
@@ -158,7 +160,12 @@ class SavedRun:
 
     @cached_property
     def _global_model(self) -> PackedModel:
-        return self.method.global_model(self.states)
+        honest = {name: self.states[name] for name in self.states if name not in self._liars}
+        return self.method.global_model(honest if self._liars else self.states)
+
+    @cached_property
+    def _liars(self) -> frozenset[str]:
+        return frozenset() if self.site else liars_of(self.config)
 
     @cached_property
     def _context(self) -> RunContext:
@@ -193,7 +200,7 @@ def context_of(path: Path, experiment: Experiment, data: ImageDataset | CustomDa
 
 
 def fine_tune(context: RunContext, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
-    """Fine-tune and evaluate as the run does, bit for bit: with the same random streams and number of threads."""
+    """Fine-tune and evaluate as the run does: to the bit, but up to rounding where it had `vmap_peers`."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // len(context.peers)))
     try:

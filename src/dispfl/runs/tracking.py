@@ -17,7 +17,7 @@ from typing import Any
 
 from dispfl.errors import ConfigError
 from dispfl.extras import require
-from dispfl.runs.directory import read_config, read_metrics
+from dispfl.runs.directory import read_config
 from dispfl.runs.files import write_atomically
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics
@@ -62,13 +62,17 @@ def tracking(track: str | None, path: Path, callbacks: RunCallbacks) -> Iterator
 
 @contextlib.contextmanager
 def _tensorboard(path: Path) -> Iterator[LogNumbers]:
-    """Write to the folder `tensorboard` of the run directory."""
+    """Write to the folder `tensorboard` of the run directory.
+
+    From the first round on that is logged, what was logged before is hidden: a resumed run may repeat its last rounds.
+    """
     with _quiet():
         from torch.utils.tensorboard import SummaryWriter
-    done = len(read_metrics(path))
-    writer = SummaryWriter(str(path / "tensorboard"), purge_step=done or None)
+    writer: SummaryWriter | None = None
 
     def log_numbers(numbers: Mapping[str, float], step: int) -> None:
+        nonlocal writer
+        writer = writer or SummaryWriter(str(path / "tensorboard"), purge_step=step)
         for name, value in numbers.items():
             writer.add_scalar(name, value, step)
         writer.flush()
@@ -76,7 +80,8 @@ def _tensorboard(path: Path) -> Iterator[LogNumbers]:
     try:
         yield log_numbers
     finally:
-        writer.close()
+        if writer:
+            writer.close()
 
 
 @contextlib.contextmanager

@@ -138,6 +138,11 @@ def test_test_data_with_other_columns_are_refused(tmp_path: Path) -> None:
     [
         ("", "FILE is empty; its first line must name the columns."),
         ("1,2,3\n4,5,6\n", "FILE begins with numbers; its first line must name the columns."),
+        (
+            ",age,label\n0,41,a\n",
+            "FILE has no name for column 1. If it is the index of a pandas table, write it with to_csv(index=False); "
+            "otherwise name it.",
+        ),
         ("a,b,a\n1,2,3\n", "FILE has 2 columns called 'a'; give each a different name."),
         ("label\nx\n", "FILE has only one column, label; it needs a label and at least one more."),
         ("x,label\n", "FILE has a header but no samples."),

@@ -127,6 +127,11 @@ def _header(path: Path, names: Sequence[str]) -> list[str]:
         raise DataError(f"{path} is empty; its first line must name the columns.")
     if all(_is_number(name) for name in header):
         raise DataError(f"{path} begins with numbers; its first line must name the columns.")
+    if "" in header:
+        raise DataError(
+            f"{path} has no name for column {1 + header.index('')}. If it is the index of a pandas table, write it "
+            "with to_csv(index=False); otherwise name it."
+        )
     name, count = Counter(header).most_common(1)[0]
     if count > 1:
         raise DataError(f"{path} has {count} columns called {name!r}; give each a different name.")
