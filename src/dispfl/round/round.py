@@ -183,8 +183,9 @@ def global_model(context: RunContext, states: Mapping[str, PeerState], server: P
     """Return the global model of a method that has one: the server's, or what honest peers agree on."""
     if server is not None:
         return context.method.global_model({SERVER: server})
-    honest = {peer: states[peer] for peer in context.roster if peer not in context.liars}
-    return context.method.global_model(honest if context.liars else states)
+    if context.liars:
+        states = {peer: states[peer] for peer in context.roster if peer not in context.liars}
+    return context.method.global_model(states)
 
 
 def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerState]) -> PeerState:

@@ -160,8 +160,9 @@ class SavedRun:
 
     @cached_property
     def _global_model(self) -> PackedModel:
-        honest = {name: self.states[name] for name in self.states if name not in self._liars}
-        return self.method.global_model(honest if self._liars else self.states)
+        if not self._liars:
+            return self.method.global_model(self.states)
+        return self.method.global_model({name: self.states[name] for name in self.states if name not in self._liars})
 
     @cached_property
     def _liars(self) -> frozenset[str]:
