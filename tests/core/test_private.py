@@ -42,6 +42,21 @@ def test_weights_outside_the_mask_have_no_part_in_the_norm_and_in_the_gradient()
     torch.testing.assert_close(live.grad, torch.tensor([2.0, 0.0]))  # norm 3 under the mask, not 5
 
 
+def test_a_parameter_that_the_network_does_not_use_has_the_gradient_zero_under_a_mask() -> None:
+    class Unused(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.spare = nn.Linear(2, 1, bias=False), nn.Parameter(torch.ones(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.used(x)
+            return outputs
+
+    live, flags = LiveModel(Unused()), torch.tensor([True, False, True, True, False])  # `spare` comes first
+    sum_clipped_(live, product, torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.ones(2), flags, clip=2.0)
+    assert live.grad.tolist() == [0.0, 0.0, 0.0, 4.0, 0.0]
+
+
 def test_an_empty_batch_has_the_gradient_zero() -> None:
     live = linear()
     live.grad.fill_(7.0)

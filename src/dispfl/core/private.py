@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from dispfl.core.live import LiveModel
+from dispfl.core.masks import mask_bits
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 
@@ -150,7 +151,7 @@ def sum_clipped_(
     module = live.module
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     values = {name: p.detach() for name, p in parameters.items()}
-    masks = None if flags is None else dict(zip(values, live.layout.views(flags), strict=True))
+    bits = None if flags is None else dict(zip(values, live.layout.views(mask_bits(flags)), strict=True))
 
     def sample_loss(weights: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
         return loss(functional_call(module, weights, (inputs[None],)), label[None])
@@ -159,11 +160,10 @@ def sum_clipped_(
     chunk = max(CHUNK_SAMPLES, CHUNK_VALUES // max(1, live.layout.size))
     for start in range(0, len(y), chunk):
         found = gradients(values, x[start : start + chunk], y[start : start + chunk])
-        if masks is not None:
-            found = {name: torch.where(masks[name], each, 0.0) for name, each in found.items()}
-        squares = sum(each.flatten(1).square().sum(1) for each in found.values())
-        assert isinstance(squares, Tensor)
-        scale = (clip / (squares.sqrt() + 1e-12)).clamp(max=1.0)
+        if bits is not None:  # as in `keep_`, but not in place: the gradients of an unused parameter share their memory
+            found = {name: (each.view(torch.int32) & bits[name]).view(torch.float32) for name, each in found.items()}
+        norms = torch.stack([torch.linalg.vector_norm(each.flatten(1), dim=1) for each in found.values()])
+        scale = (clip / (torch.linalg.vector_norm(norms, dim=0) + 1e-12)).clamp(max=1.0)
         for name, parameter in parameters.items():
             assert parameter.grad is not None
             parameter.grad.add_(torch.tensordot(scale, found[name], 1))
