@@ -11,11 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispfl.config import Experiment, compose, differing_keys, read_toml
+from dispfl.config import compose, differing_keys, read_toml
 from dispfl.core.train import Train
 from dispfl.data.datasets import Data
 from dispfl.data.partition import IID, Dirichlet, Pathological
 from dispfl.errors import ConfigError
+from dispfl.experiment import Experiment
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.local import Local
 from dispfl.topology import Full, RandomRegular, Ring

@@ -17,7 +17,7 @@ TIERS = [
     {"attacks", "wire", "methods", "topology", "data", "models"},
     {"registry"},
     {"costs", "round"},
-    {"config"},
+    {"config", "experiment"},
     {"engines", "runs"},
     {"federation", "peer"},
     {"audit", "export", "reference", "testing"},
@@ -75,7 +75,7 @@ def problem(found: Import) -> str | None:
     if there == "report":  # a finished run's learning curve needs matplotlib, which is slow to import
         fine = here in ("cli", "paper") or (here == "runs" and delayed)
         return None if fine else f"{where}; only cli and paper may, and runs inside a function."
-    if here == "config" and there == "runs" and delayed:  # Experiment.run
+    if here == "experiment" and there == "runs" and delayed:  # Experiment.run
         return None
     for module in (here, there):
         if module not in RANK:
@@ -105,8 +105,8 @@ def test_imports_point_one_way() -> None:
         ("runs/execute.py", "dispfl.report.plots", True, None),
         ("runs/execute.py", "dispfl.report.plots", False, "only cli and paper may, and runs inside a function"),
         ("federation.py", "dispfl.report.plots", True, "only cli and paper may, and runs inside a function"),
-        ("config.py", "dispfl.runs.execute", True, None),
-        ("config.py", "dispfl.runs.execute", False, "imports dispfl.runs.execute, which is in a later tier"),
+        ("experiment.py", "dispfl.runs.execute", True, None),
+        ("experiment.py", "dispfl.runs.execute", False, "imports dispfl.runs.execute, which is in a later tier"),
         ("report/plots.py", "dispfl.runs.directory", False, None),
         ("report/plots.py", "dispfl.engines.inprocess", False, "but report reads run directories"),
         ("core/rng.py", ".layout", False, "write the whole name"),

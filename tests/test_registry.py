@@ -9,8 +9,9 @@ from typing import Literal
 import pytest
 
 from dispfl import registry
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
 from dispfl.errors import ConfigError
+from dispfl.experiment import Experiment
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD

@@ -9,7 +9,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dispfl.config import Experiment as Experiment
     from dispfl.core.averaging import average_of as average_of
     from dispfl.core.averaging import gossip_average as gossip_average
     from dispfl.core.layout import Layout as Layout
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from dispfl.data.split import Split as Split
     from dispfl.errors import ConfigError as ConfigError
     from dispfl.errors import DispflError as DispflError
+    from dispfl.experiment import Experiment as Experiment
     from dispfl.federation import Federation as Federation
     from dispfl.methods.base import Density as Density
     from dispfl.methods.base import GossipMethod as GossipMethod
@@ -81,7 +81,7 @@ _MODULES = {
     "DispflError": "errors",
     "Ditto": "methods.ditto",
     "EarlyStopping": "runs.callbacks",
-    "Experiment": "config",
+    "Experiment": "experiment",
     "Exponential": "topology",
     "FedAvg": "methods.fedavg",
     "FedAvgFT": "methods.finetuned",

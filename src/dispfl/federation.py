@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.attacks import ATTACKS, POISONS, Attack, AttackName, poisoned
-from dispfl.config import MADE_IN_PYTHON, EngineName, check_average_buffers, check_engine, check_vmap_peers
+from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.live import LiveModel, Precision, resolve_device
 from dispfl.core.metric import MetricLike
 from dispfl.core.optimizers import OptimizerFactory
@@ -22,6 +22,7 @@ from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
+from dispfl.experiment import EngineName, check_average_buffers, check_engine, check_vmap_peers
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.robust import check_liars

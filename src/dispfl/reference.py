@@ -13,9 +13,9 @@ import torch
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from dispfl.config import Experiment
 from dispfl.data.catalogue import DATASETS, describe
 from dispfl.errors import ConfigError
+from dispfl.experiment import Experiment
 from dispfl.models.settings import MODELS
 from dispfl.registry import FUNCTIONS, REGISTRIES, settings_classes
 from dispfl.settings import Settings, bounds, did_you_mean

@@ -7,8 +7,8 @@ import pytest
 from program import Dispfl
 
 from dispfl.cli.attack import attack_grid, markdown, measured
-from dispfl.config import Experiment
 from dispfl.errors import ConfigError
+from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.grid import GridRun

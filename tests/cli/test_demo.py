@@ -12,8 +12,9 @@ import dispfl.config
 import dispfl.runs.execute  # before `compose` is replaced, so that it keeps the real one
 from dispfl.cli import app
 from dispfl.cli.run import DEMO_METHODS
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 
 SMALLER = [

@@ -8,7 +8,7 @@ import torch
 from rounds import FinishedRound
 from torch import Tensor
 
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
 from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
@@ -19,6 +19,7 @@ from dispfl.costs.estimate import CostInputs, estimate, links, network, wire_cos
 from dispfl.costs.flops import forward_cost
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import load_dataset
+from dispfl.experiment import Experiment
 from dispfl.methods.base import Method, PeerState, fresh_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto

@@ -9,10 +9,11 @@ import pytest
 import torch
 from PIL import Image
 
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.errors import ConfigError, DataError, PartitionError
+from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_split
 
 SITES = {"north": 30, "south": 20, "west": 10}

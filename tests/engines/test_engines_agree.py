@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from dispfl import DisPFL, Federation, Full, Train, extras
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
 from dispfl.data.datasets import load_dataset
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.round import run_round
 from dispfl.runs.checkpoint import Checkpoints

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
+from dispfl.experiment import Experiment
 from dispfl.paper.experiments import Scale, find_experiment
 from dispfl.paper.reproduce import (
     dense_flops,

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dispfl.config import Experiment
 from dispfl.data.batches import data_digest
 from dispfl.data.datasets import CustomData
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local

@@ -146,7 +146,7 @@ def test_an_oserror_of_a_callback_ends_the_processes_and_is_raised(
 
 
 def test_ray_has_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dispfl.config.require", lambda *names: None)
+    monkeypatch.setattr("dispfl.experiment.require", lambda *names: None)
     with pytest.raises(ConfigError, match="--jobs is 2, but local seed 0 has engine=ray"):
         run_in_processes(methods_grid(["local", *TINY, "engine=ray"], {}, 1, tmp_path), 2)
 

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.attacks import LIES, Victim
-from dispfl.config import Experiment
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.data.datasets import load_dataset
+from dispfl.experiment import Experiment
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines
 from dispfl.peer.local import LOG, setup_of_peer

@@ -16,13 +16,14 @@ from dispfl.audit.federations import FOLDER, AuditRun, Candidates, find_candidat
 from dispfl.audit.masks import LabelGuess, guess_labels, kept_by_class, mask_products, unit_products
 from dispfl.audit.membership import MembershipResult, Scores, confidences, likelihood_ratios, summarize_scores
 from dispfl.audit.views import TrainedFederation
-from dispfl.config import MADE_IN_PYTHON, Experiment, compose
+from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.rng import stream, stream_seed
 from dispfl.core.task import Samples
 from dispfl.data.batches import ResidentSamples
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
 from dispfl.extras import require
 from dispfl.round.context import RunContext
 from dispfl.runs.directory import has_all_rounds, read_config, read_data_digest, read_metrics, read_split

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dispfl.config import Experiment, compose, differing_keys
+from dispfl.config import compose, differing_keys
 from dispfl.core.rng import stream
 from dispfl.core.task import Samples
 from dispfl.data.batches import ResidentSamples
@@ -24,6 +24,7 @@ from dispfl.data.datasets import ImageDataset
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.split import Split
 from dispfl.errors import RunError
+from dispfl.experiment import Experiment
 from dispfl.round.context import RunContext
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.execute import ExperimentRun

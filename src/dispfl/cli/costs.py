@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dispfl.config import Experiment
     from dispfl.costs.estimate import CostInputs, RoundCosts, WireCosts
+    from dispfl.experiment import Experiment
 
 PAPER_DEFAULTS: Mapping[str, Any] = {
     "peers": 100,

@@ -59,7 +59,8 @@ def init(
 
 def _site_config(config: Path | None, overrides: list[str], smallest_density: float | None) -> dict[str, Any]:
     """Return the complete settings of a site, from a config file and `key=value` overrides."""
-    from dispfl.config import Experiment, read_toml
+    from dispfl.config import read_toml
+    from dispfl.experiment import Experiment
     from dispfl.peer.config import SiteConfig
     from dispfl.peer.site import SiteInfo
 

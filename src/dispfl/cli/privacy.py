@@ -9,7 +9,7 @@ import typer
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from dispfl.config import Experiment
+    from dispfl.experiment import Experiment
 
 
 def privacy(

@@ -15,7 +15,7 @@ from dispfl.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from dispfl.config import Experiment
+    from dispfl.experiment import Experiment
     from dispfl.runs.execute import ExperimentRun
 
 TrackOption = Annotated[

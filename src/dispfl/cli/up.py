@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dispfl.config import Experiment
+    from dispfl.experiment import Experiment
     from dispfl.peer.local import PeerProcesses
 
 DEFAULT_PEERS = 8

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dispfl.config import MADE_IN_PYTHON, Experiment, RunSettings, compose
+from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.layout import Layout
 from dispfl.core.live import loaded_network
 from dispfl.core.rng import global_stream
@@ -19,6 +19,7 @@ from dispfl.data.catalogue import describe
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import CustomData, Data, ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment, RunSettings
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import CustomModel

@@ -19,8 +19,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from dispfl.config import Experiment, compose, differing_keys, read_toml
+from dispfl.config import compose, differing_keys, read_toml
 from dispfl.errors import ConfigError
+from dispfl.experiment import Experiment
 from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tables
 from dispfl.runs.grid import GridRun
 from dispfl.settings import Settings, did_you_mean

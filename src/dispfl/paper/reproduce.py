@@ -12,7 +12,6 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from dispfl.config import Experiment
 from dispfl.costs.estimate import network
 from dispfl.costs.flops import TRAINING
 from dispfl.data.catalogue import describe
@@ -20,6 +19,7 @@ from dispfl.data.datasets import ImageDataset
 from dispfl.data.partition import Pathological
 from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
+from dispfl.experiment import Experiment
 from dispfl.extras import can_draw
 from dispfl.methods.base import GossipMethod, ServerMethod
 from dispfl.methods.dispfl import DisPFL

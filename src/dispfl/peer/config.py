@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field, SerializeAsAny
 
-from dispfl.config import RunSettings, compose_values
+from dispfl.config import compose_values
 from dispfl.errors import ConfigError
+from dispfl.experiment import RunSettings
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.robust import Robust

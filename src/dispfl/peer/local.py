@@ -24,12 +24,13 @@ from pathlib import Path
 
 import torch
 
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
 from dispfl.core.layout import Layout
 from dispfl.core.task import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
 from dispfl.methods.base import GossipMethod
 from dispfl.peer.config import Deadlines, DeadlineSettings
 from dispfl.peer.log import EventLog, event_logger, logging_as_events

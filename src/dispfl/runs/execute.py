@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dispfl.config import EngineName, Experiment, compose, differing_keys
+from dispfl.config import compose, differing_keys
 from dispfl.core.private import KEY_BYTES
 from dispfl.core.rng import forked_generators
 from dispfl.core.task import Report
@@ -21,6 +21,7 @@ from dispfl.data.fetch import ProgressCallback
 from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import EngineName, Experiment
 from dispfl.extras import can_draw
 from dispfl.methods.base import PeerState
 from dispfl.round.context import Engine, RunContext, StepResult

@@ -19,9 +19,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from dispfl.config import Experiment, compose
+from dispfl.config import compose
 from dispfl.data.fetch import ProgressCallback
 from dispfl.errors import ConfigError, RunError, TakenError
+from dispfl.experiment import Experiment
 from dispfl.registry import METHODS
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, has_all_rounds, read_metrics

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dispfl.config import MADE_IN_PYTHON, Experiment, RunSettings, compose
+from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.metric import METRICS, MetricLike, as_metrics
@@ -19,6 +19,7 @@ from dispfl.core.task import Task
 from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import DATASETS, CustomData, ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment, RunSettings
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.registry import choose

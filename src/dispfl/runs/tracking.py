@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dispfl.config import dotted_keys
 from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.runs.directory import read_config
@@ -127,7 +128,8 @@ def _mlflow(path: Path) -> Iterator[LogNumbers]:
             run_id = _saved_id(
                 path, "mlflow", lambda: str(client.create_run(experiment, run_name=_name(path)).info.run_id)
             )
-            client.log_batch(run_id, params=[Param(key, str(value)) for key, value in _flat(read_config(path)).items()])
+            settings = dotted_keys(read_config(path))
+            client.log_batch(run_id, params=[Param(key, str(value)) for key, value in settings.items()])
         except MlflowException as problem:
             raise ConfigError(f"--track mlflow failed: {problem}") from None
 
@@ -168,12 +170,6 @@ def _saved_id(path: Path, track: str, create: Callable[[], str]) -> str:
     if not file.exists():
         write_atomically(file, create().encode())
     return file.read_text()
-
-
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config as dotted keys."""
-    tables = {key: value if isinstance(value, Mapping) else {"": value} for key, value in config.items()}
-    return {f"{key}.{field}".rstrip("."): value for key, table in tables.items() for field, value in table.items()}
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:

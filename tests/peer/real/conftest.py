@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from real_peers import Peers, create_sites
 
-from dispfl.config import Experiment
+from dispfl.experiment import Experiment
 from dispfl.peer.config import Deadlines
 from dispfl.peer.local import LOOPBACK, free_ports
 from dispfl.topology import peer_names
