@@ -1,10 +1,12 @@
 """The in-process engine: results that do not depend on the number of threads, and errors raised unchanged."""
 
+import signal
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,10 +15,14 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from dispfl.core.live import LiveModel
+from dispfl.core.packed import PackedModel
 from dispfl.core.task import Samples
+from dispfl.core.train import Trainer
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, uses_global_rng
 from dispfl.errors import RunError
+from dispfl.methods.base import PeerState
+from dispfl.methods.local import Local
 from dispfl.round.context import PeerData, PeerTask, RunContext
 from dispfl.runs.metrics import weights_sha256
 
@@ -184,6 +190,35 @@ def test_closing_the_iterator_stops_running_steps_between_two_batches(make_conte
         assert next(iter(results))[0] == "000"
         results.close()  # type: ignore[attr-defined]
     assert not finished.is_set()
+
+
+class Interrupted(Local):
+    """Its step receives Ctrl-C on its own thread, so that the wait of the main thread goes on."""
+
+    stopped: ClassVar[list[str]] = []
+
+    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+        time.sleep(0.3)  # until the main thread waits
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            try:
+                peer.before_batch()
+            except InterruptedError:
+                self.stopped.append(peer.peer)
+                raise
+            time.sleep(0.01)
+        return state
+
+
+def test_ctrl_c_that_does_not_end_a_wait_stops_the_running_step(make_context: MakeContext) -> None:
+    """As when the signal arrives just before the main thread waits."""
+    context = make_context(peers=1, method=Interrupted())
+    with closing(InProcess(context, 1)) as engine:
+        engine.restore(0)
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.run_tasks(tasks_of(context)))
+    assert Interrupted.stopped == ["000"]
 
 
 def test_with_more_threads_than_peers_a_peer_gets_several(make_context: MakeContext) -> None:

@@ -27,6 +27,9 @@ from dispfl.runs.checkpoint import Checkpoints
 LARGE_MODEL = 1_000_000
 """From this many weights on, a step takes so much time and memory that returning free memory after it pays off."""
 
+SECONDS_BETWEEN_LOOKS = 0.5
+"""A signal, such as Ctrl-C, that arrives just before the main thread waits is noticed at the end of that wait only."""
+
 
 class InProcess:
     """Trains peers in parallel, one thread each, so that results do not depend on the number of threads.
@@ -115,7 +118,9 @@ class InProcess:
     def _collect(
         self, running: dict[Future[list[StepResult]], Sequence[PeerTask]], tracker: "ReadTracker"
     ) -> Iterator[tuple[str, StepResult]]:
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        done: set[Future[list[StepResult]]] = set()
+        while not done:
+            done, _ = wait(running, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
         for future in done:
             group, results = running.pop(future), {}
             for task, result in zip(group, future.result(), strict=True):
