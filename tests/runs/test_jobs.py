@@ -5,7 +5,7 @@ import logging
 import os
 import signal
 import threading
-from multiprocessing import active_children
+from multiprocessing import Pipe, active_children
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dispfl.errors import ConfigError, DispflError, RunError
 from dispfl.runs import grid
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics, read_summary
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState, methods_grid, run_missing
-from dispfl.runs.jobs import run_in_processes
+from dispfl.runs.jobs import MessageSender, run_in_processes
 from dispfl.runs.loop import RunCallbacks
 
 TINY = [
@@ -143,6 +143,17 @@ def test_an_oserror_of_a_callback_ends_the_processes_and_is_raised(
         watchdog.cancel()
     assert not hung
     assert not active_children()
+
+
+def test_messages_of_several_threads_arrive_whole() -> None:
+    ours, theirs = Pipe(duplex=False)
+    send, long = MessageSender(theirs), "x" * 100_000  # more than a pipe takes at once
+    threads = [threading.Thread(target=lambda: [send("log", long) for _ in range(50)], daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    assert [ours.recv() for _ in range(100)] == [("log", long)] * 100
+    for thread in threads:
+        thread.join()
 
 
 def test_ray_has_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

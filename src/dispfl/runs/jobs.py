@@ -8,6 +8,7 @@ import contextlib
 import logging
 import multiprocessing
 import signal
+import threading
 from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection, wait
@@ -134,11 +135,9 @@ def _work(connection: Connection, orders: Sequence[Order], track: str | None) ->
     """Run in one of the processes: take runs until none is left."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the process that started this one ends it
     signal.signal(signal.SIGTERM, _stop)
-    log.addHandler(_LogSender(connection))
+    send = MessageSender(connection)
+    log.addHandler(_LogHandler(send))
     runs = [GridRun({}, compose(config), Path(path)) for config, path in orders]
-
-    def send(*message: Any) -> None:
-        connection.send(message)
 
     def callbacks_of(run: GridRun) -> RunCallbacks:
         path = str(run.path)
@@ -165,12 +164,23 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class _LogSender(logging.Handler):
-    """Sends log messages to the process that shows them."""
+class MessageSender:
+    """Sends messages to the process that started this one; several threads may do so at the same time."""
 
     def __init__(self, connection: Connection) -> None:
+        self._connection, self._lock = connection, threading.Lock()
+
+    def __call__(self, *message: Any) -> None:
+        with self._lock:
+            self._connection.send(message)
+
+
+class _LogHandler(logging.Handler):
+    """Sends log messages, also of the threads that train peers."""
+
+    def __init__(self, send: MessageSender) -> None:
         super().__init__()
-        self._connection = connection
+        self._send = send
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._connection.send(("log", record.levelno, record.getMessage()))
+        self._send("log", record.levelno, record.getMessage())
