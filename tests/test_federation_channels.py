@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dispfl import DisPFL, Federation, Full, Metric, Run, Train
 from dispfl.core.units import UnitLayout
 from dispfl.errors import ConfigError, RunError
-from dispfl.testing.check_method import confidence
+from dispfl.testing.rules import confidence
 
 QUICK = Train(epochs=2, batch_size=8)
 CONFIDENCE = Metric(confidence, higher_is_better=True)

@@ -15,7 +15,7 @@ from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method
 from dispfl.registry import METHODS
 from dispfl.round.round import initial_states
-from dispfl.testing.check_method import RULES, Rule, check_healthy, check_rule
+from dispfl.testing.check_method import check_rule
 from dispfl.testing.rounds import (
     FinishedRound,
     PresetEngine,
@@ -31,6 +31,7 @@ from dispfl.testing.rounds import (
     tiny_context,
     tiny_network,
 )
+from dispfl.testing.rules import RULES, Rule, check_healthy
 from dispfl.topology import Full, Ring
 
 LIVELY: dict[str, dict[str, Any]] = {
@@ -149,7 +150,7 @@ def test_peers_of_unequal_densities_work_and_keep_their_own(name: str) -> None:
     kept = [step.next_state.model.mask.kept for step in rounds[-1].steps.values()]
     assert kept[0] == kept[1] < 67 * 0.3
     assert kept[2] == kept[3] > 67 * 0.7
-    check_healthy("unequal densities", context, rounds)
+    check_healthy(context, rounds)
 
 
 @pytest.mark.parametrize("model", [tiny_network, network_with_buffers], ids=["plain", "with buffers"])

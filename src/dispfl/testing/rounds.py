@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.layout import Layout
 from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
 from dispfl.core.task import Report, Task
@@ -159,14 +158,23 @@ def received(method: Method, states: Mapping[str, PeerState], peer: str, *sender
     return {sender: method.publish(states[sender]) for sender in senders}
 
 
-def layout_of(context: RunContext) -> Layout:
-    """Return the layout of a context's network."""
-    return context.layout
-
-
 def step_of(
     context: RunContext, t: int, states: Mapping[str, PeerState], heard: Mapping[str, PackedModel]
 ) -> StepResult:
     """Take the step of the first peer."""
     peer = context.roster[0]
     return peer_step(context, LiveModel(context.module()), PeerTask(peer, t), states[peer], heard)
+
+
+def uploads_of(
+    context: RunContext, method: ServerMethod, states: Mapping[str, PeerState], t: int = 0
+) -> dict[str, PackedModel]:
+    """Return what all peers would upload in a round."""
+    live = LiveModel(context.module())
+    uploads = {}
+    for peer in context.roster:
+        task = PeerTask(peer, t, server=states[SERVER])
+        state = peer_step(context, live, task, states[peer], received(method, states, peer)).next_state
+        if state.upload is not None:
+            uploads[peer] = state.upload
+    return uploads
