@@ -29,7 +29,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.models.settings import Model
 from dispfl.round.context import PeerData, RunContext
-from dispfl.round.round import run_round
+from dispfl.testing.rounds import run_round
 from measure import best_times, report
 
 LIMIT = 1 / 1.5

@@ -18,7 +18,7 @@ def spent(how: str, threads: int) -> tuple[float, float, int]:
     """User and system seconds and page faults of two rounds, after one to warm up."""
     from dispfl import Train
     from dispfl.engines import inprocess
-    from dispfl.round.round import run_round
+    from dispfl.testing.rounds import run_round
     from synthetic import federation
 
     if how == "let go":

@@ -17,8 +17,8 @@ from dispfl.data.datasets import load_dataset
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.ray_driver import RayEngine
 from dispfl.round.context import Engine, RunContext
-from dispfl.round.round import run_round
 from dispfl.runs.checkpoint import Checkpoints
+from dispfl.testing.rounds import run_round
 from measure import report
 
 LIMIT = 1 / 1.5

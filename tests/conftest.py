@@ -86,7 +86,6 @@ def trainer_for() -> Callable[..., Trainer]:
             peer=peer,
             t=t,
             T=context.rounds,
-            roster=context.roster,
             buffers=live.read_buffers(),
         )
 

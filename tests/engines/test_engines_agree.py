@@ -22,12 +22,12 @@ from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.round.context import PeerTask, RunContext
-from dispfl.round.round import run_round
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import weights_sha256
+from dispfl.testing.rounds import run_round
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::FutureWarning")

@@ -1,7 +1,7 @@
 """Local training of one peer in one round: steps under a mask, the dense gradient, and evaluation."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import cos, pi
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -154,8 +154,6 @@ class Trainer:
     t: int
     T: int
     """Rounds of the run. A method whose step depends on it overrides `Method.bound_to_rounds`."""
-    roster: Sequence[str] = ()
-    """All peers' names, in the order of every sum."""
     evaluate: bool = True
     validation: Samples | None = None
     """The peer's validation data, if it has any."""

@@ -55,35 +55,21 @@ def initial_states(context: RunContext, peers: Collection[str] | None = None) ->
     return states
 
 
-def run_round(
-    context: RunContext,
-    server: PeerState | None,
-    t: int,
-    engine: Engine,
-    finished: Mapping[str, StepResult] | None = None,
-    on_result: OnResult = lambda peer, result: None,
-) -> Round:
-    """Run round t of either kind and evaluate its models where that is due."""
-    trained = train_round(context, server, t, engine, finished, on_result)
-    return evaluate_round(context, trained, t, engine)
-
-
 def train_round(
     context: RunContext,
     server: PeerState | None,
     t: int,
     engine: Engine,
-    finished: Mapping[str, StepResult] | None = None,
-    on_result: OnResult = lambda peer, result: None,
+    finished: Mapping[str, StepResult],
+    on_result: OnResult,
 ) -> Round:
     """Run round t of either kind; `finished` has the results of the steps that are done already."""
-    done = dict(finished or {})
     if isinstance(context.method, ServerMethod):
         assert server is not None
-        result = server_round(context, context.method, server, t, engine, done, on_result)
+        result = server_round(context, context.method, server, t, engine, finished, on_result)
     else:
         assert isinstance(context.method, GossipMethod)
-        result = gossip_round(context, context.method, t, engine, done, on_result)
+        result = gossip_round(context, context.method, t, engine, finished, on_result)
     engine.end_round()
     return result
 
@@ -224,7 +210,6 @@ def peer_step(
         peer=task.peer,
         t=task.t,
         T=context.rounds,
-        roster=context.roster,
         evaluate=task.evaluate,
         buffers=state.buffers,
         first_weights=lambda: context.first_weights,

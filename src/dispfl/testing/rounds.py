@@ -16,8 +16,8 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.engines.base import PeerStates
 from dispfl.engines.inprocess import InProcess
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
-from dispfl.round.context import PeerData, PeerTask, RunContext, StepResult
-from dispfl.round.round import OnResult, Round, initial_states, peer_step, run_round
+from dispfl.round.context import Engine, PeerData, PeerTask, RunContext, StepResult
+from dispfl.round.round import OnResult, Round, evaluate_round, initial_states, peer_step, train_round
 from dispfl.topology import Full, peer_names
 
 
@@ -52,6 +52,19 @@ class PresetEngine(InProcess):
         """Add steps that are done already."""
         self._states.next |= {peer: step.next_state for peer, step in steps.items()}
         return {peer: step.without_state() for peer, step in steps.items()}
+
+
+def run_round(
+    context: RunContext,
+    server: PeerState | None,
+    t: int,
+    engine: Engine,
+    finished: Mapping[str, StepResult] | None = None,
+    on_result: OnResult = lambda peer, result: None,
+) -> Round:
+    """Run round t of either kind and evaluate its models where that is due."""
+    trained = train_round(context, server, t, engine, finished or {}, on_result)
+    return evaluate_round(context, trained, t, engine)
 
 
 def run_from(
