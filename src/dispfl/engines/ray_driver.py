@@ -13,7 +13,7 @@ from typing import Any
 from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, get, wait_any
 from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult
 from dispfl.methods.base import PeerState
-from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.round.context import LazyStates, PeerTask, RunContext, StepResult
 from dispfl.runs.checkpoint import Checkpoints
 
 MIN_SPEEDUP = 1.05
@@ -38,14 +38,14 @@ class RayEngine:
     @property
     def states(self) -> Mapping[str, PeerState]:
         """Every peer's state, fetched from its worker when it is accessed."""
-        return _RemoteStates(self.context.roster, lambda peer: self._get_state(peer, evaluated=False))
+        return LazyStates(self.context.roster, lambda peer: self._get_state(peer, evaluated=False))
 
     @property
     def evaluated(self) -> Mapping[str, PeerState]:
         """The state that each peer was last evaluated with, where that was a global model."""
         known = {peer for names in self.pool.call_all("evaluated_peers") for peer in names}
         roster = [peer for peer in self.context.roster if peer in known]
-        return _RemoteStates(roster, lambda peer: self._get_state(peer, evaluated=True))
+        return LazyStates(roster, lambda peer: self._get_state(peer, evaluated=True))
 
     def restore(self, rounds: int) -> None:
         """Restore every peer's state after this many rounds."""
@@ -88,22 +88,6 @@ class RayEngine:
     def _get_state(self, peer: str, evaluated: bool) -> PeerState:
         state: PeerState = self.pool.call(self.pool.assignment[peer], "get_state", peer, evaluated)
         return state
-
-
-class _RemoteStates(Mapping[str, PeerState]):
-    """Peers' states in other processes."""
-
-    def __init__(self, roster: Sequence[str], fetch: Callable[[str], PeerState]) -> None:
-        self._roster, self._fetch = roster, fetch
-
-    def __getitem__(self, peer: str) -> PeerState:
-        return self._fetch(peer)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._roster)
-
-    def __len__(self) -> int:
-        return len(self._roster)
 
 
 class _TaskRunner:

@@ -305,6 +305,22 @@ class StepResult:
         return replace(self, upload=upload, state=None)
 
 
+class LazyStates(Mapping[str, PeerState]):
+    """States of peers that are fetched on access: all of them may not fit into memory together."""
+
+    def __init__(self, peers: Iterable[str], fetch: Callable[[str], PeerState]) -> None:
+        self._peers, self._fetch = list(peers), fetch
+
+    def __getitem__(self, peer: str) -> PeerState:
+        return self._fetch(peer)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._peers)
+
+    def __len__(self) -> int:
+        return len(self._peers)
+
+
 class Engine(Protocol):
     """Keeps the peers' states and runs their tasks, in any order, in any process."""
 

@@ -1,16 +1,16 @@
 """Functions that a run calls after each round (`on_round`), and how they stop it."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 from dispfl.core.metric import Measure
 from dispfl.core.packed import PackedModel
 from dispfl.errors import ConfigError, user_errors
 from dispfl.methods.base import PeerState
-from dispfl.round.context import Engine, RunContext
+from dispfl.round.context import Engine, LazyStates, RunContext
 from dispfl.round.round import global_model
 from dispfl.runs.loop import RunHistory
 from dispfl.runs.metrics import Metrics, measure_of
@@ -60,11 +60,12 @@ class UserCallbacks:
         if not self._functions:
             return None
         self._records += map(copy.deepcopy, history.records[len(self._records) :])
+        states = self._engine.states
         view = Run(
             config=self._config,
             metrics=self._records,
-            states=_Copies(self._engine.states),
-            personal=_PersonalCopies(self._context, self._engine.states, history.server),
+            states=LazyStates(states, lambda peer: copy.deepcopy(states[peer])),
+            personal=_personal_copies(self._context, states, history.server),
             network=self._context.module,
             _task=lambda: self._context.task,
         )
@@ -78,39 +79,21 @@ class UserCallbacks:
         return "; ".join(reasons) if reasons else None
 
 
-class _Copies(Mapping[str, PeerState]):
-    """Copies of the peers' states, made on access."""
+def _personal_copies(context: RunContext, states: Mapping[str, PeerState], server: PeerState | None) -> LazyStates:
+    """Return copies of the states that peers are evaluated with; a global model is not fine-tuned for it."""
 
-    def __init__(self, states: Mapping[str, PeerState]) -> None:
-        self._states = states
+    @cache
+    def shared_model() -> PackedModel:
+        return global_model(context, states, server)
 
-    def __getitem__(self, peer: str) -> PeerState:
-        return copy.deepcopy(self._states[peer])
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._states)
-
-    def __len__(self) -> int:
-        return len(self._states)
-
-
-class _PersonalCopies(_Copies):
-    """Copies of the states that peers are evaluated with; a global model is not fine-tuned for it."""
-
-    def __init__(self, context: RunContext, states: Mapping[str, PeerState], server: PeerState | None) -> None:
-        super().__init__(states)
-        self._context, self._server = context, server
-
-    def __getitem__(self, peer: str) -> PeerState:
-        state = super().__getitem__(peer)
-        if not self._context.method.evaluates_global or peer in self._context.liars:
+    def personal(peer: str) -> PeerState:
+        state = copy.deepcopy(states[peer])
+        if not context.method.evaluates_global or peer in context.liars:
             return state
-        model = copy.deepcopy(self._context.method.evaluated_model(state, self._global_model))
+        model = copy.deepcopy(context.method.evaluated_model(state, shared_model()))
         return replace(state, model=model, next_mask=model.mask)
 
-    @cached_property
-    def _global_model(self) -> PackedModel:
-        return global_model(self._context, self._states, self._server)
+    return LazyStates(states, personal)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +36,7 @@ from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
+from dispfl.round.context import LazyStates
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.files import append_durably, plain_disk_errors, sync_folder, write_atomically
 from dispfl.runs.metrics import Metrics
@@ -295,21 +296,10 @@ def personal_states(path: Path) -> dict[str, PeerState]:
     return {name: state for name, state in final_states(path).items() if name != SERVER}
 
 
-class SavedStates(Mapping[str, PeerState]):
-    """The peers' states in the newest complete checkpoint, read on access: they may not fit into memory together."""
-
-    def __init__(self, path: Path, roster: Sequence[str]) -> None:
-        self._checkpoints, self._rounds = Checkpoints(path / "checkpoints"), saved_rounds(path)
-        self._roster = roster
-
-    def __getitem__(self, peer: str) -> PeerState:
-        return self._checkpoints.load(self._rounds, [peer])[peer].next_state
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._roster)
-
-    def __len__(self) -> int:
-        return len(self._roster)
+def saved_states(path: Path, roster: Sequence[str]) -> LazyStates:
+    """Return the peers' states in the newest complete checkpoint, read on access."""
+    checkpoints, rounds = Checkpoints(path / "checkpoints"), saved_rounds(path)
+    return LazyStates(roster, lambda peer: checkpoints.load(rounds, [peer])[peer].next_state)
 
 
 def label_counts(path: Path) -> Tensor | None:

@@ -31,11 +31,11 @@ from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import (
     SPLIT,
     RunDirectory,
-    SavedStates,
     read_config,
     read_data_digest,
     read_split,
     read_summary,
+    saved_states,
     write_split,
 )
 from dispfl.runs.files import SITES, write_atomically
@@ -80,8 +80,7 @@ def execute(
                 stack.callback(follower.directory.close)
             callbacks = replace(callbacks, stop=UserCallbacks(on_round, context, started, config))
             history = _train(context, started, directory, callbacks, followers)
-            saved = SavedStates(out, context.roster) if out and engine == "ray" else None
-            states = dict(started.states) if saved is None else saved
+            states = saved_states(out, context.roster) if out and engine == "ray" else dict(started.states)
             personal = _evaluated(context, history, started) if context.method.evaluates_global else states
             unseen = evaluate_newcomers(context, states, history.server)
             for follower in followers:
@@ -192,7 +191,8 @@ def _evaluated(
     if again or not engine.evaluated or not context.evaluates(t):  # a callback may stop the run after any round
         nothing = Round({peer: StepResult(Report()) for peer in context.roster}, history.server)
         evaluate_global(context, nothing, t, engine)
-    return {peer: (engine.states if peer in context.liars else engine.evaluated)[peer] for peer in context.roster}
+    evaluated = engine.evaluated  # which asks all workers on Ray
+    return {peer: (engine.states if peer in context.liars else evaluated)[peer] for peer in context.roster}
 
 
 def _finish(

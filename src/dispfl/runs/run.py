@@ -18,9 +18,10 @@ from dispfl.data.split import Split
 from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.methods.base import Method, PeerState
+from dispfl.round.context import LazyStates
 from dispfl.runs.directory import read_metrics, read_split
 from dispfl.runs.metrics import Metrics, last, last_scores, measure_of
-from dispfl.runs.saved import ModelFunction, PersonalStates, SavedRun
+from dispfl.runs.saved import ModelFunction, SavedRun
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -113,7 +114,7 @@ class Run:
             config=saved.config,
             metrics=RoundRecords(read_metrics(saved.path), saved.roster),
             states=saved.states,
-            personal=PersonalStates(saved),
+            personal=LazyStates(saved.roster, saved.personal_state),
             network=saved.network,
             split=split and split[0],
             out=saved.path,

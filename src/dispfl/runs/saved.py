@@ -1,6 +1,6 @@
 """What a run directory says about its network and its models, so that they can be used again."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -23,9 +23,9 @@ from dispfl.experiment import Experiment, RunSettings
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.registry import choose
-from dispfl.round.context import PeerTask, RunContext
+from dispfl.round.context import LazyStates, PeerTask, RunContext
 from dispfl.round.round import peer_step
-from dispfl.runs.directory import SavedStates, read_config, read_split, read_summary, saved_rounds
+from dispfl.runs.directory import read_config, read_split, read_summary, saved_rounds, saved_states
 from dispfl.runs.files import RUN, is_site, run_folder
 from dispfl.runs.metrics import Metrics, liars_of, weights_sha256
 from dispfl.topology import peer_names
@@ -55,9 +55,9 @@ class SavedRun:
         self.roster = [str(own)] if own else peer_names(self.config["peers"])
 
     @cached_property
-    def states(self) -> SavedStates:
+    def states(self) -> LazyStates:
         """Every peer's state after the newest complete round."""
-        return SavedStates(self.path, self.roster)
+        return saved_states(self.path, self.roster)
 
     @cached_property
     def settings(self) -> RunSettings:
@@ -172,22 +172,6 @@ class SavedRun:
     @cached_property
     def _context(self) -> RunContext:
         return context_of(self.path, compose(self.config, ["device=cpu"]), self.data)
-
-
-class PersonalStates(Mapping[str, PeerState]):
-    """The states that the peers of a saved run use, computed on access."""
-
-    def __init__(self, saved: SavedRun) -> None:
-        self._saved = saved
-
-    def __getitem__(self, peer: str) -> PeerState:
-        return self._saved.personal_state(peer)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._saved.roster)
-
-    def __len__(self) -> int:
-        return len(self._saved.roster)
 
 
 def context_of(path: Path, experiment: Experiment, data: ImageDataset | CustomDataset) -> RunContext:
