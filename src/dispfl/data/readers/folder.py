@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -94,22 +94,32 @@ def _decode(
     images = np.zeros((len(files), size, size, len(mode)), np.uint8)
     unreadable: dict[int, str] = {}
 
-    def decode_block(start: int) -> int:
-        for place, file in enumerate(files[start : start + _BLOCK], start):
-            try:
-                image = decode_image(file, mode)
-            except UnreadableImageError as problem:
-                unreadable[place] = str(problem)
-                continue
+    def decode(place: int) -> None:
+        try:
+            image = decode_image(files[place], mode)
+        except UnreadableImageError as problem:
+            unreadable[place] = str(problem)
+        else:
             images[place] = np.asarray(resize_image(image, size, size)).reshape(size, size, len(mode))
-        return min(start + _BLOCK, len(files))
+
+    in_threads(len(files), decode, progress)
+    return images, unreadable
+
+
+def in_threads(count: int, decode: Callable[[int], None], progress: ProgressCallback | None) -> None:
+    """Decode images number 0 to count - 1 in threads; Pillow releases the interpreter lock while it decodes."""
+
+    def decode_block(start: int) -> int:
+        end = min(start + _BLOCK, count)
+        for place in range(start, end):
+            decode(place)
+        return end
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         try:
-            for done in pool.map(decode_block, range(0, len(files), _BLOCK)):
+            for done in pool.map(decode_block, range(0, count, _BLOCK)):
                 if progress:
-                    progress(done, len(files))
+                    progress(done, count)
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
-    return images, unreadable

@@ -14,7 +14,6 @@ import os
 import tempfile
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -27,9 +26,9 @@ from torch import Tensor
 
 from dispfl.data.fetch import ProgressCallback, cache_folder
 from dispfl.data.readers import RawDataset, ReadSplit, damaged
+from dispfl.data.readers.folder import in_threads
 
 SIDE = 64
-_BLOCK = 256
 _KEYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 
 Labelled = list[tuple[str, int]]
@@ -145,23 +144,14 @@ def _write_cache(tensors: dict[str, Tensor], cached: Path) -> None:
 
 
 def _decode(paths: Sequence[str], progress: ProgressCallback | None) -> Tensor:
-    """Decode all images in threads; Pillow releases the interpreter lock while it decodes."""
+    """Decode all images as (N, 3, 64, 64)."""
     images = torch.empty((len(paths), 3, SIDE, SIDE), dtype=torch.uint8)
     target = images.numpy()
 
-    def decode_block(start: int) -> int:
-        for place, path in enumerate(paths[start : start + _BLOCK], start):
-            target[place] = _pixels(path)
-        return min(start + _BLOCK, len(paths))
+    def decode(place: int) -> None:
+        target[place] = _pixels(paths[place])
 
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        try:
-            for done in pool.map(decode_block, range(0, len(paths), _BLOCK)):
-                if progress:
-                    progress(done, len(paths))
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+    in_threads(len(paths), decode, progress)
     return images
 
 
