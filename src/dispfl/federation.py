@@ -308,5 +308,6 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
             raise ConfigError(f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.")
     directory = RunDirectory.open(path)
     if context.rounds > written["rounds"]:
-        directory.extend(config)
+        with directory.closed_on_failure():
+            directory.extend(config)
     return directory

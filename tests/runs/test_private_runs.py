@@ -27,7 +27,7 @@ from dispfl import (
 from dispfl.core.packed import PackedModel
 from dispfl.core.private import KEY_BYTES, Privacy
 from dispfl.core.train import Trainer
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import Method, PeerState
 from dispfl.runs.directory import SECRET_KEY
 
@@ -192,3 +192,11 @@ class Greedy(GossipMethod):
 def test_what_privacy_cannot_cover_is_refused_in_a_sentence(make: Callable[[], Federation], sentence: str) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make().run(rounds=1)
+
+
+def test_a_key_that_cannot_be_read_is_a_sentence_and_leaves_the_run_free_to_be_resumed(tmp_path: Path) -> None:
+    (tmp_path / "run" / SECRET_KEY).mkdir(parents=True)
+    with pytest.raises(RunError, match=f"{SECRET_KEY} could not be written: Is a directory"):
+        federation(out=tmp_path / "run").run(rounds=1)
+    (tmp_path / "run" / SECRET_KEY).rmdir()
+    assert len(federation(out=tmp_path / "run").run(rounds=1, resume=True).metrics) == 1

@@ -16,7 +16,7 @@ import fcntl
 import json
 import os
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -59,11 +59,8 @@ class RunDirectory:
     def create(cls, path: Path, config: Mapping[str, Any]) -> "RunDirectory":
         """Create a new one; refuse a folder with anything but hidden files in it."""
         directory = cls.claim(path)
-        try:
+        with directory.closed_on_failure():
             directory.write_config(config)
-        except RunError:
-            directory.close()
-            raise
         return directory
 
     @classmethod
@@ -75,11 +72,8 @@ class RunDirectory:
             path.mkdir(parents=True, exist_ok=True)
         directory = cls(path)
         directory._made = made
-        try:
+        with directory.closed_on_failure():
             _refuse_existing(path)  # another process may have been faster
-        except RunError:
-            directory.close()
-            raise
         return directory
 
     @classmethod
@@ -112,6 +106,15 @@ class RunDirectory:
                 for folder in self._made:
                     folder.rmdir()
         self._lock.close()
+
+    @contextlib.contextmanager
+    def closed_on_failure(self) -> Iterator[None]:
+        """Close the directory if an exception occurs."""
+        try:
+            yield
+        except BaseException:
+            self.close()
+            raise
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """Write the config."""

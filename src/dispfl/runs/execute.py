@@ -62,15 +62,16 @@ def execute(
     `config` describes a run without a directory.
     """
     out = directory.path if directory else None
-    config = read_config(out) if out else config or {}
-    if context.privacy.enabled:
-        context = replace(context, secret_key=directory.secret_key() if directory else os.urandom(KEY_BYTES))
     with contextlib.ExitStack() as stack:
         if directory is None and engine == "ray":  # a lost worker is restored from the disk
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dispfl-"))
             directory = RunDirectory.create(Path(folder) / "run", {})
         if directory:
             stack.callback(directory.close)
+        config = read_config(out) if out else config or {}
+        if context.privacy.enabled:
+            key = directory.secret_key() if directory and out else os.urandom(KEY_BYTES)
+            context = replace(context, secret_key=key)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         _warn_about_buffers(context)
         with forked_generators(context.device):
@@ -258,7 +259,7 @@ class ExperimentRun:
     ) -> "ExperimentRun":
         """Return the run in a directory that this process has locked: a new run, or its own run resumed."""
         path = directory.path
-        with _closed_on_failure(directory):
+        with directory.closed_on_failure():
             if not (path / "config.toml").exists():
                 data, split, context = prepare(experiment, decoding)
                 directory.write_config(experiment.to_toml())
@@ -290,7 +291,7 @@ class ExperimentRun:
 
     def follower(self, experiment: Experiment, directory: RunDirectory) -> Follower:
         """Return a run that this one trains too: an experiment that differs in the evaluation of its models only."""
-        with _closed_on_failure(directory):
+        with directory.closed_on_failure():
             directory.write_config(experiment.to_toml())
             write_atomically(directory.path / SPLIT, (self.directory.path / SPLIT).read_bytes())
         return Follower(replace(self.context, method=experiment.method), directory)
@@ -376,13 +377,3 @@ def update_config(directory: RunDirectory, experiment: Experiment) -> None:
     """Write a changed data folder, engine or number of workers into a run's config."""
     if differing_keys(compose(read_config(directory.path)), experiment):
         directory.write_config(experiment.to_toml())
-
-
-@contextlib.contextmanager
-def _closed_on_failure(directory: RunDirectory) -> Iterator[None]:
-    """Close the directory if an exception occurs."""
-    try:
-        yield
-    except BaseException:
-        directory.close()
-        raise
