@@ -1,6 +1,7 @@
 """Other data to evaluate models with: validation data, global test data, and peers that did not take part."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from dispfl import Federation, Full, Local, Train
 from dispfl.config import compose
+from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
@@ -19,7 +21,7 @@ from dispfl.methods.fedfomo import FedFOMO
 from dispfl.registry import METHODS
 from dispfl.report.comparison import compare
 from dispfl.runs.directory import read_metrics, read_split, read_summary
-from dispfl.testing.rounds import tiny_network
+from dispfl.testing.rounds import tiny_context, tiny_network, tiny_peers
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 QUICK = Train(epochs=1, batch_size=8)
@@ -143,6 +145,28 @@ def test_unseen_peers_take_no_part_and_share_no_training_sample(tmp_path: Path) 
     rows = torch.cat([*split.train, *split.unseen.train])
     assert len(rows) == len(set(rows.tolist())) == 5 * 24
     assert len(counts) == len(read_metrics(tmp_path / "run")[-1]["scores"]["accuracy"]["per_peer"]) == 3
+
+
+def test_a_newcomer_does_not_change_the_densities_of_the_others() -> None:
+    """Two groups of two peers; five peers would be groups of three and two."""
+    data = tiny_peers(5)
+    newcomer = data.pop("004")
+    context = replace(tiny_context(DisPFL(density=(0.2, 0.8))), peers=data, unseen={"new-000": newcomer})
+    joined = context.joined_by("new-000")
+    low, high = context.announced["000"], context.announced["003"]
+    assert low != high
+    assert list(context.announced.values()) == [low, low, high, high]
+    assert list(joined.announced.values()) == [low, low, high, high, high]
+    assert {peer: joined.announced[peer] for peer in data} == context.announced
+
+
+def test_the_samples_of_a_cost_estimate_are_those_that_unseen_peers_leave() -> None:
+    experiment = compose(
+        {}, ["peers=6", "unseen_peers=2", "topology=full", "partition=iid", "partition.validation=0.1"]
+    )
+    split = experiment.split(load_dataset(experiment.data))
+    assert {len(mine) for mine in split.train} == {450}  # of 4000 / 8, a tenth is held out
+    assert experiment.training_samples == 450
 
 
 @pytest.mark.parametrize("method", [DisPFL(density=1.0), FedAvg(), DPSGD()], ids=lambda method: method.name)

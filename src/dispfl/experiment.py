@@ -31,7 +31,7 @@ from dispfl.data.datasets import Data, ImageDataset
 from dispfl.data.factory import import_reference
 from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import Split, validation_samples
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, PartitionError
 from dispfl.extras import require
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
@@ -246,7 +246,8 @@ class Experiment(RunSettings):
     def training_samples(self) -> int:
         """The number of samples of a built-in data set that a peer trains on."""
         given = self.partition.samples_per_peer
-        samples = describe(self.data.name).train // self.peers if given == "all" else given
+        everyone = self.peers + self.unseen_peers
+        samples = describe(self.data.name).train // everyone if given == "all" else given
         return samples - validation_samples(samples, self.partition.validation)
 
     def cost_inputs(self) -> CostInputs:
@@ -267,8 +268,14 @@ class Experiment(RunSettings):
     def split(self, data: ImageDataset | CustomDataset) -> Split:
         """Return which samples each peer gets."""
         rng = stream(self.seed, "partition")
-        peers = self.peers + self.unseen_peers
-        return self.partition.split_data(data, peers, rng=rng).without_last(self.unseen_peers)
+        try:
+            split = self.partition.split_data(data, self.peers + self.unseen_peers, rng=rng)
+        except PartitionError as problem:
+            if not self.unseen_peers:
+                raise
+            counts = f"These are peers={self.peers} and unseen_peers={self.unseen_peers}."
+            raise PartitionError(f"{problem} {counts}") from None
+        return split.without_last(self.unseen_peers)
 
     def split_context(self, data: ImageDataset | CustomDataset, split: Split) -> RunContext:
         """Return the context of the rounds with the data divided by a split."""

@@ -101,6 +101,13 @@ def test_a_run_by_column_can_be_repeated_from_its_config_and_resumed(table: Path
             PartitionError,
             "peers is 4 but the column site has 3 values",
         ),
+        (["data.group=site", "peers=4"], PartitionError, "peers is 4 but the column of data.group has 3 values"),
+        (
+            ["partition.column=site", "unseen_peers=1"],
+            PartitionError,
+            "peers is 4 but the column site has 3 values in the training data; use at most 3. These are peers=3 and "
+            "unseen_peers=1.",
+        ),
         (["partition.column=label"], DataError, ""),
         ([], ConfigError, "partition.column is missing: name the column whose values are the peers."),
         (["partition.column=site", "partition.sizes=dirichlet"], ConfigError, "by_column has the sizes of the data"),

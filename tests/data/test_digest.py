@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -13,6 +14,7 @@ from dispfl.config import compose
 from dispfl.core.task import Samples
 from dispfl.data.batches import DatasetSamples, ResidentSamples, data_digest
 from dispfl.errors import ConfigError, RunError
+from dispfl.runs.directory import read_data_digest
 from dispfl.testing.rounds import tiny_network
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
@@ -119,5 +121,19 @@ def test_the_command_line_refuses_other_inputs_with_the_same_labels(tmp_path: Pa
     with pytest.raises(RunError, match=r"is not the one that .* was run with: its samples differ\."):
         experiment.run(tmp_path / "run", resume=True)
     table(0.0, 30)
+    with pytest.raises(RunError, match=r"its number of samples differs\."):
+        experiment.run(tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("part", ["global_test", "unseen/train/000", "unseen/test/000", "validation/000"])
+def test_data_without_the_rows_of_any_part_of_the_split_are_refused(part: str, tmp_path: Path) -> None:
+    settings = ["peers=2", "rounds=1", "topology=full", "unseen_peers=1", "train.epochs=1", "unseen_steps=1"]
+    division = ["partition.samples_per_peer=12", "partition.validation=0.5", "partition.global_test_samples=5"]
+    experiment = compose({}, [*settings, *division])
+    experiment.run(tmp_path / "run")
+    file = tmp_path / "run" / "split.safetensors"
+    split, metadata = safetensors.torch.load_file(file), {"data_sha256": read_data_digest(tmp_path / "run")}
+    split[part][-1] = 4000  # the bundled sample has 4,000 training samples, and half as many test samples
+    safetensors.torch.save_file(split, file, metadata)
     with pytest.raises(RunError, match=r"its number of samples differs\."):
         experiment.run(tmp_path / "run", resume=True)

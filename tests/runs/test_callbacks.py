@@ -208,5 +208,8 @@ def test_a_metric_that_does_not_exist_and_a_callback_that_is_no_function_are_sen
 ) -> None:
     with pytest.raises(ConfigError, match=r"EarlyStopping\(metric='acuracy'\): .*there are accuracy, validation"):
         federation().run(2, on_round=EarlyStopping(metric="acuracy"))
+    for key in ("busiest", "failures", "seconds", "traffic"):  # in the record, but no metric of the peers
+        with pytest.raises(ConfigError, match=rf"EarlyStopping\(metric='{key}'\): there is no such metric; there are"):
+            federation().run(2, on_round=EarlyStopping(metric=key))
     with pytest.raises(ConfigError, match="`on_round` must be a function of the run, or a list of them, got 3"):
         federation(on_round=3)

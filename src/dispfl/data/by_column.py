@@ -45,12 +45,13 @@ class ByColumn(Partition):
     def split_data(self, data: "ImageDataset | CustomDataset", peers: int, *, rng: torch.Generator) -> Split:
         if data.groups is None:
             raise PartitionError("partition=by_column needs data that were read with data.group.")
+        column = f"column {self.column}" if self.column else "column of data.group"
         draws = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng)))
         train_groups, test_groups = (np.array(groups) for groups in data.groups)
         names, sizes = np.unique(train_groups, return_counts=True)
         if peers > len(names):
             raise PartitionError(
-                f"peers is {peers} but the column {self.column} has {len(names)} values in the training data; "
+                f"peers is {peers} but the {column} has {len(names)} values in the training data; "
                 f"use at most {len(names)}."
             )
         largest = sorted(names[np.argsort(-sizes, kind="stable")[:peers]].tolist(), key=_in_order(names.tolist()))
@@ -58,7 +59,7 @@ class ByColumn(Partition):
         for name in largest:
             tested = np.flatnonzero(test_groups == name)
             if not len(tested):
-                raise PartitionError(f"The value {name} of the column {self.column} has no test samples; add some.")
+                raise PartitionError(f"The value {name} of the {column} has no test samples; add some.")
             most = None if self.samples_per_peer == "all" else self.samples_per_peer
             train.append(_at_most(np.flatnonzero(train_groups == name), most, draws))
             test.append(_at_most(tested, self.test_samples_per_peer, draws))

@@ -36,6 +36,13 @@ class Split:
         unseen = Split(self.train[last], self.test[last], self.validation[last])
         return Split(self.train[first], self.test[first], self.validation[first], self.global_test, unseen)
 
+    def fits(self, train: int, test: int) -> bool:
+        """Whether data with so many training and test samples have all rows."""
+        tested = self.test if self.global_test is None else (*self.test, self.global_test)
+        limits = [(rows, train) for rows in (*self.train, *self.validation)] + [(rows, test) for rows in tested]
+        inside = all(bool((rows < limit).all()) for rows, limit in limits)
+        return inside and (self.unseen is None or self.unseen.fits(train, test))
+
     def label_counts(self, labels: Tensor, classes: int) -> Tensor:
         """The number of training samples of each class that a peer has, as (peers, classes)."""
         return torch.stack([torch.bincount(labels[mine], minlength=classes) for mine in self.train])

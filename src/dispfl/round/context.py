@@ -113,11 +113,18 @@ class RunContext:
         return self.known_layout or self.method.layout(self.module(), self.example)
 
     @cached_property
+    def densities(self) -> dict[str, float]:
+        """The density of each peer's model; one that joins after the run has that of the last peer."""
+        peers = [peer for peer in self.roster if peer not in self.unseen]
+        densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
+        return {peer: densities.get(peer, densities[peers[-1]]) for peer in self.roster}
+
+    @cached_property
     def announced(self) -> dict[str, tuple[int, ...]]:
         """The number of weights of each layer that each peer's masks keep, by its density."""
-        densities = self.method.densities(len(self.roster))
-        counts = {density: self.method.kept_counts(self.layout, density) for density in set(densities)}
-        return {peer: counts[density] for peer, density in zip(self.roster, densities, strict=True)}
+        densities = self.densities
+        counts = {density: self.method.kept_counts(self.layout, density) for density in set(densities.values())}
+        return {peer: counts[density] for peer, density in densities.items()}
 
     @cached_property
     def first_weights(self) -> Tensor:
@@ -146,8 +153,7 @@ class RunContext:
     @cached_property
     def codec(self) -> Codec:
         """The codec of this run's messages."""
-        densities = set(self.method.densities(len(self.roster)))
-        return Codec(self.layout, self.method.always_dense(self.layout, densities), self.wire)
+        return Codec(self.layout, self.method.always_dense(self.layout, set(self.densities.values())), self.wire)
 
     def data_digest(self) -> str:
         """Return a digest of the data of the peers in this process, with which a resumed run knows them again."""

@@ -43,9 +43,8 @@ def initial_states(context: RunContext, peers: Collection[str] | None = None) ->
     """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of them."""
     module, layout = LiveModel(context.module()), context.layout
     buffers = module.read_buffers()
-    densities = context.method.densities(len(context.roster))
     states = {}
-    for peer, density in zip(context.roster, densities, strict=True):
+    for peer, density in context.densities.items():
         if peers is None or peer in peers:
             weights = context.peer_weights(peer)
             state = context.method.start(weights, layout, density, seed=context.seed, peer=peer)

@@ -127,8 +127,14 @@ class EarlyStopping:
         if any(key in record["scores"] for record in records):
             found = [record["scores"][key] for record in records if key in record["scores"]]
             return Measure(key, found[0]["higher_is_better"], found[0]["format"]), [scores["mean"] for scores in found]
-        if key not in records[-1] or not isinstance(records[-1][key], dict | None) or key == "scores":
+        spreads = [record.get(key) for record in records]
+        if key not in records[-1] or not all(spread is None or _is_spread(spread) for spread in spreads):
             known = ", ".join([*records[-1]["scores"], "validation", "train_loss", "test_loss"])
             raise ConfigError(f"EarlyStopping(metric={key!r}): there is no such metric; there are {known}.")
         better = main.higher_is_better if key in ("validation", "global_test", "mixed") else not key.endswith("loss")
-        return Measure(key, better, main.format), [record[key]["mean"] for record in records if record[key]]
+        return Measure(key, better, main.format), [spread["mean"] for spread in spreads if spread]
+
+
+def _is_spread(value: object) -> bool:
+    """Whether a value of a record is a metric of all peers, unlike `busiest` or `seconds`."""
+    return isinstance(value, dict) and "mean" in value

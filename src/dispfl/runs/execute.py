@@ -44,6 +44,7 @@ from dispfl.runs.metrics import Metrics, summarize
 from dispfl.runs.newcomers import evaluate_newcomers
 from dispfl.runs.progress import python_progress
 from dispfl.runs.run import RoundRecords, Run
+from dispfl.runs.saved import check_data, other_data
 
 
 def execute(
@@ -271,18 +272,15 @@ class ExperimentRun:
             check_same_experiment(path, experiment)
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
+            if saved is not None:
+                check_data(path, *saved, data)
             split = saved[0] if saved else experiment.split(data)
-            if saved is not None and not _fits(split, data):
-                raise _other_data(path, experiment, "number of samples differs")
-            counts = split.label_counts(data.train_labels, len(data.classes))
             context = experiment.split_context(data, split)
             digest = context.data_digest()
             if saved is None:  # interrupted before it was written
-                write_split(path, split, counts, digest)
-            elif not counts.equal(saved[1]):
-                raise _other_data(path, experiment, "labels differ")
+                write_split(path, split, split.label_counts(data.train_labels, len(data.classes)), digest)
             elif read_data_digest(path) != digest:
-                raise _other_data(path, experiment, "samples differ")
+                raise other_data(path, data, "samples differ")
             if experiment.rounds > read_config(path)["rounds"]:
                 directory.extend(experiment.to_toml())
             else:
@@ -317,16 +315,6 @@ class ExperimentRun:
             on_round,
         )
         return replace(run, split=saved and saved[0])
-
-
-def _fits(split: Split, data: ImageDataset | CustomDataset) -> bool:
-    """Whether the data have all the rows of a split."""
-    last = [max(int(rows.max()) for rows in part) for part in (split.train, split.test)]
-    return last[0] < len(data.train_labels) and last[1] < len(data.test_labels)
-
-
-def _other_data(path: Path, experiment: Experiment, how: str) -> RunError:
-    return RunError(f"The data set {experiment.data.name} is not the one that {path} was run with: its {how}.")
 
 
 def run_experiment(

@@ -125,8 +125,7 @@ def spread(values: Sequence[float | None]) -> Metrics | None:
 
 def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]) -> Metrics:
     """Return the content of `summary.json`; `models` are the models that the peers use from now on."""
-    density = dict(zip(context.roster, context.method.densities(len(context.roster)), strict=True))
-    densities = [density[peer] for peer in context.roster if peer in context.peers]
+    densities = [density for peer, density in context.densities.items() if peer in context.peers]
     return {
         "method": context.method.name,
         "rounds": len(records),

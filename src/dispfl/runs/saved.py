@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.layout import Layout
@@ -18,6 +18,7 @@ from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.task import Task
 from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import DATASETS, CustomData, ImageDataset, load_dataset
+from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, RunSettings
 from dispfl.methods.base import Method, PeerState
@@ -179,10 +180,21 @@ def context_of(path: Path, experiment: Experiment, data: ImageDataset | CustomDa
     saved = read_split(path)
     if saved is None:
         raise RunError(f"{path} has no split.safetensors with each peer's samples, so the model cannot be fine-tuned.")
-    split, counts = saved
+    check_data(path, *saved, data)
+    return experiment.split_context(data, saved[0])
+
+
+def check_data(path: Path, split: Split, counts: Tensor, data: ImageDataset | CustomDataset) -> None:
+    """Refuse data that are not those of a run's split and its label counts."""
+    if not split.fits(len(data.train_labels), len(data.test_labels)):
+        raise other_data(path, data, "number of samples differs")
     if not split.label_counts(data.train_labels, len(data.classes)).equal(counts):
-        raise RunError(f"The data set {data.name} is not the one that {path} was run with: its labels differ.")
-    return experiment.split_context(data, split)
+        raise other_data(path, data, "labels differ")
+
+
+def other_data(path: Path, data: ImageDataset | CustomDataset, how: str) -> RunError:
+    """Return the error for data that a run was not started with."""
+    return RunError(f"The data set {data.name} is not the one that {path} was run with: its {how}.")
 
 
 def fine_tune(context: RunContext, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
