@@ -148,12 +148,14 @@ def test_an_oserror_of_a_callback_ends_the_processes_and_is_raised(
 def test_messages_of_several_threads_arrive_whole() -> None:
     ours, theirs = Pipe(duplex=False)
     send, long = MessageSender(theirs), "x" * 100_000  # more than a pipe takes at once
-    threads = [threading.Thread(target=lambda: [send("log", long) for _ in range(50)], daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+
+    def log() -> None:
+        for _ in range(50):
+            send("log", long)
+
+    for _ in range(2):
+        threading.Thread(target=log, daemon=True).start()
     assert [ours.recv() for _ in range(100)] == [("log", long)] * 100
-    for thread in threads:
-        thread.join()
 
 
 def test_ray_has_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
