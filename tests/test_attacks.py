@@ -133,8 +133,8 @@ def test_liars_know_how_many_of_them_the_victim_assumes() -> None:
         seen.append((victim.assumed, victim.first().equal(context.first_weights)))
         return sent
 
-    for rule, assumed in (("none", 0), ("clip", 2)):
-        context = replace(tiny_context(DisPFL(robust=rule, liars=2), 6), attack=Attack("noise", frozenset({"001"})))
+    for method, assumed in ((DisPFL(), 0), (DisPFL(robust="clip", liars=2), 2)):
+        context = replace(tiny_context(method, 6), attack=Attack("noise", frozenset({"001"})))
         states = initial_states(context)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(LIES, "noise", spy)  # type: ignore[arg-type]
