@@ -11,6 +11,7 @@ from tests.core.test_blocks import TINY, tiny
 
 from dispfl.attacks import ATTACKS, LIES, Attack, Poisoned, Victim, backdoor_success, with_trigger
 from dispfl.config import compose
+from dispfl.core.averaging import average_of, robust_average_of
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.units import UnitMask
 from dispfl.data.batches import ResidentSamples
@@ -53,7 +54,23 @@ def test_the_published_lies_by_hand() -> None:
     assert lie("ipm") == [round(-0.1 * MEANS[0], 4), None, -0.5, None]
     assert lie("mimic") == [1, 2, 4, None]
     # x_i - 1.5 / 2 liars * the sum of the differences: 0 + 2 of the first weight; the third is not the victim's
-    assert lie("dissensus", liars=2) == [1 - 0.75 * 2, None, 0, None]
+    assert lie("dissensus", liars=2) == [1 - 0.75 * 2, 2, 0, None]
+    assert lie("dissensus", liars=2, fits=False) == [1 - 0.75 * 2, None, 0, None]  # it announced fewer weights
+
+
+def test_dissensus_reverses_half_of_the_pull_also_where_a_liar_holds_no_weight() -> None:
+    """One honest neighbour pulls both weights from 1 to 3: without lies by 2 / 2, with one lie by -0.5 * 2 / 3."""
+    own, honest, sent = model(1, 1), model(3, 3), model(2, None)
+    told = LIES["dissensus"]("001", sent, replace(victim(), own=own, honest=[honest], request=own.mask))
+    assert average_of([own, honest, told], torch.tensor([True, True])).tolist() == pytest.approx([1 - 1 / 3] * 2)
+
+
+def test_a_backdoored_model_replaces_the_plain_average_unless_that_is_too_large() -> None:
+    """The first weight: mean 5/3 of three holders, so 5/3 + 4 (3 - 5/3) = 7, and (1 + 1 + 3 + 7) / 4 = 3."""
+    told = LIES["backdoor"]("001", SENT, victim())
+    assert average_of([OWN, *HONEST, told], REQUEST.unpack())[[0, 2]].tolist() == pytest.approx([3, 5])
+    huge = LIES["backdoor"]("001", model(300, None, 5, None), victim())
+    assert float(huge.values.norm()) == pytest.approx(9 * sqrt(5))
 
 
 def test_a_little_is_enough_by_hand() -> None:
@@ -85,12 +102,45 @@ def test_lies_about_masks_by_hand() -> None:
 def test_meeting_the_victim_makes_its_plain_average_the_opposite_unless_that_is_too_large() -> None:
     crowd = victim(liars=3)
     told = LIES["meet-victim"]("001", SENT, crowd)
-    from dispfl.core.averaging import average_of
-
     average = average_of([OWN, *HONEST, told, told, told], REQUEST.unpack())
     assert average[:3].tolist() == pytest.approx([-mean for mean in MEANS], abs=1e-4)
     alone = LIES["meet-victim"]("001", SENT, victim(liars=1)).values
     assert float(alone.norm()) <= 9.01 * sqrt(5)  # peers refuse 10 times their own norm
+
+
+def test_unlearning_goes_back_to_the_first_weights_as_far_as_clip_takes_it_and_poisons_the_rest() -> None:
+    """Honest neighbours at the distances 4, 3, 2 and 1, two liars, two assumed: the (2b+1-m)-th largest is 2.
+
+    So liars go 2 from (1, -1) towards the first weights (4, 4), as seen from the mean (3, -3): along (1, 7). The third
+    weight is regrown: liars are scaled to 1, the size of the honest ones, and of three near senders two lie.
+    """
+    own, first = model(1, -1, None), torch.tensor([4.0, 4.0, 0.0])
+    honest = [model(1 + d, -1 - d, 1) for d in (1.0, 4.0, 2.0, 3.0)]
+    request = PackedMask.pack(torch.tensor([True, True, True]))
+    known = Victim("000", own, request, honest, 2, lambda liar, mask: True, 0, 0, assumed=2, first=lambda: first)
+    told = LIES["unlearn"]("001", SENT, known)
+    assert told.unpack()[0].tolist() == pytest.approx([1 + 2 / 5, -1 + 2 * 7 / 5, -10], abs=5e-3)
+    average, trust = robust_average_of([own, *honest, told, told], 0, request.unpack(), "clip", 2)
+    assert trust.near.tolist() == [0, 1, 0, 0, 0, 1, 1]
+    assert trust.scale[5:].tolist() == [1, 1]
+    assert float(average[2]) == pytest.approx((1 - 1 - 1) / 3)
+
+
+def test_liars_know_how_many_of_them_the_victim_assumes() -> None:
+    seen: list[tuple[int, bool]] = []
+
+    def spy(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
+        seen.append((victim.assumed, victim.first().equal(context.first_weights)))
+        return sent
+
+    for method, assumed in ((DisPFL(), 0), (DisPFL(robust="clip", liars=2), 2)):
+        context = replace(tiny_context(method, 6), attack=Attack("noise", frozenset({"001"})))
+        states = initial_states(context)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(LIES, "noise", spy)  # type: ignore[arg-type]
+            received = {peer: states[peer].model for peer in context.roster[1:]}
+            accepted_models(context, PeerTask("000", 0), states["000"], received)
+        assert seen.pop() == (assumed, True)
 
 
 def test_units_are_lied_about_as_a_whole() -> None:

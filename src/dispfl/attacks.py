@@ -6,7 +6,8 @@ among them; and they lie to each victim differently. Lies are finite and not lar
 
     sign-flip, noise, ipm, alie, mimic, dissensus                 as published, on weights that masks leave comparable
     hold-all, sole-holder, density-lie, meet-victim               what only masks make possible
-    label-flip, backdoor                                          honest training on poisoned data
+    unlearn                                                       made for `clip` under masks
+    label-flip, backdoor                                          training on poisoned data
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -36,12 +37,13 @@ AttackName = Literal[
     "sole-holder",
     "density-lie",
     "meet-victim",
+    "unlearn",
     "label-flip",
     "backdoor",
 ]
 ATTACKS: tuple[AttackName, ...] = get_args(AttackName)[1:]
 POISONS: tuple[AttackName, ...] = ("label-flip", "backdoor")
-"""Attacks that are honest training on poisoned data."""
+"""Attacks that train on poisoned data."""
 
 NOISE = 3.0
 """noise: standard deviation of the random weights, in root mean squares of the honest ones."""
@@ -50,9 +52,11 @@ IPM_FACTOR = 0.1
 DISSENSUS_FACTOR = 1.5
 """dissensus: how many times the pull of the honest neighbours is reversed; at 1 nothing is left of it."""
 POISON = 10.0
-"""sole-holder: the size of a regrown weight, in root mean squares of the victim's weights."""
+"""sole-holder, unlearn: the size of a regrown weight, in root mean squares of the victim's weights."""
 LARGEST = 9.0
-"""meet-victim: a lie's norm at most, in norms of the victim's model; peers refuse models of 10."""
+"""meet-victim, backdoor: a lie's norm at most, in norms of the victim's model; peers refuse models of 10."""
+WITHIN_REACH = 0.999
+"""unlearn: the part of the victim's reach that is used, for rounding."""
 TARGET = 0
 """backdoor: the class that inputs with the trigger shall be taken for."""
 TRIGGER = 3
@@ -76,6 +80,10 @@ class Victim:
     """Whether a mask keeps no more weights of any layer than this liar announced."""
     seed: int
     t: int
+    assumed: int = 0
+    """Liars that its robust rule assumes; 0 without a rule."""
+    first: Callable[[], Tensor] = lambda: torch.zeros(())
+    """Returns the weights that all peers started from, which every member knows."""
 
     def random(self, sender: str) -> torch.Generator:
         """Return the random stream of a liar's lie to the victim."""
@@ -101,6 +109,25 @@ class Victim:
         """The standard deviation of each weight over them."""
         _, squares, holders = self.sums
         return (squares / holders.clamp(min=1) - self.mean.double().square()).clamp(min=0).sqrt().float()
+
+    @cached_property
+    def reach(self) -> float:
+        """The largest distance at which `clip` still takes all liars' differences in full, and calls them near.
+
+        With m liars at the (2b+1-m)-th largest distance of the honest models, the (2b+1)-th largest of all is theirs.
+        """
+        own, mine = self.own.unpack()
+        compared, distances = mine & self.request.unpack(), []
+        for model in self.honest:
+            weights, mask = model.unpack()
+            distances.append(_root_mean_square((weights - own)[mask & compared]))
+        place = min(max(0, 2 * self.assumed - self.liars), len(distances) - 1)
+        return sorted(distances, reverse=True)[place] if distances else 0.0
+
+    @cached_property
+    def poison(self) -> Tensor:
+        """Large weights with the sign that honest ones do not have."""
+        return POISON * _root_mean_square(self.own.values) * torch.where(self.mean > 0, -1.0, 1.0)
 
     def claimed(self, liar: str, sent: PackedModel) -> PackedMask:
         """Return all that was requested as the liar's mask, or its true mask where that would exceed its counts."""
@@ -145,11 +172,14 @@ def mimic(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
 
 
 def dissensus(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
-    """Push the victim away from its honest neighbours (He et al. 2022): x_i - e/m sum_j (x_j - x_i) over honest j."""
+    """Push the victim away from its honest neighbours (He et al. 2022): x_i - e/m sum_j (x_j - x_i) over honest j.
+
+    Each liar holds all that is requested: of a weight that only some of the m held, the pull would not be reversed.
+    """
     total, _, holders = victim.sums
     own, mine = victim.own.unpack()
     pull = torch.where(mine, total - holders * own, 0.0).float()
-    return _under(own - DISSENSUS_FACTOR / victim.liars * pull, sent.mask)
+    return _under(own - DISSENSUS_FACTOR / victim.liars * pull, victim.claimed(liar, sent))
 
 
 def hold_all(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
@@ -160,8 +190,7 @@ def hold_all(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
 def sole_holder(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
     """Send the victim's own weights where it has any, and large ones where it has none yet: the regrown ones."""
     own, mine = victim.own.unpack()
-    poison = POISON * _root_mean_square(victim.own.values) * torch.where(victim.mean > 0, -1.0, 1.0)
-    return _under(torch.where(mine, own, poison), victim.claimed(liar, sent))
+    return _under(torch.where(mine, own, victim.poison), victim.claimed(liar, sent))
 
 
 def density_lie(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
@@ -177,9 +206,33 @@ def density_lie(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
 def meet_victim(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
     """Hold just what the victim requests, and send what makes its plain average the honest mean with the other sign."""
     total, _, holders = victim.sums
-    lie = _under(((-victim.mean * (holders + victim.liars) - total) / victim.liars).float(), victim.claimed(liar, sent))
-    norm, largest = (float(torch.linalg.vector_norm(model.values)) for model in (lie, victim.own))
-    return PackedModel(lie.values * min(1.0, LARGEST * max(1.0, largest) / max(norm, 1e-12)), lie.mask)
+    opposite = ((-victim.mean * (holders + victim.liars) - total) / victim.liars).float()
+    return _limited(_under(opposite, victim.claimed(liar, sent)), victim)
+
+
+def unlearn(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
+    """Push the victim back to the first weights w_0, just as far as `clip` allows, and poison what it regrows.
+
+    x_i + r (w_0 - mean) / |w_0 - mean|, where r is the victim's reach and |.| a root mean square. Whoever is within
+    reach is near, so that its regrown weights count too.
+    """
+    own, mine = victim.own.unpack()
+    mask = victim.claimed(liar, sent)
+    compared = mine & mask.unpack() & victim.request.unpack()
+    learned = torch.where(compared, victim.mean - victim.first(), 0.0)
+    size = _root_mean_square(learned[compared])
+    pushed = own - WITHIN_REACH * victim.reach / max(size, 1e-12) * learned
+    return _under(torch.where(mine, pushed, victim.poison), mask)
+
+
+def replace_model(liar: str, sent: PackedModel, victim: Victim) -> PackedModel:
+    """Model replacement (Bagdasaryan et al. 2020): so far from the honest mean that the plain average is our model.
+
+    mean + n/m (x - mean), with n holders of a weight, m of them liars.
+    """
+    _, _, holders = victim.sums
+    times = ((holders + victim.liars) / victim.liars).float()
+    return _limited(_under(victim.mean + times * (sent.unpack()[0] - victim.mean), sent.mask), victim)
 
 
 LIES: Mapping[AttackName, Lie] = {
@@ -193,6 +246,8 @@ LIES: Mapping[AttackName, Lie] = {
     "sole-holder": sole_holder,
     "density-lie": density_lie,
     "meet-victim": meet_victim,
+    "unlearn": unlearn,
+    "backdoor": replace_model,
 }
 
 
@@ -290,6 +345,12 @@ def backdoor_success(outputs: Tensor, labels: Tensor) -> float:
 
 def _under(weights: Tensor, mask: PackedMask) -> PackedModel:
     return PackedModel.pack(weights, mask.unpack(), mask)
+
+
+def _limited(lie: PackedModel, victim: Victim) -> PackedModel:
+    """Return a lie that is not larger than peers accept."""
+    norm, largest = (float(torch.linalg.vector_norm(model.values)) for model in (lie, victim.own))
+    return PackedModel(lie.values * min(1.0, LARGEST * max(1.0, largest) / max(norm, 1e-12)), lie.mask)
 
 
 def _root_mean_square(values: Tensor) -> float:

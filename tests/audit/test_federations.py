@@ -132,7 +132,7 @@ def test_canaries_that_are_left_out_count_but_are_in_no_batch() -> None:
     [(x, y)] = half.take(torch.tensor([1, 3])).batches(2)
     assert (tuple(x.shape), tuple(y.shape)) == ((0, 1), (0,))
     private = PrivateSteps(SecretStream(b"k"), ("000", 0), 1.0, 1.0, 1.0, 6.0)
-    [(_, labels)] = private.batches(half, 1, stream(0, "test"))
+    [(_, labels)] = private.batches(half, 1)
     assert sorted(labels.tolist()) == [0, 2]
 
 

@@ -32,6 +32,7 @@ def test_the_plan_is_that_of_the_samples_that_a_peer_trains_on(tmp_path: Path) -
         return int(json.loads(result.output)["samples"])
 
     assert samples("partition.validation=0.5") == 48
+    assert samples("partition.sizes=lognormal", "partition.min_samples=7", "partition.size_sigma=3") == 7
     rows = "".join(f"{k},{'ab'[k % 2]}\n" for k in range(100))
     (tmp_path / "own.csv").write_text(f"x,label\n{rows}")
     own = (f"data.path={tmp_path / 'own.csv'}", "model=mlp", "partition=iid", "peers=4", "train.batch_size=4")

@@ -1,6 +1,7 @@
 """Private steps: clipped gradients of single samples, secret batches and noise."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from dispfl import SmallCNN
 from dispfl.core import private
 from dispfl.core.live import LiveModel
 from dispfl.core.private import Privacy, PrivateSteps, SecretStream, check_private_network, sum_clipped_
-from dispfl.data.batches import ResidentSamples
+from dispfl.core.rng import seed_globally
+from dispfl.core.task import Task
+from dispfl.core.train import Train, Trainer
+from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.errors import ConfigError
 
 KEY = bytes(range(32))
@@ -95,6 +99,13 @@ def test_one_sample_more_changes_the_sum_by_at_most_the_clip_norm() -> None:
     assert 0.5 < float((sums[1] - sums[0]).norm()) <= 0.7 + 1e-5
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
+def test_a_sample_without_a_finite_gradient_norm_counts_as_no_sample(value: float) -> None:
+    live, x = linear(), torch.tensor([[3.0, 4.0], [value, 1.0], [value, value]])
+    sum_clipped_(live, product, x, torch.ones(3), None, clip=1.0)
+    torch.testing.assert_close(live.grad, torch.tensor([0.6, 0.8]))
+
+
 def test_noise_has_the_stated_scale_is_divided_by_the_expected_batch_and_stays_under_the_mask() -> None:
     steps = private_steps(noise=3.0, clip=0.5, batch=4.0)
     flags = torch.arange(200_000) % 2 == 0
@@ -119,6 +130,54 @@ def test_every_step_round_and_peer_has_its_own_noise_and_a_repeated_step_the_sam
     assert torch.equal(draws[0], secret.normal(1000, "noise", "000", 0, 0))
 
 
+def test_noise_reaches_beyond_nine_standard_deviations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes of zeros are the smallest uniform number, 0.5 / 2^64, so the radius sqrt(2 * 65 ln 2), at the angle 0."""
+    monkeypatch.setattr(SecretStream, "_bytes", lambda self, count, names: bytes(count))
+    assert float(SecretStream(KEY).normal(1, "noise")[0]) == pytest.approx(math.sqrt(130 * math.log(2)), rel=1e-4)
+
+
+def test_flips_come_from_the_secret_key_anew_in_every_step() -> None:
+    """All 40 samples are in every batch, in some order; an image is 1 0, or 0 1 if it is flipped."""
+    images = torch.tensor([255, 0], dtype=torch.uint8).view(1, 1, 2, 1).expand(40, 1, 2, 1)
+    samples = ResidentSamples(images, torch.arange(40), None, ImageTransform((0.0,), (1.0,), flip=True))
+
+    def flips(key: bytes) -> list[list[int]]:
+        steps, found = PrivateSteps(SecretStream(key), ("000", 0), 1.0, 1.0, 1.0, 40.0), []
+        for _ in range(2):
+            [(x, y)] = steps.batches(samples, 1)
+            found.append(x[y.argsort(), 0, 0, 1].int().tolist())
+            steps.add_noise_(torch.zeros(1), None)
+        return found
+
+    first, second = flips(KEY)
+    assert 8 < sum(first) < 32
+    assert first != second
+    assert flips(KEY) == [first, second]
+    assert flips(KEY[::-1])[0] != first
+
+
+def test_dropout_comes_from_the_secret_key_anew_in_every_step() -> None:
+    """Training of one peer, of one round and public seed, with two keys."""
+
+    def gradients(key: bytes) -> list[list[float]]:
+        live = LiveModel(nn.Sequential(nn.Dropout(), nn.Linear(30, 1, bias=False)))
+        samples = ResidentSamples(torch.ones(1, 30), torch.ones(1))
+        trainer = Trainer(live, samples, samples, Train(), Task(loss=product), 0, "000", 0, 1)
+        trainer.private, found = PrivateSteps(SecretStream(key), ("000", 0), 1e-9, 100.0, 1.0, 1.0), []
+        seed_globally(0, "torch", "000", 0)
+        trainer.begin(live.read(), torch.ones(30, dtype=torch.bool))
+        for x, y in trainer.batches(2):
+            trainer.backward(x, y)
+            found.append(live.grad.round().tolist())  # 2 where a weight's input is kept, 0 where it is dropped
+        return found
+
+    first, second = gradients(KEY)
+    assert set(first) == {0.0, 2.0}
+    assert first != second
+    assert gradients(KEY) == [first, second]
+    assert gradients(KEY[::-1])[0] != first
+
+
 def test_names_that_read_alike_are_different_streams() -> None:
     secret = SecretStream(KEY)
     assert not torch.equal(secret.normal(8, "a", "1"), secret.normal(8, "a", 1))
@@ -129,7 +188,7 @@ def test_a_batch_holds_each_sample_with_the_sampling_rate_and_sizes_vary() -> No
     steps = private_steps(rate=0.25, batch=50.0)
     sizes, seen = [], torch.zeros(200)
     for _ in range(200):
-        (x, y), *_ = steps.batches(samples, 1, torch.Generator())
+        (x, y), *_ = steps.batches(samples, 1)
         assert torch.equal(x.squeeze(1).long(), y)
         sizes.append(len(y))
         seen[y] += 1
@@ -142,9 +201,9 @@ def test_a_batch_holds_each_sample_with_the_sampling_rate_and_sizes_vary() -> No
 
 def test_sampling_with_rate_one_takes_everybody_and_a_tiny_rate_may_take_nobody() -> None:
     samples = ResidentSamples(torch.randn(20, 2), torch.zeros(20))
-    [(_, everybody)] = private_steps(rate=1.0).batches(samples, 1, torch.Generator())
+    [(_, everybody)] = private_steps(rate=1.0).batches(samples, 1)
     assert len(everybody) == 20
-    [(nobody, _)] = private_steps(rate=1e-9).batches(samples, 1, torch.Generator())
+    [(nobody, _)] = private_steps(rate=1e-9).batches(samples, 1)
     assert nobody.shape == (0, 2)
 
 

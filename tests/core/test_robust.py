@@ -130,6 +130,14 @@ def test_differences_beyond_the_third_largest_are_clipped_to_it() -> None:
     assert average(models, 0, "clip", 1) == [(1 - 2 + 2 - 2) / 5, (1 + 2 + 2 - 2) / 5]
 
 
+def test_senders_that_cannot_be_compared_do_not_let_a_stranger_through() -> None:
+    """Three neighbours hold none of our weights, so the stranger is the only one to compare with: too few to judge."""
+    models = packed([0.0, None], [None, 5], [None, 5], [None, 5], [100, None])
+    assert average(models, 0, "clip", 1) == [0.0, 0.0]
+    models = packed([0.0, None], [None, 5], [None, 5], [None, 5], [0.0, 9])  # the stranger copies us
+    assert average(models, 0, "clip", 1) == [0.0, 0.0]
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_a_regrown_weight_never_takes_a_sole_strangers_value(rule: Rule) -> None:
     """The last two weights are new to us. The stranger, far from us elsewhere, is the only holder of one of them."""

@@ -79,10 +79,10 @@ def privacy(
 
 
 def _samples(experiment: "Experiment") -> int:
-    """Return how many samples a peer trains on: of your own data, the peer with the fewest."""
+    """Return how many samples a peer trains on: where they differ, the peer with the fewest, which spends most."""
     from dispfl.data.catalogue import DATASETS
     from dispfl.data.datasets import load_dataset
 
-    if experiment.data.name in DATASETS:
+    if experiment.data.name in DATASETS and experiment.partition.sizes == "equal":
         return experiment.training_samples
     return min(map(len, experiment.split(load_dataset(experiment.data)).train))

@@ -8,14 +8,15 @@ probability q = batch size / n, independently (Poisson sampling):
     g    <-  (sum_{i in B} g_i + N(0, (sigma C)^2 m)) / (q n)
 
 Sampling and noise come from a secret key that never leaves the peer, not from the run's seed, which all members know:
-who knows them can subtract the noise.
+who knows them can subtract the noise. So do crops, flips and dropout, of every step anew: one sample more in a batch
+changes what the others draw, and who knows all draws would see that. A sample without a finite gradient adds nothing.
 """
 
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import pi
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from torch.func import functional_call, grad, vmap
 
 from dispfl.core.live import LiveModel
 from dispfl.core.masks import mask_bits
+from dispfl.core.rng import seed_globally, stream
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 
@@ -74,21 +76,30 @@ class SecretStream:
 
     key: bytes = field(repr=False)
 
-    def _words(self, count: int, names: tuple[str | int, ...]) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    def _bytes(self, count: int, names: tuple[str | int, ...]) -> bytes:
         label = "/".join(f"{type(name).__name__}:{name}" for name in names).encode()
-        content = hashlib.shake_256(len(self.key).to_bytes(2, "little") + self.key + label).digest(4 * count)
-        return np.frombuffer(content, "<u4")
+        return hashlib.shake_256(len(self.key).to_bytes(2, "little") + self.key + label).digest(count)
 
     def bernoulli(self, n: int, rate: float, *names: str | int) -> Tensor:
         """Return which of n samples are drawn, each with this probability, in ascending order."""
-        words = self._words(2 * n, names).view("<u8")
+        words = np.frombuffer(self._bytes(8 * n, names), "<u8")
         return torch.from_numpy(np.flatnonzero(words < np.uint64(min(rate, 1.0) * (2**64 - 2**11))))
 
+    def number(self, *names: str | int) -> int:
+        """Return a number of 63 bits."""
+        return int.from_bytes(self._bytes(8, names), "little") >> 1
+
     def normal(self, size: int, *names: str | int) -> Tensor:
-        """Return standard normal numbers (Box and Muller)."""
+        """Return standard normal numbers (Box and Muller).
+
+        A radius has 64 random bits, so that numbers reach 9.5. With 32 bits they would end at 6.8, and among the
+        weights of a large model some are at the end more often than a small delta allows.
+        """
         half = (size + 1) // 2
-        uniform = (self._words(2 * half, names).astype(np.float64) + 0.5) / 2**32
-        radius, angle = np.sqrt(-2 * np.log(uniform[:half])), 2 * pi * uniform[half:]
+        drawn = self._bytes(12 * half, names)
+        uniform = (np.frombuffer(drawn, "<u8", half).astype(np.float64) + 0.5) / 2**64
+        turns = (np.frombuffer(drawn, "<u4", half, 8 * half).astype(np.float64) + 0.5) / 2**32
+        radius, angle = np.sqrt(-2 * np.log(uniform)), 2 * pi * turns
         return torch.from_numpy(np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]).float()
 
 
@@ -110,10 +121,16 @@ class PrivateSteps:
     taken: int = 0
     """Steps taken so far; each has noise of its own."""
 
-    def batches(self, samples: "Samples", steps: int, rng: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield Poisson batches, which may be empty; `rng` augments them."""
+    def batches(self, samples: "Samples", steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield Poisson batches, augmented, which may be empty.
+
+        Torch's global generator, from which dropout and the transforms of a Dataset draw, is seeded before each.
+        """
         x, y = next(samples.take(torch.tensor([0])).batches(1))
         for _ in range(steps):
+            number = self.secret.number("augment", *self.names, self.taken)
+            seed_globally(number, "torch")
+            rng = stream(number, "batch")
             rows = self.secret.bernoulli(len(samples), self.rate, "batch", *self.names, self.taken)
             if len(rows):
                 # In one batch: a last batch of a single sample would be merged with the one before.
@@ -146,7 +163,11 @@ def sum_clipped_(
     flags: Tensor | None,
     clip: float,
 ) -> None:
-    """Set `live.grad` to the sum of the samples' masked gradients, each clipped to a norm; 0 for an empty batch."""
+    """Set `live.grad` to the sum of the samples' masked gradients, each clipped to a norm; 0 for an empty batch.
+
+    A gradient that is not finite counts as 0: no norm bounds it, and a step that fails because of one sample tells that
+    the sample is there.
+    """
     live.grad.zero_()
     module = live.module
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -163,7 +184,10 @@ def sum_clipped_(
         if bits is not None:  # as in `keep_`, but not in place: the gradients of an unused parameter share their memory
             found = {name: (each.view(torch.int32) & bits[name]).view(torch.float32) for name, each in found.items()}
         norms = torch.stack([torch.linalg.vector_norm(each.flatten(1), dim=1) for each in found.values()])
-        scale = (clip / (torch.linalg.vector_norm(norms, dim=0) + 1e-12)).clamp(max=1.0)
+        norm = torch.linalg.vector_norm(norms, dim=0)
+        scale = torch.where(norm.isfinite(), (clip / (norm + 1e-12)).clamp(max=1.0), 0.0)
+        if not norm.isfinite().all():
+            found = {name: each.nan_to_num(0.0, 0.0, 0.0) for name, each in found.items()}
         for name, parameter in parameters.items():
             assert parameter.grad is not None
             parameter.grad.add_(torch.tensordot(scale, found[name], 1))

@@ -3,7 +3,7 @@
 All rules compare what is comparable: weights that both models hold, among those that we keep from now on. Let x_i be
 our weights, x_j a neighbour's, and d_j the root mean square of x_j - x_i over the weights that both hold, so that masks
 of different overlap compare. Senders are *near* if d_j is at most tau, the (2b+1)-th largest distance; there is none if
-at most 2b were heard.
+at most 2b were heard that hold any of our weights.
 
     clip    w = x_i + sum_j m_j min(1, tau / d_j) (x_j - x_i) / sum_j m_j
     trim    each weight: the mean of its holders' values without the b largest and the b smallest
@@ -171,9 +171,10 @@ def measure_trust(
     others = torch.arange(len(masks)) != own
     magnitude, distance = _root_mean(squares, common)
     distance[own] = 0.0 if common[1, own] else inf  # a peer that has just joined has no model
-    tau = _threshold(distance[others], b)
-    near = others & distance.isfinite() & (distance <= tau) & bool(others.sum() > 2 * b)
-    scale = torch.where(distance <= tau, 1.0, tau / distance).where(others & distance.isfinite(), 0.0)
+    compared = others & distance.isfinite()
+    tau = _threshold(distance[compared], b)
+    near = compared & (distance <= tau) & bool(compared.sum() > 2 * b)
+    scale = torch.where(distance <= tau, 1.0, tau / distance).where(compared, 0.0)
     holders = others & (common[0] > 0)
     largest = _threshold(magnitude[holders], b)
     regrown = torch.where(magnitude <= largest, 1.0, largest / magnitude).where(near & holders, 0.0)

@@ -269,7 +269,7 @@ class Trainer:
         samples = self.train if samples is None else samples
         steps = steps or self.settings.local_steps(len(samples))
         if self.private is not None:
-            for batch in self.private.batches(samples, steps, self.batch_rng):
+            for batch in self.private.batches(samples, steps):
                 self.before_batch()
                 yield batch
             return
@@ -326,11 +326,10 @@ class Trainer:
         Deviation 17: the network is in training mode.
         """
         self.begin(weights, torch.ones_like(weights, dtype=torch.bool))
-        rng = self.stream("evolve")
         if self.private is not None:
-            batch = next(self.private.batches(self.train, 1, rng))
+            batch = next(self.private.batches(self.train, 1))
         else:
-            batch = next(self.train.batches(self.settings.batch_size, rng=rng))
+            batch = next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve")))
         self.backward(*batch)
         gradient = self.live.grad.to("cpu", copy=True)
         self.check_finite(gradient, "gradient")

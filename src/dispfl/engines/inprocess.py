@@ -54,7 +54,7 @@ class InProcess:
         threads = workers or os.cpu_count() or 1
         first = LiveModel(context.module(), context.device, context.precision)
         self._codec = context.codec
-        if isinstance(context.layout, UnitLayout):
+        if isinstance(context.layout, UnitLayout) or context.attack:
             _ = context.first_weights  # computed here, because threads may not share torch's global generator
         self._large = first.layout.size >= LARGE_MODEL
         one_by_one = context.device != "cpu" or uses_global_rng(context, first)

@@ -16,7 +16,7 @@ for a loss in [0, 1]; delta' is defined at `composed_log_delta`. Our reading whe
 - delta' has (T epsilon~ - epsilon') in denominators, so it exists only where T epsilon~ exceeds epsilon'.
 - Where ln(2 / epsilon') pushes the probability above 1 or below 0, we report 1 or 0, which is also true.
 
-`corrected` fixes three errors by which the printed theorem differs from its own proof (docs/deviations.md):
+`corrected` makes three repairs; only the last is a difference between the theorem and its proof (docs/deviations.md):
 
 - The privacy loss of a step contains 2 <W', v>, so the first term of x is twice as large: 2 s sqrt(log(1/delta) / 2).
 - The Chernoff bound in delta' has exp(+(epsilon' + T epsilon~) / 2); the printed minus makes delta' far too small.

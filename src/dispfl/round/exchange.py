@@ -5,6 +5,7 @@ that they exchange the same messages and count the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from operator import gt, le
 from types import MappingProxyType
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from dispfl.core.rng import stream
 from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.errors import MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
+from dispfl.methods.robust import Robust
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal, refuse
@@ -213,7 +215,11 @@ def _accepted_lies(
     def fits(liar: str, mask: PackedMask) -> bool:
         return all(map(le, mask.kept_per_layer(layout), counts[liar]))
 
-    victim = Victim(name, own, request, honest, len(received) - len(honest), fits, context.seed, t)
+    method, liars, assumed = context.method, len(received) - len(honest), 0
+    if isinstance(method, Robust) and method.robust != "none":
+        assumed = method.assumed_liars(len(received))
+    first_weights = partial(getattr, context, "first_weights")
+    victim = Victim(name, own, request, honest, liars, fits, context.seed, t, assumed, first_weights)
     accepted = {}
     for sender, model in context.attack.lies(received, victim).items():
         if sender in context.liars:
