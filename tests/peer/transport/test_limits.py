@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import gc
 import os
+import ssl
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any
@@ -114,6 +115,39 @@ def test_a_failed_handshake_frees_its_buffers_immediately(content: bytes, networ
         play(scenario)
     finally:
         gc.enable()
+
+
+def test_a_server_that_sends_responses_without_requests_is_disconnected(network: Any, play: Play) -> None:
+    """The connection stays open after a response, and unread responses would fill the memory."""
+    response = b'HTTP/1.1 200 OK\r\ndispfl-header: {"version":1,"header":{},"offset":0}\r\ncontent-length: 0\r\n\r\n'
+    sent, idle = 0, asyncio.Event()
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response)
+        await idle.wait()
+        with contextlib.suppress(OSError):
+            while sent < 100_000:
+                writer.write(1000 * response)
+                await writer.drain()
+                sent += 1000
+        writer.transport.abort()
+
+    async def scenario() -> None:
+        server = network.sites["bob"].context(ssl.PROTOCOL_TLS_SERVER, [network.sites["alice"]])
+        listening = await asyncio.start_server(flood, "127.0.0.1", 0, ssl=server)
+        network.addresses["bob"] = listening.sockets[0].getsockname()[:2]
+        alice = network.join("alice")
+        assert (await alice.request("bob", Request("sync", {}))).header == {}
+        idle.set()
+        await wait_until(lambda: not alice._peers["bob"].sockets, 20)
+        assert sent < 100_000  # disconnected before
+        await alice.close()
+        listening.close()
+        await asyncio.sleep(0.05)
+
+    play(scenario)
 
 
 def test_a_full_listener_keeps_the_connections_of_members(network: Any, play: Play) -> None:

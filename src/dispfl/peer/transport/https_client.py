@@ -7,10 +7,12 @@ import ssl
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
 from aiohttp.abc import AbstractStreamWriter
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
@@ -33,6 +35,9 @@ from dispfl.wire.refusals import Refusal
 
 _SMALL_BODY = 64 * 1024
 """A larger body is sent only after the server has accepted the header (`Expect: 100-continue`)."""
+
+_MAX_UNREAD = 2
+"""Responses of one connection that may wait to be read."""
 
 
 class AttemptError(Exception):
@@ -200,6 +205,19 @@ class _Body(aiohttp.payload.Payload):
         raise TypeError("The body of a request is binary.")
 
 
+class _BoundedResponses(ResponseHandler):
+    """A connection that is closed when the server sends responses that nobody reads, which would fill the memory.
+
+    aiohttp queues them, also on an idle connection. An honest server sends one, and "100 Continue" before it.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived."""
+        super().data_received(data)
+        if len(self._buffer) > _MAX_UNREAD and self.transport is not None:
+            self.transport.abort()
+
+
 class _PinnedConnector(aiohttp.TCPConnector):
     """Connects to one member and verifies its identity before every request, also on a reused connection."""
 
@@ -217,6 +235,7 @@ class _PinnedConnector(aiohttp.TCPConnector):
             keepalive_timeout=limits.keepalive_timeout,
             socket_factory=make_socket,
         )
+        self._factory = partial(_BoundedResponses, loop=asyncio.get_running_loop())
         self._name = name
         self._identify = identify
         self._verified: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
