@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import stat
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,15 +55,14 @@ def take_step(setup: LocalSetup, folder: Path, state: PeerState | None = None) -
         training.close()
 
 
-def test_a_site_finishes_within_its_budget_and_keeps_no_key(make_site: Callable[..., Site]) -> None:
+def test_a_site_finishes_within_its_budget_and_writes_no_key(make_site: Callable[..., Site]) -> None:
     site = make_site(3, epsilon=8.0)
     events: list[str] = []
 
     def log(event: str, fields: object) -> None:
         events.append(event)
         if event == "round":
-            key = site.run_folder / SECRET_KEY
-            assert stat.S_IMODE(key.stat().st_mode) == 0o600
+            assert not (site.run_folder / SECRET_KEY).exists()
 
     asyncio.run(run_node(site, local_setup(site), Deadlines(min=0.1, startup=0.1), log))
     assert events.count("round") == 3
@@ -85,6 +84,44 @@ def test_a_round_that_is_repeated_after_a_crash_has_new_noise_and_is_counted_aga
     assert again.report.epsilon is not None
     assert again.report.epsilon > first.report.epsilon
     assert PrivateRounds(tmp_path).begun.rounds == 2
+
+
+def test_a_site_that_is_set_back_to_a_backup_does_not_repeat_its_noise(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    """Two models with the same noise, of different neighbours' models, would reveal the gradients without it."""
+    site, backup = make_site(2, noise_multiplier=2.0), tmp_path / "backup"
+
+    def back_up(event: str, fields: Mapping[str, object]) -> None:
+        if event == "round" and fields["round"] == 0:
+            shutil.copytree(site.run_folder, backup)
+
+    deadlines = Deadlines(min=0.1, startup=0.1)
+    first = asyncio.run(run_node(site, local_setup(site), deadlines, back_up))
+    shutil.rmtree(site.run_folder)
+    backup.rename(site.run_folder)
+    again = asyncio.run(run_node(site, local_setup(site), deadlines, event_logger("alice")))
+    assert [record["round"] for record in read_metrics(site.run_folder)] == [0, 1]
+    assert not torch.equal(first.model.values, again.model.values)
+
+
+def test_a_history_that_is_older_than_the_checkpoint_stops_training(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    setup = local_setup(make_site(10, noise_multiplier=2.0))
+    first = take_step(setup, tmp_path)
+    shutil.copy(tmp_path / "privacy.json", tmp_path / "older.json")
+    second = take_step(setup, tmp_path, first.next_state)
+    (tmp_path / "older.json").replace(tmp_path / "privacy.json")  # restored from a backup
+    for _ in range(2):
+        result = take_step(setup, tmp_path, second.next_state)
+        steps = setup.run.privacy_plan("alice").steps_per_round
+        assert f"counts {steps} steps" in (result.report.failure or "")
+        assert f"the model has taken {2 * steps}" in (result.report.failure or "")
+        assert torch.equal(result.next_state.model.values, second.next_state.model.values)
+    (tmp_path / "privacy.json").unlink()
+    assert "counts 0 steps" in (take_step(setup, tmp_path, second.next_state).report.failure or "")
+    assert not (tmp_path / "privacy.json").exists()
 
 
 def test_attempts_use_up_the_budget_and_then_the_site_keeps_its_model(

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import secrets
 import signal
 import ssl
 import threading
@@ -19,6 +20,7 @@ import torch
 from dispfl.core.live import LiveModel
 from dispfl.core.memory import keep_heap
 from dispfl.core.packed import PackedModel
+from dispfl.core.private import KEY_BYTES
 from dispfl.core.task import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
@@ -63,7 +65,7 @@ class TrainingThread:
     def _step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
         if self._private is not None:
             try:
-                history = self._private.begin(self._context.privacy_plan(task.peer))
+                history = self._private.begin(self._context.privacy_plan(task.peer), state)
             except RunError as problem:  # a full disk, say: what is spent must be written down first
                 failure = f"Peer {task.peer}, round {task.t}: it does not train. {problem}"
                 return StepResult(Report(failure=failure), state=state)
@@ -164,7 +166,9 @@ async def open_node(
     with contextlib.closing(opened) as store:
         run, private = setup.run, None
         if run.privacy.enabled:
-            run = replace(run, secret_key=store.secret_key(), known_layout=run.layout)
+            # A key of this process alone: with one from the disk, a site that is set back to a backup, or a copy of
+            # the site, would add the same noise to other gradients.
+            run = replace(run, secret_key=secrets.token_bytes(KEY_BYTES), known_layout=run.layout)
             private = PrivateRounds(site.run_folder)
         training, executor = TrainingThread(run, setup.threads, private), CodecExecutor()
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)

@@ -23,7 +23,7 @@ from dispfl.peer.log import EventLog, finite
 from dispfl.peer.spec import spec_difference
 from dispfl.peer.status import NodeStatus
 from dispfl.round.context import RunContext, StepResult
-from dispfl.round.round import Round
+from dispfl.round.round import PRIVATE_STEPS, Round
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics
 from dispfl.runs.files import plain_disk_errors, write_atomically
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
@@ -134,16 +134,11 @@ class PeerStore:
             raise
         self._newest, self.unsaved_rounds = None, 0
 
-    def secret_key(self) -> bytes:
-        """Return the key of private training."""
-        return self._directory.secret_key()
-
     def finish(self, context: RunContext, state: PeerState) -> None:
         """Write the summary, which makes the run count as finished."""
         records = read_metrics(self.folder)
         if records:
             self._directory.write_summary(summarize(context, records, {self.name: state.model}))
-        self._directory.forget_secret_key()
 
     def close(self) -> None:
         """Release the directory's lock."""
@@ -177,9 +172,18 @@ class PrivateRounds:
                 "without it the site would spend more than its budget."
             ) from problem
 
-    def begin(self, plan: PrivacyPlan) -> PrivateHistory:
-        """Count a round, unless the budget does not last for it; return what was begun before."""
+    def begin(self, plan: PrivacyPlan, state: PeerState) -> PrivateHistory:
+        """Count a round, unless the budget does not last for it; return what was begun before.
+
+        A file that counts fewer steps than the state that the round begins with is older than that, or lost.
+        """
         before = self.begun
+        counted, taken = sum(each.steps for each in before.taken), int(state.memory.get(PRIVATE_STEPS, 0))
+        if counted < taken:
+            raise RunError(
+                f"{self.file} counts {counted} steps of private training, but the model has taken {taken}. Restore the "
+                "newest copy; with this one the site would spend more than its budget."
+            )
         if now := plan.begin_round(before):
             found = {"version": 1, "rounds_begun": now.rounds, "taken": [asdict(taken) for taken in now.taken]}
             write_atomically(self.file, json.dumps(found).encode())
