@@ -223,7 +223,7 @@ class MembersFile:
         """Accept the administrators of a roster, and everyone on it."""
         if roster.federation != self.federation:
             raise RosterError(f"The roster is of the federation {roster.federation}, this site of {self.federation}.")
-        roster.verify()
+        roster = roster.verify()
         if print_ is not None and not same_fingerprint(print_, roster.fingerprint):
             raise RosterError(
                 f"The fingerprint of the roster's administrators is {roster.fingerprint}, not {print_}. Nothing was "
@@ -350,11 +350,11 @@ class MembersFile:
                 raise RosterError("The roster has other administrators than those that this site has accepted.")
             if not current.lacks_roster(roster.version, roster.digest, roster.fingerprint):
                 return False
-            roster.verify()
+            roster = roster.verify()
         except RosterError as problem:
             refuse(Refusal.ROSTER, str(problem))
         roster.members()  # parsed before the list is locked
         before = self.file.generation
-        by = f"administrators {', '.join(roster.signers())}"
+        by = f"administrators {', '.join(roster.signatures)}"
         self.file.update(lambda member_list: member_list.with_newer_roster(roster, self.name), by)
         return self.file.generation != before

@@ -143,8 +143,11 @@ class Roster:
         """The administrators with a valid signature."""
         return sorted(name for name in self.signatures if self._has_signed(name))
 
-    def verify(self) -> None:
-        """Raise `RosterError` unless enough administrators have signed."""
+    def verify(self) -> "Roster":
+        """Return the roster with its valid signatures; raise `RosterError` unless enough administrators have signed.
+
+        Whoever passes a roster on may have added others.
+        """
         signers = self.signers()
         if len(signers) < self.threshold:
             raise RosterError(
@@ -152,6 +155,7 @@ class Roster:
                 f"{self.threshold} administrators that it needs ({', '.join(signers) or 'nobody'}); the others sign it "
                 "with `dispfl peer roster sign`."
             )
+        return replace(self, signatures={name: self.signatures[name] for name in signers})
 
     def _has_signed(self, name: str) -> bool:
         if name not in self.admins:
