@@ -56,7 +56,7 @@ def test_a_log_on_a_full_disk_or_a_closed_pipe_does_not_end_the_node() -> None:
         out = os.fdopen(number, "w")
         for as_json in (False, True):
             event_logger("alice", as_json, out)("round", {"round": 3})
-        with pytest.raises(OSError, match="No space left|Broken pipe"):
+        with pytest.raises(OSError, match=r"No space left|Broken pipe"):
             out.close()
 
 

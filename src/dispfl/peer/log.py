@@ -20,7 +20,7 @@ EventLog = Callable[[str, Mapping[str, object]], None]
 def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> EventLog:
     """Return a function that writes an event and its fields to stderr, or to the given file.
 
-    A line that cannot be written, to a full disk or to a pipe that nobody reads any more, is left out: the node goes on.
+    A line that cannot be written, to a full disk or to a pipe that nobody reads any more, is left out.
     """
 
     def log(event: str, fields: Mapping[str, object]) -> None:
