@@ -4,6 +4,7 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -93,7 +94,7 @@ class MembersFile:
         if member.state != "accepted":
             return member
         name, now = member.name, self._clock()
-        self.file.apply(lambda latest: latest.with_certificate(name, chain, now))
+        self.file.apply(lambda latest: latest.with_certificate(name, chain, now), f"certificate of {name}")
         return self._find_pinned(print_)  # None if another process has changed the entry meanwhile
 
     def _find_pinned(self, print_: str) -> Member | None:
@@ -307,7 +308,10 @@ class MembersFile:
         now = self._clock()
         with self.file.lock:
             try:
-                if self.file.apply(lambda latest: latest.with_record(record, self.name, self.federation, now)):
+                edit = partial(
+                    MemberList.with_record, record=record, name=self.name, federation=self.federation, now=now
+                )
+                if self.file.apply(edit, f"record of {record.name}"):
                     return True
                 is_new = self._note_known(record)
             except MessageError as problem:
