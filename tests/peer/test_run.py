@@ -214,6 +214,42 @@ def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_
     asyncio.run(story())
 
 
+def test_a_revoked_members_transfer_is_cut_also_where_no_tls_context_can_be_made(
+    make_site: Callable[[str], Site], small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+    alice.members.accept(bob.invite())
+    bob.members.accept(alice.invite())
+    asked = asyncio.Event()
+
+    async def never(sender: str, request: Request) -> Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def story() -> None:
+        async with (
+            open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _),
+            open_node(bob, local_setup(bob), Deadlines(), EventRecorder()) as (other, _),
+        ):
+            await node.client.transport.serve(never)
+            transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
+            await asked.wait()
+            monkeypatch.setattr(
+                tempfile, "tempdir", str(small_disk.path)
+            )  # a context's key passes through a file there
+            small_disk.fill()
+            Site.open(alice.folder).members.revoke("bob")  # as in another process
+            assert "No space left" in str((await recorder.until("problem"))["detail"])
+            done, _ = await asyncio.wait([transfer], timeout=5)
+            assert done == {transfer}
+            with pytest.raises(Unreachable, match="the connection broke"):
+                await transfer
+            assert recorder.events.count("revoked") == 1
+
+    asyncio.run(story())
+
+
 def test_members_that_a_full_disk_kept_from_being_trusted_are_trusted_when_there_is_space_again(
     make_site: Callable[[str], Site], small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:

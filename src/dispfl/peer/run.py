@@ -277,12 +277,14 @@ async def _watch_site(site: Site, ctx: NodeContext, network: SiteNetwork, member
         ctx.log("problem", {"detail": f"{site.members.path}: {problem}"})
     while True:
         try:
-            await network.follow_members(site)
             members, before = site.members.file.current(), members
-            for change in limited(changes(before, members), counted):
-                if change.event == "revoked":
-                    await network.transport.disconnect(change.member)
-                ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
+            try:
+                await network.follow_members(site)
+            finally:  # also if that fails: it needs some space on the disk
+                for change in limited(changes(before, members), counted):
+                    if change.event == "revoked":
+                        await network.transport.disconnect(change.member)
+                    ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
             await ctx.compute(site.members.file.save)
             last_problem = ""
         except (DispflError, OSError) as problem:

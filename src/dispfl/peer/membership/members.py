@@ -4,7 +4,6 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 from cryptography import x509
@@ -308,10 +307,10 @@ class MembersFile:
         now = self._clock()
         with self.file.lock:
             try:
-                edit = partial(
-                    MemberList.with_record, record=record, name=self.name, federation=self.federation, now=now
-                )
-                if self.file.apply(edit, f"record of {record.name}"):
+                if self.file.apply(
+                    lambda latest: latest.with_record(record, self.name, self.federation, now),
+                    f"record of {record.name}",
+                ):
                     return True
                 is_new = self._note_known(record)
             except MessageError as problem:
