@@ -162,6 +162,19 @@ def test_an_unwritable_status_hides_no_error_and_keeps_no_lock(make_site: Callab
     assert "status.json could not be written" in str(dict(recorder)["problem"]["detail"])
 
 
+def test_a_site_announces_itself_with_a_newer_record_at_every_start(make_site: Callable[[str], Site]) -> None:
+    alice = make_site("alice")
+
+    async def start() -> int:
+        async with open_node(alice, local_setup(alice), Deadlines(), EventRecorder()):
+            own = alice.members.file.current().own
+            assert own is not None
+            return own.serial
+
+    first = asyncio.run(start())
+    assert asyncio.run(start()) > first
+
+
 def test_a_running_site_logs_changes_of_its_members(make_site: Callable[[str], Site]) -> None:
     alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
 
@@ -235,9 +248,7 @@ def test_a_revoked_members_transfer_is_cut_also_where_no_tls_context_can_be_made
             await node.client.transport.serve(never)
             transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
             await asked.wait()
-            monkeypatch.setattr(
-                tempfile, "tempdir", str(small_disk.path)
-            )  # a context's key passes through a file there
+            monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through it
             small_disk.fill()
             Site.open(alice.folder).members.revoke("bob")  # as in another process
             assert "No space left" in str((await recorder.until("problem"))["detail"])
@@ -262,7 +273,7 @@ def test_members_that_a_full_disk_kept_from_being_trusted_are_trusted_when_there
         network = SiteNetwork(alice, setup, membership, Limits(), RequestGuard())
         alice.members.revoke("bob")
         alice.members.accept(eve.invite())
-        monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through a file there
+        monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through it
         small_disk.fill()
         with pytest.raises(OSError, match="No space left"):
             await network.follow_members(alice)

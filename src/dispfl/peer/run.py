@@ -172,7 +172,8 @@ async def open_node(
             private = PrivateRounds(site.run_folder)
         training, executor = TrainingThread(run, setup.threads, private), CodecExecutor()
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
-        site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)
+        first_round = site.members.own_first_round
+        site.members.announce(site.identity, site.info.address, setup.density, first_round, again=True)
         guard = RequestGuard()
         network = SiteNetwork(site, setup, membership, limits or Limits(), guard)
         ctx = NodeContext(

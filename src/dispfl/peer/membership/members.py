@@ -245,14 +245,20 @@ class MembersFile:
 
     # what other members announce
 
-    def announce(self, identity: Identity, address: Address, density: float, first_round: int) -> MemberRecord:
-        """Return this site's record, signed again only if its content has changed."""
+    def announce(
+        self, identity: Identity, address: Address, density: float, first_round: int, *, again: bool = False
+    ) -> MemberRecord:
+        """Return this site's record, signed again if its content has changed, or if `again`.
+
+        A site that starts announces itself again: after an old backup was restored, others may have a record of what
+        the site was meanwhile, which only a newer one replaces.
+        """
 
         def announced(member_list: MemberList) -> MemberList:
             # The clock makes serials increase even after an old backup was restored.
             serial = max(member_list.own.serial + 1 if member_list.own else 1, int(self._clock()))
             new = MemberRecord.sign(identity, self.federation, address, density, first_round, serial)
-            return member_list if new.same_content(member_list.own) else replace(member_list, own=new)
+            return member_list if new.same_content(member_list.own) and not again else replace(member_list, own=new)
 
         own = self.file.update(announced, self.name).own
         assert own is not None
