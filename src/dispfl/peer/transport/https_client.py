@@ -18,6 +18,7 @@ from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from yarl import URL
 
+from dispfl.peer.membership.address import Address
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import JSON, Limits, Refused, Request, Response
 from dispfl.peer.transport.counting import ByteCounter, CountingSocket
@@ -88,7 +89,7 @@ class PeerConnections:
             except aiohttp.ClientConnectorCertificateError as problem:
                 raise _wrong_certificate(self.name, problem) from None
             except aiohttp.ClientConnectorError as problem:
-                where = f"{address[0]}:{address[1]}"
+                where = Address(*address)
                 raise AttemptError(f"cannot be reached at {where}: {os_error_text(problem)}") from problem
             except TimeoutError as problem:
                 raise AttemptError("no response in time") from problem
