@@ -24,6 +24,8 @@ from dispfl.core.task import Task
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer import run
 from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.doctor.findings import Level
+from dispfl.peer.doctor.machine import check_run
 from dispfl.peer.guard import RequestGuard
 from dispfl.peer.local import free_ports
 from dispfl.peer.membership.address import Address
@@ -160,6 +162,30 @@ def test_an_unwritable_status_hides_no_error_and_keeps_no_lock(make_site: Callab
         asyncio.run(story())
     assert not alice.is_running()
     assert "status.json could not be written" in str(dict(recorder)["problem"]["detail"])
+
+
+def test_a_run_is_not_resumed_with_another_density(make_site: Callable[[str], Site]) -> None:
+    """The site's masks keep the share that it started with, and the others would refuse its requests."""
+    alice = make_site("alice")
+    file = alice.folder / "site.toml"
+
+    async def start() -> None:
+        site = Site.open(alice.folder)
+        async with open_node(site, local_setup(site), Deadlines(), EventRecorder()):
+            pass
+
+    file.write_text("smallest_density = 0.2\n" + file.read_text())
+    for _ in range(2):
+        asyncio.run(start())
+    file.write_text(file.read_text().replace("\ndensity = 0.5", "\ndensity = 0.3"))
+    with pytest.raises(
+        RunError, match=r"run was started with method\.density=0\.5, and now it is 0\.3: .*Undo that, or"
+    ):
+        asyncio.run(start())
+    site = Site.open(alice.folder)
+    found = check_run(site, local_setup(site), {}, running=False)
+    assert found.level == Level.FAILURE
+    assert found.text.startswith("it was started with method.density=0.5, and now it is 0.3")
 
 
 def test_a_site_announces_itself_with_a_newer_record_at_every_start(make_site: Callable[[str], Site]) -> None:

@@ -58,15 +58,8 @@ class PeerStore:
             config = {**(settings or {}), "peers": 1, "peer": name, "spec": dict(spec)}
             self._directory = RunDirectory.create(folder, config)
             return
-        written = read_config(folder)
-        if differs := spec_difference(spec, written.get("spec", {}), "now", "then"):
-            raise RunError(f"{folder} was started with another spec: {differs} Delete the folder to start again.")
-        if settings is not None and (now := _is_private(settings)) != _is_private(written):
-            raise RunError(
-                f"{folder} was started {'without' if now else 'with'} the table privacy, and now it is "
-                f"{'there' if now else 'missing'}: no budget covers rounds of both kinds. Undo that, or delete the "
-                "folder to start again."
-            )
+        if differs := difference_from_start(folder, spec, settings):
+            raise RunError(f"{folder} was started {differs} Undo that, or delete the folder to start again.")
         self._directory = RunDirectory.open(folder)
 
     def last(self) -> tuple[int, PeerState] | None:
@@ -143,6 +136,26 @@ class PeerStore:
     def close(self) -> None:
         """Release the directory's lock."""
         self._directory.close()
+
+
+def difference_from_start(folder: Path, spec: Mapping[str, str], settings: Mapping[str, Any] | None) -> str | None:
+    """Describe what keeps a run directory from being resumed with this spec and these settings; None: nothing does."""
+    written = read_config(folder)
+    if differs := spec_difference(spec, written.get("spec", {}), "now", "then"):
+        return f"with another spec: {differs}"
+    if settings is None:
+        return None
+    if (now := _is_private(settings)) != _is_private(written):
+        return (
+            f"{'without' if now else 'with'} the table privacy, and now it is {'there' if now else 'missing'}: no "
+            "budget covers rounds of both kinds."
+        )
+    if (density := settings.get("method", {}).get("density")) != (then := written.get("method", {}).get("density")):
+        return (
+            f"with method.density={then}, and now it is {density}: the model keeps as many weights as before, and the "
+            "others would refuse what does not match the announced density."
+        )
+    return None
 
 
 def _is_private(settings: Mapping[str, Any]) -> bool:

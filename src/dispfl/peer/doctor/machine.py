@@ -22,11 +22,10 @@ from dispfl.peer.doctor.findings import Finding, Level, duration, size
 from dispfl.peer.membership.identity import KEY
 from dispfl.peer.setup import LocalSetup
 from dispfl.peer.site import IDENTITY, Site
-from dispfl.peer.spec import spec_difference
+from dispfl.peer.store import difference_from_start
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.round import peer_step
 from dispfl.runs.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
-from dispfl.runs.directory import read_config
 from dispfl.runs.files import RUN
 
 
@@ -49,9 +48,9 @@ def check_run(site: Site, setup: LocalSetup, status: Mapping[str, Any], *, runni
     if not (folder / "config.toml").exists():
         return Finding("run", Level.OK, "not started yet")
     try:
-        if differs := spec_difference(setup.spec, read_config(folder).get("spec", {}), "now", "then"):
+        if differs := difference_from_start(folder, setup.spec, setup.settings):
             advice = f"Change site.toml back; or delete {folder}, which deletes the model."
-            return Finding("run", Level.FAILURE, f"it was started with another spec: {differs}", advice)
+            return Finding("run", Level.FAILURE, f"it was started {differs}", advice)
         checkpoints = Checkpoints(folder / "checkpoints")
         if not (finished := checkpoints.finished_rounds()):
             return Finding("run", Level.OK, "no round is saved yet")
