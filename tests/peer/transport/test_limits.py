@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from dispfl.peer.guard import RequestGuard
 from dispfl.peer.transport.base import Limits, Refused, Request, Response
 from dispfl.peer.transport.listener import wait_until
 
@@ -221,6 +222,33 @@ def test_a_member_with_too_many_requests_in_progress_is_refused(network: Any, pl
         finish.set()
         await asyncio.gather(*pending)
         for transport in (alice, other, bob):
+            await transport.close()
+
+    play(scenario)
+
+
+def test_the_body_of_a_member_that_has_used_up_its_requests_is_not_read(network: Any, play: Play) -> None:
+    async def scenario() -> None:
+        guard = RequestGuard()
+        guard.max_bytes = 3_000_000
+
+        async def count(sender: str, request: Request) -> Response:
+            guard.charge(sender, len(request.body), is_sync=True)
+            return Response({})
+
+        alice, bob = network.join("alice"), await network.serve("bob", count, guard=guard)
+        guard.MAX_SYNCS = 1  # type: ignore[misc]
+        await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
+        for _ in range(2):
+            with pytest.raises(Refused, match="alice has used up its syncs"):
+                await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
+        received = bob.counters.traffic["alice"].received
+        assert received > 3_000_000
+        for _ in range(20):
+            with pytest.raises(Refused, match="alice has used up its requests"):
+                await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
+        assert bob.counters.traffic["alice"].received < received + 100_000
+        for transport in (alice, bob):
             await transport.close()
 
     play(scenario)
