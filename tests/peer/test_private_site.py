@@ -1,6 +1,7 @@
 """A real site that trains with differential privacy: fresh noise in every attempt, and nothing spent is forgotten."""
 
 import asyncio
+import io
 import json
 import shutil
 from collections.abc import Callable, Mapping
@@ -17,7 +18,7 @@ from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.local import free_ports
 from dispfl.peer.log import event_logger
-from dispfl.peer.run import TrainingThread, run_node, run_site
+from dispfl.peer.run import TrainingThread, open_node, run_node, run_site
 from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PrivateRounds
@@ -103,6 +104,26 @@ def test_a_site_that_is_set_back_to_a_backup_does_not_repeat_its_noise(
     again = asyncio.run(run_node(site, local_setup(site), deadlines, event_logger("alice")))
     assert [record["round"] for record in read_metrics(site.run_folder)] == [0, 1]
     assert not torch.equal(first.model.values, again.model.values)
+
+
+def test_a_restarted_site_shows_and_announces_what_it_has_spent_before_its_next_round(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(2, noise_multiplier=2.0, epsilon=20.0)
+    quiet = event_logger("alice", to=io.StringIO())
+    asyncio.run(run_node(site, local_setup(site), Deadlines(min=0.1, startup=0.1), quiet))
+    spent = (site.status() or {})["epsilon"]
+    assert spent > 0
+
+    async def restart(setup: LocalSetup) -> tuple[float | None, object]:
+        async with open_node(Site.open(site.folder), setup, Deadlines(), quiet) as (node, _):
+            return node.ctx.status.epsilon, node.ctx.about_us()["privacy"]
+
+    assert asyncio.run(restart(local_setup(site))) == (spent, {"epsilon": 20.0, "delta": 1e-5, "left": True})
+    lowered = change_settings(site, ("epsilon = 20.0", f"epsilon = {spent}"))
+    assert asyncio.run(restart(lowered)) == (spent, {"epsilon": spent, "delta": 1e-5, "left": False})
+    (site.run_folder / "privacy.json").write_text("{")
+    assert asyncio.run(restart(lowered)) == (None, {"epsilon": spent, "delta": 1e-5, "left": True})
 
 
 def test_a_history_that_is_older_than_the_checkpoint_stops_training(

@@ -187,6 +187,9 @@ async def open_node(
             guard=guard,
             listening=str(site.info.listen_address),
         )
+        if private is not None:
+            with contextlib.suppress(RunError):  # a file that cannot be read is reported by every round
+                ctx.status.epsilon, ctx.status.privacy_exhausted = private.spent(run.privacy_plan(site.name))
         client = Client(ctx, network.transport, deadlines, random.Random())
         saving, status_thread = SavingThread(store, ctx.status, log), ThreadPoolExecutor(1, "status")
         background = [

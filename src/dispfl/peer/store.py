@@ -185,6 +185,11 @@ class PrivateRounds:
                 "without it the site would spend more than its budget."
             ) from problem
 
+    def spent(self, plan: PrivacyPlan) -> tuple[float, bool]:
+        """Return the spent epsilon, and whether the budget does not last for another round."""
+        history = self.begun
+        return plan.after(history).spent(plan.steps_in(history)), plan.begin_round(history) is None
+
     def begin(self, plan: PrivacyPlan, state: PeerState) -> PrivateHistory:
         """Count a round, unless the budget does not last for it; return what was begun before.
 
