@@ -47,7 +47,7 @@ class PeerStore:
         """
         self.name = name
         self.folder = folder
-        self._last_save = time.time()
+        self._last_save = time.monotonic()
         self._cost, self._task = cost, task
         self._lines: list[Metrics] = []
         """Lines of rounds that are not on the disk."""
@@ -99,9 +99,9 @@ class PeerStore:
         """
         assert self._cost is not None
         assert self._task is not None
-        now, result = time.time(), Round({self.name: step.without_state()})
-        line = round_metrics(t, result, self._task, self._cost, max(0.0, now - self._last_save))
-        line |= {"time": now, "heard": list(heard), "missed": list(missed)}
+        now, result = time.monotonic(), Round({self.name: step.without_state()})
+        line = round_metrics(t, result, self._task, self._cost, now - self._last_save)
+        line |= {"time": time.time(), "heard": list(heard), "missed": list(missed)}
         line |= {"report": finite(asdict(step.report)), "messages": step.messages}
         self._last_save = now
         self._lines.append(line)
