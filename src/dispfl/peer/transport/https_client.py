@@ -236,7 +236,7 @@ class _PinnedConnector(aiohttp.TCPConnector):
             keepalive_timeout=limits.keepalive_timeout,
             socket_factory=make_socket,
         )
-        self._factory = partial(_BoundedResponses, loop=asyncio.get_running_loop())
+        self._factory = partial[ResponseHandler](_BoundedResponses, loop=asyncio.get_running_loop())
         self._name = name
         self._identify = identify
         self._verified: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
