@@ -4,7 +4,9 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
 import ssl
+import threading
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 
 from dispfl.peer.guard import RequestGuard
-from dispfl.peer.transport.base import Limits, Refused, Request, Response
+from dispfl.peer.transport.base import Limits, Refused, Request, Response, Unreachable
 from dispfl.peer.transport.listener import wait_until
 
 Play = Callable[[Any], None]
@@ -252,3 +254,44 @@ def test_the_body_of_a_member_that_has_used_up_its_requests_is_not_read(network:
             await transport.close()
 
     play(scenario)
+
+
+def test_a_member_whose_names_are_looked_up_slowly_occupies_one_thread(
+    network: Any, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup cannot be cancelled, and members may announce another name at any time, with a name server of theirs."""
+    look_up, answered = socket.getaddrinfo, threading.Event()
+    looked_up: list[str] = []
+
+    def slow(host: str, *arguments: Any, **options: Any) -> Any:
+        if host.endswith(".example"):
+            looked_up.append(host)
+            answered.wait(30)
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *arguments, **options)
+
+    async def scenario() -> None:
+        alice, carol = network.join("alice"), await network.serve("carol", echo)
+        network.addresses["carol"] = ("localhost", carol.port)
+        for number in range(5):
+            network.addresses["bob"] = (f"bob-{number}.example", 7600)
+            with pytest.raises((TimeoutError, Unreachable)):
+                async with asyncio.timeout(0.1):
+                    await alice.request("bob", Request("sync", {}))
+        assert looked_up == ["bob-0.example"]
+        with pytest.raises(Unreachable, match=r"bob-4\.example:7600: an earlier lookup of its name has not ended"):
+            await alice.request("bob", Request("sync", {}))
+        assert (await alice.request("carol", Request("sync", {}))).header == {"from": "alice"}
+        answered.set()
+        await asyncio.sleep(0.1)
+        with pytest.raises(Unreachable, match="name or service not known"):
+            await alice.request("bob", Request("sync", {}))
+        assert looked_up == ["bob-0.example", "bob-4.example"]
+        for transport in (alice, carol):
+            await transport.close()
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    try:
+        play(scenario)
+    finally:
+        answered.set()

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp.abc import AbstractStreamWriter, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
@@ -219,6 +219,26 @@ class _BoundedResponses(ResponseHandler):
             self.transport.abort()
 
 
+class _OneLookup(aiohttp.ThreadedResolver):
+    """Looks up one name at a time. A lookup occupies a thread of the process for as long as the name server takes, and
+    a member may announce other names meanwhile.
+    """
+
+    _is_busy = False
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host."""
+        if self._is_busy:
+            raise OSError("an earlier lookup of its name has not ended")
+        self._is_busy = True
+        try:
+            return await super().resolve(host, port, family)
+        finally:
+            self._is_busy = False
+
+
 class _PinnedConnector(aiohttp.TCPConnector):
     """Connects to one member and verifies its identity before every request, also on a reused connection."""
 
@@ -235,6 +255,7 @@ class _PinnedConnector(aiohttp.TCPConnector):
             limit=limits.max_connections_to_peer,
             keepalive_timeout=limits.keepalive_timeout,
             socket_factory=make_socket,
+            resolver=_OneLookup(),
         )
         self._factory = partial[ResponseHandler](_BoundedResponses, loop=asyncio.get_running_loop())
         self._name = name
