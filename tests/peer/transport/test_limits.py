@@ -221,6 +221,7 @@ def test_a_member_with_too_many_requests_in_progress_is_refused(network: Any, pl
         with pytest.raises(Refused, match="alice has 2 requests in progress already") as caught:
             await other.request("bob", Request("sync", {}))
         assert caught.value.reason == "too-many-connections"
+        assert bob.counters.refused == {"alice": {"too-many-connections": 1}}
         finish.set()
         await asyncio.gather(*pending)
         for transport in (alice, other, bob):
