@@ -257,7 +257,8 @@ class _PinnedConnector(aiohttp.TCPConnector):
             socket_factory=make_socket,
             resolver=_OneLookup(),
         )
-        self._factory = partial[ResponseHandler](_BoundedResponses, loop=asyncio.get_running_loop())
+        bounded: type[ResponseHandler] = _BoundedResponses
+        self._factory = partial(bounded, loop=asyncio.get_running_loop())
         self._name = name
         self._identify = identify
         self._verified: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
