@@ -10,8 +10,10 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -41,6 +43,8 @@ from dispfl.peer.membership.roster import Roster
 from dispfl.peer.run import open_node
 from dispfl.peer.setup import local_setup
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.round.context import RunContext, StepResult
+from dispfl.round.round import peer_step
 
 PATIENCE = 60.0
 MakeSite = Callable[..., Site]
@@ -351,6 +355,37 @@ def test_time_and_memory_of_a_round_are_compared_with_deadlines_and_machine(
     assert found(available=0.5)["memory"] == Level.WARNING
     assert found(available=0.5, running=True)["memory"] == Level.OK  # the node has it already
     assert found(needed=9.0)["memory"] == Level.FAILURE
+
+
+@pytest.mark.parametrize("privacy", [{}, {"noise_multiplier": 2.0}, {"epsilon": 8.0}])
+@pytest.mark.parametrize(("fixed", "each"), [(5.0, 2.0), (0.01, 0.02)], ids=["slow", "fast"])
+def test_the_time_of_a_round_is_that_of_its_batches(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, float], fixed: float, each: float
+) -> None:
+    """Two epochs of 12 samples in batches of 2 are 12 batches. Accounting, which takes 100 s here, is no part of it."""
+    train = {"epochs": 2, "batch_size": 2}
+    setup = local_setup(make_site("alice", rounds=10, train=train, privacy=privacy))
+    clock, measured = 0.0, []
+
+    def step(context: RunContext, *others: Any) -> StepResult:
+        nonlocal clock
+        result = peer_step(context, *others)
+        measured.append(context.train.steps)
+        clock += fixed + each * (context.train.steps or 0)
+        return result
+
+    @cache
+    def account(*arguments: Any) -> float:
+        nonlocal clock
+        clock += 100
+        return 1.0
+
+    monkeypatch.setattr(machine, "peer_step", step)
+    monkeypatch.setattr("time.perf_counter", lambda: clock)
+    monkeypatch.setattr("dispfl.costs.privacy.spent_epsilon", account)
+    assert setup.run.train.local_steps(len(setup.run.peers["alice"].train)) == 12
+    assert machine.measure_round(setup)[0] == pytest.approx(fixed + 12 * each)
+    assert measured == [1, 1, 3 if fixed > 1 else 12]
 
 
 def test_a_batch_that_fails_is_a_failure(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:

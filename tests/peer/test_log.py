@@ -3,8 +3,11 @@
 import io
 import json
 import logging
+import os
 import warnings
 from math import inf, nan
+
+import pytest
 
 from dispfl.peer.log import event_logger, logging_as_events, shortened
 
@@ -44,6 +47,17 @@ def test_json_has_no_numbers_that_other_programs_cannot_read() -> None:
     assert "NaN" not in out.getvalue()
     found = json.loads(out.getvalue())
     assert (found["score"], found["each"], found["heard"]) == (None, [1.5, [None, None]], 2)
+
+
+def test_a_log_on_a_full_disk_or_a_closed_pipe_does_not_end_the_node() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    for number in (os.open("/dev/full", os.O_WRONLY), writing):
+        out = os.fdopen(number, "w")
+        for as_json in (False, True):
+            event_logger("alice", as_json, out)("round", {"round": 3})
+        with pytest.raises(OSError, match=r"No space left|Broken pipe"):
+            out.close()
 
 
 def test_messages_of_logging_and_warnings_are_events_on_one_line_each() -> None:

@@ -1,8 +1,9 @@
 """A real site that trains with differential privacy: fresh noise in every attempt, and nothing spent is forgotten."""
 
 import asyncio
+import io
 import json
-import stat
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.local import free_ports
 from dispfl.peer.log import event_logger
-from dispfl.peer.run import TrainingThread, run_node, run_site
+from dispfl.peer.run import TrainingThread, open_node, run_node, run_site
 from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.store import PrivateRounds
@@ -55,15 +56,14 @@ def take_step(setup: LocalSetup, folder: Path, state: PeerState | None = None) -
         training.close()
 
 
-def test_a_site_finishes_within_its_budget_and_keeps_no_key(make_site: Callable[..., Site]) -> None:
+def test_a_site_finishes_within_its_budget_and_writes_no_key(make_site: Callable[..., Site]) -> None:
     site = make_site(3, epsilon=8.0)
     events: list[str] = []
 
     def log(event: str, fields: object) -> None:
         events.append(event)
         if event == "round":
-            key = site.run_folder / SECRET_KEY
-            assert stat.S_IMODE(key.stat().st_mode) == 0o600
+            assert not (site.run_folder / SECRET_KEY).exists()
 
     asyncio.run(run_node(site, local_setup(site), Deadlines(min=0.1, startup=0.1), log))
     assert events.count("round") == 3
@@ -85,6 +85,64 @@ def test_a_round_that_is_repeated_after_a_crash_has_new_noise_and_is_counted_aga
     assert again.report.epsilon is not None
     assert again.report.epsilon > first.report.epsilon
     assert PrivateRounds(tmp_path).begun.rounds == 2
+
+
+def test_a_site_that_is_set_back_to_a_backup_does_not_repeat_its_noise(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    """Two models with the same noise, of different neighbours' models, would reveal the gradients without it."""
+    site, backup = make_site(2, noise_multiplier=2.0), tmp_path / "backup"
+
+    def back_up(event: str, fields: Mapping[str, object]) -> None:
+        if event == "round" and fields["round"] == 0:
+            shutil.copytree(site.run_folder, backup)
+
+    deadlines = Deadlines(min=0.1, startup=0.1)
+    first = asyncio.run(run_node(site, local_setup(site), deadlines, back_up))
+    shutil.rmtree(site.run_folder)
+    backup.rename(site.run_folder)
+    again = asyncio.run(run_node(site, local_setup(site), deadlines, event_logger("alice")))
+    assert [record["round"] for record in read_metrics(site.run_folder)] == [0, 1]
+    assert not torch.equal(first.model.values, again.model.values)
+
+
+def test_a_restarted_site_shows_and_announces_what_it_has_spent_before_its_next_round(
+    make_site: Callable[..., Site],
+) -> None:
+    site = make_site(2, noise_multiplier=2.0, epsilon=20.0)
+    quiet = event_logger("alice", to=io.StringIO())
+    asyncio.run(run_node(site, local_setup(site), Deadlines(min=0.1, startup=0.1), quiet))
+    spent = (site.status() or {})["epsilon"]
+    assert spent > 0
+
+    async def restart(setup: LocalSetup) -> tuple[float | None, object]:
+        async with open_node(Site.open(site.folder), setup, Deadlines(), quiet) as (node, _):
+            return node.ctx.status.epsilon, node.ctx.about_us()["privacy"]
+
+    assert asyncio.run(restart(local_setup(site))) == (spent, {"epsilon": 20.0, "delta": 1e-5, "left": True})
+    lowered = change_settings(site, ("epsilon = 20.0", f"epsilon = {spent}"))
+    assert asyncio.run(restart(lowered)) == (spent, {"epsilon": spent, "delta": 1e-5, "left": False})
+    (site.run_folder / "privacy.json").write_text("{")
+    assert asyncio.run(restart(lowered)) == (None, {"epsilon": spent, "delta": 1e-5, "left": True})
+
+
+def test_a_history_that_is_older_than_the_checkpoint_stops_training(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
+    setup = local_setup(make_site(10, noise_multiplier=2.0))
+    first = take_step(setup, tmp_path)
+    shutil.copy(tmp_path / "privacy.json", tmp_path / "older.json")
+    second = take_step(setup, tmp_path, first.next_state)
+    (tmp_path / "older.json").replace(tmp_path / "privacy.json")  # restored from a backup
+    for _ in range(2):
+        result = take_step(setup, tmp_path, second.next_state)
+        steps = setup.run.privacy_plan("alice").steps_per_round
+        assert f"counts {steps} steps" in (result.report.failure or "")
+        assert f"the model has taken {2 * steps}" in (result.report.failure or "")
+        assert torch.equal(result.next_state.model.values, second.next_state.model.values)
+    (tmp_path / "privacy.json").unlink()
+    assert "counts 0 steps" in (take_step(setup, tmp_path, second.next_state).report.failure or "")
+    assert not (tmp_path / "privacy.json").exists()
 
 
 def test_attempts_use_up_the_budget_and_then_the_site_keeps_its_model(

@@ -24,6 +24,8 @@ from dispfl.core.task import Task
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer import run
 from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.doctor.findings import Level
+from dispfl.peer.doctor.machine import check_run
 from dispfl.peer.guard import RequestGuard
 from dispfl.peer.local import free_ports
 from dispfl.peer.membership.address import Address
@@ -162,6 +164,43 @@ def test_an_unwritable_status_hides_no_error_and_keeps_no_lock(make_site: Callab
     assert "status.json could not be written" in str(dict(recorder)["problem"]["detail"])
 
 
+def test_a_run_is_not_resumed_with_another_density(make_site: Callable[[str], Site]) -> None:
+    """The site's masks keep the share that it started with, and the others would refuse its requests."""
+    alice = make_site("alice")
+    file = alice.folder / "site.toml"
+
+    async def start() -> None:
+        site = Site.open(alice.folder)
+        async with open_node(site, local_setup(site), Deadlines(), EventRecorder()):
+            pass
+
+    file.write_text("smallest_density = 0.2\n" + file.read_text())
+    for _ in range(2):
+        asyncio.run(start())
+    file.write_text(file.read_text().replace("\ndensity = 0.5", "\ndensity = 0.3"))
+    with pytest.raises(
+        RunError, match=r"run was started with method\.density=0\.5, and now it is 0\.3: .*Undo that, or"
+    ):
+        asyncio.run(start())
+    site = Site.open(alice.folder)
+    found = check_run(site, local_setup(site), {}, running=False)
+    assert found.level == Level.FAILURE
+    assert found.text.startswith("it was started with method.density=0.5, and now it is 0.3")
+
+
+def test_a_site_announces_itself_with_a_newer_record_at_every_start(make_site: Callable[[str], Site]) -> None:
+    alice = make_site("alice")
+
+    async def start() -> int:
+        async with open_node(alice, local_setup(alice), Deadlines(), EventRecorder()):
+            own = alice.members.file.current().own
+            assert own is not None
+            return own.serial
+
+    first = asyncio.run(start())
+    assert asyncio.run(start()) > first
+
+
 def test_a_running_site_logs_changes_of_its_members(make_site: Callable[[str], Site]) -> None:
     alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
 
@@ -214,6 +253,40 @@ def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_
     asyncio.run(story())
 
 
+def test_a_revoked_members_transfer_is_cut_also_where_no_tls_context_can_be_made(
+    make_site: Callable[[str], Site], small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+    alice.members.accept(bob.invite())
+    bob.members.accept(alice.invite())
+    asked = asyncio.Event()
+
+    async def never(sender: str, request: Request) -> Response:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def story() -> None:
+        async with (
+            open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _),
+            open_node(bob, local_setup(bob), Deadlines(), EventRecorder()) as (other, _),
+        ):
+            await node.client.transport.serve(never)
+            transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
+            await asked.wait()
+            monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through it
+            small_disk.fill()
+            Site.open(alice.folder).members.revoke("bob")  # as in another process
+            assert "No space left" in str((await recorder.until("problem"))["detail"])
+            done, _ = await asyncio.wait([transfer], timeout=5)
+            assert done == {transfer}
+            with pytest.raises(Unreachable, match="the connection broke"):
+                await transfer
+            assert recorder.events.count("revoked") == 1
+
+    asyncio.run(story())
+
+
 def test_members_that_a_full_disk_kept_from_being_trusted_are_trusted_when_there_is_space_again(
     make_site: Callable[[str], Site], small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,7 +299,7 @@ def test_members_that_a_full_disk_kept_from_being_trusted_are_trusted_when_there
         network = SiteNetwork(alice, setup, membership, Limits(), RequestGuard())
         alice.members.revoke("bob")
         alice.members.accept(eve.invite())
-        monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through a file there
+        monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through it
         small_disk.fill()
         with pytest.raises(OSError, match="No space left"):
             await network.follow_members(alice)

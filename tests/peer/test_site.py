@@ -64,6 +64,15 @@ def test_a_rotated_site_has_a_certificate_that_follows_its_old_one(tmp_path: Pat
     assert Site.open(tmp_path / "alice").identity.fingerprint == identity.fingerprint
 
 
+def test_a_clock_that_was_ahead_at_the_last_rotation_does_not_prevent_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = make(tmp_path / "alice")
+    first = site.rotate()
+    monkeypatch.setattr(Identity, "age", -86_400.0)
+    assert is_successor(site.rotate().certificate, first.certificate)
+
+
 def test_site_toml_holds_all_settings_except_those_of_a_simulation(tmp_path: Path) -> None:
     make(tmp_path / "alice")
     content = tomllib.loads((tmp_path / "alice" / "site.toml").read_text())

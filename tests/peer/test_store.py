@@ -52,6 +52,21 @@ def test_a_line_is_one_of_a_runs_metrics_and_has_the_report_and_the_messages(tmp
     assert report_of(line) == (a_step().report, tuple(a_step().messages))
 
 
+def test_the_duration_of_a_round_does_not_depend_on_the_time_of_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without a battery starts in 1970, and is set right later."""
+    day, clock = 0.0, 100.0
+    monkeypatch.setattr("time.time", lambda: day)
+    monkeypatch.setattr("time.monotonic", lambda: clock)
+    with a_store(tmp_path / "run") as store:
+        for t, jump in enumerate((1.8e9, -3600.0)):
+            day, clock = day + 7 + jump, clock + 7
+            store.save(t, a_step(), ["bob"], [])
+    assert [entry["seconds"] for entry in rounds_of(tmp_path / "run").values()] == [7.0, 7.0]
+    assert rounds_of(tmp_path / "run")[1]["time"] == day
+
+
 def test_the_config_has_the_settings_the_peer_and_the_spec(tmp_path: Path) -> None:
     with a_store(tmp_path / "run"):
         pass

@@ -67,10 +67,11 @@ class RequestGuard:
         """By sender, round and nonce: the digest of the request's body, and how often its response was resumed."""
 
     def check(self, sender: str) -> None:
-        """Refuse a banned peer."""
+        """Refuse a peer that is banned, or has used up its requests or bytes, before the body of a request is read."""
         remaining = self._banned_until.get(sender, 0.0) - self._now()
         if remaining > 0:
             self.refuse(sender, Refusal.BANNED, f"{sender} was refused too often; it is banned for {remaining:.0f} s.")
+        self._unspent_budget(sender)
 
     def check_nonce(self, sender: str, t: int, nonce: str, body: bytes = b"", *, resumes: bool = False) -> None:
         """Refuse a request that was answered before, unless it resumes its response, and repeats beyond the limit.
@@ -96,15 +97,24 @@ class RequestGuard:
         seen[nonce] = (digest, times + 1)
 
     def charge(self, sender: str, size: int, *, is_sync: bool) -> None:
-        """Count a request with a body of `size` bytes; refuse it if the sender has used up its requests or bytes."""
+        """Count a request with a body of `size` bytes; refuse it if the sender has used up its requests or bytes.
+
+        The bytes of a refused sync count, too: they were read.
+        """
+        budget = self._unspent_budget(sender)
+        budget.size += size
+        if is_sync and budget.syncs >= self.MAX_SYNCS:
+            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its syncs of this round.")
+        budget.requests, budget.syncs = budget.requests + 1, budget.syncs + is_sync
+
+    def _unspent_budget(self, sender: str) -> _Budget:
+        """Return a peer's budget of this round, or of the current minute of a longer one; refuse it if it is spent."""
         budget, now = self._budgets.get(sender), self._now()
         if budget is None or now - budget.start >= self.WINDOW:
             budget = self._budgets[sender] = _Budget(now)
         if budget.requests >= self.MAX_REQUESTS or budget.size >= self.max_bytes:
             self.refuse(sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its requests of this round.")
-        if is_sync and budget.syncs >= self.MAX_SYNCS:
-            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its syncs of this round.")
-        budget.requests, budget.syncs, budget.size = budget.requests + 1, budget.syncs + is_sync, budget.size + size
+        return budget
 
     def charge_response(self, sender: str, size: int) -> None:
         """Count the bytes of a response."""

@@ -18,17 +18,21 @@ EventLog = Callable[[str, Mapping[str, object]], None]
 
 
 def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> EventLog:
-    """Return a function that writes an event and its fields to stderr, or to the given file."""
+    """Return a function that writes an event and its fields to stderr, or to the given file.
+
+    A line that cannot be written, to a full disk or to a pipe that nobody reads any more, is left out.
+    """
 
     def log(event: str, fields: Mapping[str, object]) -> None:
         out = to or sys.stderr
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if as_json:
-            found = finite({"time": now, "site": name, "event": event, **fields})
-            print(json.dumps(found, default=str), file=out, flush=True)
+            line = json.dumps(finite({"time": now, "site": name, "event": event, **fields}), default=str)
         else:
             text = "  ".join(f"{key}={_plain(value)}" for key, value in fields.items() if value not in (None, [], ""))
-            print(f"{now[11:19]}  {name}  {event:<12} {text}".rstrip(), file=out, flush=True)
+            line = f"{now[11:19]}  {name}  {event:<12} {text}".rstrip()
+        with contextlib.suppress(OSError):
+            print(line, file=out, flush=True)
 
     return log
 

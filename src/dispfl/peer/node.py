@@ -158,7 +158,8 @@ class Node:
         messages = tuple(ctx.status.take_messages(t))
         await self.store.save(t, replace(step, messages=messages), sorted(responses.heard), responses.missed)
         ctx.status.score = ctx.status.score if score is None else score
-        ctx.status.epsilon, ctx.status.privacy_exhausted = step.report.epsilon, step.report.exhausted
+        ctx.status.epsilon = ctx.status.epsilon if step.report.epsilon is None else step.report.epsilon
+        ctx.status.privacy_exhausted = step.report.exhausted
         if failure := step.report.failure:
             ctx.status.record_failure(t, failure)
             ctx.log("step failed", {"round": t, "detail": f"{failure} The model of the last round is kept."})

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import random
+import secrets
 import signal
 import ssl
 import threading
@@ -19,6 +20,7 @@ import torch
 from dispfl.core.live import LiveModel
 from dispfl.core.memory import keep_heap
 from dispfl.core.packed import PackedModel
+from dispfl.core.private import KEY_BYTES
 from dispfl.core.task import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
@@ -63,7 +65,7 @@ class TrainingThread:
     def _step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
         if self._private is not None:
             try:
-                history = self._private.begin(self._context.privacy_plan(task.peer))
+                history = self._private.begin(self._context.privacy_plan(task.peer), state)
             except RunError as problem:  # a full disk, say: what is spent must be written down first
                 failure = f"Peer {task.peer}, round {task.t}: it does not train. {problem}"
                 return StepResult(Report(failure=failure), state=state)
@@ -164,11 +166,14 @@ async def open_node(
     with contextlib.closing(opened) as store:
         run, private = setup.run, None
         if run.privacy.enabled:
-            run = replace(run, secret_key=store.secret_key(), known_layout=run.layout)
+            # A key of this process alone: with one from the disk, a site that is set back to a backup, or a copy of
+            # the site, would add the same noise to other gradients.
+            run = replace(run, secret_key=secrets.token_bytes(KEY_BYTES), known_layout=run.layout)
             private = PrivateRounds(site.run_folder)
         training, executor = TrainingThread(run, setup.threads, private), CodecExecutor()
         membership = SiteMembership(site, setup.run.method, setup.layout, setup.density)
-        site.members.announce(site.identity, site.info.address, setup.density, site.members.own_first_round)
+        first_round = site.members.own_first_round
+        site.members.announce(site.identity, site.info.address, setup.density, first_round, again=True)
         guard = RequestGuard()
         network = SiteNetwork(site, setup, membership, limits or Limits(), guard)
         ctx = NodeContext(
@@ -182,6 +187,9 @@ async def open_node(
             guard=guard,
             listening=str(site.info.listen_address),
         )
+        if private is not None:
+            with contextlib.suppress(RunError):  # a file that cannot be read is reported by every round
+                ctx.status.epsilon, ctx.status.privacy_exhausted = private.spent(run.privacy_plan(site.name))
         client = Client(ctx, network.transport, deadlines, random.Random())
         saving, status_thread = SavingThread(store, ctx.status, log), ThreadPoolExecutor(1, "status")
         background = [
@@ -273,12 +281,14 @@ async def _watch_site(site: Site, ctx: NodeContext, network: SiteNetwork, member
         ctx.log("problem", {"detail": f"{site.members.path}: {problem}"})
     while True:
         try:
-            await network.follow_members(site)
             members, before = site.members.file.current(), members
-            for change in limited(changes(before, members), counted):
-                if change.event == "revoked":
-                    await network.transport.disconnect(change.member)
-                ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
+            try:
+                await network.follow_members(site)
+            finally:  # also if that fails: it needs some space on the disk
+                for change in limited(changes(before, members), counted):
+                    if change.event == "revoked":
+                        await network.transport.disconnect(change.member)
+                    ctx.log(change.event, {"peer": change.member or None} | dict(change.detail))
             await ctx.compute(site.members.file.save)
             last_problem = ""
         except (DispflError, OSError) as problem:

@@ -177,10 +177,10 @@ class Site:
         folder = self.folder / IDENTITY
         with file_lock(folder / ".lock"):
             old = Identity.load(folder)
-            if old.issuers and (left := ROTATION_INTERVAL - old.age) > 0:
+            if old.issuers and 0 <= (age := old.age) < ROTATION_INTERVAL:  # a clock may have been set back meanwhile
                 raise ConfigError(
-                    f"{self.name} replaced its key {old.age / 60:.0f} minutes ago, and other sites accept one rotation "
-                    f"an hour: repeat the command in {left / 60:.0f} minutes."
+                    f"{self.name} replaced its key {age / 60:.0f} minutes ago, and other sites accept one rotation "
+                    f"an hour: repeat the command in {(ROTATION_INTERVAL - age) / 60:.0f} minutes."
                 )
             identity = old.rotate()
             rotated = Change("rotated", self.name, identity.fingerprint, {"before": old.fingerprint})

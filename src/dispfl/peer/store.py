@@ -23,7 +23,7 @@ from dispfl.peer.log import EventLog, finite
 from dispfl.peer.spec import spec_difference
 from dispfl.peer.status import NodeStatus
 from dispfl.round.context import RunContext, StepResult
-from dispfl.round.round import Round
+from dispfl.round.round import PRIVATE_STEPS, Round
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics
 from dispfl.runs.files import plain_disk_errors, write_atomically
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
@@ -47,7 +47,7 @@ class PeerStore:
         """
         self.name = name
         self.folder = folder
-        self._last_save = time.time()
+        self._last_save = time.monotonic()
         self._cost, self._task = cost, task
         self._lines: list[Metrics] = []
         """Lines of rounds that are not on the disk."""
@@ -58,15 +58,8 @@ class PeerStore:
             config = {**(settings or {}), "peers": 1, "peer": name, "spec": dict(spec)}
             self._directory = RunDirectory.create(folder, config)
             return
-        written = read_config(folder)
-        if differs := spec_difference(spec, written.get("spec", {}), "now", "then"):
-            raise RunError(f"{folder} was started with another spec: {differs} Delete the folder to start again.")
-        if settings is not None and (now := _is_private(settings)) != _is_private(written):
-            raise RunError(
-                f"{folder} was started {'without' if now else 'with'} the table privacy, and now it is "
-                f"{'there' if now else 'missing'}: no budget covers rounds of both kinds. Undo that, or delete the "
-                "folder to start again."
-            )
+        if differs := difference_from_start(folder, spec, settings):
+            raise RunError(f"{folder} was started {differs} Undo that, or delete the folder to start again.")
         self._directory = RunDirectory.open(folder)
 
     def last(self) -> tuple[int, PeerState] | None:
@@ -106,9 +99,9 @@ class PeerStore:
         """
         assert self._cost is not None
         assert self._task is not None
-        now, result = time.time(), Round({self.name: step.without_state()})
-        line = round_metrics(t, result, self._task, self._cost, max(0.0, now - self._last_save))
-        line |= {"time": now, "heard": list(heard), "missed": list(missed)}
+        now, result = time.monotonic(), Round({self.name: step.without_state()})
+        line = round_metrics(t, result, self._task, self._cost, now - self._last_save)
+        line |= {"time": time.time(), "heard": list(heard), "missed": list(missed)}
         line |= {"report": finite(asdict(step.report)), "messages": step.messages}
         self._last_save = now
         self._lines.append(line)
@@ -134,20 +127,35 @@ class PeerStore:
             raise
         self._newest, self.unsaved_rounds = None, 0
 
-    def secret_key(self) -> bytes:
-        """Return the key of private training."""
-        return self._directory.secret_key()
-
     def finish(self, context: RunContext, state: PeerState) -> None:
         """Write the summary, which makes the run count as finished."""
         records = read_metrics(self.folder)
         if records:
             self._directory.write_summary(summarize(context, records, {self.name: state.model}))
-        self._directory.forget_secret_key()
 
     def close(self) -> None:
         """Release the directory's lock."""
         self._directory.close()
+
+
+def difference_from_start(folder: Path, spec: Mapping[str, str], settings: Mapping[str, Any] | None) -> str | None:
+    """Describe what keeps a run directory from being resumed with this spec and these settings; None: nothing does."""
+    written = read_config(folder)
+    if differs := spec_difference(spec, written.get("spec", {}), "now", "then"):
+        return f"with another spec: {differs}"
+    if settings is None:
+        return None
+    if (now := _is_private(settings)) != _is_private(written):
+        return (
+            f"{'without' if now else 'with'} the table privacy, and now it is {'there' if now else 'missing'}: no "
+            "budget covers rounds of both kinds."
+        )
+    if (density := settings.get("method", {}).get("density")) != (then := written.get("method", {}).get("density")):
+        return (
+            f"with method.density={then}, and now it is {density}: the model keeps as many weights as before, and the "
+            "others would refuse what does not match the announced density."
+        )
+    return None
 
 
 def _is_private(settings: Mapping[str, Any]) -> bool:
@@ -177,9 +185,23 @@ class PrivateRounds:
                 "without it the site would spend more than its budget."
             ) from problem
 
-    def begin(self, plan: PrivacyPlan) -> PrivateHistory:
-        """Count a round, unless the budget does not last for it; return what was begun before."""
+    def spent(self, plan: PrivacyPlan) -> tuple[float, bool]:
+        """Return the spent epsilon, and whether the budget does not last for another round."""
+        history = self.begun
+        return plan.after(history).spent(plan.steps_in(history)), plan.begin_round(history) is None
+
+    def begin(self, plan: PrivacyPlan, state: PeerState) -> PrivateHistory:
+        """Count a round, unless the budget does not last for it; return what was begun before.
+
+        A file that counts fewer steps than the state that the round begins with is older than that, or lost.
+        """
         before = self.begun
+        counted, taken = sum(each.steps for each in before.taken), int(state.memory.get(PRIVATE_STEPS, 0))
+        if counted < taken:
+            raise RunError(
+                f"{self.file} counts {counted} steps of private training, but the model has taken {taken}. Restore the "
+                "newest copy; with this one the site would spend more than its budget."
+            )
         if now := plan.begin_round(before):
             found = {"version": 1, "rounds_begun": now.rounds, "taken": [asdict(taken) for taken in now.taken]}
             write_atomically(self.file, json.dumps(found).encode())

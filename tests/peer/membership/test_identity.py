@@ -1,9 +1,13 @@
 """Keys, certificates and real TLS handshakes over loopback."""
 
+import errno
+import io
+import os
 import socket
 import ssl
 import threading
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 from cryptography import x509
@@ -13,7 +17,7 @@ from cryptography.x509.oid import NameOID
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dispfl.errors import ConfigError
+from dispfl.errors import ConfigError, RunError
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import (
     MAX_ISSUERS,
@@ -31,6 +35,7 @@ from dispfl.peer.membership.identity import (
     read_certificate,
     readable_fingerprint,
     server_context,
+    write_privately,
 )
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.members import MembersFile
@@ -249,6 +254,34 @@ def test_a_key_that_other_users_can_read_is_refused_with_the_command_that_fixes_
     (tmp_path / "key.pem").chmod(mode)
     with pytest.raises(IdentityError, match=f"readable by other users.*chmod 600 {tmp_path}/key.pem"):
         Identity.load(tmp_path)
+
+
+def test_the_mode_of_a_key_is_that_of_the_file_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The path may lead to another file between a look at it and its reading."""
+    ALICE.save(tmp_path)
+    opens = io.open
+
+    def replaced_just_before(path: Path, *mode: Any, **options: Any) -> IO[Any]:
+        if path == tmp_path / "key.pem":
+            path.chmod(0o644)
+        return opens(path, *mode, **options)
+
+    monkeypatch.setattr(io, "open", replaced_just_before)
+    with pytest.raises(IdentityError, match="readable by other users"):
+        Identity.load(tmp_path)
+
+
+def test_a_key_that_could_not_be_written_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ALICE.save(tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"The disk is full: .*key\.pem could not be written"):
+        write_privately(tmp_path / "key.pem", b"another key")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
 def test_a_crash_between_the_two_files_of_a_rotation_leaves_the_old_identity(tmp_path: Path) -> None:

@@ -98,14 +98,19 @@ def test_arbitrary_text_is_refused_with_the_same_error(text: str) -> None:
         (sealed(b"hospitals", b"bob", b"bob:1"), "3 fields instead of 4"),
         (sealed(b"hospitals", b"bob", b"bob", der(BOB.certificate)), "An address is HOST:PORT, got 'bob'"),
         (sealed(b"hospitals", b"alice", b"bob:1", der(BOB.certificate)), "is for alice, but its certificate names bob"),
+        (
+            sealed(b"hospitals", b"\x1b[2Jbob", b"bob:1", der(BOB.certificate)),
+            r"The name in an invite .* '\\x1b\[2Jbob'",
+        ),
         (sealed(b"hos/als", b"bob", b"bob:1", der(BOB.certificate)), "The name of a federation must be"),
         (sealed(b"hospitals", b"bob", b"0.0.0.0:1", der(BOB.certificate)), "The address 0.0.0.0:1 is not reachable"),
         (sealed(b"hospitals", b"bob", b"bob:1", b"no certificate"), "This is not a site certificate"),
     ],
 )
 def test_each_error_has_its_own_message(text: str, message: str) -> None:
-    with pytest.raises(InviteError, match=message):
+    with pytest.raises(InviteError, match=message) as caught:
         Invite.read(text)
+    assert str(caught.value).isprintable()  # it may come from anybody, and is shown on a terminal
 
 
 @pytest.mark.parametrize(

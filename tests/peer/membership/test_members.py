@@ -7,14 +7,17 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
+from small_disk import SmallDisk
 
 from dispfl.errors import ConfigError, MessageError, RunError
-from dispfl.peer.membership import members_format
+from dispfl.peer.membership import list_file, members_format
 from dispfl.peer.membership.address import Address
+from dispfl.peer.membership.audit import read_audit
 from dispfl.peer.membership.identity import MAX_ISSUERS, Identity, der, issue, readable_fingerprint
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.member_list import Member
@@ -490,3 +493,32 @@ def test_reading_the_file_after_a_change_parses_the_changed_entries_only(
     monkeypatch.setattr(members_format, "_member", counted)
     assert len(members.names()) == 6
     assert parsed == ["bob"]
+
+
+# a full disk
+
+
+def test_announcements_on_a_full_disk_are_kept_once_and_noted_once(
+    small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    members = MembersFile.create(small_disk.path / "members.json", "alice", "hospitals")
+    members.accept(invite_of(BOB))
+    small_disk.fill()
+    monkeypatch.setattr(list_file, "SAVE_INTERVAL", inf)  # only where the test says so
+    new = BOB.rotate()
+    for serial in range(1, 21):
+        record = record_of(new, serial, address=Address("bob.example.org", 7600 + serial))
+        members.merge([record.to_json()])
+    for _ in range(5):
+        with pytest.raises(RunError, match="The disk is full"):
+            members.file.save()
+    bob = members.get("bob")
+    assert bob is not None
+    assert (bob.fingerprint, bob.serial, bob.address) == (new.fingerprint, 20, Address("bob.example.org", 7620))
+    assert len(members.file._unsaved) == 1
+    small_disk.free()
+    members.file.save()
+    assert reopen(members).get("bob") == bob
+    noted = [entry["event"] for entry in read_audit(small_disk.path)]
+    assert noted.count("rotated") == 1
+    assert noted.count("address changed") <= 20

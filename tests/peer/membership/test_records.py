@@ -66,6 +66,29 @@ def test_an_announcement_is_signed_again_only_if_its_content_changes(members: Me
     assert first.serial < second.serial < third.serial
 
 
+def test_a_site_that_was_set_back_to_an_old_backup_is_found_again(members: MembersFile, tmp_path: Path) -> None:
+    """It has the address from before its last move again, and no other site knows that."""
+    now, file = 1_000_000.0, tmp_path / "bobs.json"
+    MembersFile.create(file, "bob", "hospitals")
+    members.accept(invite_of(BOB))
+
+    def start(address: Address) -> Address | None:
+        """Bob's node starts at an address, and greets alice; where does she look for it?"""
+        nonlocal now
+        now += 60
+        bobs = MembersFile(file, "bob", "hospitals", lambda: now)
+        bobs.announce(BOB, address, 0.5, 0, again=True)
+        members.merge(bobs.records())
+        bob = members.get("bob")
+        return bob.address if bob else None
+
+    assert start(AT_BOB) == AT_BOB
+    backup = file.read_bytes()
+    assert start(ELSEWHERE) == ELSEWHERE
+    file.write_bytes(backup)
+    assert start(AT_BOB) == AT_BOB
+
+
 def test_a_modified_record_is_refused(members: MembersFile) -> None:
     members.accept(invite_of(BOB))
     changed: Any = record_of(BOB).to_json()

@@ -109,6 +109,20 @@ def test_a_site_accepts_everyone_on_a_roster_and_not_itself(members: MembersFile
     assert again.file.current().roster == FIRST
 
 
+def test_signatures_that_do_not_count_are_neither_stored_nor_passed_on_nor_named(members: MembersFile) -> None:
+    """Signatures are not signed themselves: whoever passes a roster on could add any number of them."""
+    second = FIRST.without_members(["carol"]).signed_by(ANN).signed_by(BEN)
+    invalid = {"cat": bytes(64), **{f"\x1b[2J{number}": bytes(64) for number in range(1000)}}
+    assert members.merge_roster(replace(second, signatures={**second.signatures, **invalid}).text)
+    stored = members.file.current().roster
+    assert stored == second
+    assert members.path.stat().st_size < 2 * len(second.text)
+    assert read_audit(members.path.parent)[-1]["signed_by"] == "ann,ben"
+    other = MembersFile.create(members.path.with_name("other.json"), "bob", "hospitals")
+    other.accept_roster(replace(FIRST, signatures={**FIRST.signatures, **invalid}), FIRST.fingerprint)
+    assert other.file.current().roster == FIRST
+
+
 def test_a_roster_is_accepted_with_the_right_fingerprint_only(tmp_path: Path) -> None:
     members = MembersFile.create(tmp_path / "members.json", "alice", "hospitals")
     with pytest.raises(RosterError, match=rf"administrators is {FIRST.fingerprint}\. Compare it"):

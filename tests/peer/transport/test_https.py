@@ -1,10 +1,13 @@
 """Requests and responses over real TLS on loopback."""
 
 import asyncio
+import ipaddress
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -216,6 +219,35 @@ def test_an_address_in_use_is_named_in_the_error(network: Any, play: Play) -> No
             await carol.serve(echo)
         await carol.close()
         await bob.close()
+
+    play(scenario)
+
+
+def ipv6_addresses() -> list[str]:
+    """This machine's loopback address of IPv6 and one of a link, with its interface as zone, as far as it has them."""
+    file = Path("/proc/net/if_inet6")
+    lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
+    loopback = ["::1" for line in lines if line[5] == "lo"]
+    links = [f"{ipaddress.IPv6Address(int(line[0], 16))}%{line[5]}" for line in lines if line[3] == "20"]
+    return loopback[:1] + links[:1]
+
+
+@pytest.mark.parametrize("host", ipv6_addresses())
+def test_sites_reach_each_other_over_ipv6_and_messages_have_brackets(host: str, network: Any, play: Play) -> None:
+    async def scenario() -> None:
+        alice, bob, carol = (network.join(name) for name in ("alice", "bob", "carol"))
+        bob._listen = (host, 0)
+        await bob.serve(echo)
+        network.addresses["bob"] = carol._listen = (host, bob.port)
+        where = re.escape(f"[{host}]:{bob.port}")
+        assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}
+        with pytest.raises(ConfigError, match=f"Cannot listen on {where} "):
+            await carol.serve(echo)
+        await bob.close()
+        with pytest.raises(Unreachable, match=f"bob: cannot be reached at {where}: "):
+            await alice.request("bob", Request("sync", {}))
+        for transport in (alice, carol):
+            await transport.close()
 
     play(scenario)
 

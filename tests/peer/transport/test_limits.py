@@ -4,13 +4,17 @@ import asyncio
 import contextlib
 import gc
 import os
+import socket
+import ssl
+import threading
 from asyncio.sslproto import SSLProtocol
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dispfl.peer.transport.base import Limits, Refused, Request, Response
+from dispfl.peer.guard import RequestGuard
+from dispfl.peer.transport.base import Limits, Refused, Request, Response, Unreachable
 from dispfl.peer.transport.listener import wait_until
 
 Play = Callable[[Any], None]
@@ -116,6 +120,39 @@ def test_a_failed_handshake_frees_its_buffers_immediately(content: bytes, networ
         gc.enable()
 
 
+def test_a_server_that_sends_responses_without_requests_is_disconnected(network: Any, play: Play) -> None:
+    """The connection stays open after a response, and unread responses would fill the memory."""
+    response = b'HTTP/1.1 200 OK\r\ndispfl-header: {"version":1,"header":{},"offset":0}\r\ncontent-length: 0\r\n\r\n'
+    sent, idle = 0, asyncio.Event()
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(response)
+        await idle.wait()
+        with contextlib.suppress(OSError):
+            while sent < 100_000:
+                writer.write(1000 * response)
+                await writer.drain()
+                sent += 1000
+        writer.transport.abort()
+
+    async def scenario() -> None:
+        server = network.sites["bob"].context(ssl.PROTOCOL_TLS_SERVER, [network.sites["alice"]])
+        listening = await asyncio.start_server(flood, "127.0.0.1", 0, ssl=server)
+        network.addresses["bob"] = listening.sockets[0].getsockname()[:2]
+        alice = network.join("alice")
+        assert (await alice.request("bob", Request("sync", {}))).header == {}
+        idle.set()
+        await wait_until(lambda: not alice._peers["bob"].sockets, 20)
+        assert sent < 100_000  # disconnected before
+        await alice.close()
+        listening.close()
+        await asyncio.sleep(0.05)
+
+    play(scenario)
+
+
 def test_a_full_listener_keeps_the_connections_of_members(network: Any, play: Play) -> None:
     async def scenario() -> None:
         alice = network.join("alice")
@@ -184,9 +221,78 @@ def test_a_member_with_too_many_requests_in_progress_is_refused(network: Any, pl
         with pytest.raises(Refused, match="alice has 2 requests in progress already") as caught:
             await other.request("bob", Request("sync", {}))
         assert caught.value.reason == "too-many-connections"
+        assert bob.counters.refused == {"alice": {"too-many-connections": 1}}
         finish.set()
         await asyncio.gather(*pending)
         for transport in (alice, other, bob):
             await transport.close()
 
     play(scenario)
+
+
+def test_the_body_of_a_member_that_has_used_up_its_requests_is_not_read(network: Any, play: Play) -> None:
+    async def scenario() -> None:
+        guard = RequestGuard()
+        guard.max_bytes = 3_000_000
+
+        async def count(sender: str, request: Request) -> Response:
+            guard.charge(sender, len(request.body), is_sync=True)
+            return Response({})
+
+        alice, bob = network.join("alice"), await network.serve("bob", count, guard=guard)
+        guard.MAX_SYNCS = 1  # type: ignore[misc]
+        await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
+        for _ in range(2):
+            with pytest.raises(Refused, match="alice has used up its syncs"):
+                await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
+        received = bob.counters.traffic["alice"].received
+        assert received > 3_000_000
+        for _ in range(20):
+            with pytest.raises(Refused, match="alice has used up its requests"):
+                await alice.request("bob", Request("sync", {}, bytes(1_000_000)))
+        assert bob.counters.traffic["alice"].received < received + 100_000
+        for transport in (alice, bob):
+            await transport.close()
+
+    play(scenario)
+
+
+def test_a_member_whose_names_are_looked_up_slowly_occupies_one_thread(
+    network: Any, play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup cannot be cancelled, and members may announce another name at any time, with a name server of theirs."""
+    look_up, answered = socket.getaddrinfo, threading.Event()
+    looked_up: list[str] = []
+
+    def slow(host: str, *arguments: Any, **options: Any) -> Any:
+        if host.endswith(".example"):
+            looked_up.append(host)
+            answered.wait(30)
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return look_up(host, *arguments, **options)
+
+    async def scenario() -> None:
+        alice, carol = network.join("alice"), await network.serve("carol", echo)
+        network.addresses["carol"] = ("localhost", carol.port)
+        for number in range(5):
+            network.addresses["bob"] = (f"bob-{number}.example", 7600)
+            with pytest.raises((TimeoutError, Unreachable)):
+                async with asyncio.timeout(0.1):
+                    await alice.request("bob", Request("sync", {}))
+        assert looked_up == ["bob-0.example"]
+        with pytest.raises(Unreachable, match=r"bob-4\.example:7600: an earlier lookup of its name has not ended"):
+            await alice.request("bob", Request("sync", {}))
+        assert (await alice.request("carol", Request("sync", {}))).header == {"from": "alice"}
+        answered.set()
+        await asyncio.sleep(0.1)
+        with pytest.raises(Unreachable, match="name or service not known"):
+            await alice.request("bob", Request("sync", {}))
+        assert looked_up == ["bob-0.example", "bob-4.example"]
+        for transport in (alice, carol):
+            await transport.close()
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    try:
+        play(scenario)
+    finally:
+        answered.set()

@@ -22,11 +22,10 @@ from dispfl.peer.doctor.findings import Finding, Level, duration, size
 from dispfl.peer.membership.identity import KEY
 from dispfl.peer.setup import LocalSetup
 from dispfl.peer.site import IDENTITY, Site
-from dispfl.peer.spec import spec_difference
+from dispfl.peer.store import difference_from_start
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.round import peer_step
 from dispfl.runs.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
-from dispfl.runs.directory import read_config
 from dispfl.runs.files import RUN
 
 
@@ -49,9 +48,9 @@ def check_run(site: Site, setup: LocalSetup, status: Mapping[str, Any], *, runni
     if not (folder / "config.toml").exists():
         return Finding("run", Level.OK, "not started yet")
     try:
-        if differs := spec_difference(setup.spec, read_config(folder).get("spec", {}), "now", "then"):
+        if differs := difference_from_start(folder, setup.spec, setup.settings):
             advice = f"Change site.toml back; or delete {folder}, which deletes the model."
-            return Finding("run", Level.FAILURE, f"it was started with another spec: {differs}", advice)
+            return Finding("run", Level.FAILURE, f"it was started {differs}", advice)
         checkpoints = Checkpoints(folder / "checkpoints")
         if not (finished := checkpoints.finished_rounds()):
             return Finding("run", Level.OK, "no round is saved yet")
@@ -88,21 +87,33 @@ def check_training(site: Site, setup: LocalSetup, config: SiteConfig, *, running
 
 
 def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
-    """Return the estimated seconds of a round's step, from steps with few batches, and the result of one."""
+    """Return the estimated seconds of a round's step, from one batch and from as many as take a second, and a result.
+
+    The accounting of private steps is left out: its time depends on their number, and its results are kept.
+    """
     keep_heap()
     torch.set_num_threads(setup.threads)
     live, state = LiveModel(setup.run.module(), setup.run.device, setup.run.precision), setup.initial_state()
+    batches, privacy = setup.run.train.local_steps(len(setup.run.peers[setup.name].train)), setup.run.privacy
+    if privacy.enabled:  # the noise of a whole round: fewer steps with the same budget would have another
+        noise = setup.run.privacy_plan(setup.name).noise_multiplier
+        privacy = privacy.model_copy(update={"epsilon": None, "noise_multiplier": noise})
 
     def timed(batches: int) -> tuple[float, StepResult]:
-        context = replace(setup.run, train=setup.run.train.model_copy(update={"steps": batches}))
+        train = setup.run.train.model_copy(update={"steps": batches})
+        context = replace(setup.run, train=train, privacy=privacy)
+        if privacy.enabled:
+            plan = context.privacy_plan(setup.name)
+            plan.spent(plan.steps_per_round)
         began = time.perf_counter()
         result = peer_step(context, live, PeerTask(setup.name, 0), state, {})
         return time.perf_counter() - began, result
 
     timed(1)  # the first one allocates memory and chooses kernels
-    one, three = timed(1)[0], timed(3)
-    batches = setup.run.train.local_steps(len(setup.run.peers[setup.name].train))
-    return one + max(0.0, three[0] - one) / 2 * (batches - 1), three[1]
+    one, _ = timed(1)
+    more = max(3, min(batches, int(1 / max(one, 1e-3))))
+    seconds, result = timed(more)
+    return one + max(0.0, seconds - one) / (more - 1) * (batches - 1), result
 
 
 def _time_finding(seconds: float, config: SiteConfig) -> Finding:

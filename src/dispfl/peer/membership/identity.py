@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import IO
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
@@ -271,8 +272,9 @@ def _context(protocol: int, identity: Identity, pinned: Iterable[x509.Certificat
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        check_private(path)
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            check_private(file)
+            content = file.read()
     except OSError as problem:
         raise IdentityError(f"The key {path} cannot be read: {problem.strerror}. Restore it from a backup.") from None
     try:
@@ -284,10 +286,12 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     return key
 
 
-def check_private(path: Path) -> None:
-    """Refuse a key file that other users can read or write."""
-    if path.stat().st_mode & 0o077:
-        raise IdentityError(f"The key {path} is readable by other users of this machine; run: chmod 600 {path}")
+def check_private(file: IO[bytes]) -> None:
+    """Refuse an opened key file that other users can read or write."""
+    if os.fstat(file.fileno()).st_mode & 0o077:
+        raise IdentityError(
+            f"The key {file.name} is readable by other users of this machine; run: chmod 600 {file.name}"
+        )
 
 
 def write_privately(path: Path, content: bytes) -> None:
@@ -295,12 +299,16 @@ def write_privately(path: Path, content: bytes) -> None:
     temporary = path.with_name(f".{path.name}.partial")
     with plain_disk_errors(path):
         temporary.unlink(missing_ok=True)
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        sync_folder(path.parent)
+        try:
+            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+            sync_folder(path.parent)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
 
 
 def _key_pem(key: ec.EllipticCurvePrivateKey, encryption: serialization.KeySerializationEncryption) -> bytes:

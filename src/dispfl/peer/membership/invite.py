@@ -57,6 +57,7 @@ class Invite:
             federation, name, address = (field.decode("ascii") for field in fields[:3])
             certificate = read_certificate(fields[3])
             check_name("The name of a federation", federation)
+            check_name("The name in an invite", name)
             invite = cls(federation, name, Address.parse(address), certificate)
         except (UnicodeDecodeError, ConfigError, IdentityError) as problem:
             raise InviteError(f"The invite is invalid: {problem}") from None

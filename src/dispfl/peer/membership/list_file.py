@@ -41,9 +41,10 @@ class ListFile:
         self.decisions = 0
         """Increases whenever anything but an announcement of a member changes the list."""
         self._stamp: tuple[int, ...] = ()
-        self._list = self._saved = MemberList()
-        self._unsaved: list[Edit] = []
-        """What members have announced since the file was written."""
+        self._list = self._saved = self._audited = MemberList()
+        """The list, as it is in the file, and as the audit log has it."""
+        self._unsaved: dict[str, Edit] = {}
+        """What members have announced since the file was written, by what it is about: of that only the newest."""
         self._saved_at = -SAVE_INTERVAL
         self._address_changes: Counter[str] = Counter()
         self.current()
@@ -71,13 +72,17 @@ class ListFile:
             return self.current()
         return self._list
 
-    def apply(self, edit: Edit) -> bool:
-        """Apply what a member has announced, to be saved later; return whether it changes anything."""
+    def apply(self, edit: Edit, about: str) -> bool:
+        """Apply what a member has announced, to be saved later; return whether it changes anything.
+
+        It replaces what was announced `about` the same and could not be saved yet: the disk may be full for long.
+        """
         with self.lock:
             before = self.current()
             after = edit(before)
             if after is not before:
-                self._unsaved.append(edit)
+                self._unsaved.pop(about, None)
+                self._unsaved[about] = edit  # the last one
                 self._set(after)
             return after is not before
 
@@ -92,14 +97,22 @@ class ListFile:
                 saved, after = self._saved, edit(announced)
                 if after is saved:
                     return after
-            for before, then, who in ((saved, announced, None), (announced, after, by)):
-                append_changes(self.path.parent, limited(changes(before, then), self._address_changes), who)
+            self._audit(self._audited, announced)
+            self._audited = announced  # also if the file cannot be written: it is not noted again at the next attempt
+            self._audit(announced, after, by)
             write_atomically(self.path, to_bytes(after))
             with self.lock:
-                self._saved, self._saved_at, self._stamp = after, time.monotonic(), self._stamp_now()
+                self._saved = self._audited = after
+                self._saved_at, self._stamp = time.monotonic(), self._stamp_now()
                 self.decisions += after is not announced
                 self._set(self._with_unsaved())  # what was announced meanwhile is still to be saved
                 return self._list
+
+    def _audit(self, before: MemberList, after: MemberList, by: str | None = None) -> None:
+        """Note changes in the audit log."""
+        counted = self._address_changes.copy()
+        append_changes(self.path.parent, limited(changes(before, after), counted), by)
+        self._address_changes = counted
 
     def save(self, *, if_due: bool = False) -> None:
         """Write what members have announced; if `if_due`, at most every `SAVE_INTERVAL` seconds."""
@@ -116,18 +129,19 @@ class ListFile:
             raise RunError(
                 f"{self.path} is damaged ({problem}). Restore it from a backup; a copy of it is kept as {kept.name}."
             ) from None
+        self._audited = self._saved  # noted by the process that wrote it
         self._stamp = stamp
         self.decisions += 1
         self._set(self._with_unsaved())
 
     def _with_unsaved(self) -> MemberList:
         """The list in the file with what members have announced since, as far as it still applies."""
-        member_list, edits, self._unsaved = self._saved, self._unsaved, []
-        for edit in edits:
+        member_list, edits, self._unsaved = self._saved, self._unsaved, {}
+        for about, edit in edits.items():
             with contextlib.suppress(MessageError):
                 after = edit(member_list)
                 if after is not member_list:
-                    self._unsaved.append(edit)
+                    self._unsaved[about] = edit
                     member_list = after
         return member_list
 

@@ -93,7 +93,7 @@ class MembersFile:
         if member.state != "accepted":
             return member
         name, now = member.name, self._clock()
-        self.file.apply(lambda latest: latest.with_certificate(name, chain, now))
+        self.file.apply(lambda latest: latest.with_certificate(name, chain, now), f"certificate of {name}")
         return self._find_pinned(print_)  # None if another process has changed the entry meanwhile
 
     def _find_pinned(self, print_: str) -> Member | None:
@@ -223,7 +223,7 @@ class MembersFile:
         """Accept the administrators of a roster, and everyone on it."""
         if roster.federation != self.federation:
             raise RosterError(f"The roster is of the federation {roster.federation}, this site of {self.federation}.")
-        roster.verify()
+        roster = roster.verify()
         if print_ is not None and not same_fingerprint(print_, roster.fingerprint):
             raise RosterError(
                 f"The fingerprint of the roster's administrators is {roster.fingerprint}, not {print_}. Nothing was "
@@ -245,14 +245,20 @@ class MembersFile:
 
     # what other members announce
 
-    def announce(self, identity: Identity, address: Address, density: float, first_round: int) -> MemberRecord:
-        """Return this site's record, signed again only if its content has changed."""
+    def announce(
+        self, identity: Identity, address: Address, density: float, first_round: int, *, again: bool = False
+    ) -> MemberRecord:
+        """Return this site's record, signed again if its content has changed, or if `again`.
+
+        A site that starts announces itself again: after an old backup was restored, others may have a record of what
+        the site was meanwhile, which only a newer one replaces.
+        """
 
         def announced(member_list: MemberList) -> MemberList:
             # The clock makes serials increase even after an old backup was restored.
             serial = max(member_list.own.serial + 1 if member_list.own else 1, int(self._clock()))
             new = MemberRecord.sign(identity, self.federation, address, density, first_round, serial)
-            return member_list if new.same_content(member_list.own) else replace(member_list, own=new)
+            return member_list if new.same_content(member_list.own) and not again else replace(member_list, own=new)
 
         own = self.file.update(announced, self.name).own
         assert own is not None
@@ -307,7 +313,10 @@ class MembersFile:
         now = self._clock()
         with self.file.lock:
             try:
-                if self.file.apply(lambda latest: latest.with_record(record, self.name, self.federation, now)):
+                if self.file.apply(
+                    lambda latest: latest.with_record(record, self.name, self.federation, now),
+                    f"record of {record.name}",
+                ):
                     return True
                 is_new = self._note_known(record)
             except MessageError as problem:
@@ -350,11 +359,11 @@ class MembersFile:
                 raise RosterError("The roster has other administrators than those that this site has accepted.")
             if not current.lacks_roster(roster.version, roster.digest, roster.fingerprint):
                 return False
-            roster.verify()
+            roster = roster.verify()
         except RosterError as problem:
             refuse(Refusal.ROSTER, str(problem))
         roster.members()  # parsed before the list is locked
         before = self.file.generation
-        by = f"administrators {', '.join(roster.signers())}"
+        by = f"administrators {', '.join(roster.signatures)}"
         self.file.update(lambda member_list: member_list.with_newer_roster(roster, self.name), by)
         return self.file.generation != before

@@ -143,8 +143,11 @@ class Roster:
         """The administrators with a valid signature."""
         return sorted(name for name in self.signatures if self._has_signed(name))
 
-    def verify(self) -> None:
-        """Raise `RosterError` unless enough administrators have signed."""
+    def verify(self) -> "Roster":
+        """Return the roster with its valid signatures; raise `RosterError` unless enough administrators have signed.
+
+        Whoever passes a roster on may have added others.
+        """
         signers = self.signers()
         if len(signers) < self.threshold:
             raise RosterError(
@@ -152,6 +155,7 @@ class Roster:
                 f"{self.threshold} administrators that it needs ({', '.join(signers) or 'nobody'}); the others sign it "
                 "with `dispfl peer roster sign`."
             )
+        return replace(self, signatures={name: self.signatures[name] for name in signers})
 
     def _has_signed(self, name: str) -> bool:
         if name not in self.admins:
@@ -232,15 +236,24 @@ def create_admin_key(path: Path, name: str) -> str:
 def read_admin_key(path: Path) -> Ed25519PrivateKey:
     """Read an administrator's key file."""
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        with path.open("rb") as file:
+            key = _admin_key(file.read())
+            if key is None:
+                raise RosterError(
+                    f"{path} does not hold an administrator's key, as `dispfl peer roster key` creates it."
+                )
+            check_private(file)
+            return key
     except OSError as problem:
         raise RosterError(f"The key {path} cannot be read: {problem.strerror}.") from None
+
+
+def _admin_key(content: bytes) -> Ed25519PrivateKey | None:
+    try:
+        key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        key = None
-    if not isinstance(key, Ed25519PrivateKey):
-        raise RosterError(f"{path} does not hold an administrator's key, as `dispfl peer roster key` creates it.")
-    check_private(path)
-    return key
+        return None
+    return key if isinstance(key, Ed25519PrivateKey) else None
 
 
 def read_admin(text: str) -> tuple[str, bytes]:

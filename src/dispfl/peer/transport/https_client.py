@@ -7,15 +7,18 @@ import ssl
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import aiohttp
-from aiohttp.abc import AbstractStreamWriter
+from aiohttp.abc import AbstractStreamWriter, ResolveResult
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 from aiohttp.tracing import Trace
 from yarl import URL
 
+from dispfl.peer.membership.address import Address
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import JSON, Limits, Refused, Request, Response
 from dispfl.peer.transport.counting import ByteCounter, CountingSocket
@@ -33,6 +36,9 @@ from dispfl.wire.refusals import Refusal
 
 _SMALL_BODY = 64 * 1024
 """A larger body is sent only after the server has accepted the header (`Expect: 100-continue`)."""
+
+_MAX_UNREAD = 2
+"""Responses of one connection that may wait to be read."""
 
 
 class AttemptError(Exception):
@@ -83,7 +89,7 @@ class PeerConnections:
             except aiohttp.ClientConnectorCertificateError as problem:
                 raise _wrong_certificate(self.name, problem) from None
             except aiohttp.ClientConnectorError as problem:
-                where = f"{address[0]}:{address[1]}"
+                where = Address(*address)
                 raise AttemptError(f"cannot be reached at {where}: {os_error_text(problem)}") from problem
             except TimeoutError as problem:
                 raise AttemptError("no response in time") from problem
@@ -200,6 +206,39 @@ class _Body(aiohttp.payload.Payload):
         raise TypeError("The body of a request is binary.")
 
 
+class _BoundedResponses(ResponseHandler):
+    """A connection that is closed when the server sends responses that nobody reads, which would fill the memory.
+
+    aiohttp queues them, also on an idle connection. An honest server sends one, and "100 Continue" before it.
+    """
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what has arrived."""
+        super().data_received(data)
+        if len(self._buffer) > _MAX_UNREAD and self.transport is not None:
+            self.transport.abort()
+
+
+class _OneLookup(aiohttp.ThreadedResolver):
+    """Looks up one name at a time. A lookup occupies a thread of the process for as long as the name server takes, and
+    a member may announce other names meanwhile.
+    """
+
+    _is_busy = False
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        """Return the addresses of a host."""
+        if self._is_busy:
+            raise OSError("an earlier lookup of its name has not ended")
+        self._is_busy = True
+        try:
+            return await super().resolve(host, port, family)
+        finally:
+            self._is_busy = False
+
+
 class _PinnedConnector(aiohttp.TCPConnector):
     """Connects to one member and verifies its identity before every request, also on a reused connection."""
 
@@ -216,7 +255,10 @@ class _PinnedConnector(aiohttp.TCPConnector):
             limit=limits.max_connections_to_peer,
             keepalive_timeout=limits.keepalive_timeout,
             socket_factory=make_socket,
+            resolver=_OneLookup(),
         )
+        bounded: type[ResponseHandler] = _BoundedResponses
+        self._factory = partial(bounded, loop=asyncio.get_running_loop())
         self._name = name
         self._identify = identify
         self._verified: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()

@@ -64,11 +64,12 @@ class HttpHandler:
                 raise ConnectionResetError("The connection was too slow.") from None
 
     async def _dispatch(self, http_request: web.BaseRequest, connection: ServerConnection) -> web.StreamResponse:
+        name = connection.member or UNKNOWN
         try:
-            sender = self._authenticate(http_request)
+            sender = name = self._authenticate(http_request)
             connection.authenticate_as(sender)
         except Refused as refused:
-            self._counters.refuse(refused.reason, connection.member or UNKNOWN)
+            self._counters.refuse(refused.reason, name)
             raise
         self._guard.check(sender)
         try:

@@ -17,6 +17,7 @@ from typing import Any
 from aiohttp import web
 
 from dispfl.errors import ConfigError
+from dispfl.peer.membership.address import Address
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import Limits, Refused
 from dispfl.peer.transport.counting import UNKNOWN, CountingSocket, TransportCounters
@@ -164,12 +165,12 @@ class Listener:
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-            family, address = found[0][0], found[0][4][:2]
+            family, address = found[0][0], found[0][4]  # with the zone of an IPv6 address
             both = address[0] == "::" and socket.has_dualstack_ipv6()  # all addresses, of IPv4 too
             listening = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
         except OSError as problem:
             raise ConfigError(
-                f"Cannot listen on {host}:{port} ({os_error_text(problem)}); choose another address."
+                f"Cannot listen on {Address(host, port)} ({os_error_text(problem)}); choose another address."
             ) from None
         listening.setblocking(False)
         self.port = listening.getsockname()[1]
