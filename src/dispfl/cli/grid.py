@@ -238,7 +238,8 @@ def _write_comparison(
     from dispfl.report.comparison import Budget
     from dispfl.report.comparison import compare as compare_runs
     from dispfl.report.page import write_report
-    from dispfl.report.tables import legend, rich_table, write_tables
+    from dispfl.report.run_table import print_text
+    from dispfl.report.tables import legend, omitted_note, rich_table, write_tables
 
     comparison = compare_runs(_named(cells), Budget(budget), targets)
     table, omitted = rich_table(comparison, console)
@@ -246,8 +247,7 @@ def _write_comparison(
     for sentence in legend(comparison):
         console.print(sentence, style="dim", soft_wrap=True, highlight=False, markup=False)
     if omitted:
-        note = f"Omitted for lack of space: {', '.join(omitted)}. The files contain all columns."
-        console.print(note, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, omitted_note(omitted, "The files contain all columns."))
     files = write_tables(comparison, out)
     write_report([cell.path for cell in cells], out / "report.html")
     pages = [out / "report.html"]

@@ -14,7 +14,7 @@ from dispfl.report.comparison import compare
 from dispfl.report.labels import connections_note, flops_kind, flops_note, join_and, row_labels
 from dispfl.report.markup import UNKNOWN, format_number, format_seconds
 from dispfl.report.runs import find_runs
-from dispfl.report.tables import NEEDED, TableColumn, against_sentence, fit_table
+from dispfl.report.tables import ALWAYS, NEEDED, TableColumn, against_sentence, fit_table, omitted_note
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.files import is_site, run_folder
 from dispfl.runs.metrics import last, main_scores, measure_of, seconds_per_peer_round
@@ -84,15 +84,15 @@ def print_results(given: Sequence[Path], console: Console) -> None:
         notes += _other_scores(summary)
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons.")
-    table, _ = fit_table(_columns(labels, summaries, list(names.values())), console)
+    table, omitted = fit_table(_columns(labels, summaries, list(names.values())), console)
     console.print("", table, "", sep="\n")
     flops = flops_note(dict(zip(labels, map(flops_kind, configs), strict=True)))
     metric = join_and(list(dict.fromkeys(summary["metric"] for summary in summaries)))
     print_text(console, f"{metric}: mean ± std over peers on own test data. {flops}", "dim")
-    for sentence in _compared(paths, labels):
+    if omitted:
+        print_text(console, omitted_note(omitted, "`dispfl show --json` has all values."), "dim")
+    for sentence in (*_compared(paths, labels), *notes):
         print_text(console, sentence)
-    for note in notes:
-        console.print(note, soft_wrap=True, highlight=False, markup=False)
 
 
 def _compared(paths: Sequence[Path], labels: Sequence[str]) -> list[str]:
@@ -124,11 +124,11 @@ def _columns(
     names = dict.fromkeys(name for summary in summaries for name in (summary["metric"], *summary["scores"]))
     main = {summary["metric"] for summary in summaries}
     shown = [
-        TableColumn(("method", ""), labels, NEEDED, text=True),
+        TableColumn(("method", ""), labels, ALWAYS, text=True),
         column("rounds", "", NEEDED, lambda summary: str(summary["rounds"])),
     ]
     for name in names:
-        priority = NEEDED if name in main else 2
+        priority = ALWAYS if name in main else 2
         shown.append(column(name, "over peers", priority, partial(_mean_and_std, name)))
     shown += [
         column("worst,", "best peer", 3, _worst_and_best),
@@ -139,7 +139,7 @@ def _columns(
         column("time", "s", NEEDED, lambda summary: short(summary["seconds"], 1)),
     ]
     if len(set(labels)) < len(labels):
-        shown.append(TableColumn(("run", ""), directories, NEEDED, text=True))
+        shown.append(TableColumn(("run", ""), directories, ALWAYS, text=True))
     return shown
 
 
