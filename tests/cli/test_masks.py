@@ -200,6 +200,14 @@ def test_vector_figures(tmp_path: Path, ending: str, begins: bytes) -> None:
     assert (tmp_path / f"figure.{ending}").read_bytes().startswith(begins)
 
 
+def test_the_numbers_are_printed_even_if_the_figure_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(APP, [str(grouped(tmp_path / "run")), "--out", str(tmp_path / "file" / "masks.png")])
+    assert "could not be written" in str(result.exception)
+    assert "distance of masks" in result.stdout
+    assert "Written" not in result.stdout
+
+
 def test_an_unknown_figure_format_is_refused_first(tmp_path: Path) -> None:
     problem = refusal(tmp_path / "none", "--out", "masks.jpg")
     assert isinstance(problem, ConfigError)

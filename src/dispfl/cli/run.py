@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dispfl.errors import ConfigError
+from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +68,7 @@ def run(
         with output_folder(out, default) as path, show_decoding(console) as bar:
             created = ExperimentRun.create(experiment, path, bar, ray_address)
         for line in describe_run(created):
-            console.print(line, style="dim", soft_wrap=True, highlight=False, markup=False)
+            print_text(console, line, "dim")
         run_to_end(created, console, track, ray_address)
     else:
         path = resume
@@ -80,13 +81,13 @@ def run(
                 resumed = ExperimentRun.resume(path, overrides, bar)
             run_to_end(resumed, console, track, ray_address)
         else:
-            console.print(f"{path} is already finished.", soft_wrap=True, highlight=False, markup=False)
+            print_text(console, f"{path} is already finished.")
             if not (path / "learning-curve.png").exists():  # killed before it was drawn
                 draw_learning_curve(path)
             if not (path / "report.html").exists():  # killed before it was written
                 write_report([path], path / "report.html")
     print_results([path], console)
-    console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
+    print_text(console, f"Report: {path / 'report.html'}")
 
 
 def describe_run(run: "ExperimentRun") -> list[str]:
@@ -162,7 +163,7 @@ def demo(
 
         plot_runs(paths, folder / f"learning-curves.{figure}")
         files = f"Learning curves: {folder / f'learning-curves.{figure}'}. {files}"
-    console.print(files, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, files)
 
 
 def run_to_end(
@@ -183,7 +184,7 @@ def run_to_end(
             prepared.run(tracked, ray_address)
     except KeyboardInterrupt:
         message = f"\nStopped; all finished work is saved. Resume with: dispfl run --resume {quote(str(path))}"
-        console.print(message, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, message)
         raise typer.Exit(130) from None
     write_report([path], path / "report.html")
 

@@ -30,8 +30,8 @@ from dispfl.paper.similarity import (
     spearman,
     within_groups,
 )
-from dispfl.report.run_table import number_table, print_text
 from dispfl.runs.directory import label_counts, layout_of, personal_states, read_config, read_metrics, saved_rounds
+from dispfl.terminal import number_table, print_text
 
 MAX_LAYERS = 16
 """The number of layers in the printed table."""

@@ -1,13 +1,11 @@
-"""Tables for the terminal: the results of single runs, and tables of numbers."""
+"""The results of single runs as a table for the terminal."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.report.comparison import compare
@@ -18,6 +16,7 @@ from dispfl.report.tables import ALWAYS, NEEDED, TableColumn, against_sentence, 
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.files import is_site, run_folder
 from dispfl.runs.metrics import last, main_scores, measure_of, seconds_per_peer_round
+from dispfl.terminal import print_text
 
 
 def overview(path: Path) -> dict[str, Any]:
@@ -170,16 +169,3 @@ def _worst_and_best(summary: dict[str, Any]) -> str:
     known = [value for value in scores["per_peer"] if value is not None] if scores else []
     measure = measure_of([summary])
     return f"{measure.worst(known):.2f}, {measure.best(known):.2f}" if known else UNKNOWN
-
-
-def number_table(*headings: str, names: int = 1) -> Table:
-    """Return an empty table; the first `names` columns hold names, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # fits 80 columns
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if position < names else "right", no_wrap=True)
-    return table
-
-
-def print_text(console: Console, text: str, style: str | None = None) -> None:
-    """Print text as it is: no markup, no highlighting, no hard wrapping."""
-    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
