@@ -170,6 +170,14 @@ def test_a_run_made_in_python_has_distances_only(tmp_path: Path) -> None:
     assert json.loads(call(path, "--json"))["similarities"] is None
 
 
+def test_masks_of_custom_data_are_compared_without_their_layers(tmp_path: Path) -> None:
+    config = {**BUILT_IN, "data": {"name": "custom", "path": "patients.csv"}, "model": {"name": "mlp"}}
+    text = call(a_run(tmp_path / "run", [a_mask(shift) for shift in SHIFTS[:3]], [[3, 4], [6, 0], [0, 6]], config))
+    assert row(text, "distance of masks")[0] == f"{200 / SIZE:.3f}"
+    assert row(text, "similarity of labels")[0] == "0.000"
+    assert "density over peers" not in text
+
+
 def test_different_densities_are_noted(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", [a_mask(0), a_mask(0), a_mask(0, SIZE // 5)], [[1, 0], [1, 1], [0, 1]])
     assert "The peers' densities differ, which increases the distance of masks regardless of the data." in call(path)

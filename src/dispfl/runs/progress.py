@@ -72,16 +72,12 @@ def describe_round(record: Metrics) -> str:
 
 
 def _run_bar(console: Console) -> ProgressBar:
-    return ProgressBar(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps · {task.fields[result]} ·"),
-        TimeElapsedColumn(),
-        TextColumn("· left"),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    title, result = TextColumn("[bold]{task.description}"), TextColumn("{task.fields[result]} ·")
+    left = (TextColumn("left"), TimeRemainingColumn())
+    if console.width < 80:  # the time left is worth more than the steps and the time so far
+        return ProgressBar(title, BarColumn(4), result, *left, console=console)
+    done = (MofNCompleteColumn(), TextColumn("steps ·"))
+    return ProgressBar(title, BarColumn(), *done, result, TimeElapsedColumn(), TextColumn("·"), *left, console=console)
 
 
 def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
