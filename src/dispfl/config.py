@@ -39,7 +39,7 @@ from dispfl.methods.robust import check_liars
 from dispfl.models.settings import CustomModel, Model
 from dispfl.registry import CUSTOM_KEYS, FUNCTIONS, REGISTRIES, as_table, choose, settings_classes
 from dispfl.round.context import PeerData, RunContext
-from dispfl.settings import Settings, did_you_mean
+from dispfl.settings import OTHER_WORDS, Settings, did_you_mean
 from dispfl.topology import RandomRegular, Topology, peer_names
 from dispfl.wire.codec import Wire
 
@@ -380,8 +380,10 @@ def compose_values(kind: type[RunSettings], config: Mapping[str, Any], overrides
             if key in KEYS_ELSEWHERE:
                 raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}")
             known = _all_keys(kind)
-            inside = [name for name in known if name.endswith(f".{key}")]  # lr is train.lr
-            raise ConfigError(f"Unknown key {key}. {did_you_mean(inside[0] if inside else key, known)}")
+            ours = OTHER_WORDS.get(key, key)
+            tables = [table for table, _, field in (name.rpartition(".") for name in known) if table and field == ours]
+            whole = f"{tables[0]}.{key}" if tables else key  # lr is train.lr
+            raise ConfigError(f"Unknown key {key}. {did_you_mean(whole, known)}")
     return values
 
 

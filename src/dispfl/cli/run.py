@@ -67,9 +67,7 @@ def run(
         default = Path("runs") / f"{experiment.method.name}-{experiment.data.name}"
         with output_folder(out, default) as path, show_decoding(console) as bar:
             created = ExperimentRun.create(experiment, path, bar, ray_address)
-        for line in describe_run(created):
-            print_text(console, line, "dim")
-        run_to_end(created, console, track, ray_address)
+        run_to_end(created, console, track, ray_address, describe=True)
     else:
         path = resume
         if out is not None:
@@ -109,8 +107,8 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     elif isinstance(method, GossipMethod) and method.communicates:
         links = f", {experiment.topology.name} topology"
     lines = [
-        f"Data: {experiment.data.name}, {experiment.partition.name} partition; {experiment.peers} peers with "
-        f"{train} training and {test} test samples each.",
+        f"Data: {experiment.data.name}, {experiment.partition.name} partition; "
+        f"{experiment.peers} peer{'s' * (experiment.peers > 1)} with {train} training and {test} test samples each.",
         f"Network: {experiment.model.name}, {layout.size:,} weights{sparse}.",
         f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; "
         f"{experiment.rounds} {'round' if experiment.rounds == 1 else 'rounds'} of "
@@ -167,9 +165,16 @@ def demo(
 
 
 def run_to_end(
-    prepared: "ExperimentRun", console: "Console", track: str | None = None, ray_address: str | None = None
+    prepared: "ExperimentRun",
+    console: "Console",
+    track: str | None = None,
+    ray_address: str | None = None,
+    describe: bool = False,
 ) -> None:
-    """Run to the end with a progress bar, and write the report; after Ctrl-C, print how to resume."""
+    """Run to the end with a progress bar, and write the report; after Ctrl-C, print how to resume.
+
+    With `describe`, first say what the run is going to do.
+    """
     from dispfl.report.page import write_report
     from dispfl.runs.progress import show_progress
     from dispfl.runs.tracking import tracking
@@ -177,6 +182,8 @@ def run_to_end(
     experiment, path = prepared.experiment, prepared.directory.path
     warn_about_noise([experiment])
     try:
+        for line in describe_run(prepared) if describe else ():
+            print_text(console, line, "dim")
         with (
             show_progress(experiment.method.name, experiment.rounds, console) as callbacks,
             tracking(track, path, callbacks) as tracked,
