@@ -1,4 +1,4 @@
-"""Imports point one way, and neither `import dispfl` nor `dispfl --help` loads torch."""
+"""Imports point one way, and neither `import dispfl` nor `dispfl --help` and `explain` load torch."""
 
 import ast
 import subprocess
@@ -132,16 +132,17 @@ def test_import_dispfl_loads_nothing_heavy() -> None:
     assert python(f"import sys, dispfl; dispfl.__version__; dir(dispfl); {HEAVY}") == ["[]"]
 
 
-def test_the_help_text_does_not_load_torch() -> None:
+@pytest.mark.parametrize(("words", "shown"), [(["--help"], "demo"), (["explain", "dispfl"], "method.density")])
+def test_the_help_text_and_explain_do_not_load_torch(words: list[str], shown: str) -> None:
     code = (
         "import sys, dispfl.cli\n"
-        "sys.argv = ['dispfl', '--help']\n"
+        f"sys.argv = ['dispfl', *{words}]\n"
         "try: dispfl.cli.main()\n"
         "except SystemExit as end: print('ended with', end.code)\n"
         "print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
     )
     lines = python(code)
-    assert any("demo" in line for line in lines)
+    assert any(shown in line for line in lines)
     assert lines[-2:] == ["ended with 0", "[]"]
 
 

@@ -7,18 +7,20 @@ from program import Dispfl, dispfl
 
 __all__ = ["dispfl"]
 
-from dispfl.cli.reference import commands_as_markdown
+from dispfl.cli.reference import commands_as_markdown, settings_as_markdown, settings_reference, site_reference
 from dispfl.core.train import Train
 from dispfl.errors import ConfigError
 from dispfl.peer.transport.base import Limits
-from dispfl.reference import as_markdown, find_entries, settings_reference, site_reference
+from dispfl.reference import FILE, as_json, find_entries, read_reference
 
 DOCS = Path(__file__).parents[1] / "docs" / "reference"
 
 
 def test_the_pages_are_those_of_the_code() -> None:
     """`make reference` writes them. Usage lines depend on Typer's version: of commands, the names are compared."""
-    assert (DOCS / "settings.md").read_text() == as_markdown()
+    assert (DOCS / "settings.md").read_text() == settings_as_markdown()
+    assert FILE.read_text() == as_json((*settings_reference(), *site_reference()))
+    assert read_reference() == (*settings_reference(), *site_reference())
     written, now = (
         [line for line in page.splitlines() if line.startswith("## ")]
         for page in ((DOCS / "commands.md").read_text(), commands_as_markdown())
@@ -67,6 +69,12 @@ def test_the_settings_of_a_real_site_are_among_them_with_their_defaults() -> Non
 def test_an_unknown_key_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^Unknown key train\.momentun\. Did you mean train\.momentum\?$"):
         find_entries("train.momentun")
+    with pytest.raises(ConfigError, match=r"^Unknown key metod\. Did you mean method\?$"):
+        find_entries("metod")
+    with pytest.raises(ConfigError, match=r"^Unknown key momentun\. Did you mean momentum\?$"):
+        find_entries("momentun")
+    with pytest.raises(ConfigError, match=r"^Unknown key a\.b\.c\. `dispfl explain` without a key lists all\.$"):
+        find_entries("a.b.c")
 
 
 def test_explain_prints_an_entry(dispfl: Dispfl) -> None:

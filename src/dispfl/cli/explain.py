@@ -13,15 +13,12 @@ def explain(
         str, typer.Argument(help="A setting (train.momentum), table (train), component (ditto), or site.toml.")
     ] = "",
 ) -> None:
-    """Print what a setting means: type, range, default. Without a key, all tables.
-
-    The settings of real sites need the extra peer.
-    """
-    from dispfl.reference import find_entries, settings_reference, site_reference
+    """Print what a setting means: type, range, default. Without a key, all tables."""
+    from dispfl.reference import find_entries, read_reference
 
     console = Console()
     if not key:
-        for table in (*settings_reference(), *site_reference()):
+        for table in read_reference():
             console.print(Text.assemble((table.name or "top-level keys", "bold"), f"  {table.meaning}"))
             names = dict.fromkeys(entry.key.removeprefix(f"{table.name}.") for entry in table.entries)
             console.print(_indented(", ".join(names)))
