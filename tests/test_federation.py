@@ -430,6 +430,8 @@ def test_rounds_may_be_a_numpy_integer(pairs: list[Pair]) -> None:
 def test_a_model_that_does_not_return_new_modules_is_refused(pairs: list[Pair]) -> None:
     with pytest.raises(ConfigError, match=r"give MyNet, not MyNet\(\.\.\.\)"):
         Federation(model=MyNet(), peers=pairs)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"give lambda: Linear\(\.\.\.\), not Linear\(\.\.\.\)"):
+        Federation(model=torch.nn.Linear(2, 2), peers=pairs)  # type: ignore[arg-type]
     net = MyNet()
     with pytest.raises(ConfigError, match="the same module twice"):
         Federation(model=lambda: net, peers=pairs, train=QUICK).run(rounds=1)
@@ -668,6 +670,7 @@ def test_a_wrong_attack_is_refused_in_a_sentence(pairs: list[Pair], attack: Any,
     [
         ({"seed": 0.5}, "seed must be a whole number, got 0.5."),
         ({"peers": 3}, "`peers` must be a list of pairs (training data, test data), got 3."),
+        ({"peers": {0: 1}}, "`peers` must be a list of pairs (training data, test data), got a dict."),
     ],
 )
 def test_what_is_no_seed_and_no_list_of_peers_is_refused(

@@ -12,7 +12,7 @@ import dispfl
 
 PACKAGE = Path(dispfl.__file__).parent
 TIERS = [
-    {"errors", "extras", "settings"},
+    {"errors", "extras", "settings", "terminal"},
     {"core"},
     {"attacks", "wire", "methods", "topology", "data", "models"},
     {"registry"},
@@ -27,7 +27,7 @@ TIERS = [
 """A module may import from its own tier and those before it in this list."""
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
 REPORT_MAY = ("dispfl.config", "dispfl.core.metric", "dispfl.registry", "dispfl.runs", "dispfl.topology")
-"""Apart from errors, extras and settings: `report` reads run directories only."""
+"""Apart from errors, extras, settings and terminal: `report` reads run directories only."""
 
 Import = tuple[Path, int, str, bool]
 """Where an import stands, what it names, and whether it is delayed into a function."""
@@ -70,7 +70,7 @@ def problem(found: Import) -> str | None:
     if name.startswith("."):
         return f"{where}; write the whole name, dispfl...."
     if here == "report":
-        fine = there in ("report", "errors", "extras", "settings") or name.startswith(REPORT_MAY)
+        fine = there in ("report", "errors", "extras", "settings", "terminal") or name.startswith(REPORT_MAY)
         return None if fine else f"{where}, but report reads run directories: {', '.join(REPORT_MAY)}."
     if there == "report":  # a finished run's learning curve needs matplotlib, which is slow to import
         fine = here in ("cli", "paper") or (here == "runs" and delayed)

@@ -125,6 +125,9 @@ def test_a_key_is_compared_with_those_of_its_table_alone() -> None:
     assert did_you_mean("train.noise", known) == "Did you mean train.noise_std?"
     assert did_you_mean("trian.lr", known) == "Did you mean train.lr?"
     assert did_you_mean("lr", known) == "Known: rounds."
+    assert did_you_mean("train.learning_rate", known) == "Did you mean train.lr?"
+    assert did_you_mean("method.sparsity", ["method.density"]) == "Did you mean method.density, which is 1 - sparsity?"
+    assert did_you_mean("DisPFL", ["dispfl", "local"]) == "Did you mean dispfl?"
 
 
 def test_nearest_returns_a_known_name_and_reads_an_iterator_once() -> None:

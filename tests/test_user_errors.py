@@ -49,6 +49,20 @@ def fail() -> None:
     raise BrokenError("no such\nthing.")
 
 
+class ForgetsItsState(GossipMethod):
+    """Trains, but returns nothing."""
+
+    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:  # type: ignore[return]
+        peer.learn(*state.model.unpack())
+
+
+def test_a_step_without_a_new_state_is_refused(run: Callable[..., Any]) -> None:
+    with pytest.raises(
+        RunError, match=r"^Peer 000, round 0: ForgetsItsState\.step must return a PeerState, got NoneType\.$"
+    ):
+        run(method=ForgetsItsState())
+
+
 def loss_that_fails(outputs: Tensor, labels: Tensor) -> Tensor:
     fail()
     return functional.cross_entropy(outputs, labels)

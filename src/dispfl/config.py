@@ -11,7 +11,7 @@ from typing import Any
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment, RunSettings
 from dispfl.registry import CUSTOM_KEYS, REGISTRIES, as_table, settings_classes
-from dispfl.settings import Settings, did_you_mean
+from dispfl.settings import OTHER_WORDS, Settings, did_you_mean
 
 MADE_IN_PYTHON = "made_in_python"
 """The key that marks the config of a run made in Python, which the command line cannot repeat."""
@@ -63,8 +63,10 @@ def compose_values(kind: type[RunSettings], config: Mapping[str, Any], overrides
             if key in KEYS_ELSEWHERE:
                 raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}")
             known = _all_keys(kind)
-            inside = [name for name in known if name.endswith(f".{key}")]  # lr is train.lr
-            raise ConfigError(f"Unknown key {key}. {did_you_mean(inside[0] if inside else key, known)}")
+            ours = OTHER_WORDS.get(key, key)
+            tables = [table for table, _, field in (name.rpartition(".") for name in known) if table and field == ours]
+            whole = f"{tables[0]}.{key}" if tables else key  # lr is train.lr
+            raise ConfigError(f"Unknown key {key}. {did_you_mean(whole, known)}")
     return values
 
 

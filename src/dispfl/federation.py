@@ -2,7 +2,7 @@
 
 import dataclasses
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -97,10 +97,14 @@ class Federation:
         out: str | Path | None = None,
     ) -> None:
         if isinstance(model, nn.Module):
-            name = type(model).__name__
-            raise ConfigError(f"`model` must be a function that returns a new module: give {name}, not {name}(...).")
+            kind = type(model)
+            name = f"lambda: {kind.__name__}(...)" if kind.__module__.startswith("torch.") else kind.__name__
+            raise ConfigError(
+                f"`model` must be a function that returns a new module: give {name}, not {kind.__name__}(...)."
+            )
         if not isinstance(peers, Sequence):
-            raise ConfigError(f"`peers` must be a list of pairs (training data, test data), got {peers!r}.")
+            got = f"a {type(peers).__name__}" if isinstance(peers, Collection) else repr(peers)
+            raise ConfigError(f"`peers` must be a list of pairs (training data, test data), got {got}.")
         if not peers:
             raise ConfigError("A federation needs at least one peer; `peers` is empty.")
         _check_seed(seed)

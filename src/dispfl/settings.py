@@ -60,6 +60,17 @@ class Component(Settings):
             cls.name = cls.__name__
 
 
+OTHER_WORDS = {
+    "clients": "peers",
+    "dataset": "data",
+    "learning_rate": "lr",
+    "network": "model",
+    "nodes": "peers",
+    "sparsity": "density",
+}
+"""What other programs and papers call some of our settings."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `Did you mean density?`, or the list of known names if none is similar.
 
@@ -69,6 +80,9 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     inside = {key.removeprefix(f"{table}{dot}"): key for key in sorted(known) if key.rpartition(".")[0] == table}
     if not inside:  # an unknown table, or names of another kind
         inside, last = {key: key for key in sorted(known)}, name
+    if (ours := OTHER_WORDS.get(last)) in inside:
+        return f"Did you mean {inside[ours]}{', which is 1 - sparsity' if last == 'sparsity' else ''}?"
+    inside, last = {key.lower(): known for key, known in inside.items()}, last.lower()
     begun = [key for key in inside if last and key.startswith(last)]
     near = begun or difflib.get_close_matches(last, inside, n=1, cutoff=0.5)
     return f"Did you mean {inside[near[0]]}?" if near else f"Known: {', '.join(inside.values())}."

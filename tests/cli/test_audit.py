@@ -50,6 +50,15 @@ def test_nothing_is_trained_without_shadows_and_canaries(dispfl: Dispfl, run: Pa
     assert not (run / "audit").exists()
 
 
+def test_the_answers_are_printed_even_if_they_cannot_be_written(dispfl: Dispfl, run: Path) -> None:
+    (run / "audit.json").mkdir()  # stands for a disk that refuses
+    result = dispfl("audit", run, "--shadows", "0", "--canaries", "0")
+    assert result.code == 1
+    assert result.err.startswith(f"dispfl: {run / 'audit.json'} could not be written")
+    assert "at most   no bound: this run is not private" in result.out
+    assert "Written" not in result.out
+
+
 def test_what_cannot_be_audited_is_refused_in_a_sentence(dispfl: Dispfl, run: Path, tmp_path: Path) -> None:
     def refusal(*arguments: str | Path) -> str:
         result = dispfl("audit", *arguments)

@@ -39,6 +39,12 @@ def refusal(*arguments: str) -> str:
     return str(problem)
 
 
+def test_a_narrow_terminal_folds_headings_and_cuts_nothing_off() -> None:
+    text = CliRunner().invoke(app, list(SMALL), env={"COLUMNS": "60"}).stdout
+    assert "…" not in text
+    assert "as the paper " in text
+
+
 def test_the_defaults_are_the_papers() -> None:
     """105,962 parameters at density 0.5, 10 neighbours, 60,000 images over 100 peers."""
     costs = found(*SMALL)

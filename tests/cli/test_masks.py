@@ -170,6 +170,14 @@ def test_a_run_made_in_python_has_distances_only(tmp_path: Path) -> None:
     assert json.loads(call(path, "--json"))["similarities"] is None
 
 
+def test_masks_of_custom_data_are_compared_without_their_layers(tmp_path: Path) -> None:
+    config = {**BUILT_IN, "data": {"name": "custom", "path": "patients.csv"}, "model": {"name": "mlp"}}
+    text = call(a_run(tmp_path / "run", [a_mask(shift) for shift in SHIFTS[:3]], [[3, 4], [6, 0], [0, 6]], config))
+    assert row(text, "distance of masks")[0] == f"{200 / SIZE:.3f}"
+    assert row(text, "similarity of labels")[0] == "0.000"
+    assert "density over peers" not in text
+
+
 def test_different_densities_are_noted(tmp_path: Path) -> None:
     path = a_run(tmp_path / "run", [a_mask(0), a_mask(0), a_mask(0, SIZE // 5)], [[1, 0], [1, 1], [0, 1]])
     assert "The peers' densities differ, which increases the distance of masks regardless of the data." in call(path)
@@ -198,6 +206,14 @@ def test_the_figure_is_bright_where_peers_are_close(tmp_path: Path) -> None:
 def test_vector_figures(tmp_path: Path, ending: str, begins: bytes) -> None:
     call(grouped(tmp_path / "run", overlap=0.5), "--json", "--out", tmp_path / f"figure.{ending}")
     assert (tmp_path / f"figure.{ending}").read_bytes().startswith(begins)
+
+
+def test_the_numbers_are_printed_even_if_the_figure_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = CliRunner().invoke(APP, [str(grouped(tmp_path / "run")), "--out", str(tmp_path / "file" / "masks.png")])
+    assert "could not be written" in str(result.exception)
+    assert "distance of masks" in result.stdout
+    assert "Written" not in result.stdout
 
 
 def test_an_unknown_figure_format_is_refused_first(tmp_path: Path) -> None:

@@ -159,6 +159,17 @@ def test_relative_data_paths_are_made_absolute(tmp_path: Path, monkeypatch: pyte
     assert tomllib.loads(Path("alice/site.toml").read_text())["data"]["path"] == str(tmp_path / "samples.csv")
 
 
+def test_a_relative_folder_of_a_hub_data_set_is_made_absolute_and_a_name_on_the_hub_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("patients").mkdir()
+    for name, given in {"alice": "patients", "bob": "org/patients"}.items():
+        peer("init", name, "--name", name, "--listen", "a:1", f"data.hub={given}")
+    hubs = [tomllib.loads(Path(name, "site.toml").read_text())["data"]["hub"] for name in ("alice", "bob")]
+    assert hubs == [str(tmp_path / "patients"), "org/patients"]
+
+
 def test_data_paths_stay_relative_to_the_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     given = ("data.dir=store", "data.path=a.csv", "data.test_path=b.csv")

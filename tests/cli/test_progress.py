@@ -152,6 +152,16 @@ def test_on_a_terminal_a_resumed_bar_starts_where_the_run_stopped() -> None:
     assert re.search(r"dispfl round 5/5 [━╺╸]+ +8/10 steps · accuracy 0\.250", plain(console))
 
 
+def test_a_narrow_terminal_shows_the_score_and_the_time_left() -> None:
+    console = Console(file=io.StringIO(), width=60, force_terminal=True)
+    with show_progress("dispfl", 500, console) as progress:
+        progress.begin(498, 1000)
+        progress.step()
+        progress.step()
+        progress.round(record(249, 0.25))
+    assert re.search(r"dispfl round 251/500 [━╺╸]+ accuracy 0\.250 · left \d:\d\d:\d\d", plain(console)), plain(console)
+
+
 def plain(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return without_colours(console.file.getvalue())

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -217,9 +218,18 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
         ((torch.zeros(3, 2), torch.zeros(2)), "Peer 3's data has 3 inputs but 2 labels; give as many of each."),
         ((torch.zeros(0, 2), torch.zeros(0)), "Peer 3's data is empty; every peer needs at least one sample."),
         (Numbered(0), "Peer 3's data is empty; every peer needs at least one sample."),
-        ((torch.zeros(3),), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors."),
-        (TensorDataset(torch.zeros(3)), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors."),
-        (([1, 2], [0, 1]), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors."),
+        ((torch.zeros(3),), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (Tensor)."),
+        (
+            TensorDataset(torch.zeros(3)),
+            "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (Tensor).",
+        ),
+        (([1, 2], [0, 1]), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (list, list)."),
+        (
+            (np.zeros(2), np.zeros(2)),
+            "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (ndarray, ndarray). Convert "
+            "arrays with torch.from_numpy.",
+        ),
+        (torch.zeros(3, 2), "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got Tensor."),
         (Endless(), "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got Endless."),
         (None, "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got NoneType."),
     ],

@@ -115,6 +115,18 @@ def test_runs_of_one_method_are_identified_by_their_directories(tmp_path: Path) 
     assert "".join(right).endswith("".join(path.name for path in runs)), narrow
 
 
+def test_a_narrow_terminal_keeps_names_and_scores_and_says_which_columns_it_has_no_room_for(tmp_path: Path) -> None:
+    loss = {"mean": 1.25, "std": 0.0, "per_peer": [1.25, 1.25]}
+    lines = printed(*(a_run(tmp_path / name, test_loss=loss) for name in ("first-seed", "second-seed")), width=60)
+    table = [" ".join(line.split()) for line in table_of(lines)]
+    assert table[1] == "method rounds over peers MB/round MB/round run"
+    assert table[3:] == [f"Dis-PFL 20 0.457 ± 0.046 1.23 1.34 {name}" for name in ("first-seed", "second-seed")]
+    [omitted] = [line for line in lines if line.startswith("Omitted")]
+    assert omitted.removesuffix(" `dispfl show --json` has all values.") == (
+        "Omitted for lack of space: test loss; worst, best peer; time s; GFLOPs/peer."
+    )
+
+
 def test_one_run_and_runs_named_after_their_methods_show_no_directory(tmp_path: Path) -> None:
     one, other = a_run(tmp_path / "a"), a_run(tmp_path / "b" / "local", method="local")
     for runs in ([one], [other, a_run(tmp_path / "b" / "dispfl")]):

@@ -73,6 +73,13 @@ def test_a_folder_without_config_is_not_a_run_directory(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_file_is_not_a_run_directory(run: RunDirectory) -> None:
+    file = run.path / "config.toml"
+    with pytest.raises(RunError) as caught:
+        read_config(file)
+    assert str(caught.value) == f"{file} is a file; name the run directory, such as {run.path}."
+
+
 def test_a_config_that_is_not_toml_is_a_sentence(run: RunDirectory) -> None:
     (run.path / "config.toml").write_text("rounds = \n")
     with pytest.raises(RunError, match=r"config\.toml cannot be read: .*line 1.*\.$"):

@@ -106,7 +106,9 @@ def test_a_missing_folder_is_a_sentence(tmp_path: Path) -> None:
     for write in (write_atomically, append_durably):
         with pytest.raises(RunError) as caught:
             write(file, b"content")
-        assert str(caught.value) == f"{file} could not be written: No such file or directory."
+        assert str(caught.value) == (
+            f"{file} could not be written: the folder {file.parent} does not exist; create it first."
+        )
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])

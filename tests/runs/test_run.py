@@ -173,7 +173,7 @@ def test_a_sites_folder_and_its_run_directory_are_the_same_run(tmp_path: Path) -
     assert_same(one, other, torch.ones(3, 2))
     assert one.model("alice")(torch.ones(3, 2)).shape == (3, 2)
     assert one.out == site.run_folder
-    assert re.fullmatch(r"Run\(dispfl, 1 peer, 1 rounds, accuracy [01]\.\d{3} ± 0\.000 over peers, in .*\)", repr(one))
+    assert re.fullmatch(r"Run\(dispfl, 1 peer, 1 round, accuracy [01]\.\d{3} ± 0\.000 over peers, in .*\)", repr(one))
 
 
 def test_an_unfinished_run_has_models_and_no_summary(make: Callable[..., Run], net: Callable[[], nn.Module]) -> None:

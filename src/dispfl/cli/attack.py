@@ -11,6 +11,7 @@ import typer
 
 from dispfl.cli.grid import ConfigOption, DataDirOption, JobsOption, OutOption, SeedsOption, run_grid
 from dispfl.errors import ConfigError
+from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from dispfl.methods.base import Method
@@ -75,11 +76,10 @@ def attack(
         run_grid(cells, console, None, [] if out else ["--out", str(folder)], jobs)
         found = measured(cells)
         text = markdown(found)
+        print_text(console, text)
         write_atomically(folder / "attack.md", text.encode())
         write_atomically(folder / "attack.csv", csv_rows(found).encode())
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
-        written = f"Written: {folder / 'attack.md'}, .csv"
-        console.print(written, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, f"Written: {folder / 'attack.md'}, .csv")
 
 
 def attack_grid(

@@ -1,12 +1,14 @@
 """`dispfl audit`: what attackers learn about the samples of a run, measured by attacking it."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from dispfl.errors import ConfigError
+from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -55,21 +57,18 @@ def audit(
         work.make_folder()
         run_grid(runs, Console(stderr=as_json))
     result = work.result()
-    file = work.write(result)
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
-        return
-    console = Console()
-    print_audit(result, console)
-    console.print(f"Written: {file}", soft_wrap=True, highlight=False, markup=False)
+    else:
+        print_audit(result, Console())
+    file = work.write(result)  # after it is printed: a disk may refuse
+    if not as_json:
+        print_text(Console(), f"Written: {file}")
 
 
 def print_audit(result: "AuditResult", console: "Console") -> None:
     """Print the result for a reader who answers for data."""
-
-    def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)
-
+    say = partial(print_text, console)
     say("\nCan an attacker tell whether a record was in a peer's training data?", "bold")
     console.print(_membership_table(result))
     how = f"likelihood ratios with {result.shadows} shadow federations" if result.shadows else "the confidence alone"

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dispfl.errors import ConfigError
+from dispfl.terminal import number_table, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from dispfl.costs.estimate import CostInputs, RoundCosts, WireCosts
     from dispfl.experiment import Experiment
@@ -154,7 +154,7 @@ def _whole(mean: float) -> float:
 
 def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> None:
     small = found.layers[0].small_shape is not None  # then shapes say what is kept
-    layers = table_of("layer", "shape", *(("small", "density") if small else ("density", "kept")), "MFLOPs")
+    layers = number_table("layer", "shape", *(("small", "density") if small else ("density", "kept")), "MFLOPs")
 
     def add(name: str, shape: str, kept: str, density: float, flops: str) -> None:
         layers.add_row(name, shape, *((kept, f"{density:.3f}") if small else (f"{density:.3f}", kept)), flops)
@@ -169,22 +169,22 @@ def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: 
     forward = (found.fixed_flops + sum(layer.flops for layer in found.layers)) / 1e6
     share = found.kept / found.parameters
     add("all", f"{found.parameters:,}", f"{found.kept:,.0f}", share, f"{forward:,.2f}")
-    totals = table_of(
+    totals = number_table(
         "\nper round", "busiest node\nMB up", "busiest node\nMB down", "mean peer\nMB down", "per peer\nFLOPs"
     )
     paper = [f"{value:,.2f}" for value in (found.busiest_mb, found.mean_mb)]
     totals.add_row("as the paper counts", "–", *paper, _flops(found.flops_per_peer))
     sent = [f"{value:,.2f}" for value in (wire.busiest_up_mb, wire.busiest_down_mb, wire.mean_mb)]
     totals.add_row("on the wire", *sent, "")
-    console.print(_headline(inputs), soft_wrap=True, highlight=False, markup=False)
+    print_text(console, _headline(inputs))
     console.print("", layers, "", totals, "", sep="\n")
     if len(found.groups) > 1:
-        groups = table_of("density", "peers", "kept", "FLOPs per peer")
+        groups = number_table("density", "peers", "kept", "FLOPs per peer")
         for group in found.groups:
             groups.add_row(f"{group.density:g}", str(group.peers), f"{group.kept:,}", _flops(group.flops))
         console.print(groups, "", sep="\n")
     for sentence in _legend(inputs, found, wire):
-        console.print(sentence, style="dim", soft_wrap=True, highlight=False, markup=False)
+        print_text(console, sentence, "dim")
 
 
 def _shape(sides: Sequence[int]) -> str:
@@ -232,14 +232,3 @@ def _legend(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> lis
     if inputs.method.name == "subfedavg":
         notes.append("subfedavg prunes as it trains: later rounds cost less; how much less depends on the training.")
     return notes
-
-
-def table_of(*headings: str) -> "Table":
-    """Return an empty table with these headings; all columns but the first are numbers."""
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, justify="right" if number else "left", no_wrap=True)
-    return table

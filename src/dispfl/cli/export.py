@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dispfl.errors import ConfigError
+from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -130,7 +131,7 @@ def _print(predictions: "list[Prediction]", card: "Card") -> None:
         [(image, (width, height)), *others] = resized
         what = f"{len(resized)} images were resized" if others else f"{image} was resized from {width}x{height}"
         note = f"{what} to {card.shape[2]}x{card.shape[1]}."
-        console.print(note, style="dim", soft_wrap=True, highlight=False, markup=False)
+        print_text(console, note, "dim")
     for one in predictions:
         if one.problem:
             typer.echo(f"dispfl: {one.problem}", err=True)

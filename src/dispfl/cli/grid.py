@@ -12,6 +12,7 @@ import typer
 
 from dispfl.cli.run import TrackOption
 from dispfl.errors import ConfigError
+from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -158,7 +159,7 @@ def run_and_compare(
         known = all(name in METRICS for cell in cells for name in cell.experiment.metric)
         targets = parse_targets(options.targets, known)
         check_grid(cells)
-        console.print(_count_states(cells), soft_wrap=True, highlight=False, markup=False)
+        print_text(console, _count_states(cells))
         run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)], options.jobs)
         _write_comparison(cells, out, targets, options.budget, options.figure, console)
 
@@ -189,7 +190,7 @@ def run_grid(
     except KeyboardInterrupt:
         command = shlex.join(["dispfl", *sys.argv[1:], *resume_options])
         message = f"\nStopped; all finished rounds are saved. Resume with: {command}"
-        console.print(message, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, message)
         raise typer.Exit(130) from None
 
 
@@ -238,16 +239,15 @@ def _write_comparison(
     from dispfl.report.comparison import Budget
     from dispfl.report.comparison import compare as compare_runs
     from dispfl.report.page import write_report
-    from dispfl.report.tables import legend, rich_table, write_tables
+    from dispfl.report.tables import legend, omitted_note, rich_table, write_tables
 
     comparison = compare_runs(_named(cells), Budget(budget), targets)
     table, omitted = rich_table(comparison, console)
     console.print(table)
     for sentence in legend(comparison):
-        console.print(sentence, style="dim", soft_wrap=True, highlight=False, markup=False)
+        print_text(console, sentence, "dim")
     if omitted:
-        note = f"Omitted for lack of space: {', '.join(omitted)}. The files contain all columns."
-        console.print(note, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, omitted_note(omitted, "The files contain all columns."))
     files = write_tables(comparison, out)
     write_report([cell.path for cell in cells], out / "report.html")
     pages = [out / "report.html"]
@@ -258,4 +258,4 @@ def _write_comparison(
         pages.insert(0, out / f"learning-curves.{figure}")
     suffixes = ", ".join(file.suffix for file in files[1:])
     written = f"Written: {files[0]}, {suffixes}; {'; '.join(map(str, pages))}"
-    console.print(written, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, written)

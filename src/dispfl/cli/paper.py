@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from dispfl.errors import ConfigError
+from dispfl.terminal import print_text
 
 FORMATS = (".png", ".pdf", ".svg")
 
@@ -31,8 +32,12 @@ def masks(
     """
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}.")
+    from rich.console import Console
+
     from dispfl.extras import can_draw, require
     from dispfl.paper.masks import compare_masks, print_masks
+
+    console = Console()
 
     if out is not None:
         require("report", "--out")
@@ -40,19 +45,16 @@ def masks(
     figure = out
     if figure is None and not as_json and can_draw():
         figure = directory / "masks.png"
+    if as_json:
+        typer.echo(json.dumps(found.to_json(), allow_nan=False))
+    else:
+        print_masks(found, console)
     if figure is not None:
         from dispfl.paper.figures import draw_masks
 
-        draw_masks(found, figure)
-    if as_json:
-        typer.echo(json.dumps(found.to_json(), allow_nan=False))
-        return
-    from rich.console import Console
-
-    console = Console()
-    print_masks(found, console)
-    if figure is not None:
-        console.print(f"Written: {figure}", soft_wrap=True, highlight=False, markup=False)
+        draw_masks(found, figure)  # after the numbers are printed: a disk may refuse
+        if not as_json:
+            print_text(console, f"Written: {figure}")
 
 
 MISSING = {

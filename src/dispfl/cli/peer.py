@@ -77,6 +77,8 @@ def _site_config(config: Path | None, overrides: list[str], smallest_density: fl
     data = values["data"]
     for key in ["dir"] if "dir" in data else {"path", "test_path"} & data.keys():  # paths are relative to `dir`
         data[key] = str(Path(data[key]).expanduser().absolute())
+    if "dir" not in data and "hub" in data and Path(data["hub"]).expanduser().exists():  # otherwise a name on the hub
+        data["hub"] = str(Path(data["hub"]).expanduser().absolute())
     return values
 
 

@@ -1,7 +1,6 @@
 """`dispfl privacy`: what a privacy budget costs, before anything is trained."""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -29,14 +28,15 @@ def privacy(
 
     Example: dispfl privacy --epsilon 4 --delta 1e-5 rounds=50 train.batch_size=16
     """
+    from dispfl.cli.run import split_config
     from dispfl.config import compose, read_toml
     from dispfl.costs.privacy import make_plan, tight_epsilon
     from dispfl.extras import require
     from dispfl.round.context import check_private_method
 
     require("privacy", "dispfl privacy")
-    overrides = list(arguments or [])
-    config = read_toml(Path(overrides.pop(0))) if overrides and "=" not in overrides[0] else {}
+    file, overrides = split_config(arguments or [])
+    config = read_toml(file) if file else {}
     stated = {"privacy.epsilon": epsilon, "privacy.delta": delta}
     overrides += [f"{key}={value!r}" for key, value in stated.items() if value is not None]
     experiment = compose(config, overrides)

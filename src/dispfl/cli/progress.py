@@ -21,6 +21,7 @@ from dispfl.runs.grid import GridCallbacks, GridRun, RunState
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics
 from dispfl.runs.progress import describe_round, log_to
+from dispfl.terminal import print_text
 
 
 @contextlib.contextmanager
@@ -169,7 +170,7 @@ class GridDisplay(GridCallbacks):
         return " · ".join([f"{len(running)} running", *(f"{cell.title} {rounds}" for cell, rounds in running)])
 
     def _print(self, line: str) -> None:
-        self._console.print(line, soft_wrap=True, highlight=False, markup=False)
+        print_text(self._console, line)
 
     def _update(self, description: str | None = None) -> None:
         if self.bar is not None and self._task is not None:

@@ -9,6 +9,7 @@ import typer
 
 from dispfl.cli.grid import JobsOption
 from dispfl.errors import ConfigError, DataError
+from dispfl.terminal import number_table, print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +97,6 @@ def _run(
 ) -> None:
     """Run the missing and interrupted runs; print the hours, except at laptop scale; the paper's needs --yes."""
     from dispfl.cli.grid import run_grid
-    from dispfl.report.run_table import print_text
     from dispfl.runs.grid import RunState, check_grid
 
     cells = list({cell.path: cell for cell in cells}.values())
@@ -185,10 +185,10 @@ def _print_list(as_json: bool) -> None:
         costs = " · ".join(f"{scale} {_cost(one[scale])}" for scale in SCALES if scale in one)
         shows = one["shows"] or ""
         console.print(f"[bold]{one['name']:<26}[/]{shows:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True)
-        console.print(f"    {one['title']}", highlight=False, soft_wrap=True, markup=False)
+        print_text(console, f"    {one['title']}")
     console.print()
     for sentence in LEGEND:
-        console.print(sentence, style="dim", soft_wrap=True, highlight=False)
+        print_text(console, sentence, "dim")
 
 
 def _listed(name: str) -> dict[str, Any]:
@@ -222,7 +222,6 @@ def _order(shows: str | None) -> tuple[int, int]:
 def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) -> None:
     """Measure a training batch of each kind and print the estimated hours by method."""
     from dispfl.paper.reproduce import remaining_hours
-    from dispfl.report.run_table import number_table, print_text
 
     with console.status("Measuring a training batch ..."):
         found = remaining_hours(cells)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from dispfl.errors import ConfigError
+from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,9 +67,7 @@ def run(
         default = Path("runs") / f"{experiment.method.name}-{experiment.data.name}"
         with output_folder(out, default) as path, show_decoding(console) as bar:
             created = ExperimentRun.create(experiment, path, bar, ray_address)
-        for line in describe_run(created):
-            console.print(line, style="dim", soft_wrap=True, highlight=False, markup=False)
-        run_to_end(created, console, track, ray_address)
+        run_to_end(created, console, track, ray_address, describe=True)
     else:
         path = resume
         if out is not None:
@@ -80,13 +79,13 @@ def run(
                 resumed = ExperimentRun.resume(path, overrides, bar)
             run_to_end(resumed, console, track, ray_address)
         else:
-            console.print(f"{path} is already finished.", soft_wrap=True, highlight=False, markup=False)
+            print_text(console, f"{path} is already finished.")
             if not (path / "learning-curve.png").exists():  # killed before it was drawn
                 draw_learning_curve(path)
             if not (path / "report.html").exists():  # killed before it was written
                 write_report([path], path / "report.html")
     print_results([path], console)
-    console.print(f"Report: {path / 'report.html'}", soft_wrap=True, highlight=False, markup=False)
+    print_text(console, f"Report: {path / 'report.html'}")
 
 
 def describe_run(run: "ExperimentRun") -> list[str]:
@@ -108,8 +107,8 @@ def describe_run(run: "ExperimentRun") -> list[str]:
     elif isinstance(method, GossipMethod) and method.communicates:
         links = f", {experiment.topology.name} topology"
     lines = [
-        f"Data: {experiment.data.name}, {experiment.partition.name} partition; {experiment.peers} peers with "
-        f"{train} training and {test} test samples each.",
+        f"Data: {experiment.data.name}, {experiment.partition.name} partition; "
+        f"{experiment.peers} peer{'s' * (experiment.peers > 1)} with {train} training and {test} test samples each.",
         f"Network: {experiment.model.name}, {layout.size:,} weights{sparse}.",
         f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; "
         f"{experiment.rounds} {'round' if experiment.rounds == 1 else 'rounds'} of "
@@ -162,13 +161,20 @@ def demo(
 
         plot_runs(paths, folder / f"learning-curves.{figure}")
         files = f"Learning curves: {folder / f'learning-curves.{figure}'}. {files}"
-    console.print(files, soft_wrap=True, highlight=False, markup=False)
+    print_text(console, files)
 
 
 def run_to_end(
-    prepared: "ExperimentRun", console: "Console", track: str | None = None, ray_address: str | None = None
+    prepared: "ExperimentRun",
+    console: "Console",
+    track: str | None = None,
+    ray_address: str | None = None,
+    describe: bool = False,
 ) -> None:
-    """Run to the end with a progress bar, and write the report; after Ctrl-C, print how to resume."""
+    """Run to the end with a progress bar, and write the report; after Ctrl-C, print how to resume.
+
+    With `describe`, first say what the run is going to do.
+    """
     from dispfl.report.page import write_report
     from dispfl.runs.progress import show_progress
     from dispfl.runs.tracking import tracking
@@ -176,6 +182,8 @@ def run_to_end(
     experiment, path = prepared.experiment, prepared.directory.path
     warn_about_noise([experiment])
     try:
+        for line in describe_run(prepared) if describe else ():
+            print_text(console, line, "dim")
         with (
             show_progress(experiment.method.name, experiment.rounds, console) as callbacks,
             tracking(track, path, callbacks) as tracked,
@@ -183,7 +191,7 @@ def run_to_end(
             prepared.run(tracked, ray_address)
     except KeyboardInterrupt:
         message = f"\nStopped; all finished work is saved. Resume with: dispfl run --resume {quote(str(path))}"
-        console.print(message, soft_wrap=True, highlight=False, markup=False)
+        print_text(console, message)
         raise typer.Exit(130) from None
     write_report([path], path / "report.html")
 

@@ -6,6 +6,8 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
+from dispfl.terminal import print_text
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -66,19 +68,19 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     if not console.is_terminal:
         console.width = 200  # do not wrap tables in a pipe or a file
     first, second = readable_fingerprint(found["fingerprint"])
-    _print(console, f"{found['name']} of the federation {found['federation']}, reached at {found['address']}")
-    _print(console, f"fingerprint  {first}\n             {second}")
-    _print(console, "\n" + _progress(found["node"], found["running"], quote(str(folder))))
+    print_text(console, f"{found['name']} of the federation {found['federation']}, reached at {found['address']}")
+    print_text(console, f"fingerprint  {first}\n             {second}")
+    print_text(console, "\n" + _progress(found["node"], found["running"], quote(str(folder))))
     for problem in found["problems"]:
-        _print(console, f"Problem in members.json: {problem}")
+        print_text(console, f"Problem in members.json: {problem}")
     if roster := found["roster"]:
-        _print(console, _roster_text(roster))
+        print_text(console, _roster_text(roster))
     node = found["node"] or {}
     if found["running"] and node.get("save_problem"):
         unsaved = f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}."
-        _print(console, f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it can.")
+        print_text(console, f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it can.")
     if node.get("epsilon") is not None:
-        _print(console, f"Private training: epsilon {node['epsilon']:.3g} is spent.")
+        print_text(console, f"Private training: epsilon {node['epsilon']:.3g} is spent.")
     for title, table in (
         ("Members", _members(found["members"])),
         ("Traffic", _traffic(node.get("peers") or {})),
@@ -87,14 +89,14 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
         ("Fingerprints", _fingerprints([*found["members"], *found["known"]])),
     ):
         if table.row_count:
-            _print(console, f"\n{title}")
+            print_text(console, f"\n{title}")
             console.print(table)
     for member in found["members"]:
         if member["state"] == "pending":
             command = f"dispfl peer confirm {quote(str(folder))} {member['name']}"
-            _print(console, f"\n{member['name']} is pending: compare its fingerprint by phone, then: {command}")
+            print_text(console, f"\n{member['name']} is pending: compare its fingerprint by phone, then: {command}")
     if not found["members"]:
-        _print(console, f"\nNo other site is accepted yet: dispfl peer accept {quote(str(folder))} INVITE")
+        print_text(console, f"\nNo other site is accepted yet: dispfl peer accept {quote(str(folder))} INVITE")
 
 
 def _roster_text(roster: Mapping[str, Any]) -> str:
@@ -212,7 +214,3 @@ def _ago(then: Any) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit} ago"
     return f"{seconds:.0f} s ago"
-
-
-def _print(console: "Console", text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

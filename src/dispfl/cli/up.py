@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dispfl.errors import ConfigError, RunError
+from dispfl.terminal import print_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,7 +71,7 @@ def up(
         if experiment.rounds != (was := read_config(path)["rounds"]):
             raise RunError(f"{path} was run with rounds={was}, got {experiment.rounds}; dispfl up cannot extend a run.")
         if read_summary(path) is not None:
-            _print(console, f"{path} is already finished.")
+            print_text(console, f"{path} is already finished.")
             show(path, console)
             return
         prepare_resume(path, experiment)
@@ -117,8 +118,8 @@ def show(path: Path, console: "Console") -> None:
         write_report([path], path / "report.html")
     print_results([path], console)
     if summary := read_summary(path):
-        _print(console, network_line(summary["network"]))
-    _print(console, f"Report: {path / 'report.html'}")
+        print_text(console, network_line(summary["network"]))
+    print_text(console, f"Report: {path / 'report.html'}")
 
 
 def network_line(network: Mapping[str, Any]) -> str:
@@ -144,15 +145,15 @@ def watch(processes: "PeerProcesses", rounds: int, metric: str, console: "Consol
             live.update(table(processes, rounds, metric))
     except KeyboardInterrupt:
         processes.stop()
-        _print(console, f"Stopped; finished rounds are saved. Resume with: {_resume_command(processes)}")
+        print_text(console, f"Stopped; finished rounds are saved. Resume with: {_resume_command(processes)}")
         raise typer.Exit(130) from None
     finally:
         processes.stop()
     failed = [name for name, code in processes.ended().items() if code]
     for name in failed:
-        _print(console, f"Peer {name} failed; its log is {processes.out / 'sites' / name / 'log.txt'}.")
+        print_text(console, f"Peer {name} failed; its log is {processes.out / 'sites' / name / 'log.txt'}.")
     if failed:
-        _print(console, f"After fixing the cause, resume with: {_resume_command(processes)}")
+        print_text(console, f"After fixing the cause, resume with: {_resume_command(processes)}")
         raise typer.Exit(1)
 
 
@@ -220,7 +221,3 @@ def _status(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found
-
-
-def _print(console: "Console", text: str) -> None:
-    console.print(text, soft_wrap=True, highlight=False, markup=False)

@@ -192,14 +192,17 @@ def samples_from(given: DatasetLike, whose: str) -> Samples:
         given = cast(tuple[Tensor, Tensor], given.tensors)
     if isinstance(given, (tuple, list)):
         if len(given) != 2 or not all(isinstance(part, Tensor) for part in given):
-            raise DataError(f"{whose} must be a Dataset or a pair (inputs, labels) of tensors.")
+            kinds = ", ".join(type(part).__name__ for part in given[:5])
+            arrays = any(isinstance(part, np.ndarray) for part in given)
+            fix = " Convert arrays with torch.from_numpy." if arrays else ""
+            raise DataError(f"{whose} must be a Dataset or a pair (inputs, labels) of tensors, got ({kinds}).{fix}")
         inputs, labels = given
         if len(inputs) != len(labels):
             raise DataError(f"{whose} has {len(inputs)} inputs but {len(labels)} labels; give as many of each.")
         samples: Samples = ResidentSamples(inputs, labels)
     elif isinstance(given, (ResidentSamples, DatasetSamples)):
         samples = given
-    elif hasattr(given, "__getitem__") and hasattr(given, "__len__"):
+    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, (Tensor, np.ndarray)):
         samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], given))
     else:
         raise DataError(

@@ -32,7 +32,7 @@ from rich.console import Console
 
 from dispfl.core.train import batch_count
 from dispfl.errors import ConfigError, RunError
-from dispfl.report.run_table import number_table, print_text
+from dispfl.terminal import number_table, print_text
 
 FORMATS = ("png", "pdf", "svg")
 

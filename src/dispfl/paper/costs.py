@@ -27,7 +27,7 @@ from dispfl.data.catalogue import describe
 from dispfl.models.settings import Model
 from dispfl.paper.printed import Erratum, PrintedNumber, PrintedRow, PrintedTable, errata, tables
 from dispfl.registry import METHODS, TOPOLOGIES
-from dispfl.report.run_table import number_table, print_text
+from dispfl.terminal import number_table, print_text
 from dispfl.wire.codec import Wire
 
 PEERS = 100

@@ -30,8 +30,8 @@ from dispfl.paper.similarity import (
     spearman,
     within_groups,
 )
-from dispfl.report.run_table import number_table, print_text
 from dispfl.runs.directory import label_counts, layout_of, personal_states, read_config, read_metrics, saved_rounds
+from dispfl.terminal import number_table, print_text
 
 MAX_LAYERS = 16
 """The number of layers in the printed table."""
@@ -69,7 +69,7 @@ class RunMasks:
     between_groups: float | None
     """Spearman's correlation over the pairs of different groups only: the part that groups do not explain."""
     layers: tuple[LayerDensity, ...]
-    """Empty if the model was defined in Python."""
+    """Empty if the network is a user's own, or that of custom data, whose shape the run does not record."""
     independent: float | None
     """The expected mean distance of independent masks with the same densities in every layer."""
     overlap: tuple[dict[str, float], ...]
@@ -124,7 +124,7 @@ def compare_masks(path: Path) -> RunMasks:
         raise RunError(f"{path} is damaged: it has the labels of {len(counts)} peers but the masks of {len(states)}.")
     similarities = None if counts is None else cosine_similarities(counts.numpy())
     groups = _group_sizes(config.get("partition", {}), len(states))
-    layers, independent = ((), None) if MADE_IN_PYTHON in config else _by_layer(path, bits, size)
+    layers, independent = _by_layer(path, bits, size) if _has_built_in_network(config) else ((), None)
     return RunMasks(
         method=method,
         channels=any(isinstance(state.model.mask, UnitMask) for state in states.values()),
@@ -150,6 +150,11 @@ def compare_masks(path: Path) -> RunMasks:
 def _weight_bits(mask: PackedMask) -> Bits:
     """Return one bit for each weight, also of a mask of channels."""
     return np.packbits(mask.flags(), bitorder="little") if isinstance(mask, UnitMask) else mask.bits.numpy()
+
+
+def _has_built_in_network(config: Mapping[str, Any]) -> bool:
+    """Whether the config alone says which network it is."""
+    return MADE_IN_PYTHON not in config and "custom" not in (config["data"]["name"], config["model"]["name"])
 
 
 def _by_layer(path: Path, bits: Bits, size: int) -> tuple[tuple[LayerDensity, ...], float]:

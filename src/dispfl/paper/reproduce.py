@@ -39,11 +39,11 @@ from dispfl.paper.masks import compare_masks, print_masks
 from dispfl.paper.printed import PrintedTable
 from dispfl.report import tables as report_tables
 from dispfl.report.comparison import compare
-from dispfl.report.run_table import number_table, print_text
 from dispfl.round.context import PeerTask
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.files import write_atomically
 from dispfl.runs.grid import GridRun, RunState
+from dispfl.terminal import number_table, print_text
 from dispfl.topology import RandomRegular
 
 LONG_ENOUGH = 3.0

@@ -1,23 +1,22 @@
-"""Tables for the terminal: the results of single runs, and tables of numbers."""
+"""The results of single runs as a table for the terminal."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.report.comparison import compare
 from dispfl.report.labels import connections_note, flops_kind, flops_note, join_and, row_labels
 from dispfl.report.markup import UNKNOWN, format_number, format_seconds
 from dispfl.report.runs import find_runs
-from dispfl.report.tables import NEEDED, TableColumn, against_sentence, fit_table
+from dispfl.report.tables import ALWAYS, NEEDED, TableColumn, against_sentence, fit_table, omitted_note
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.files import is_site, run_folder
 from dispfl.runs.metrics import last, main_scores, measure_of, seconds_per_peer_round
+from dispfl.terminal import print_text
 
 
 def overview(path: Path) -> dict[str, Any]:
@@ -84,15 +83,15 @@ def print_results(given: Sequence[Path], console: Console) -> None:
         notes += _other_scores(summary)
         if summary.get("failures"):
             notes.append(f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons.")
-    table, _ = fit_table(_columns(labels, summaries, list(names.values())), console)
+    table, omitted = fit_table(_columns(labels, summaries, list(names.values())), console)
     console.print("", table, "", sep="\n")
     flops = flops_note(dict(zip(labels, map(flops_kind, configs), strict=True)))
     metric = join_and(list(dict.fromkeys(summary["metric"] for summary in summaries)))
     print_text(console, f"{metric}: mean ± std over peers on own test data. {flops}", "dim")
-    for sentence in _compared(paths, labels):
+    if omitted:
+        print_text(console, omitted_note(omitted, "`dispfl show --json` has all values."), "dim")
+    for sentence in (*_compared(paths, labels), *notes):
         print_text(console, sentence)
-    for note in notes:
-        console.print(note, soft_wrap=True, highlight=False, markup=False)
 
 
 def _compared(paths: Sequence[Path], labels: Sequence[str]) -> list[str]:
@@ -124,11 +123,11 @@ def _columns(
     names = dict.fromkeys(name for summary in summaries for name in (summary["metric"], *summary["scores"]))
     main = {summary["metric"] for summary in summaries}
     shown = [
-        TableColumn(("method", ""), labels, NEEDED, text=True),
+        TableColumn(("method", ""), labels, ALWAYS, text=True),
         column("rounds", "", NEEDED, lambda summary: str(summary["rounds"])),
     ]
     for name in names:
-        priority = NEEDED if name in main else 2
+        priority = ALWAYS if name in main else 2
         shown.append(column(name, "over peers", priority, partial(_mean_and_std, name)))
     shown += [
         column("worst,", "best peer", 3, _worst_and_best),
@@ -139,7 +138,7 @@ def _columns(
         column("time", "s", NEEDED, lambda summary: short(summary["seconds"], 1)),
     ]
     if len(set(labels)) < len(labels):
-        shown.append(TableColumn(("run", ""), directories, NEEDED, text=True))
+        shown.append(TableColumn(("run", ""), directories, ALWAYS, text=True))
     return shown
 
 
@@ -170,16 +169,3 @@ def _worst_and_best(summary: dict[str, Any]) -> str:
     known = [value for value in scores["per_peer"] if value is not None] if scores else []
     measure = measure_of([summary])
     return f"{measure.worst(known):.2f}, {measure.best(known):.2f}" if known else UNKNOWN
-
-
-def number_table(*headings: str, names: int = 1) -> Table:
-    """Return an empty table; the first `names` columns hold names, the others numbers."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)  # fits 80 columns
-    for position, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if position < names else "right", no_wrap=True)
-    return table
-
-
-def print_text(console: Console, text: str, style: str | None = None) -> None:
-    """Print text as it is: no markup, no highlighting, no hard wrapping."""
-    console.print(text, style=style, soft_wrap=True, highlight=False, markup=False)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -40,7 +41,12 @@ class TableColumn:
     @property
     def title(self) -> str:
         """The heading on one line."""
-        return " ".join(line for line in self.heading if line)
+        return " ".join(line for line in self.heading if line).replace("/ ", "/")
+
+    @property
+    def width(self) -> int:
+        """The characters of its longest line."""
+        return max(map(cell_len, (*self.heading, *self.cells)))
 
     def marked(self, start: str, end: str, escape: Callable[[str], str]) -> list[str]:
         """Return the escaped cells, with the best ones between marks."""
@@ -60,10 +66,10 @@ def columns(comparison: Comparison) -> list[TableColumn]:
         scale, unit = flops_unit_of_smallest([value(row) for row in rows])
         return column(unit, second, priority, lambda row: f"{value(row) / scale:.2f}")
 
-    table = [TableColumn((key, ""), [row.name[key] for row in rows], 9, text=True) for key in rows[0].name]
+    table = [TableColumn((key, ""), [row.name[key] for row in rows], ALWAYS, text=True) for key in rows[0].name]
     measure = comparison.measure
     scores = [_score(row, measure) for row in rows]
-    table.append(TableColumn((measure.name, "over seeds" if several else ""), scores, 9, best=best))
+    table.append(TableColumn((measure.name, "over seeds" if several else ""), scores, ALWAYS, best=best))
     table.append(column("std over", "peers", 1 if several else 3, lambda row: measure.text(row.peer_std)))
     if comparison.differences:
         table += _difference_columns(comparison)
@@ -160,7 +166,11 @@ def rich_table(comparison: Comparison, console: Console) -> tuple[Table, list[st
 MAX_REFERENCE = 12
 """Longer labels of the reference row do not fit a heading."""
 NEEDED = 9
+"""Columns of this priority are dropped only where names that are folded into several lines leave no room for them."""
+ALWAYS = 10
 """Columns of this priority are never dropped."""
+FOLDED = 12
+"""The least width into which longer names are folded to make room for needed columns."""
 
 
 def fit_table(table: Sequence[TableColumn], console: Console) -> tuple[Table, list[str]]:
@@ -169,12 +179,19 @@ def fit_table(table: Sequence[TableColumn], console: Console) -> tuple[Table, li
     unlimited = console.options.update(max_width=10_000)
     while True:
         least = min(reversed(shown), key=lambda column: column.priority)
+        spare = sum(max(0, column.width - FOLDED) for column in shown if column.text) if least.priority >= NEEDED else 0
         for gap in (2, 1):
             drawn = _rich(shown, gap)
-            if console.measure(drawn, options=unlimited).maximum <= console.width or least.priority >= NEEDED:
+            width = console.measure(drawn, options=unlimited).maximum - spare
+            if width <= console.width or least.priority >= ALWAYS:
                 return drawn, omitted
         shown.remove(least)
         omitted.append(least.title)
+
+
+def omitted_note(omitted: Sequence[str], where: str) -> str:
+    """Say which columns a console had no room for, and where they are."""
+    return f"Omitted for lack of space: {'; '.join(omitted)}. {where}"
 
 
 def markdown_table(comparison: Comparison) -> str:

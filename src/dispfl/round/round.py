@@ -15,7 +15,7 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
 from dispfl.costs.ledger import Ledger
-from dispfl.errors import NonFiniteError, user_errors
+from dispfl.errors import NonFiniteError, RunError, user_errors
 from dispfl.methods.base import SERVER, FineTuning, GossipMethod, PeerState, ServerMethod, fresh_state
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import accepted_uploads, exchange_graph, server_cohort
@@ -243,6 +243,9 @@ def _step(
         elif not task.idle and isinstance(method, GossipMethod):
             trainer.report.overlap = _overlap(state.next_mask, received)
             after = method.step(trainer, state, received)
+        if not isinstance(after, PeerState):
+            name, got = type(method).__name__, type(after).__name__
+            raise RunError(f"Peer {task.peer}, round {task.t}: {name}.step must return a PeerState, got {got}.")
         if trainer.settings.keep_moments and after is not state:
             after = replace(after, moments=trainer.moments)
     except NonFiniteError as problem:

@@ -188,6 +188,8 @@ def read_config(path: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except FileNotFoundError:
         raise RunError(f"{path} is not a run directory: it has no config.toml.") from None
+    except NotADirectoryError:
+        raise RunError(f"{path} is a file; name the run directory, such as {path.parent}.") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
 

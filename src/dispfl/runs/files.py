@@ -82,4 +82,7 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
                 f"The disk is full: {path} could not be written. Everything saved before is intact; free some space "
                 "and start again; a run is resumed with --resume."
             ) from problem
-        raise RunError(f"{path} could not be written: {problem.strerror or problem}.") from problem
+        reason = problem.strerror or problem
+        if problem.errno == errno.ENOENT and not path.parent.exists():
+            reason = f"the folder {path.parent} does not exist; create it first"
+        raise RunError(f"{path} could not be written: {reason}.") from problem

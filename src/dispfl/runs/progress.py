@@ -16,6 +16,7 @@ from rich.progress import Progress as ProgressBar
 
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics, main_scores, measure_of
+from dispfl.terminal import print_text
 
 REFRESH_SECONDS = 0.25
 """Seconds between two updates in a notebook."""
@@ -71,16 +72,12 @@ def describe_round(record: Metrics) -> str:
 
 
 def _run_bar(console: Console) -> ProgressBar:
-    return ProgressBar(
-        TextColumn("[bold]{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("steps · {task.fields[result]} ·"),
-        TimeElapsedColumn(),
-        TextColumn("· left"),
-        TimeRemainingColumn(),
-        console=console,
-    )
+    title, result = TextColumn("[bold]{task.description}"), TextColumn("{task.fields[result]} ·")
+    left = (TextColumn("left"), TimeRemainingColumn())
+    if console.width < 80:  # the time left is worth more than the steps and the time so far
+        return ProgressBar(title, BarColumn(4), result, *left, console=console)
+    done = (MofNCompleteColumn(), TextColumn("steps ·"))
+    return ProgressBar(title, BarColumn(), *done, result, TimeElapsedColumn(), TextColumn("·"), *left, console=console)
 
 
 def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
@@ -112,7 +109,7 @@ def _line_callbacks(title: str, rounds: int, console: Console) -> RunCallbacks:
         # A round whose peers had all finished before the last stop ends at once: no round counts, so divide by 1.
         seconds_per_round = (time.monotonic() - started[0]) / max(1, finished - first[0])
         left = timedelta(seconds=round(seconds_per_round * (rounds - finished)))
-        console.print(f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}", highlight=False)
+        print_text(console, f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}")
 
     return RunCallbacks(begin=begin, round=after)
 

@@ -174,7 +174,7 @@ class Run:
         parts = [
             str(self.config.get("method", {}).get("name", "")),
             f"{peers} peer{'s' * (peers != 1)}",
-            f"{rounds} rounds" if planned in (rounds, None) else f"{rounds} of {planned} rounds",
+            f"{rounds} round{'s' * (rounds != 1)}" if planned in (rounds, None) else f"{rounds} of {planned} rounds",
         ]
         if found := last_scores(self.metrics):
             measure = measure_of(self.metrics)
