@@ -227,7 +227,7 @@ def test_a_member_that_sends_bodies_slowly_is_limited_to_four_connections(attack
             writer.transport.abort()
 
     asyncio.run(scenario())
-    until(lambda: attacked.refusals("000", "too-many-connections") == 10)
+    until(lambda: attacked.refusals("000", "too-many-connections", "slow") == 10)
 
 
 async def attack_once(attacked: Any, peer: str, request: Request) -> None:
