@@ -11,7 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from dispfl.peer.local import free_ports
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.sync import SiteMembership
+from dispfl.peer.node import Node
 from dispfl.peer.run import SiteNetwork, open_node, run_node
 from dispfl.peer.service import ServiceManager
 from dispfl.peer.setup import local_setup
@@ -220,10 +222,11 @@ def test_a_running_site_logs_changes_of_its_members(make_site: Callable[[str], S
     assert recorder.events == ["accepted", "rotated", "revoked"]
 
 
-def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_tls(
-    make_site: Callable[[str], Site],
-) -> None:
-    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+@asynccontextmanager
+async def transfer_to_bob(
+    alice: Site, bob: Site, recorder: EventRecorder
+) -> AsyncIterator[tuple[Node, Node, "asyncio.Task[Response]"]]:
+    """Run alice's node, whose log is recorded, and bob's, who has requested a model that alice never sends."""
     alice.members.accept(bob.invite())
     bob.members.accept(alice.invite())
     asked = asyncio.Event()
@@ -233,14 +236,23 @@ def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_
         await asyncio.Event().wait()
         raise AssertionError
 
+    async with (
+        open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _),
+        open_node(bob, local_setup(bob), Deadlines(), EventRecorder()) as (other, _),
+    ):
+        await node.client.transport.serve(never)
+        transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
+        await asked.wait()
+        yield node, other, transfer
+
+
+def test_a_revoked_members_transfer_is_cut_and_its_certificate_no_longer_passes_tls(
+    make_site: Callable[[str], Site],
+) -> None:
+    alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
+
     async def story() -> None:
-        async with (
-            open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _),
-            open_node(bob, local_setup(bob), Deadlines(), EventRecorder()) as (other, _),
-        ):
-            await node.client.transport.serve(never)
-            transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
-            await asked.wait()
+        async with transfer_to_bob(alice, bob, recorder) as (node, other, transfer):
             Site.open(alice.folder).members.revoke("bob")  # as in another process
             async with asyncio.timeout(PATIENCE):
                 with pytest.raises(Unreachable, match="the connection broke"):
@@ -257,23 +269,9 @@ def test_a_revoked_members_transfer_is_cut_also_where_no_tls_context_can_be_made
     make_site: Callable[[str], Site], small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alice, bob, recorder = make_site("alice"), make_site("bob"), EventRecorder()
-    alice.members.accept(bob.invite())
-    bob.members.accept(alice.invite())
-    asked = asyncio.Event()
-
-    async def never(sender: str, request: Request) -> Response:
-        asked.set()
-        await asyncio.Event().wait()
-        raise AssertionError
 
     async def story() -> None:
-        async with (
-            open_node(alice, local_setup(alice), Deadlines(), recorder) as (node, _),
-            open_node(bob, local_setup(bob), Deadlines(), EventRecorder()) as (other, _),
-        ):
-            await node.client.transport.serve(never)
-            transfer = asyncio.create_task(other.client.transport.request("alice", Request("model", {})))
-            await asked.wait()
+        async with transfer_to_bob(alice, bob, recorder) as (_, _, transfer):
             monkeypatch.setattr(tempfile, "tempdir", str(small_disk.path))  # a context's key passes through it
             small_disk.fill()
             Site.open(alice.folder).members.revoke("bob")  # as in another process
