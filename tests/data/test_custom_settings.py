@@ -79,6 +79,10 @@ def test_toml_round_trip_gives_the_same_experiment() -> None:
         (["data.path=a", "data.test_share=1"], "data.test_share must be in (0, 1), got 1."),
         (["data.path=a", "data.classes=cat"], "data.classes must be a list of at least two names, got 'cat'."),
         (["data.path=a", "data.classes=[1]"], "data.classes must be a list of at least two names, got ['1']."),
+        (
+            ["data.path=a", r'data.classes=["a", "\u001b[2J"]'],
+            r"data.classes must be names that can be printed, got '\x1b[2J'.",
+        ),
         (["data.path=a", "data.classes=a,b,a"], "data.classes names 'a' twice; give each class once."),
     ],
 )

@@ -232,6 +232,8 @@ def class_names(found: Iterable[str], samples: int, where: Path) -> tuple[str, .
         raise DataError(
             f"{where} has {len(names):,} different labels for {samples:,} samples; a label must be a class."
         )
+    if unprintable := sorted(name for name in names if not name.isprintable()):
+        raise DataError(f"{where} has the label {unprintable[0]!r}, which cannot be printed; rename the class.")
     if len(names) == 1:
         raise DataError(f"{where} has one class only, {names.pop()}; list all of the federation's in data.classes.")
     if all(_INTEGER.fullmatch(name) for name in names):

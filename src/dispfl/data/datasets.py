@@ -131,6 +131,8 @@ class CustomData(Data):
             raise ValueError(f"must be a list of at least two names, got {list(names)}.")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise ValueError(f"names {twice!r} twice; give each class once.")
+        if unprintable := next((name for name in names if not name.isprintable()), None):
+            raise ValueError(f"must be names that can be printed, got {unprintable!r}.")
         return names
 
     def model_post_init(self, context: Any, /) -> None:

@@ -166,6 +166,10 @@ def test_test_data_with_other_columns_are_refused(tmp_path: Path) -> None:
             "FILE has one class only, a; list all of the federation's in data.classes.",
         ),
         (
+            "x,label\n1,a\n2,\x1b[2J\n",
+            r"FILE has the label '\x1b[2J', which cannot be printed; rename the class.",
+        ),
+        (
             "x,label\n1,a\n2,b\n",
             "FILE has no class with two samples, so none can be held out for testing; add some.",
         ),
