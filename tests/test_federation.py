@@ -237,6 +237,13 @@ def test_a_stopped_run_resumes_to_the_same_models(pairs: list[Pair], tmp_path: P
     assert [record["round"] for record in resumed.metrics] == [0, 1, 2, 3]
 
 
+def test_a_script_may_always_resume(pairs: list[Pair], tmp_path: Path) -> None:
+    first, again = (
+        Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run", resume=True) for _ in range(2)
+    )
+    assert bits(again) == bits(first)
+
+
 def test_resuming_with_other_settings_or_without_a_directory_is_refused(pairs: list[Pair], tmp_path: Path) -> None:
     Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"was run with seed = 0, got 1; use the same to resume"):

@@ -158,10 +158,10 @@ class Federation:
         on_round: OnRound | Sequence[OnRound] | None = None,
         progress: bool | None = None,
     ) -> Run:
-        """Run this many rounds. With a run directory everything is saved, and `resume` continues after a stop.
+        """Run this many rounds. With a run directory everything is saved.
 
-        `resume` with more rounds than before extends the run, also a finished one. A progress bar is shown on terminals
-        and in notebooks, unless `progress` is False.
+        `resume` continues the run in that directory, if there is one; with more rounds than before it extends the run,
+        also a finished one. A progress bar is shown on terminals and in notebooks, unless `progress` is False.
         """
         out = out or self.out
         if resume and out is None:
@@ -173,7 +173,9 @@ class Federation:
         connect_engine(self.engine, self.ray_address)
         config, directory = _describe(context), None
         if out is not None:
-            directory = _open_same(Path(out), config, context) if resume else RunDirectory.create(Path(out), config)
+            path = Path(out)
+            resume = resume and (path / "config.toml").exists()
+            directory = _open_same(path, config, context) if resume else RunDirectory.create(path, config)
         with python_progress(progress, context.method.name, context.rounds) as callbacks:
             return execute(
                 context,
