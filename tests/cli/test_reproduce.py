@@ -113,6 +113,20 @@ def test_a_variant_is_a_row_of_its_own_without_the_papers_numbers(tmp_path: Path
     assert (tmp_path / "custom/curves.png").stat().st_size > 1000
 
 
+def test_targets_are_columns_and_costs_a_figure_without_a_table_of_the_paper(tmp_path: Path) -> None:
+    custom = CUSTOM.replace('label = "centralized-main-table"', 'figure = "costs"').replace(
+        "alpha = 0.3 } }", "alpha = 0.3 }, targets = [0.01, 0.99] }"
+    )
+    (tmp_path / "custom.toml").write_text(custom)
+    result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dirichlet", "--out", tmp_path)
+    headings, *rows = (tmp_path / "custom/comparison.csv").read_text().splitlines()
+    columns = [headings.split(",").index(f"rounds_to_{target}") for target in (0.01, 0.99)]
+    assert [[row.split(",")[column] for column in columns] for row in rows] == [["1.0", ""], ["1.0", ""]]
+    assert "the first evaluated round that reaches it" in result.output
+    with Image.open(tmp_path / "custom/costs.png") as image:
+        assert image.width > 2.5 * image.height
+
+
 def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
     (tmp_path / "custom.toml").write_text(CUSTOM)
     result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path)

@@ -21,7 +21,7 @@ from dispfl.paper.comparison import (
     row_as_json,
     table_legend,
 )
-from dispfl.paper.figures import draw_curves, draw_drop, draw_groups, draw_sparsity
+from dispfl.paper.figures import draw_costs, draw_curves, draw_drop, draw_groups, draw_sparsity
 from dispfl.report.comparison import ComparisonRow, RunPoint, SeedRun
 
 TABLES = {table.label: table for table in paper.tables()}
@@ -200,7 +200,7 @@ def test_the_accuracy_of_each_group_is_read_from_the_summaries(run_with_groups: 
     assert group_accuracies([ours]) == {("dirichlet", "cnn"): {0.2: 0.7, 1.0: 0.9}}
 
 
-@pytest.mark.parametrize("draw", [draw_curves, draw_drop, draw_groups, draw_sparsity])
+@pytest.mark.parametrize("draw", [draw_costs, draw_curves, draw_drop, draw_groups, draw_sparsity])
 def test_a_figure_is_an_image_and_contains_the_caveat(
     draw: Callable[[Sequence[ComparedRow], str, Path], None], run_with_groups: Path
 ) -> None:

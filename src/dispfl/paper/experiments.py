@@ -49,7 +49,7 @@ class ReproduceSettings(Settings):
     """What it compares, in one sentence."""
     label: str | None = None
     """The LaTeX label of the paper's table to compare with."""
-    figure: Literal["curves", "drop", "groups", "masks", "sparsity"] | None = None
+    figure: Literal["costs", "curves", "drop", "groups", "masks", "sparsity"] | None = None
     """The figure to draw."""
     seeds: int = Field(default=1, ge=1)
     minutes: float | None = Field(default=None, gt=0)

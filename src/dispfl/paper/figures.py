@@ -19,7 +19,7 @@ from dispfl.paper.experiments import NONE
 from dispfl.paper.masks import RunMasks
 from dispfl.paper.similarity import Matrix
 from dispfl.report.comparison import Budget, mean_curve
-from dispfl.report.plots import save_figure
+from dispfl.report.plots import X_LABELS, save_figure
 from dispfl.runs.directory import read_config
 
 PERCENT = 100
@@ -37,6 +37,28 @@ def draw_curves(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
         _line(axes, row, _method(row), f"C{methods.index(_method(row)) % 10}")
         axes.set_title(_data_and_partition(row), fontsize="medium")
     _finish_curves(figure, panels)
+    _write(figure, caveat, to)
+
+
+def draw_costs(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
+    """Draw accuracy against rounds, bytes of the busiest node and FLOPs of all peers: a line of panels per part.
+
+    A method that sends nothing is a dashed line over all bytes: the accuracy that it ends with.
+    """
+    parts = list(dict.fromkeys(map(_data_and_partition, rows)))
+    budgets = (Budget.ROUNDS, Budget.BYTES, Budget.FLOPS)
+    figure = Figure(figsize=(12.6, 0.6 + 3.2 * len(parts)), layout="constrained")
+    panels = figure.subplots(len(parts), len(budgets), squeeze=False, sharex="col", sharey="row")
+    methods = list(dict.fromkeys(map(_method, rows)))
+    for row in rows:
+        line = panels[parts.index(_data_and_partition(row))]
+        line[0].set_title(_data_and_partition(row), fontsize="medium")
+        for axes, budget in zip(line, budgets, strict=True):
+            _line(axes, row, _method(row), f"C{methods.index(_method(row)) % 10}", budget=budget)
+    _finish_curves(figure, panels)
+    for axes, budget in zip(panels[-1], budgets, strict=True):
+        axes.set_xlabel(X_LABELS[budget])
+    panels[0][budgets.index(Budget.FLOPS)].set_xscale("log")  # a cohort computes a fraction of what all peers do
     _write(figure, caveat, to)
 
 
@@ -134,14 +156,19 @@ def _bars(axes: Any, groups: Mapping[float, float], number: int, models: int, la
     axes.set_xticks(range(len(groups)), [f"{density:g}" for density in groups])
 
 
-def _line(axes: Any, row: ComparedRow, label: str, colour: Any, dashed: bool = False) -> None:
+def _line(
+    axes: Any, row: ComparedRow, label: str, colour: Any, dashed: bool = False, budget: Budget = Budget.ROUNDS
+) -> None:
     """Draw the mean over seeds, with a band of one standard deviation."""
-    rounds, mean, spread = mean_curve(row.row, Budget.ROUNDS)
+    spent, mean, spread = mean_curve(row.row, budget)
     percent = [PERCENT * value for value in mean]
     width = 2.0 if row["method"] == "dispfl" else 1.2
-    axes.plot(rounds, percent, "--" if dashed else "-", label=label, color=colour, linewidth=width)
+    if not any(spent):
+        axes.axhline(percent[-1], linestyle="--", label=label, color=colour, linewidth=width)
+        return
+    axes.plot(spent, percent, "--" if dashed else "-", label=label, color=colour, linewidth=width)
     low, high = ([m + sign * PERCENT * s for m, s in zip(percent, spread, strict=True)] for sign in (-1, 1))
-    axes.fill_between(rounds, low, high, color=colour, alpha=0.12, linewidth=0)
+    axes.fill_between(spent, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
 def _finish_curves(figure: Figure, panels: Any) -> None:

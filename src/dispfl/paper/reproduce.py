@@ -248,7 +248,8 @@ def _masks(results: ReproducedRuns, console: Console) -> dict[str, Any]:
 
 
 def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
-    comparison = compare(results.runs)
+    targets = dict.fromkeys(target for reference in results.references for target in reference.targets)
+    comparison = compare(results.runs, targets=list(targets))
     rows = [ComparedRow(reference, row) for reference, row in zip(results.references, comparison.rows, strict=True)]
     files = [path.name for path in report_tables.write_tables(comparison, results.folder)]
     if results.table:
@@ -276,6 +277,7 @@ def _draw(figure: str, rows: Sequence[ComparedRow], caveat: str, to: Path) -> No
     from dispfl.paper import figures  # matplotlib is slow to import
 
     draw = {
+        "costs": figures.draw_costs,
         "curves": figures.draw_curves,
         "drop": figures.draw_drop,
         "groups": figures.draw_groups,
