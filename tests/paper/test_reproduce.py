@@ -1,11 +1,15 @@
 """Estimated hours of experiments, and their differences from the paper's."""
 
+import time
 from pathlib import Path
 
 import pytest
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from dispfl.config import compose
 from dispfl.experiment import Experiment
+from dispfl.models.networks import SmallCNN
 from dispfl.paper.experiments import Scale, find_experiment
 from dispfl.paper.reproduce import (
     dense_flops,
@@ -13,6 +17,7 @@ from dispfl.paper.reproduce import (
     remaining_hours,
     samples_evaluated,
     samples_trained,
+    seconds_per_sample,
 )
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.grid import GridRun
@@ -54,6 +59,37 @@ def test_half_a_run_takes_half_the_hours_and_a_finished_one_takes_none(tmp_path:
     assert (local.method, local.runs, half.method, half.runs) == ("local", 1, "dpsgd", 1)
     assert half.hours == pytest.approx(local.hours / 2)
     assert local.hours > 0
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (0.001, (0.05 + 15 * 0.001) / 480),  # a peer's round of 15 batches is quick, and measured whole
+        (1.0, (0.05 + 1.0) / 32),  # one batch
+    ],
+)
+def test_fixed_costs_of_a_step_count_as_often_as_in_a_run(
+    batch: float, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that passes 0.05 s between two looks, and `batch` seconds in every batch of 32."""
+    now = 0.0
+
+    def pass_batch(module: nn.Module, inputs: object) -> None:
+        nonlocal now
+        now += batch * isinstance(module, SmallCNN)
+
+    def look() -> float:
+        nonlocal now
+        now += 0.05
+        return now
+
+    monkeypatch.setattr(time, "perf_counter", look)
+    hook = register_module_forward_pre_hook(pass_batch)
+    try:
+        found = seconds_per_sample(compose({}, ["workers=1"]))
+    finally:
+        hook.remove()
+    assert found == pytest.approx(expected)
 
 
 def test_of_two_runs_with_one_training_the_second_is_only_evaluated(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def reproduce(
     Without a name it lists the experiments. Finished runs are skipped and
     interrupted ones are resumed, so the same command can be repeated; runs
     that several tables share run once. At the other scales it first
-    estimates the hours on this machine, from a measured batch; at the
+    estimates the hours on this machine, from measured training; at the
     paper's it starts only with --yes.
 
     Example: dispfl reproduce sparsity
@@ -220,10 +220,10 @@ def _order(shows: str | None) -> tuple[int, int]:
 
 
 def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) -> None:
-    """Measure a training batch of each kind and print the estimated hours by method."""
+    """Measure training of each kind and print the estimated hours by method."""
     from dispfl.paper.reproduce import remaining_hours
 
-    with console.status("Measuring a training batch ..."):
+    with console.status("Measuring how long training takes ..."):
         found = remaining_hours(cells)
     total = sum(line.hours for line in found)
     if as_json:
@@ -239,9 +239,7 @@ def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) 
     experiment = cells[0].experiment
     where = f"{experiment.workers} workers" if experiment.device == "cpu" else f"device {experiment.device}"
     duration = f"{_number(total)} hours, or {_number(total / 24)} days,"
-    print_text(
-        console, f"About {duration} on this machine ({where}), from a training batch measured under its present load."
-    )
+    print_text(console, f"About {duration} on this machine ({where}), from training measured under its present load.")
 
 
 def _number(value: float) -> str:

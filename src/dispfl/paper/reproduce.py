@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
+from dispfl.core.train import Train
 from dispfl.costs.estimate import network
 from dispfl.costs.flops import TRAINING
 from dispfl.data.catalogue import describe
@@ -132,34 +133,42 @@ def remaining_hours(cells: Iterable[GridRun]) -> list[RemainingHours]:
 
 
 def seconds_per_sample(experiment: Experiment) -> float:
-    """Measure the time of a training sample: every worker trains on one batch of noise in an ordinary peer step."""
-    spec, batch = describe(experiment.data.name), experiment.train.batch_size
+    """Measure the time of a training sample in an ordinary peer step, with all workers busy.
+
+    A step of few seconds is measured whole, because with small networks its fixed costs count; of a longer one a batch.
+    """
+    batch, samples = experiment.train.batch_size, experiment.training_samples
+    one_batch = experiment.train.model_copy(update={"epochs": 1, "steps": None})
+    measured = _step_seconds(experiment, one_batch, batch)
+    whole = experiment.train.local_steps(samples) * measured
+    if whole > LONG_ENOUGH:
+        return measured / batch
+    return _step_seconds(experiment, experiment.train, samples) / experiment.train.samples_trained(samples)
+
+
+def _step_seconds(experiment: Experiment, train: Train, samples: int) -> float:
+    """Return the shortest of up to three times in which every worker trains on noise, divided by the workers."""
+    spec = describe(experiment.data.name)
     workers = min(experiment.workers, experiment.peers) if experiment.device == "cpu" else 1
-    inputs = torch.randint(256, (workers * batch, *spec.shape), dtype=torch.uint8)
-    labels = torch.arange(workers * batch) % spec.classes
+    inputs = torch.randint(256, (workers * samples, *spec.shape), dtype=torch.uint8)
+    labels = torch.arange(workers * samples) % spec.classes
     classes = tuple(map(str, range(spec.classes)))
     noise = ImageDataset(spec.name, inputs, labels, inputs, labels, classes, spec.mean, spec.std, spec.flip)
-    indices = torch.arange(workers * batch).reshape(workers, batch).unbind()
-    one_batch = experiment.model_copy(
-        update={
-            "peers": workers,
-            "method": Local(),
-            "train": experiment.train.model_copy(update={"epochs": 1, "steps": None}),
-        }
-    )
-    context = one_batch.split_context(noise, Split(indices, indices))
+    indices = torch.arange(workers * samples).reshape(workers, samples).unbind()
+    alone = experiment.model_copy(update={"peers": workers, "method": Local(), "train": train})
+    context = alone.split_context(noise, Split(indices, indices))
     threads_before = torch.get_num_threads()
     with closing(InProcess(context, experiment.workers)) as engine:
         tasks = [PeerTask(peer, 0, evaluate=False) for peer in context.roster]
         times: list[float] = []
-        while not times or (len(times) < 3 and sum(times) < LONG_ENOUGH):  # the first batch also warms up
+        while not times or (len(times) < 3 and sum(times) < LONG_ENOUGH):  # the first one also warms up
             engine.restore(0)
             start = time.perf_counter()
             for _ in engine.run_tasks(tasks):
                 pass
             times.append(time.perf_counter() - start)
     torch.set_num_threads(threads_before)
-    return min(times) / (workers * batch)
+    return min(times) / workers
 
 
 def differences(ours: Iterable[Experiment], papers: Iterable[Experiment]) -> str:
