@@ -16,6 +16,7 @@ from dispfl.costs.privacy import StepsTaken, spent_epsilon
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.config import Deadlines, SiteConfig
+from dispfl.peer.doctor.examine import examine
 from dispfl.peer.local import free_ports
 from dispfl.peer.log import event_logger
 from dispfl.peer.run import TrainingThread, open_node, run_node, run_site
@@ -106,6 +107,24 @@ def test_a_site_that_is_set_back_to_a_backup_does_not_repeat_its_noise(
     assert not torch.equal(first.model.values, again.model.values)
 
 
+def privacy_finding(site: Site) -> tuple[str, str]:
+    """What `dispfl peer doctor` says about a site's privacy."""
+    [finding] = [finding for finding in examine(site.folder) if finding.topic == "privacy"]
+    return finding.level, finding.text
+
+
+def test_doctor_warns_of_a_budget_that_does_not_last_for_all_rounds(make_site: Callable[..., Site]) -> None:
+    site = make_site(5, noise_multiplier=2.0, epsilon=3.0)
+    assert privacy_finding(site) == ("ok", "epsilon 0 is spent, with a budget of 3 (delta 1e-05)")
+    quiet = event_logger("alice", to=io.StringIO())
+    asyncio.run(run_node(site, local_setup(site), Deadlines(min=0.1, startup=0.1), quiet))
+    begun = PrivateRounds(site.run_folder).begun.rounds
+    assert 0 < begun < 5
+    level, text = privacy_finding(site)
+    assert level == "warning"
+    assert text.endswith("not enough for another round, so this site no longer trains")
+
+
 def test_a_restarted_site_shows_and_announces_what_it_has_spent_before_its_next_round(
     make_site: Callable[..., Site],
 ) -> None:
@@ -120,9 +139,12 @@ def test_a_restarted_site_shows_and_announces_what_it_has_spent_before_its_next_
             return node.ctx.status.epsilon, node.ctx.about_us()["privacy"]
 
     assert asyncio.run(restart(local_setup(site))) == (spent, {"epsilon": 20.0, "delta": 1e-5, "left": True})
+    assert privacy_finding(site) == ("ok", f"epsilon {spent:.3g} is spent, with a budget of 20 (delta 1e-05)")
     lowered = change_settings(site, ("epsilon = 20.0", f"epsilon = {spent}"))
     assert asyncio.run(restart(lowered)) == (spent, {"epsilon": spent, "delta": 1e-5, "left": False})
+    assert privacy_finding(site)[0] == "ok"  # the run is finished
     (site.run_folder / "privacy.json").write_text("{")
+    assert "cannot be read" in privacy_finding(site)[1]
     assert asyncio.run(restart(lowered)) == (None, {"epsilon": spent, "delta": 1e-5, "left": True})
 
 

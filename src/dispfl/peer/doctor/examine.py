@@ -6,7 +6,7 @@ from shlex import quote
 
 from dispfl.errors import DispflError
 from dispfl.peer.doctor.findings import Finding, Level, check_certificate
-from dispfl.peer.doctor.machine import check_key, check_run, check_training
+from dispfl.peer.doctor.machine import check_key, check_privacy, check_run, check_training
 from dispfl.peer.doctor.network import check_network
 from dispfl.peer.membership.identity import IdentityError
 from dispfl.peer.setup import local_setup
@@ -40,5 +40,7 @@ def examine(folder: Path) -> Iterator[Finding]:
         status = {}
         yield Finding("run", Level.WARNING, str(problem))
     yield check_run(site, setup, status, running=running)
+    if setup.run.privacy.enabled:
+        yield check_privacy(site, setup)
     yield from check_training(site, setup, config, running=running)
     yield from check_network(site, setup, config, status, running=running)

@@ -22,7 +22,7 @@ from dispfl.peer.doctor.findings import Finding, Level, duration, size
 from dispfl.peer.membership.identity import KEY
 from dispfl.peer.setup import LocalSetup
 from dispfl.peer.site import IDENTITY, Site
-from dispfl.peer.store import difference_from_start
+from dispfl.peer.store import PrivateRounds, difference_from_start
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.round import peer_step
 from dispfl.runs.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
@@ -66,6 +66,23 @@ def check_run(site: Site, setup: LocalSetup, status: Mapping[str, Any], *, runni
         return Finding("run", Level.FAILURE, text, advice)
     text = f"{finished[-1]} of {setup.run.rounds} rounds are saved"
     return Finding("run", Level.OK, text if running else f"{text}, and can be read")
+
+
+def check_privacy(site: Site, setup: LocalSetup) -> Finding:
+    """Check how much of its privacy budget a site that trains privately has spent."""
+    privacy, rounds = setup.run.privacy, PrivateRounds(site.run_folder)
+    try:
+        spent, exhausted = rounds.spent(setup.run.privacy_plan(site.name))
+        left = setup.run.rounds - rounds.begun.rounds
+    except DispflError as problem:
+        return Finding("privacy", Level.FAILURE, str(problem))
+    budget = "no budget" if privacy.epsilon is None else f"a budget of {privacy.epsilon:g}"
+    text = f"epsilon {spent:.3g} is spent, with {budget} (delta {privacy.delta:g})"
+    if exhausted and left > 0:
+        text += ": not enough for another round, so this site no longer trains"
+        advice = "Leave it so: it goes on sending its model. A larger privacy.epsilon would weaken the promise."
+        return Finding("privacy", Level.WARNING, text, advice)
+    return Finding("privacy", Level.OK, text)
 
 
 def check_training(site: Site, setup: LocalSetup, config: SiteConfig, *, running: bool) -> Iterator[Finding]:
