@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from dispfl import FedAvg
 from dispfl.cli import app
 from dispfl.costs.privacy import spent_epsilon
 from dispfl.errors import ConfigError
+from dispfl.topology import peer_names
 
 
 def test_the_printed_noise_keeps_the_budget_for_all_rounds() -> None:
@@ -18,6 +20,17 @@ def test_the_printed_noise_keeps_the_budget_for_all_rounds() -> None:
     assert found["rounds"] == 10
     assert found["epsilon_tight"] < found["epsilon"] <= 4
     assert spent_epsilon(16 / 96, found["noise_multiplier"], 310, 1e-6) == found["epsilon"]
+
+
+def test_a_server_plans_for_the_peer_that_it_selects_most_often() -> None:
+    arguments = ["privacy", "--epsilon", "4", "method=fedavg", "method.cohort=2", "peers=10", "rounds=20"]
+    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    method, names = FedAvg(cohort=2), peer_names(10)
+    picked = [peer for t in range(20) for peer in method.pick(0, t, names)]
+    assert found["rounds"] == max(map(picked.count, names)) < 12
+    assert f"{found['rounds']} of {found['rounds']} rounds: the server selects no peer more often in 20" in (
+        CliRunner().invoke(app, arguments).output
+    )
 
 
 def test_a_budget_with_too_little_noise_lasts_for_fewer_rounds() -> None:

@@ -2,6 +2,7 @@
 
 import stat
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,18 @@ def test_two_runs_with_the_same_seed_have_different_noise() -> None:
 def test_a_peer_that_is_not_in_the_cohort_spends_nothing() -> None:
     [record] = federation(FedAvg(cohort=1)).run(rounds=1).metrics
     assert sorted(value > 0 for value in record["epsilon"]["per_peer"]) == [False, False, False, True]
+
+
+def test_a_server_plans_for_the_peer_that_it_selects_most_often() -> None:
+    spent = federation(FedAvg(cohort=1)).run(rounds=12).metrics[-1]["epsilon"]["per_peer"]
+    assert 7.9 < max(spent) <= 8.0
+    assert min(spent) < 7.0  # it is selected less often
+
+
+def test_an_unseen_peer_plans_for_its_one_step() -> None:
+    context = federation(unseen=[(data(8), data(9))])._context
+    few, many = (replace(context, rounds=rounds).joined_by("new-000") for rounds in (1, 50))
+    assert many.privacy_plan("new-000") == few.privacy_plan("new-000")
 
 
 def test_a_peer_without_budget_keeps_its_model_serves_it_and_says_so() -> None:

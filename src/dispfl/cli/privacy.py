@@ -33,6 +33,7 @@ def privacy(
     from dispfl.costs.privacy import make_plan, tight_epsilon
     from dispfl.extras import require
     from dispfl.round.context import check_private_method
+    from dispfl.topology import peer_names
 
     require("privacy", "dispfl privacy")
     file, overrides = split_config(arguments or [])
@@ -44,10 +45,12 @@ def privacy(
     if not p.enabled:
         raise ConfigError("Give a budget, --epsilon 4, or the noise: privacy.noise_multiplier=1.")
     check_private_method(experiment.method)
-    samples = _samples(experiment)
-    steps = experiment.method.private_steps(train, samples)
-    plan = make_plan(p.epsilon, p.delta, p.noise_multiplier, samples, train.batch_size, steps, experiment.rounds)
-    rounds = experiment.rounds if plan.max_steps is None else min(experiment.rounds, plan.max_steps // steps)
+    samples, roster = _samples(experiment), peer_names(experiment.peers)
+    method = experiment.method.fitted(experiment.topology, experiment.peers)
+    steps = method.private_steps(train, samples)
+    all_rounds = method.training_rounds(experiment.topology, experiment.seed, experiment.rounds, roster)
+    plan = make_plan(p.epsilon, p.delta, p.noise_multiplier, samples, train.batch_size, steps, all_rounds)
+    rounds = all_rounds if plan.max_steps is None else min(all_rounds, plan.max_steps // steps)
     found = {
         "samples": samples,
         "sampling_rate": plan.rate,
@@ -64,11 +67,14 @@ def privacy(
         typer.echo(json.dumps(found, indent=2))
         return
     batches = f"batches of {train.batch_size} on average"
+    selected = (
+        "" if all_rounds == experiment.rounds else f": the server selects no peer more often in {experiment.rounds}"
+    )
     typer.echo(f"{experiment.method.name}, {samples} samples a peer, {batches}, {steps} private steps in a round")
     lines = {
         "noise multiplier": f"{plan.noise_multiplier:.4g}   noise of standard deviation "
         f"{plan.noise_multiplier * p.clip:.4g} on a sum of gradients that are clipped to norm {p.clip:g}",
-        "lasts for": f"{rounds} of {experiment.rounds} rounds",
+        "lasts for": f"{rounds} of {all_rounds} rounds{selected}",
         "epsilon, first round": f"{found['epsilon_first_round']:.4g}",
         f"epsilon, {rounds} rounds": f"{found['epsilon']:.4g}   (delta {p.delta:g}; Rényi, which runs count)",
         "the same, tighter": f"{found['epsilon_tight']:.4g}   (privacy loss distributions)",

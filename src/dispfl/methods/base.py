@@ -7,8 +7,10 @@ broadcasts (`broadcast`), the step of a peer of the cohort (`step`), and how the
 """
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
@@ -79,6 +81,10 @@ class Method(Component):
     def private_steps(self, train: Train, samples: int) -> int:
         """Return the steps of a peer in a round that use its data, each of which spends privacy."""
         return train.local_steps(samples)
+
+    def training_rounds(self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]) -> int:
+        """Return in how many rounds of a run a peer trains at most: what a privacy budget has to last for."""
+        return rounds
 
     def densities(self, peers: int) -> list[float]:
         """Return the density of each peer's model."""
@@ -175,6 +181,11 @@ class ServerMethod(Method):
         """Return the cohort of round t."""
         assert self.cohort is not None, "a run's context has fitted it"
         return sorted(sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))[: self.cohort])
+
+    def training_rounds(self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]) -> int:
+        """Return in how many rounds the peer trains that is selected most often; whom a server selects is public."""
+        cohorts = (self.pick(seed, t, sorted(topology.online(seed, t, roster))) for t in range(rounds))
+        return max(Counter(chain.from_iterable(cohorts)).values(), default=1)
 
     def fitted(self, topology: Topology, peers: int) -> Self:
         """Return this method with a cohort; by default a server has as many connections as a peer has neighbours."""

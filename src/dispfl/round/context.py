@@ -212,8 +212,13 @@ class RunContext:
         p, samples = self.privacy, len(self.peers[peer].train)
         steps = self.method.private_steps(self.train, samples)
         noise, batch = p.noise_multiplier, self.train.batch_size
-        plan = make_plan(p.epsilon, p.delta, noise, samples, batch, steps, self.rounds)
+        rounds = 1 if peer in self.unseen else self._training_rounds
+        plan = make_plan(p.epsilon, p.delta, noise, samples, batch, steps, rounds)
         return plan if history is None else plan.after(history)
+
+    @cached_property
+    def _training_rounds(self) -> int:
+        return self.method.training_rounds(self.topology, self.seed, self.rounds, self.roster)
 
     def private_steps(self, task: "PeerTask", taken: int) -> PrivateSteps | None:
         """Return a peer's private steps of a round, after those taken in earlier rounds; None without privacy."""
