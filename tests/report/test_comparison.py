@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -243,7 +244,8 @@ def test_rows_that_print_the_same_accuracy_are_both_the_best(write: Write) -> No
 def test_a_row_of_a_sweep_is_labelled_by_its_keys(write: Write) -> None:
     path = write("a", 0, [0.5])
     (row,) = compare([({"method.density": "0.2", "method": "dispfl"}, path)]).rows
-    assert row.label == "method.density=0.2, method=dispfl"
+    assert row.label == "method.density=0.2, dispfl"
+    assert replace(row, name={"method": "dispfl", "topology": "ring", "variant": "–"}).label == "dispfl, topology=ring"
 
 
 def test_a_run_without_a_finished_round_is_refused(write: Write) -> None:

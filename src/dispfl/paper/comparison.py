@@ -11,10 +11,10 @@ import numpy as np
 from dispfl.paper.printed import PrintedColumn, PrintedNumber, PrintedRow, PrintedTable, errata
 from dispfl.paper.similarity import spearman
 from dispfl.report.comparison import ComparisonRow
+from dispfl.report.labels import UNKNOWN
 from dispfl.runs.directory import read_config, read_summary
 
 T = TypeVar("T")
-UNKNOWN = "–"
 SHORT = {"dirichlet": "Dir", "pathological": "Path"}
 """Abbreviations that let a table with every number twice fit 80 columns."""
 HEADINGS = {"density": ("den-", "sity"), "topology": ("topo-", "logy")}

@@ -11,7 +11,7 @@ from pathlib import Path
 from dispfl.core.metric import Measure
 from dispfl.errors import RunError
 from dispfl.report.differences import Difference, paired_difference
-from dispfl.report.labels import COUNTED, flat_settings, flops_kind, prevents_comparison
+from dispfl.report.labels import COUNTED, UNKNOWN, flat_settings, flops_kind, prevents_comparison
 from dispfl.runs.directory import read_config, read_metrics
 from dispfl.runs.metrics import Metrics, main_scores, measure_of, seconds_per_peer_round
 
@@ -132,9 +132,9 @@ class ComparisonRow:
 
     @property
     def label(self) -> str:
-        """`ditto`, or `method.density=0.2`."""
-        only_method = self.name.keys() == {"method"}
-        return ", ".join(value if only_method else f"{key}={value}" for key, value in self.name.items())
+        """`ditto`, or `method.density=0.2`, or `dispfl, topology=ring`; a key without a value is left out."""
+        known = {key: value for key, value in self.name.items() if value != UNKNOWN}
+        return ", ".join(value if key == "method" else f"{key}={value}" for key, value in known.items())
 
     @property
     def scores(self) -> list[float]:

@@ -19,6 +19,8 @@ IGNORED_KEYS = {"seed", "workers", "device", "engine", "data.dir", "data_sha256"
 """Keys in which runs of one row may differ: they do not affect results, or follow from the seed."""
 DATA_TABLES = ("data.", "partition.")
 COUNTED, SAVED = "counted", "saved"
+UNKNOWN = "–"
+"""A cell without a value."""
 
 
 def flops_kind(config: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
+from dispfl.report.labels import UNKNOWN
 from dispfl.report.results import ReportSeries
 
 
@@ -113,7 +114,6 @@ def _value(value: str | float) -> str:
     return escape(value) if isinstance(value, str) else coordinate(value)
 
 
-UNKNOWN = "–"
 FLOPS_UNITS = ((1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
 
 

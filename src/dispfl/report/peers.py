@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dispfl.core.metric import Measure
 from dispfl.report.charts import LARGE, Bar, Curve, DotColumn, bar_chart, dot_chart, line_chart, thin_out
 from dispfl.report.diagrams import heat_map
-from dispfl.report.labels import DATA_TABLES, flat_settings
+from dispfl.report.labels import DATA_TABLES, UNKNOWN, flat_settings
 from dispfl.report.markup import (
-    UNKNOWN,
     Markup,
     capitalized,
     colour_legend,

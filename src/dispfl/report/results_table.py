@@ -2,9 +2,8 @@
 
 from dispfl.core.metric import Measure
 from dispfl.report.differences import paired_over
-from dispfl.report.labels import connections_note, flops_note
+from dispfl.report.labels import UNKNOWN, connections_note, flops_note
 from dispfl.report.markup import (
-    UNKNOWN,
     Markup,
     capitalized,
     coordinate,

@@ -9,8 +9,8 @@ from rich.console import Console
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.report.comparison import compare
-from dispfl.report.labels import connections_note, flops_kind, flops_note, join_and, row_labels
-from dispfl.report.markup import UNKNOWN, format_number, format_seconds
+from dispfl.report.labels import UNKNOWN, connections_note, flops_kind, flops_note, join_and, row_labels
+from dispfl.report.markup import format_number, format_seconds
 from dispfl.report.runs import find_runs
 from dispfl.report.tables import ALWAYS, NEEDED, TableColumn, against_sentence, fit_table, omitted_note
 from dispfl.runs.directory import read_config, read_metrics, read_summary

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from dispfl.report.markup import UNKNOWN, Markup, details, element, figure, figures, html_table
+from dispfl.report.labels import UNKNOWN
+from dispfl.report.markup import Markup, details, element, figure, figures, html_table
 from dispfl.report.results import ReportResults
 from dispfl.report.runs import ReportRun
 from dispfl.runs.metrics import liars_of

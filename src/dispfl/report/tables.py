@@ -20,8 +20,8 @@ from rich.text import Text
 from dispfl.core.metric import Measure
 from dispfl.report.comparison import GAP, TEST_LOSS, VALIDATION, Budget, Comparison, ComparisonRow
 from dispfl.report.differences import paired_over
-from dispfl.report.labels import connections_note, flops_note
-from dispfl.report.markup import UNKNOWN, flops_unit_of_smallest, format_number, format_seconds
+from dispfl.report.labels import UNKNOWN, connections_note, flops_note
+from dispfl.report.markup import flops_unit_of_smallest, format_number, format_seconds
 from dispfl.runs.files import write_atomically
 
 
