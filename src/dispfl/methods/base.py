@@ -182,9 +182,13 @@ class ServerMethod(Method):
         assert self.cohort is not None, "a run's context has fitted it"
         return sorted(sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))[: self.cohort])
 
+    def cohort_of(self, topology: Topology, seed: int, t: int, roster: Sequence[str]) -> list[str]:
+        """Return the peers that the server selects in round t, of those that are online."""
+        return self.pick(seed, t, sorted(topology.online(seed, t, roster)))
+
     def training_rounds(self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]) -> int:
         """Return in how many rounds the peer trains that is selected most often; whom a server selects is public."""
-        cohorts = (self.pick(seed, t, sorted(topology.online(seed, t, roster))) for t in range(rounds))
+        cohorts = (self.cohort_of(topology, seed, t, roster) for t in range(rounds))
         return max(Counter(chain.from_iterable(cohorts)).values(), default=1)
 
     def fitted(self, topology: Topology, peers: int) -> Self:

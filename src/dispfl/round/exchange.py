@@ -68,7 +68,7 @@ def exchange_row(context: RunContext, t: int, roster: Sequence[str], peer: str) 
 
 def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str]:
     """Return the peers that the server selects in round t, of those that are online."""
-    return method.pick(context.seed, t, sorted(context.topology.online(context.seed, t, context.roster)))
+    return method.cohort_of(context.topology, context.seed, t, context.roster)
 
 
 def gossip_senders(
