@@ -1,5 +1,6 @@
 """`dispfl reproduce` on the command line, with experiments that take a second."""
 
+import csv
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -119,12 +120,34 @@ def test_targets_are_columns_and_costs_a_figure_without_a_table_of_the_paper(tmp
     )
     (tmp_path / "custom.toml").write_text(custom)
     result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dirichlet", "--out", tmp_path)
-    headings, *rows = (tmp_path / "custom/comparison.csv").read_text().splitlines()
-    columns = [headings.split(",").index(f"rounds_to_{target}") for target in (0.01, 0.99)]
-    assert [[row.split(",")[column] for column in columns] for row in rows] == [["1.0", ""], ["1.0", ""]]
+    rows = csv.DictReader((tmp_path / "custom/comparison.csv").read_text().splitlines())
+    assert [[row["rounds_to_0.01"], row["rounds_to_0.99"]] for row in rows] == [["1.0", ""], ["1.0", ""]]
     assert "the first evaluated round that reaches it" in result.output
     with Image.open(tmp_path / "custom/costs.png") as image:
         assert image.width > 2.5 * image.height
+
+
+def test_rows_are_compared_at_equal_bytes_with_the_row_that_the_file_names(tmp_path: Path) -> None:
+    """D-PSGD sends more than three times as much as Dis-PFL, not four: it has one round where that has four."""
+    custom = (
+        CUSTOM.replace("peers = 3", "peers = 8")
+        .replace("rounds = 2", "rounds = 4")
+        .replace('shows = "Table 1"', 'shows = "Table 1"\nagainst = { method = "dpsgd" }')
+    )
+    (tmp_path / "custom.toml").write_text(custom.replace('"local"', '"dpsgd"'))
+    result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dirichlet", "--budget", "bytes", "--out", tmp_path)
+    [verdict] = [line for line in result.output.splitlines() if line.startswith("Against dpsgd on dirichlet: dispfl ")]
+    assert "[" in verdict
+    assert "Compared at equal bytes: " in result.output
+    rows = csv.DictReader((tmp_path / "custom/comparison.csv").read_text().splitlines())
+    assert {row["method"]: row["round"] for row in rows} == {"dpsgd": "1.0", "dispfl": "4.0"}
+
+
+def test_a_file_cannot_compare_with_a_row_that_it_does_not_have(tmp_path: Path) -> None:
+    (tmp_path / "custom.toml").write_text(CUSTOM.replace("label =", 'against = { method = "ditto" }\nlabel ='))
+    assert refusal(ConfigError, tmp_path / "custom.toml") == (
+        "reproduce.against must be labels of one of the rows; no row has {'method': 'ditto'}."
+    )
 
 
 def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:

@@ -119,6 +119,41 @@ def test_the_order_of_rows_is_compared_by_rank_correlation() -> None:
         assert found.headings[1] == ("den-", "sity")
 
 
+def test_below_a_table_rows_are_compared_with_dispfl_on_the_same_partition_and_topology() -> None:
+    """Our six peers have the same accuracy each; Local, which has no topology, is compared with both."""
+    ours = {"local": 0.6, "ring": 0.5, "full": 0.8}
+    rows = [
+        compared(row, with_peers(a_row([ours[row.topology or "local"] + 0.1 * (row.method == "dpsgd")]), row.method))
+        for method in ("local", "dpsgd", "dispfl")
+        for row in printed_rows(TOPOLOGIES, method=method, partition="dirichlet")
+    ]
+    [found] = comparison_tables(rows, TOPOLOGIES)
+    assert found.notes[1:] == [
+        "Against dispfl on dirichlet, ring: local ahead, +0.100 [+0.100, +0.100]; "
+        "dpsgd ahead, +0.100 [+0.100, +0.100].",
+        "Against dispfl on dirichlet, full: local behind, -0.200 [-0.200, -0.200]; "
+        "dpsgd ahead, +0.100 [+0.100, +0.100].",
+    ]
+
+
+def test_rows_of_one_method_are_named_by_what_they_differ_in() -> None:
+    """Our accuracies equal the densities."""
+    rows = [
+        compared(row, with_peers(a_row([float(str(row.density))]), "dispfl", density=str(row.density)))
+        for row in SPARSITY.rows
+        if row.density in (0.2, 0.5)
+    ]
+    [found] = comparison_tables(rows, SPARSITY, {"density": "0.5"})
+    assert found.notes == ["Against dispfl (0.5) on dirichlet: dispfl (0.2) behind, -0.300 [-0.300, -0.300]."]
+
+
+def with_peers(row: ComparisonRow, method: str, **names: str) -> ComparisonRow:
+    """Return the row of a method with six peers, each with the row's accuracy."""
+    [run] = row.runs
+    final = replace(run.points[-1], per_peer=[run.points[-1].score] * 6)
+    return replace(row, name={"method": method, **names}, runs=[replace(run, final=final, method=method)])
+
+
 def test_our_megabytes_are_the_mean_over_nodes_where_the_paper_prints_it() -> None:
     rows = printed_rows(HETEROGENEOUS, model="vgg11", method="dpsgd", density=0.2)
     [found] = comparison_tables([compared(row, a_row([0.7], mb=9.0), mean_mb=1.25) for row in rows], HETEROGENEOUS)

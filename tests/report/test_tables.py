@@ -80,11 +80,11 @@ def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
         "where that excludes 0, otherwise level." in legend(comparison)
     )
     found = comparison_json(comparison, OUT)
-    assert found["reference"] == "Dis-PFL"
     assert found["rows"][0]["difference"] == {
-        "mean": pytest.approx(-0.1), "low": pytest.approx(-0.1), "high": pytest.approx(-0.1), "verdict": "behind",
+        "to": "Dis-PFL", "mean": pytest.approx(-0.1), "low": pytest.approx(-0.1), "high": pytest.approx(-0.1),
+        "verdict": "behind",
     }  # fmt: skip
-    assert found["rows"][1]["difference"]["verdict"] is None
+    assert set(found["rows"][1]["difference"].values()) == {None}
     first, *_ = csv.DictReader(io.StringIO(csv_table(comparison)))
     assert first["difference_verdict"] == "behind"
     assert float(first["difference_high"]) == pytest.approx(-0.1)
@@ -93,13 +93,42 @@ def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
 def test_without_dispfl_the_first_row_is_the_reference_and_a_long_label_is_not_in_headings() -> None:
     rows = [paired("method.density=0.2", [0.4] * 6), paired("method.density=0.5", [0.5] * 6)]
     comparison = two_methods(rows=rows, targets=())
-    assert comparison.reference is rows[0]
+    assert comparison.references == ["method.density=0.2"]
     assert "against reference" in markdown_table(comparison)
     assert against_sentence(comparison) == (
         "Against method.density=0.2 in accuracy: method.density=0.5 ahead, +0.100 [+0.100, +0.100] (paired difference "
         "over 6 pairs of peers, with its 95 % bootstrap interval; ahead or behind where that excludes 0, otherwise "
         "level)."
     )
+
+
+def test_every_data_set_has_its_own_reference_and_its_own_best_row() -> None:
+    """On clothes Dis-PFL is ahead of Local by 0.1, on digits Local of Dis-PFL by 0.2; one row has data of its own."""
+    clothes, digits = {"data.name": "fashion-mnist"}, {"data.name": "mnist"}
+    rows = [
+        paired("Local, clothes", [0.4] * 6, data=clothes),
+        paired("Dis-PFL, clothes", [0.5] * 6, "dispfl", data=clothes),
+        paired("Dis-PFL, digits", [0.7] * 6, "dispfl", data=digits),
+        paired("Local, digits", [0.9] * 6, data=digits),
+        paired("Local, CIFAR-10", [0.3] * 6, data={"data.name": "cifar10"}),
+    ]
+    comparison = two_methods(rows=rows, targets=())
+    lines = [line.split("|")[1:6] for line in markdown_table(comparison).splitlines()[2:7]]
+    assert [line[3].strip() for line in lines] == ["behind", "–", "–", "ahead", "–"]
+    assert [line[1].strip() for line in lines] == ["0.400", "**0.500**", "0.700", "**0.900**", "0.300"]
+    assert any(
+        sentence.startswith("Against Dis-PFL, clothes and Dis-PFL, digits, each where the data are the same: ")
+        for sentence in legend(comparison)
+    )
+    differences = [one["difference"]["to"] for one in comparison_json(comparison, OUT)["rows"]]
+    assert differences == ["Dis-PFL, clothes", None, None, "Dis-PFL, digits", None]
+
+
+def test_an_experiment_may_name_the_row_that_the_others_are_compared_with() -> None:
+    rows = [paired("Dis-PFL", [0.5] * 6, "dispfl"), paired("Local", [0.4] * 6, "local")]
+    comparison = two_methods(rows=rows, targets=(), against={"method": "local"})
+    assert comparison.references == ["Local"]
+    assert comparison.differences["Dis-PFL"].mean == pytest.approx(0.1)
 
 
 def test_the_two_flops_columns_have_separate_units() -> None:
@@ -200,7 +229,7 @@ def test_one_seed_has_no_plus_minus_and_unknown_accuracy_is_a_dash_that_is_expla
     assert "±" not in "".join(lines)
     assert lines[2].startswith("| a      | **0.500** |")
     assert lines[3].startswith("| b      |         – |              – |")
-    assert legend(comparison)[-1] == "–: no evaluated round within the budget."
+    assert legend(comparison)[1] == "–: no evaluated round within the budget."
 
 
 def test_failed_steps_are_listed_below_the_table() -> None:

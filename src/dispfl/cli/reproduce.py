@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dispfl.cli.grid import JobsOption
+from dispfl.cli.grid import BudgetOption, JobsOption
 from dispfl.errors import ConfigError, DataError
 from dispfl.terminal import number_table, print_text
 
@@ -44,6 +44,7 @@ def reproduce(
     only: Annotated[
         str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
     ] = "",
+    budget: BudgetOption = "rounds",
     jobs: JobsOption = 1,
     figure: Annotated[
         Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure, where there is one.")
@@ -81,7 +82,7 @@ def reproduce(
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
     _run(experiment, [run.cell for run in runs], scale, yes, Console(stderr=as_json), as_json, jobs)
-    found = _report(experiment, runs, caveat, out, figure, Console(quiet=as_json))
+    found = _report(experiment, runs, caveat, out, figure, budget, Console(quiet=as_json))
     if as_json:
         typer.echo(json.dumps({"name": experiment.name, "scale": scale, **found}, indent=2))
 
@@ -148,11 +149,13 @@ def _report(
     caveat: str,
     out: Path,
     figure_format: str,
+    budget: str,
     console: "Console",
 ) -> dict[str, Any]:
     from dispfl.costs.estimate import estimate
     from dispfl.paper.comparison import PaperReference
     from dispfl.paper.reproduce import ReproducedRuns, write_report
+    from dispfl.report.comparison import Budget
 
     table = experiment.table
     references = {}
@@ -164,7 +167,16 @@ def _report(
     paths = [(run.cell.row, run.cell.path) for run in runs]
     figure, folder = experiment.about.figure, out / experiment.name
     results = ReproducedRuns(
-        experiment.title, caveat, table, figure, paths, list(references.values()), folder, figure_format
+        experiment.title,
+        caveat,
+        table,
+        figure,
+        paths,
+        list(references.values()),
+        folder,
+        figure_format,
+        Budget(budget),
+        experiment.about.against,
     )
     return write_report(results, console)
 

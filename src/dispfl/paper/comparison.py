@@ -10,7 +10,7 @@ import numpy as np
 
 from dispfl.paper.printed import PrintedColumn, PrintedNumber, PrintedRow, PrintedTable, errata
 from dispfl.paper.similarity import spearman
-from dispfl.report.comparison import ComparisonRow
+from dispfl.report.comparison import DISPFL, ComparisonRow
 from dispfl.report.labels import UNKNOWN
 from dispfl.runs.directory import read_config, read_summary
 
@@ -87,13 +87,15 @@ class ComparisonTable:
         return "\n".join([f"### {self.title}", "", *lines, "", *(f"- {note}" for note in self.notes), ""])
 
 
-def comparison_tables(rows: Sequence[ComparedRow], table: PrintedTable) -> list[ComparisonTable]:
+def comparison_tables(
+    rows: Sequence[ComparedRow], table: PrintedTable, against: Mapping[str, str] = DISPFL
+) -> list[ComparisonTable]:
     """Return one table per data set and model, and per partition where rounds to a target are printed."""
     sections: dict[tuple[str, ...], list[ComparedRow]] = {}
     for row in rows:
         key = (row["model"], row["data"], *([row["partition"]] if table.rounds else []))
         sections.setdefault(key, []).append(row)
-    return [_comparison_table(table, key, section) for key, section in sections.items()]
+    return [_comparison_table(table, key, section, against) for key, section in sections.items()]
 
 
 def table_legend(table: PrintedTable) -> list[str]:
@@ -153,7 +155,9 @@ def group_accuracies(rows: Sequence[ComparedRow]) -> dict[tuple[str, str], dict[
     return found
 
 
-def _comparison_table(table: PrintedTable, key: tuple[str, ...], rows: Sequence[ComparedRow]) -> ComparisonTable:
+def _comparison_table(
+    table: PrintedTable, key: tuple[str, ...], rows: Sequence[ComparedRow], against: Mapping[str, str]
+) -> ComparisonTable:
     by_names: dict[tuple[str, ...], dict[str, ComparedRow]] = {}
     names = ("method", "variant", "density", "topology")
     keys = [key for key in names if key == "method" or _distinguishes(rows, key)]
@@ -171,7 +175,7 @@ def _comparison_table(table: PrintedTable, key: tuple[str, ...], rows: Sequence[
         headings=[*(HEADINGS.get(key, ("", key)) for key in keys), *(column.heading for column in columns)],
         lines=[[*names, *(column.cell(line) for column in columns)] for names, line in by_names.items()],
         best=frozenset((i, len(keys) + j) for j, column in enumerate(columns) for i in _highest(column, lines)),
-        notes=notes,
+        notes=[*notes, *_verdicts(rows, against)],
     )
 
 
@@ -204,6 +208,31 @@ def _rank_correlations(rows: Iterable[ComparedRow], partitions: Sequence[str]) -
         if rank is not None:
             texts.append(f"{partition} {rank:.2f}")
     return [f"Rank correlation of our accuracies with the paper's: {', '.join(texts)}."] if texts else []
+
+
+def _verdicts(rows: Sequence[ComparedRow], against: Mapping[str, str]) -> Iterator[str]:
+    """Yield `Against dispfl on dirichlet, ring: local behind, -0.020 [-0.026, -0.014]; ...` for every partition.
+
+    Where a method has several topologies, each has its own reference; rows without a topology are compared with all.
+    """
+    keys = ["partition", *(["topology"] if _distinguishes(rows, "topology") else [])]
+    for place in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+        here = [row for row in rows if all(row[key] in (UNKNOWN, own) for key, own in zip(keys, place, strict=True))]
+        reference = next((row for row in here if row.row.is_named(against)), here[0])
+        measure = reference.row.runs[0].measure
+        texts = [
+            f"{_name(row, here)} {found.verdict(measure)}, {found.text(measure)}"
+            for row in here
+            if row is not reference and (found := row.row.difference_to(reference.row))
+        ]
+        if texts:
+            yield f"Against {_name(reference, here)} on {', '.join(place)}: {'; '.join(texts)}."
+
+
+def _name(row: ComparedRow, rows: Sequence[ComparedRow]) -> str:
+    """`dispfl`, or, where rows of one method differ, `dispfl (0.5)`."""
+    known = [row[key] for key in ("variant", "density") if _distinguishes(rows, key) and row[key] != UNKNOWN]
+    return f"{row['method']} ({', '.join(known)})" if known else row["method"]
 
 
 def _cost_and_accuracy_columns(

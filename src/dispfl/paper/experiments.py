@@ -5,7 +5,8 @@
 
 Parts and rows override the settings of the file, in the same notation: `{ topology = "ring", method = "local" }`.
 `beside`, for the experiment or for a part, names the paper's data or model where the run uses another one; `targets` of
-a part are the accuracies for which rounds are counted. `variant` names a row that the paper's tables do not have.
+a part are the accuracies for which rounds are counted. `variant` names a row that the paper's tables do not have, and
+`against` the row that the others are compared with.
 
 Run directories are in `OUT/runs`, named by a digest of their settings, so several tables can share a run.
 """
@@ -51,6 +52,8 @@ class ReproduceSettings(Settings):
     """The LaTeX label of the paper's table to compare with."""
     figure: Literal["costs", "curves", "drop", "groups", "masks", "sparsity"] | None = None
     """The figure to draw."""
+    against: dict[str, str] = Field(default_factory=dict)
+    """The labels of the row that the others are compared with, where it is not the first of Dis-PFL."""
     seeds: int = Field(default=1, ge=1)
     minutes: float | None = Field(default=None, gt=0)
     """Approximate time of all runs on two cores, at laptop scale."""
@@ -110,7 +113,13 @@ class PaperExperiment:
                 variant, targets = about.get("variant", NONE), tuple(about.get("targets", ()))
                 printed = self._printed(key) if variant == NONE else None
                 found.append(PaperRun(cell, _labels(key, experiment) | {"variant": variant}, printed, targets))
+        self._check_against(found)
         return _with_names(found)
+
+    def _check_against(self, runs: Sequence[PaperRun]) -> None:
+        against = self.about.against
+        if not any(against.items() <= run.labels.items() for run in runs):
+            raise ConfigError(f"reproduce.against must be labels of one of the rows; no row has {against}.")
 
     def _experiments(self, overrides: Sequence[str]) -> Iterator[tuple[SettingsTable, Experiment]]:
         """Yield every row of every part, with the overrides it has keys for, and what both say about themselves.

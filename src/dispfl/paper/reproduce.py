@@ -39,7 +39,8 @@ from dispfl.paper.comparison import (
 from dispfl.paper.masks import compare_masks, print_masks
 from dispfl.paper.printed import PrintedTable
 from dispfl.report import tables as report_tables
-from dispfl.report.comparison import compare
+from dispfl.report.comparison import Budget, compare
+from dispfl.report.differences import paired_over
 from dispfl.round.context import PeerTask
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.files import write_atomically
@@ -226,6 +227,10 @@ class ReproducedRuns:
     """One for each row of the comparison, in the order of the runs."""
     folder: Path
     figure_format: str = "png"
+    budget: Budget = Budget.ROUNDS
+    """What is held equal."""
+    against: Mapping[str, str] | None = None
+    """The names of the row that the others are compared with."""
 
 
 def write_report(results: ReproducedRuns, console: Console) -> dict[str, Any]:
@@ -258,14 +263,16 @@ def _masks(results: ReproducedRuns, console: Console) -> dict[str, Any]:
 
 def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
     targets = dict.fromkeys(target for reference in results.references for target in reference.targets)
-    comparison = compare(results.runs, targets=list(targets))
+    comparison = compare(results.runs, results.budget, list(targets), results.against)
     rows = [ComparedRow(reference, row) for reference, row in zip(results.references, comparison.rows, strict=True)]
     files = [path.name for path in report_tables.write_tables(comparison, results.folder)]
     if results.table:
-        tables = comparison_tables(rows, results.table)
+        tables = comparison_tables(rows, results.table, comparison.against)
         for table in tables:
             _print_table(table, console)
-        notes = [*table_legend(results.table), *misprints(rows, results.table)]
+        notes = report_tables.budget_sentences(comparison)
+        notes += [*table_legend(results.table), *misprints(rows, results.table)]
+        notes += [f"Against: {paired_over(comparison.differences)}"] if comparison.differences else []
         files.insert(0, _write_markdown(results, tables, notes))
     else:
         console.print(report_tables.rich_table(comparison, console)[0])

@@ -19,6 +19,8 @@ GAP = "gap"
 """How much better models are on training data than on test data."""
 VALIDATION = "validation"
 """The name of the main metric on validation data in tables."""
+DISPFL = {"method": "dispfl"}
+"""The names of the rows that others are compared with unless an experiment says otherwise."""
 TEST_LOSS = "test loss"
 """The name of the loss on test data in tables."""
 
@@ -136,6 +138,11 @@ class ComparisonRow:
         known = {key: value for key, value in self.name.items() if value != UNKNOWN}
         return ", ".join(value if key == "method" else f"{key}={value}" for key, value in known.items())
 
+    def is_named(self, names: Mapping[str, str]) -> bool:
+        """Return whether the row has these names: `{"method": "dispfl", "density": "0.5"}`."""
+        known = {**self.name, "method": self.runs[0].method}
+        return all(known.get(key) == value for key, value in names.items())
+
     @property
     def scores(self) -> list[float]:
         """The final score of each seed that has one."""
@@ -183,6 +190,12 @@ class ComparisonRow:
         pairs = [(run, theirs[run.seed]) for run in self.runs if run.seed in theirs] or [(self.runs[0], other.runs[0])]
         return all(one.data == two.data and _may_equal(one.data_digest, two.data_digest) for one, two in pairs)
 
+    def difference_to(self, reference: "ComparisonRow") -> Difference | None:
+        """Return the paired difference to another row; None if their peers or data are not the same."""
+        if not self.has_data_of(reference):
+            return None
+        return paired_difference(self.peer_scores, reference.peer_scores)
+
     @property
     def flops_kind(self) -> str:
         """Whether the row's FLOPs are counted or saved."""
@@ -223,6 +236,8 @@ class Comparison:
     """What the scores measure."""
     others: Sequence[str] = ()
     """The names of the other metrics; the loss on test data comes last."""
+    against: Mapping[str, str] = field(default_factory=lambda: DISPFL)
+    """The names of the rows that the others are compared with."""
 
     @property
     def limit(self) -> float | None:
@@ -231,35 +246,46 @@ class Comparison:
 
     @property
     def best(self) -> list[ComparisonRow]:
-        """The rows with the best mean score, as it is printed."""
-        known = [row.score for row in self.rows if row.score is not None]
-        best = self.measure.text(self.measure.best(known)) if known else None
-        return [row for row in self.rows if row.score is not None and self.measure.text(row.score) == best]
+        """The rows with the best mean score, as it is printed, among several with the same data."""
+        return [row for row in self.rows if row.score is not None and self._is_best(row)]
+
+    def _is_best(self, row: ComparisonRow) -> bool:
+        same = self._with_data_of(row)
+        scores = [other.score for other in same if other.score is not None]
+        return len(same) > 1 and self.measure.text(row.score) == self.measure.text(self.measure.best(scores))
+
+    def reference_of(self, row: ComparisonRow) -> ComparisonRow:
+        """Return the row that this one is compared with, peer by peer: `against`, or the first, with the same data."""
+        same = self._with_data_of(row)
+        return next((other for other in same if other.is_named(self.against)), same[0])
 
     @property
-    def reference(self) -> ComparisonRow:
-        """The row that the others are compared with, peer by peer: Dis-PFL, or the first."""
-        return next((row for row in self.rows if row.runs[0].method == "dispfl"), self.rows[0])
+    def references(self) -> list[str]:
+        """The labels of the rows that others are compared with: one for every data set and split."""
+        return list(dict.fromkeys(self.reference_of(row).label for row in self.rows if row.label in self.differences))
+
+    def _with_data_of(self, row: ComparisonRow) -> list[ComparisonRow]:
+        return [other for other in self.rows if other.has_data_of(row)]
 
     @cached_property
     def differences(self) -> dict[str, Difference]:
-        """By label, how each row differs from the reference, where both have the same peers and data."""
-        found = {row.label: self.difference(row, self.reference) for row in self.rows if row is not self.reference}
+        """By label, how each row differs from its reference; nothing where no other row has the same peers and data."""
+        pairs = [(row, self.reference_of(row)) for row in self.rows]
+        found = {row.label: row.difference_to(reference) for row, reference in pairs if row is not reference}
         return {label: difference for label, difference in found.items() if difference}
-
-    def difference(self, row: ComparisonRow, reference: ComparisonRow) -> Difference | None:
-        """Return the paired difference of two rows; None if their peers or data are not the same."""
-        if not row.has_data_of(reference):
-            return None
-        return paired_difference(row.peer_scores, reference.peer_scores)
 
 
 NamedRuns = Iterable[tuple[Mapping[str, str], Path]]
 """The name and the directory of each run. Runs with the same name are seeds of one row."""
 
 
-def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[float] = ()) -> Comparison:
-    """Read run directories and compare them.
+def compare(
+    runs: NamedRuns,
+    budget: Budget = Budget.ROUNDS,
+    targets: Sequence[float] = (),
+    against: Mapping[str, str] | None = None,
+) -> Comparison:
+    """Read run directories and compare them, peer by peer with the rows that have the names of a reference.
 
     Except under `rounds`, each seed has its own budget: the smallest total of its runs that spend anything, so that
     the cheapest row keeps all its rounds. Nothing is retrained: a row's score is the one it had at that point.
@@ -283,6 +309,7 @@ def compare(runs: NamedRuns, budget: Budget = Budget.ROUNDS, targets: Sequence[f
         tuple(targets),
         all_runs[0].measure,
         _other_metrics(all_runs),
+        against or DISPFL,
     )
 
 

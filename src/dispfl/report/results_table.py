@@ -25,12 +25,12 @@ def results_section(results: ReportResults) -> Markup:
     """Return a table with the score and the costs of every row, best first."""
     several = max(len(series.runs) for series in results.series) > 1
     metric, others = results.measure.name, results.comparison.others
-    reference, differences = results.comparison.reference, results.comparison.differences
+    references, differences = results.comparison.references, results.comparison.differences
     scale, unit = flops_unit_of_largest([series.flops for series in results.series])
     headings = [
         ("Method", ""),
         (capitalized(metric) + (" ± std over seeds" if several else ""), "number score"),
-        *([(f"Difference to {reference.label}", "number difference")] if differences else []),
+        *([(f"Difference to {' or '.join(references)}", "number difference")] if differences else []),
         ("Worst to best peer", "range"),
         *((capitalized(name), "number") for name in others),
         ("Busiest MB/round", "number"),

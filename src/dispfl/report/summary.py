@@ -69,7 +69,7 @@ def _lead(results: ReportResults, leader: ReportSeries, others: Sequence[ReportS
         return f"{so_far}{leader.label} reaches {score}; the others have no score yet."
     by_verdict: dict[Verdict, list[str]] = {}
     for series in others:
-        found = results.comparison.difference(leader.row, series.row)
+        found = leader.row.difference_to(series.row)
         verdict = found.verdict(measure) if found else Verdict.UNTESTED
         by_verdict.setdefault(verdict, []).append(series.label)
     words = {Verdict.AHEAD: "ahead of", Verdict.LEVEL: "level with", Verdict.BEHIND: "behind"}
@@ -86,7 +86,7 @@ def _margin(results: ReportResults, leader: ReportSeries, others: Sequence[Repor
         return []
     if not results.common_seeds:
         return ["No seed is common to all rows, so differences may come from the data."]
-    found = results.comparison.difference(leader.row, others[0].row)
+    found = leader.row.difference_to(others[0].row)
     if found is None or found.interval is None:
         return []
     over = f"{plural(found.peers, 'pair')} of peers" + (f" in {found.seeds} seeds" if found.seeds > 1 else "")

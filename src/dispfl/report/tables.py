@@ -20,7 +20,7 @@ from rich.text import Text
 from dispfl.core.metric import Measure
 from dispfl.report.comparison import GAP, TEST_LOSS, VALIDATION, Budget, Comparison, ComparisonRow
 from dispfl.report.differences import paired_over
-from dispfl.report.labels import UNKNOWN, connections_note, flops_note
+from dispfl.report.labels import UNKNOWN, connections_note, flops_note, join_and
 from dispfl.report.markup import flops_unit_of_smallest, format_number, format_seconds
 from dispfl.runs.files import write_atomically
 
@@ -98,7 +98,7 @@ def legend(comparison: Comparison) -> list[str]:
     seeds, metric = _seed_count(comparison), comparison.measure.name
     spread = f"; mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "; one seed"
     sentences = [
-        _budget_sentence(comparison),
+        *budget_sentences(comparison),
         f"{metric}{_direction(comparison)}: mean over peers, each on its own test data{spread}.",
         *_reference_sentence(comparison),
         *filter(None, [connections_note({row.label: row.connections for row in comparison.rows})]),
@@ -117,8 +117,6 @@ def legend(comparison: Comparison) -> list[str]:
             f"rounds to a target: the first evaluated round that reaches it{over}; "
             f">{comparison.rows[0].rounds}: {missed}."
         )
-    if any(row.score is None for row in comparison.rows):
-        sentences.append(f"{UNKNOWN}: no evaluated round within the budget.")
     failed = {row.label: sum(run.failures for run in row.runs) for row in comparison.rows}
     if any(failed.values()):
         counts = ", ".join(f"{label} {count}" for label, count in failed.items() if count)
@@ -128,8 +126,8 @@ def legend(comparison: Comparison) -> list[str]:
 
 def _difference_columns(comparison: Comparison) -> list[TableColumn]:
     """Return what the test says about each row and its reference, and the difference with its interval."""
-    label, measure = comparison.reference.label, comparison.measure
-    name = label if len(label) <= MAX_REFERENCE else "reference"
+    measure, (label, *more) = comparison.measure, comparison.references
+    name = label if len(label) <= MAX_REFERENCE and not more else "reference"
     found = [comparison.differences.get(row.label) for row in comparison.rows]
     verdicts = [str(difference.verdict(measure)) if difference else UNKNOWN for difference in found]
     texts = [difference.text(measure) if difference else UNKNOWN for difference in found]
@@ -140,7 +138,12 @@ def _reference_sentence(comparison: Comparison) -> list[str]:
     """Explain the two columns."""
     if not comparison.differences:
         return []
-    return [f"Against {comparison.reference.label}: {paired_over(comparison.differences)}"]
+    return [f"Against {_references(comparison)}: {paired_over(comparison.differences)}"]
+
+
+def _references(comparison: Comparison) -> str:
+    several = ", each where the data are the same" if len(comparison.references) > 1 else ""
+    return join_and(comparison.references) + several
 
 
 def against_sentence(comparison: Comparison) -> str | None:
@@ -149,9 +152,7 @@ def against_sentence(comparison: Comparison) -> str | None:
     parts = [f"{label} {one.verdict(measure)}, {one.text(measure)}" for label, one in differences.items()]
     if not parts:
         return None
-    return (
-        f"Against {comparison.reference.label} in {measure.name}: {'; '.join(parts)} ({paired_over(differences)[:-1]})."
-    )
+    return f"Against {_references(comparison)} in {measure.name}: {'; '.join(parts)} ({paired_over(differences)[:-1]})."
 
 
 def _flops_note(comparison: Comparison) -> str:
@@ -269,7 +270,6 @@ def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
     """Return all values, those of each seed included; run directories are relative to `out`."""
     return {
         "metric": comparison.measure.name,
-        "reference": comparison.reference.label,
         "higher_is_better": comparison.measure.higher_is_better,
         "budget": {
             "of": comparison.budget.value,
@@ -337,6 +337,7 @@ def _difference_json(row: ComparisonRow, comparison: Comparison, prefix: str = "
     found = comparison.differences.get(row.label)
     low, high = (found and found.interval) or (None, None)
     return {
+        f"{prefix}to": comparison.reference_of(row).label if found else None,
         f"{prefix}mean": found.mean if found else None,
         f"{prefix}low": low,
         f"{prefix}high": high,
@@ -381,6 +382,15 @@ def _same_rounds(comparison: Comparison) -> int | None:
     """Return the number of rounds if all rows have the same, else None."""
     rounds = {row.rounds for row in comparison.rows}
     return rounds.pop() if len(rounds) == 1 else None
+
+
+def budget_sentences(comparison: Comparison) -> list[str]:
+    """Say at what the rows are compared: `Compared after 20 rounds.`, `Compared at equal bytes: ...`."""
+    missing = any(row.score is None for row in comparison.rows)
+    return [
+        _budget_sentence(comparison),
+        *([f"{UNKNOWN}: no evaluated round within the budget."] if missing else []),
+    ]
 
 
 def _budget_sentence(comparison: Comparison) -> str:
