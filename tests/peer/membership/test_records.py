@@ -13,7 +13,8 @@ from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.members import MAX_KNOWN, MembersFile
-from dispfl.peer.membership.records import MemberRecord
+from dispfl.peer.membership.records import MemberRecord, record_digest
+from dispfl.peer.membership.sync import Offer
 from dispfl.peer.transport.base import JSON
 
 ALICE, BOB, CAROL = (Identity.make(name) for name in ("alice", "bob", "carol"))
@@ -56,6 +57,25 @@ def test_the_record_with_the_highest_serial_is_kept(members: MembersFile) -> Non
     bob = members.get("bob")
     assert bob is not None
     assert (bob.serial, bob.density) == (6, 0.6)
+
+
+def test_a_member_that_signs_one_record_many_times_has_announced_one(members: MembersFile, tmp_path: Path) -> None:
+    """ECDSA gives another signature every time: two sites with two of them must not exchange lists for ever."""
+    carols = MembersFile.create(tmp_path / "carols.json", "carol", "hospitals")
+    for list_ in (members, carols):
+        list_.accept(invite_of(BOB))
+        list_.merge([record_of(BOB, 3).to_json()])
+    assert members.records() != carols.records()
+    assert Offer(members.records()).state == Offer(carols.records()).state
+    carols.merge([record_of(BOB, 4).to_json()])
+    assert Offer(members.records()).state != Offer(carols.records()).state
+
+
+def test_a_record_of_another_federation_does_not_stand_for_ours(members: MembersFile) -> None:
+    """A site in two federations may announce itself to both in the same second: with the same key and serial."""
+    members.accept(invite_of(BOB))
+    members.merge([record_of(BOB, 3, federation="factories").to_json()])
+    assert members.merge([record_of(BOB, 3).to_json()]).learned == ("bob",)
 
 
 def test_an_announcement_is_signed_again_only_if_its_content_changes(members: MembersFile) -> None:
@@ -198,6 +218,7 @@ def test_arbitrary_json_is_refused_as_malformed(found: JSON) -> None:
     with pytest.raises(MessageError) as refused:
         MemberRecord.read(found)
     assert refused.value.refusal == "malformed"
+    assert record_digest(found) != record_digest(VALID)
 
 
 @settings(max_examples=80)

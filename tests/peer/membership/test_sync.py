@@ -331,9 +331,9 @@ def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
 
 @pytest.fixture(scope="module")
 def two_thousand() -> list[JSON]:
-    """Records as long as real ones, with other signatures: pages do not depend on their validity."""
-    record: Any = MemberRecord.sign(Identity.make("bob"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()
-    return [{**record, "signature": f"{k:0>96}"} for k in range(2000)]
+    """Records as long as real ones, with other fingerprints: pages do not depend on their validity."""
+    found: Any = MemberRecord.sign(Identity.make("bob"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()
+    return [{**found, "record": {**found["record"], "fingerprint": f"{k:0>64}"}} for k in range(2000)]
 
 
 @pytest.mark.parametrize("has", [0, 1, 1500, 2000])

@@ -291,11 +291,7 @@ class MembersFile:
         held = {record.digest for record in self._records()} | self._ignored()
         offered = records if isinstance(records, list) else [records]
         # Most records are already known: skip them without verifying a signature or taking the lock.
-        new = [
-            each
-            for each in offered
-            if not isinstance(each, dict) or record_digest(str(each.get("signature"))) not in held
-        ]
+        new = [each for each in offered if record_digest(each) not in held]
         refused: Counter[str] = Counter()
         verified: list[MemberRecord] = []
         for each in new:  # outside the lock: verification is slow and must not block lookups

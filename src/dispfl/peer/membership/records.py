@@ -35,6 +35,7 @@ from dispfl.wire.refusals import Refusal, refuse
 
 _PURPOSE = b"dispfl member record 1\n"
 _FIELDS = ("federation", "name", "address", "fingerprint", "density", "first_round", "serial")
+_IDENTITY = ("federation", "fingerprint", "serial")
 _MAX_NUMBER = 2**53  # larger integers are not portable in JSON
 _MAX_TEXT_CHARS = 8192
 
@@ -62,7 +63,7 @@ class MemberRecord:
     @cached_property
     def digest(self) -> str:
         """What identifies this version of the record in sync messages."""
-        return record_digest(_to_text(self.signature))
+        return record_digest(self._json)
 
     @classmethod
     def sign(
@@ -141,9 +142,15 @@ class MemberRecord:
         return _PURPOSE + json.dumps(self._content(), sort_keys=True, separators=(",", ":")).encode()
 
 
-def record_digest(signature: str) -> str:
-    """Return the digest that identifies a record by its signature, which is in base64."""
-    return hashlib.blake2b(signature.encode(errors="replace"), digest_size=8).hexdigest()
+def record_digest(found: JSON) -> str:
+    """Return the digest that identifies a record, which may not be verified: of federation, fingerprint and serial.
+
+    Not of its signature: ECDSA gives a member as many of them for one record as it likes.
+    """
+    content = found.get("record") if isinstance(found, dict) else None
+    fields = [content.get(name) for name in _IDENTITY] if isinstance(content, dict) else []
+    plain = [field if isinstance(field, str | int) else None for field in fields]
+    return hashlib.blake2b(json.dumps(plain).encode(), digest_size=8).hexdigest()
 
 
 def _split(found: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:

@@ -14,8 +14,8 @@ lacks something fetches it in pages, so that no message grows with the number of
     {"roster_from":200000}
     {"part":"...","size":650123}                                     a part of the roster's text
 
-A record is identified by a digest of its signature (8 bytes). A member that lost its list, or restored an old one,
-receives the missing records again.
+A record is identified by a digest of its federation, fingerprint and serial (8 bytes). A member that lost its list, or
+restored an old one, receives the missing records again.
 """
 
 import bisect
@@ -184,8 +184,7 @@ def check_part(response: SyncMessage, parts: Sequence[str]) -> None:
 
 
 def _encode(record: JSON) -> tuple[str, str]:
-    signature = record.get("signature") if isinstance(record, dict) else None
-    return record_digest(str(signature)), json.dumps(record, separators=(",", ":"))
+    return record_digest(record), json.dumps(record, separators=(",", ":"))
 
 
 class SiteMembership:
