@@ -35,7 +35,7 @@ def draw_curves(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     for row in rows:
         axes = panels[partitions.index(row["partition"])][data.index(row["data"])]
         _line(axes, row, _method(row), f"C{methods.index(_method(row)) % 10}")
-        axes.set_title(_data_and_partition(row), fontsize="medium")
+        axes.set_title(_data_and_partition(row), fontsize="small")
     _finish_curves(figure, panels)
     _write(figure, caveat, to)
 
