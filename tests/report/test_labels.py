@@ -52,3 +52,14 @@ def test_many_rows_with_equal_connections_are_not_all_named() -> None:
         "Not at equal connections: a node receives at most 2 models with degree 2, 5 models with degree 5 and 10 "
         "models with the others in a round."
     )
+
+
+def test_of_many_rows_with_as_many_connections_two_are_named() -> None:
+    counts = {f"ring {k}": 2 for k in range(5)} | {f"full {k}": 19 for k in range(3)} | {"local": 0}
+    assert connections_note({label: count for label, count in counts.items() if not label.startswith("full")}) == (
+        "Compared at equal connections: no node receives more than 2 models in a round."
+    )
+    assert connections_note(counts | {f"grid {k}": 4 for k in range(6)}) == (
+        "Not at equal connections: a node receives at most 2 models with ring 0, ring 1 and 3 other rows, 19 models "
+        "with full 0, full 1 and full 2 and 4 models with the others in a round."
+    )

@@ -54,8 +54,14 @@ def connections_note(counts: Mapping[str, int]) -> str:
     if len(sending[most]) > 2:
         sending.pop(most)
         sending[most] = ["the others"]
-    parts = [f"{_models(count)} with {join_and(own)}" for count, own in sending.items()]
+    parts = [f"{_models(count)} with {join_and(_first(own))}" for count, own in sending.items()]
     return f"Not at equal connections: a node receives at most {join_and(parts)} in a round."
+
+
+def _first(labels: Sequence[str], most: int = 3) -> list[str]:
+    """Return a few labels and the number of the others."""
+    more = len(labels) - most + 1
+    return [*labels] if more < 2 else [*labels[: most - 1], f"{more} other rows"]
 
 
 def _models(count: int) -> str:
