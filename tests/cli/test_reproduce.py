@@ -136,18 +136,26 @@ def test_rows_are_compared_at_equal_bytes_with_the_row_that_the_file_names(tmp_p
     )
     (tmp_path / "custom.toml").write_text(custom.replace('"local"', '"dpsgd"'))
     result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dirichlet", "--budget", "bytes", "--out", tmp_path)
-    [verdict] = [line for line in result.output.splitlines() if line.startswith("Against dpsgd on dirichlet: dispfl ")]
+    output = result.output.splitlines()
+    [verdict] = [line for line in output if line.startswith("Against dpsgd on dirichlet, in accuracy: dispfl ")]
     assert "[" in verdict
     assert "Compared at equal bytes: " in result.output
-    rows = csv.DictReader((tmp_path / "custom/comparison.csv").read_text().splitlines())
-    assert {row["method"]: row["round"] for row in rows} == {"dpsgd": "1.0", "dispfl": "4.0"}
+    for name, dense in (("comparison", "4.0"), ("comparison-bytes", "1.0")):
+        rows = csv.DictReader((tmp_path / f"custom/{name}.csv").read_text().splitlines())
+        assert {row["method"]: row["round"] for row in rows} == {"dpsgd": dense, "dispfl": "4.0"}
+    found = json.loads((tmp_path / "custom/results.json").read_text())
+    assert found["at_equal"]["budget"]["of"] == "bytes"
+    last = [row["ours"]["accuracy"] for row in found["rows"]]  # beside the paper's are those of the last round
+    assert [row["score"]["mean"] for row in found["at_equal"]["rows"]][1] == last[1]
 
 
 def test_a_file_cannot_compare_with_a_row_that_it_does_not_have(tmp_path: Path) -> None:
     (tmp_path / "custom.toml").write_text(CUSTOM.replace("label =", 'against = { method = "ditto" }\nlabel ='))
     assert refusal(ConfigError, tmp_path / "custom.toml") == (
-        "reproduce.against must be labels of one of the rows; no row has {'method': 'ditto'}."
+        "reproduce.against must name a row by partition, method, density; no row has {'method': 'ditto'}."
     )
+    (tmp_path / "custom.toml").write_text(CUSTOM.replace("label =", 'against = { data = "cifar10" }\nlabel ='))
+    assert "no row has {'data': 'cifar10'}" in refusal(ConfigError, tmp_path / "custom.toml")  # all rows have it
 
 
 def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
@@ -283,6 +291,7 @@ def test_missing_data_is_reported_before_anything_runs(tmp_path: Path) -> None:
         (["sparsity", "roundz=3"], "Unknown key roundz. Did you mean rounds?"),
         (["sparsity", "--only", "ring"], "--only 'ring' matches no label of these runs."),
         (["none.toml"], "The config file none.toml does not exist."),
+        (["masks", "--budget", "bytes"], "masks compares masks, not scores: leave out --budget bytes."),
     ],
 )
 def test_an_error_is_one_sentence_and_creates_nothing(

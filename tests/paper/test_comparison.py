@@ -120,19 +120,21 @@ def test_the_order_of_rows_is_compared_by_rank_correlation() -> None:
 
 
 def test_below_a_table_rows_are_compared_with_dispfl_on_the_same_partition_and_topology() -> None:
-    """Our six peers have the same accuracy each; Local, which has no topology, is compared with both."""
+    """Our six peers have the same accuracy each; Local and Ditto, which have no topology, are compared with both."""
     ours = {"local": 0.6, "ring": 0.5, "full": 0.8}
     rows = [
         compared(row, with_peers(a_row([ours[row.topology or "local"] + 0.1 * (row.method == "dpsgd")]), row.method))
         for method in ("local", "dpsgd", "dispfl")
         for row in printed_rows(TOPOLOGIES, method=method, partition="dirichlet")
     ]
+    labels = {**rows[0].reference.labels, "method": "ditto"}  # another one without a topology
+    rows.append(ComparedRow(PaperReference(labels), replace(rows[0].row, name={"method": "ditto"})))
     [found] = comparison_tables(rows, TOPOLOGIES)
     assert found.notes[1:] == [
-        "Against dispfl on dirichlet, ring: local ahead, +0.100 [+0.100, +0.100]; "
-        "dpsgd ahead, +0.100 [+0.100, +0.100].",
-        "Against dispfl on dirichlet, full: local behind, -0.200 [-0.200, -0.200]; "
-        "dpsgd ahead, +0.100 [+0.100, +0.100].",
+        "Against dispfl on dirichlet, ring, in accuracy: local ahead, +0.100 [+0.100, +0.100]; "
+        "dpsgd ahead, +0.100 [+0.100, +0.100]; ditto ahead, +0.100 [+0.100, +0.100].",
+        "Against dispfl on dirichlet, full, in accuracy: local behind, -0.200 [-0.200, -0.200]; "
+        "dpsgd ahead, +0.100 [+0.100, +0.100]; ditto behind, -0.200 [-0.200, -0.200].",
     ]
 
 
@@ -144,7 +146,9 @@ def test_rows_of_one_method_are_named_by_what_they_differ_in() -> None:
         if row.density in (0.2, 0.5)
     ]
     [found] = comparison_tables(rows, SPARSITY, {"density": "0.5"})
-    assert found.notes == ["Against dispfl (0.5) on dirichlet: dispfl (0.2) behind, -0.300 [-0.300, -0.300]."]
+    assert found.notes == [
+        "Against dispfl (0.5) on dirichlet, in accuracy: dispfl (0.2) behind, -0.300 [-0.300, -0.300]."
+    ]
 
 
 def with_peers(row: ComparisonRow, method: str, **names: str) -> ComparisonRow:

@@ -217,6 +217,29 @@ def test_each_seed_has_its_own_budget_so_that_the_cheapest_row_keeps_all_rounds(
     assert [run.final and run.final.round for row in comparison.rows for run in row.runs] == [2, 2, 1]
 
 
+def test_each_data_set_has_its_own_budget(write: Write) -> None:
+    """The cheapest row of the second data set, with half the rounds, does not shorten those of the first."""
+    paths = [write("a", 0, [0.1, 0.2], mb=1), write("b", 0, [0.3, 0.4], mb=2), write("c", 0, [0.5], mb=1)]
+    other = paths[2] / "config.toml"
+    other.write_text(f'metric = ["other"]\n{other.read_text()}')
+    comparison = by_name(paths, Budget.BYTES)
+    assert [run.limit for row in comparison.rows for run in row.runs] == [2, 2, 1]
+    assert [row.score for row in comparison.rows] == [0.2, 0.3, 0.5]
+    assert (comparison.limits, comparison.limit) == ({}, None)
+
+
+def test_a_row_whose_data_are_not_known_is_compared_with_nobody_if_they_may_be_those_of_several(write: Write) -> None:
+    """With liars the data may be poisoned, so their digest is not compared; here rows with two digests are there."""
+    paths = [write(name, 0, [0.5], flops=1.0) for name in ("a", "b", "liars", "b2")]
+    for path, digest in zip(paths, ("aa", "bb", None, "bb"), strict=True):
+        more = 'liars = 0.2\ndata_sha256 = "cc"' if digest is None else f'data_sha256 = "{digest}"'
+        (path / "config.toml").write_text(f"{more}\n{(path / 'config.toml').read_text()}")
+    comparison = by_name(paths)
+    assert {label: row.label for label, row in comparison.references.items()} == {
+        "a": "a", "b": "b", "liars": "liars", "b2": "b",
+    }  # fmt: skip
+
+
 def test_a_row_whose_first_evaluated_round_exceeds_the_budget_has_no_accuracy(write: Write) -> None:
     paths = [write("cheap", 0, [0.1], mb=1), write("expensive", 0, [0.9], mb=5)]
     comparison = by_name(paths, Budget.BYTES)

@@ -87,7 +87,7 @@ def test_an_unfinished_run_is_a_caveat_and_the_result_is_so_far(write: Write, tm
 
 def test_runs_with_other_data_have_no_winner(write: Write) -> None:
     paths = [write("a", [[0.6]], "dispfl"), write("b", [[0.4]], "local", data={"name": "cifar10"})]
-    sentence = "The runs differ in data.name, so their scores cannot be compared."
+    sentence = "The runs differ in data.name, so only rows with the same data are compared."
     assert summary_sentences(read_results(paths)) == [sentence]
 
 

@@ -41,7 +41,7 @@ def row(name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: f
 
 def two_methods(**changes: object) -> Comparison:
     rows = [row("dispfl", [0.8, 0.9]), row("a_b|c", [0.5, 0.7], mb=0, flops=1e9)]
-    given: dict[str, object] = {"rows": rows, "budget": Budget.ROUNDS, "limits": {}, "targets": (0.25, 0.8)}
+    given: dict[str, object] = {"rows": rows, "budget": Budget.ROUNDS, "targets": (0.25, 0.8)}
     return Comparison(**{**given, "measure": ACCURACY, **changes})  # type: ignore[arg-type]
 
 
@@ -93,7 +93,7 @@ def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
 def test_without_dispfl_the_first_row_is_the_reference_and_a_long_label_is_not_in_headings() -> None:
     rows = [paired("method.density=0.2", [0.4] * 6), paired("method.density=0.5", [0.5] * 6)]
     comparison = two_methods(rows=rows, targets=())
-    assert comparison.references == ["method.density=0.2"]
+    assert comparison.reference_labels == ["method.density=0.2"]
     assert "against reference" in markdown_table(comparison)
     assert against_sentence(comparison) == (
         "Against method.density=0.2 in accuracy: method.density=0.5 ahead, +0.100 [+0.100, +0.100] (paired difference "
@@ -114,10 +114,10 @@ def test_every_data_set_has_its_own_reference_and_its_own_best_row() -> None:
     ]
     comparison = two_methods(rows=rows, targets=())
     lines = [line.split("|")[1:6] for line in markdown_table(comparison).splitlines()[2:7]]
-    assert [line[3].strip() for line in lines] == ["behind", "–", "–", "ahead", "–"]
+    assert [line[3].strip() for line in lines] == ["behind", "reference", "reference", "ahead", "–"]
     assert [line[1].strip() for line in lines] == ["0.400", "**0.500**", "0.700", "**0.900**", "0.300"]
     assert any(
-        sentence.startswith("Against Dis-PFL, clothes and Dis-PFL, digits, each where the data are the same: ")
+        sentence.startswith("Against the reference of the same data: paired difference")
         for sentence in legend(comparison)
     )
     differences = [one["difference"]["to"] for one in comparison_json(comparison, OUT)["rows"]]
@@ -127,7 +127,7 @@ def test_every_data_set_has_its_own_reference_and_its_own_best_row() -> None:
 def test_an_experiment_may_name_the_row_that_the_others_are_compared_with() -> None:
     rows = [paired("Dis-PFL", [0.5] * 6, "dispfl"), paired("Local", [0.4] * 6, "local")]
     comparison = two_methods(rows=rows, targets=(), against={"method": "local"})
-    assert comparison.references == ["Local"]
+    assert comparison.reference_labels == ["Local"]
     assert comparison.differences["Dis-PFL"].mean == pytest.approx(0.1)
 
 
@@ -204,7 +204,7 @@ def test_json_has_every_seeds_values_and_directories_relative_to_the_folder() ->
 
 
 def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
-    comparison = two_methods(budget=Budget.BYTES, limits={0: 2.0, 1: 3.0})
+    comparison = two_methods(budget=Budget.BYTES, rows=[limited(row("a", [0.8, 0.9]), 2.0, 3.0)])
     assert legend(comparison)[0] == (
         "Compared at equal bytes: 2.50 MB on the wire of the busiest node, mean over seeds."
     )
@@ -212,8 +212,16 @@ def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
         "of": "bytes", "unit": "MB", "mean": 2.5, "by_seed": {"0": 2.0, "1": 3.0},
     }  # fmt: skip
     assert "| at round |" in markdown_table(comparison)
-    flops = two_methods(budget=Budget.FLOPS, limits={0: 3.5e12})
+    flops = two_methods(budget=Budget.FLOPS, rows=[limited(row("a", [0.8]), 3.5e12)])
     assert legend(flops)[0] == "Compared at equal FLOPs: 3.50 TFLOPs of training by all peers."
+    two = two_methods(budget=Budget.BYTES, rows=[limited(row("a", [0.8]), 2.0), limited(row("b", [0.8]), 3.0)])
+    assert legend(two)[0] == "Compared at equal bytes: the smallest total of the rows with the same data."
+    assert [seed["limit"] for one in comparison_json(two, OUT)["rows"] for seed in one["seeds"]] == [2.0, 3.0]
+
+
+def limited(row: ComparisonRow, *limits: float) -> ComparisonRow:
+    """Return the row with a budget for each seed."""
+    return replace(row, runs=[replace(run, limit=limit) for run, limit in zip(row.runs, limits, strict=True)])
 
 
 def test_runs_of_different_lengths_are_compared_after_their_last_round() -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from dispfl.cli.grid import BudgetOption, JobsOption
+from dispfl.cli.grid import JobsOption
 from dispfl.errors import ConfigError, DataError
 from dispfl.terminal import number_table, print_text
 
@@ -44,7 +44,10 @@ def reproduce(
     only: Annotated[
         str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
     ] = "",
-    budget: BudgetOption = "rounds",
+    budget: Annotated[
+        Literal["rounds", "bytes", "flops", "seconds"],
+        typer.Option(help="Also compare the same runs after equal traffic or computing, as dispfl compare does."),
+    ] = "rounds",
     jobs: JobsOption = 1,
     figure: Annotated[
         Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure, where there is one.")
@@ -79,6 +82,8 @@ def reproduce(
     overrides += data_dir_override(data_dir)
     experiment, out = find_experiment(name, scale), out or Path("runs/reproduce") / scale
     selected = [label.strip() for label in only.split(",") if label.strip()]
+    if budget != "rounds" and experiment.about.figure == "masks":
+        raise ConfigError(f"{name} compares masks, not scores: leave out --budget {budget}.")
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
     _run(experiment, [run.cell for run in runs], scale, yes, Console(stderr=as_json), as_json, jobs)

@@ -211,12 +211,14 @@ def _rank_correlations(rows: Iterable[ComparedRow], partitions: Sequence[str]) -
 
 
 def _verdicts(rows: Sequence[ComparedRow], against: Mapping[str, str]) -> Iterator[str]:
-    """Yield `Against dispfl on dirichlet, ring: local behind, -0.020 [-0.026, -0.014]; ...` for every partition.
+    """Yield `Against dispfl on dirichlet, ring, in accuracy: local behind, -0.020 [-0.026, -0.014]; ...`.
 
-    Where a method has several topologies, each has its own reference; rows without a topology are compared with all.
+    One sentence for every partition and, where a method has several, topology. Rows without a topology are compared
+    with the reference of each.
     """
     keys = ["partition", *(["topology"] if _distinguishes(rows, "topology") else [])]
-    for place in dict.fromkeys(tuple(row[key] for key in keys) for row in rows):
+    places = dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
+    for place in (place for place in places if UNKNOWN not in place):
         here = [row for row in rows if all(row[key] in (UNKNOWN, own) for key, own in zip(keys, place, strict=True))]
         reference = next((row for row in here if row.row.is_named(against)), here[0])
         measure = reference.row.runs[0].measure
@@ -226,7 +228,7 @@ def _verdicts(rows: Sequence[ComparedRow], against: Mapping[str, str]) -> Iterat
             if row is not reference and (found := row.row.difference_to(reference.row))
         ]
         if texts:
-            yield f"Against {_name(reference, here)} on {', '.join(place)}: {'; '.join(texts)}."
+            yield f"Against {_name(reference, here)} on {', '.join(place)}, in {measure.name}: {'; '.join(texts)}."
 
 
 def _name(row: ComparedRow, rows: Sequence[ComparedRow]) -> str:

@@ -113,13 +113,15 @@ class PaperExperiment:
                 variant, targets = about.get("variant", NONE), tuple(about.get("targets", ()))
                 printed = self._printed(key) if variant == NONE else None
                 found.append(PaperRun(cell, _labels(key, experiment) | {"variant": variant}, printed, targets))
-        self._check_against(found)
-        return _with_names(found)
+        named = _with_names(found)
+        self._check_against([{**run.cell.row, "method": run.labels["method"]} for run in named])
+        return named
 
-    def _check_against(self, runs: Sequence[PaperRun]) -> None:
+    def _check_against(self, names: Sequence[Mapping[str, str]]) -> None:
         against = self.about.against
-        if not any(against.items() <= run.labels.items() for run in runs):
-            raise ConfigError(f"reproduce.against must be labels of one of the rows; no row has {against}.")
+        if not any(against.items() <= own.items() for own in names):
+            keys = ", ".join(names[0])
+            raise ConfigError(f"reproduce.against must name a row by {keys}; no row has {against}.")
 
     def _experiments(self, overrides: Sequence[str]) -> Iterator[tuple[SettingsTable, Experiment]]:
         """Yield every row of every part, with the overrides it has keys for, and what both say about themselves.

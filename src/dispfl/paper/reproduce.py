@@ -228,7 +228,7 @@ class ReproducedRuns:
     folder: Path
     figure_format: str = "png"
     budget: Budget = Budget.ROUNDS
-    """What is held equal."""
+    """What is held equal in another table below."""
     against: Mapping[str, str] | None = None
     """The names of the row that the others are compared with."""
 
@@ -263,15 +263,15 @@ def _masks(results: ReproducedRuns, console: Console) -> dict[str, Any]:
 
 def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
     targets = dict.fromkeys(target for reference in results.references for target in reference.targets)
-    comparison = compare(results.runs, results.budget, list(targets), results.against)
+    comparison = compare(results.runs, targets=list(targets), against=results.against)
     rows = [ComparedRow(reference, row) for reference, row in zip(results.references, comparison.rows, strict=True)]
-    files = [path.name for path in report_tables.write_tables(comparison, results.folder)]
+    folder = results.folder
+    files = [path.name for path in report_tables.write_tables(comparison, folder)]
     if results.table:
         tables = comparison_tables(rows, results.table, comparison.against)
         for table in tables:
             _print_table(table, console)
-        notes = report_tables.budget_sentences(comparison)
-        notes += [*table_legend(results.table), *misprints(rows, results.table)]
+        notes = [*table_legend(results.table), *misprints(rows, results.table)]
         notes += [f"Against: {paired_over(comparison.differences)}"] if comparison.differences else []
         files.insert(0, _write_markdown(results, tables, notes))
     else:
@@ -283,10 +283,21 @@ def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
     if results.figure == "groups":
         _print_groups(rows, console)
         notes.append("The accuracy of a group also depends on the data of its peers.")
+    _print_notes(notes, console)
+    found = {"rows": [row_as_json(row) for row in rows], "files": files}
+    if results.budget is not Budget.ROUNDS:
+        limited = compare(results.runs, results.budget, list(targets), results.against)
+        files += [path.name for path in report_tables.write_tables(limited, folder, f"comparison-{results.budget}")]
+        console.print("", report_tables.rich_table(limited, console)[0], sep="\n")
+        _print_notes(report_tables.legend(limited), console)
+        found["at_equal"] = report_tables.comparison_json(limited, folder)
+    return found
+
+
+def _print_notes(notes: Iterable[str], console: Console) -> None:
     console.print()
     for note in notes:
         print_text(console, note, "dim")
-    return {"rows": [row_as_json(row) for row in rows], "files": files}
 
 
 def _draw(figure: str, rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:

@@ -83,6 +83,8 @@ class SeedRun:
     """Training FLOPs of a peer per round, mean over all rounds."""
     final: RunPoint | None
     """The last evaluated round within the budget; None if there is none."""
+    limit: float | None = field(default=None, kw_only=True)
+    """The budget; None if there is no limit."""
     failures: int = 0
     """Number of steps that were discarded: a value was not finite, or the privacy budget was spent."""
     seconds_per_peer: float | None = None
@@ -112,11 +114,11 @@ class SeedRun:
         """Training FLOPs of all peers per round."""
         return self.points[-1].flops / len(self.points)
 
-    def within(self, budget: Budget, limit: float) -> "SeedRun":
+    def within(self, budget: Budget, limit: float | None) -> "SeedRun":
         """Return the run with `final` set to the last evaluated round within a limit."""
-        tolerant = limit * (1 + 1e-9)  # equal costs may differ in the last bits of their sums
+        tolerant = inf if limit is None else limit * (1 + 1e-9)  # equal costs may differ in the last bits of their sums
         points = [point for point in self.points if point.score is not None and point.spent(budget) <= tolerant]
-        return replace(self, final=points[-1] if points else None)
+        return replace(self, final=points[-1] if points else None, limit=limit)
 
     def rounds_to(self, target: float) -> int | None:
         """Return the first evaluated round that is at least as good as a target, or None."""
@@ -229,8 +231,6 @@ class Comparison:
 
     rows: Sequence[ComparisonRow]
     budget: Budget
-    limits: Mapping[int, float]
-    """The budget of each seed; empty if there is no limit."""
     targets: Sequence[float]
     measure: Measure
     """What the scores measure."""
@@ -239,40 +239,54 @@ class Comparison:
     against: Mapping[str, str] = field(default_factory=lambda: DISPFL)
     """The names of the rows that the others are compared with."""
 
+    @cached_property
+    def limits(self) -> dict[int, float]:
+        """The budget of each seed; empty if there is no limit, or if data sets have different ones."""
+        found: dict[int, set[float]] = {}
+        for run in (run for row in self.rows for run in row.runs):
+            if run.limit is not None:
+                found.setdefault(run.seed, set()).add(run.limit)
+        return {} if any(len(limits) > 1 for limits in found.values()) else {s: x.pop() for s, x in found.items()}
+
     @property
     def limit(self) -> float | None:
         """The budget, mean over seeds."""
         return statistics.fmean(self.limits.values()) if self.limits else None
 
-    @property
+    @cached_property
     def best(self) -> list[ComparisonRow]:
         """The rows with the best mean score, as it is printed, among several with the same data."""
-        return [row for row in self.rows if row.score is not None and self._is_best(row)]
+        found = []
+        for row, same in zip(self.rows, self._same_data, strict=True):
+            scores = [other.score for other in same if other.score is not None]
+            text = self.measure.text
+            if row.score is not None and len(same) > 1 and text(row.score) == text(self.measure.best(scores)):
+                found.append(row)
+        return found
 
-    def _is_best(self, row: ComparisonRow) -> bool:
-        same = self._with_data_of(row)
-        scores = [other.score for other in same if other.score is not None]
-        return len(same) > 1 and self.measure.text(row.score) == self.measure.text(self.measure.best(scores))
-
-    def reference_of(self, row: ComparisonRow) -> ComparisonRow:
-        """Return the row that this one is compared with, peer by peer: `against`, or the first, with the same data."""
-        same = self._with_data_of(row)
-        return next((other for other in same if other.is_named(self.against)), same[0])
-
-    @property
-    def references(self) -> list[str]:
-        """The labels of the rows that others are compared with: one for every data set and split."""
-        return list(dict.fromkeys(self.reference_of(row).label for row in self.rows if row.label in self.differences))
-
-    def _with_data_of(self, row: ComparisonRow) -> list[ComparisonRow]:
-        return [other for other in self.rows if other.has_data_of(row)]
+    @cached_property
+    def references(self) -> dict[str, ComparisonRow]:
+        """By label, the row that each one is compared with, peer by peer: `against`, or the first, of the same data."""
+        return {
+            row.label: next((other for other in same if other.is_named(self.against)), same[0])
+            for row, same in zip(self.rows, self._same_data, strict=True)
+        }
 
     @cached_property
     def differences(self) -> dict[str, Difference]:
         """By label, how each row differs from its reference; nothing where no other row has the same peers and data."""
-        pairs = [(row, self.reference_of(row)) for row in self.rows]
+        pairs = [(row, self.references[row.label]) for row in self.rows]
         found = {row.label: row.difference_to(reference) for row, reference in pairs if row is not reference}
         return {label: difference for label, difference in found.items() if difference}
+
+    @property
+    def reference_labels(self) -> list[str]:
+        """The labels of the rows that others are compared with: one for every data set and split."""
+        return list(dict.fromkeys(self.references[label].label for label in self.differences))
+
+    @cached_property
+    def _same_data(self) -> list[list[ComparisonRow]]:
+        return [_with_data_of(row, self.rows) for row in self.rows]
 
 
 NamedRuns = Iterable[tuple[Mapping[str, str], Path]]
@@ -287,8 +301,9 @@ def compare(
 ) -> Comparison:
     """Read run directories and compare them, peer by peer with the rows that have the names of a reference.
 
-    Except under `rounds`, each seed has its own budget: the smallest total of its runs that spend anything, so that
-    the cheapest row keeps all its rounds. Nothing is retrained: a row's score is the one it had at that point.
+    Except under `rounds`, each seed and data set has its own budget: the smallest total of its runs that spend
+    anything, so that the cheapest row keeps all its rounds. Nothing is retrained: a row's score is the one it had at
+    that point.
     """
     rows: dict[tuple[tuple[str, str], ...], list[SeedRun]] = {}
     for name, path in runs:
@@ -298,14 +313,10 @@ def compare(
         raise RunError("There are no runs to compare.")
     if budget is Budget.SECONDS and (unknown := [run.path for run in all_runs if not run.points[-1].peer_seconds]):
         raise RunError(f"{unknown[0]} has no seconds of computing (peer_seconds); compare by rounds, bytes or flops.")
-    limits = {} if budget is Budget.ROUNDS else _limits(all_runs, budget)
+    whole = [ComparisonRow(dict(name), row) for name, row in rows.items()]
     return Comparison(
-        [
-            ComparisonRow(dict(name), [run.within(budget, limits.get(run.seed, inf)) for run in row])
-            for name, row in rows.items()
-        ],
+        [_limited(row, _with_data_of(row, whole), budget) for row in whole],
         budget,
-        limits,
         tuple(targets),
         all_runs[0].measure,
         _other_metrics(all_runs),
@@ -402,11 +413,18 @@ def _may_equal(one: str | None, two: str | None) -> bool:
     return one == two or one is None or two is None
 
 
-def _limits(runs: Iterable[SeedRun], budget: Budget) -> dict[int, float]:
-    """Return, for each seed, the smallest total of its runs that spend anything."""
+def _with_data_of(row: ComparisonRow, rows: Iterable[ComparisonRow]) -> list[ComparisonRow]:
+    """Return the rows with the same data; only the row itself if its unknown data may be those of different rows."""
+    found = [other for other in rows if other.has_data_of(row)]
+    known = next((other for other in found if other is not row), row)
+    return found if all(other.has_data_of(known) for other in found) else [row]
+
+
+def _limited(row: ComparisonRow, rivals: Iterable[ComparisonRow], budget: Budget) -> ComparisonRow:
+    """Return a row within, for each of its seeds, the smallest total of its rivals that spend anything."""
     limits: dict[int, float] = {}
-    for run in runs:
+    for run in (run for rival in rivals for run in rival.runs if budget is not Budget.ROUNDS):
         total = run.points[-1].spent(budget)
         if total > 0:
             limits[run.seed] = min(total, limits.get(run.seed, total))
-    return limits
+    return ComparisonRow(row.name, [run.within(budget, limits.get(run.seed)) for run in row.runs])

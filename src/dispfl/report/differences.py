@@ -86,10 +86,15 @@ def _interval(by_seed: Sequence[np.ndarray]) -> tuple[float, float]:
     return float(low), float(high)
 
 
+def _range(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
+
+
 def paired_over(differences: Mapping[str, Difference]) -> str:
     """Say what the differences are taken over, and what ahead, behind and level mean."""
-    peers, seeds = (max(getattr(one, name) for one in differences.values()) for name in ("peers", "seeds"))
-    over = f"{peers} pairs of peers" + (f" in {seeds} seeds (seeds, then their peers, resampled)" if seeds > 1 else "")
+    peers, seeds = (_range([getattr(one, name) for one in differences.values()]) for name in ("peers", "seeds"))
+    over = f"{peers} pairs of peers"
+    over += f" in {seeds} seeds (seeds, then their peers, resampled)" if seeds != "1" else ""
     untested = any(one.interval is None for one in differences.values())
     few = f"; untested: fewer than {MIN_PAIRS} pairs" if untested else ""
     return (

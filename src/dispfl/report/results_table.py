@@ -1,5 +1,7 @@
 """The results table of the page: the scores and the costs of every row, best first."""
 
+from collections.abc import Sequence
+
 from dispfl.core.metric import Measure
 from dispfl.report.differences import paired_over
 from dispfl.report.labels import UNKNOWN, connections_note, flops_note
@@ -25,12 +27,12 @@ def results_section(results: ReportResults) -> Markup:
     """Return a table with the score and the costs of every row, best first."""
     several = max(len(series.runs) for series in results.series) > 1
     metric, others = results.measure.name, results.comparison.others
-    references, differences = results.comparison.references, results.comparison.differences
+    references = results.comparison.reference_labels
     scale, unit = flops_unit_of_largest([series.flops for series in results.series])
     headings = [
         ("Method", ""),
         (capitalized(metric) + (" ± std over seeds" if several else ""), "number score"),
-        *([(f"Difference to {' or '.join(references)}", "number difference")] if differences else []),
+        *([(_difference_heading(references), "number difference")] if references else []),
         ("Worst to best peer", "range"),
         *((capitalized(name), "number") for name in others),
         ("Busiest MB/round", "number"),
@@ -44,7 +46,7 @@ def results_section(results: ReportResults) -> Markup:
         [
             join_markup([swatch(series), element("span", series.label)]),
             _score(series, results.measure),
-            *([_difference(series, results)] if differences else []),
+            *([_difference(series, results)] if references else []),
             _range(series, results),
             *(format_number(series.row.other(name), 3) for name in others),
             format_amount(series.paper_mb),
@@ -56,11 +58,14 @@ def results_section(results: ReportResults) -> Markup:
         ]
         for series in results.series
     ]
-    marks_best = len(rows) > 1 and results.comparable
-    best = [k for k, series in enumerate(results.series) if marks_best and series.row in results.comparison.best]
+    best = [k for k, series in enumerate(results.series) if series.row in results.comparison.best]
     caption = f"{capitalized(metric)} and costs" + (", best first" if len(rows) > 1 else "")
     table = element("div", html_table(caption, headings, rows, "cards", best), class_="scrolling")
     return section("results", "Results", table, remark(_table_legend(results, several)))
+
+
+def _difference_heading(references: Sequence[str]) -> str:
+    return f"Difference to {references[0]}" if len(references) == 1 else "Difference to the reference of the same data"
 
 
 def _score(series: ReportSeries, measure: Measure) -> str:

@@ -51,7 +51,7 @@ def summary_sentences(results: ReportResults) -> list[str]:
         return _single_row(results, results.series[0])
     if not results.comparable:
         keys = [key for key in results.differing if prevents_comparison(key)]
-        return [f"The runs differ in {join_and(keys or ['their data'])}, so their scores cannot be compared."]
+        return [f"The runs differ in {join_and(keys or ['their data'])}, so only rows with the same data are compared."]
     scored = [series for series in results.series if series.row.score is not None]
     if not scored:
         return ["No row has scores for all its seeds yet."]

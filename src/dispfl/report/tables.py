@@ -20,7 +20,7 @@ from rich.text import Text
 from dispfl.core.metric import Measure
 from dispfl.report.comparison import GAP, TEST_LOSS, VALIDATION, Budget, Comparison, ComparisonRow
 from dispfl.report.differences import paired_over
-from dispfl.report.labels import UNKNOWN, connections_note, flops_note, join_and
+from dispfl.report.labels import UNKNOWN, connections_note, flops_note
 from dispfl.report.markup import flops_unit_of_smallest, format_number, format_seconds
 from dispfl.runs.files import write_atomically
 
@@ -98,7 +98,8 @@ def legend(comparison: Comparison) -> list[str]:
     seeds, metric = _seed_count(comparison), comparison.measure.name
     spread = f"; mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "; one seed"
     sentences = [
-        *budget_sentences(comparison),
+        _budget_sentence(comparison),
+        *([f"{UNKNOWN}: no evaluated round within the budget."] if _any_unknown(comparison) else []),
         f"{metric}{_direction(comparison)}: mean over peers, each on its own test data{spread}.",
         *_reference_sentence(comparison),
         *filter(None, [connections_note({row.label: row.connections for row in comparison.rows})]),
@@ -126,10 +127,14 @@ def legend(comparison: Comparison) -> list[str]:
 
 def _difference_columns(comparison: Comparison) -> list[TableColumn]:
     """Return what the test says about each row and its reference, and the difference with its interval."""
-    measure, (label, *more) = comparison.measure, comparison.references
+    measure, (label, *more) = comparison.measure, comparison.reference_labels
     name = label if len(label) <= MAX_REFERENCE and not more else "reference"
     found = [comparison.differences.get(row.label) for row in comparison.rows]
-    verdicts = [str(difference.verdict(measure)) if difference else UNKNOWN for difference in found]
+    own = {label: "reference" for label in comparison.reference_labels if name == "reference"}
+    verdicts = [
+        str(difference.verdict(measure)) if difference else own.get(row.label, UNKNOWN)
+        for row, difference in zip(comparison.rows, found, strict=True)
+    ]
     texts = [difference.text(measure) if difference else UNKNOWN for difference in found]
     return [TableColumn(("against", name), verdicts, 8), TableColumn(("difference", f"to {name}"), texts, 5)]
 
@@ -142,8 +147,8 @@ def _reference_sentence(comparison: Comparison) -> list[str]:
 
 
 def _references(comparison: Comparison) -> str:
-    several = ", each where the data are the same" if len(comparison.references) > 1 else ""
-    return join_and(comparison.references) + several
+    first, *more = comparison.reference_labels
+    return "the reference of the same data" if more else first
 
 
 def against_sentence(comparison: Comparison) -> str | None:
@@ -282,7 +287,7 @@ def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
     }
 
 
-def write_tables(comparison: Comparison, out: Path) -> list[Path]:
+def write_tables(comparison: Comparison, out: Path, name: str = "comparison") -> list[Path]:
     """Write `comparison.md`, `.tex`, `.csv` and `.json` into a folder."""
     texts = {
         "md": markdown_table(comparison),
@@ -290,7 +295,7 @@ def write_tables(comparison: Comparison, out: Path) -> list[Path]:
         "csv": csv_table(comparison),
         "json": json.dumps(comparison_json(comparison, out), indent=2, allow_nan=False, ensure_ascii=False) + "\n",
     }
-    paths = [out / f"comparison.{ending}" for ending in texts]
+    paths = [out / f"{name}.{ending}" for ending in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         write_atomically(path, text.encode())
     return paths
@@ -322,6 +327,7 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
                 "round": run.final.round if run.final else None,
                 "score": run.final.score if run.final else None,
                 "std_over_peers": run.final.peer_std if run.final else None,
+                "limit": run.limit,
                 "spent_wire_mb": run.final.wire_mb if run.final else None,
                 "spent_flops": run.final.flops if run.final else None,
                 "seconds": run.final.seconds if run.final else None,
@@ -337,7 +343,7 @@ def _difference_json(row: ComparisonRow, comparison: Comparison, prefix: str = "
     found = comparison.differences.get(row.label)
     low, high = (found and found.interval) or (None, None)
     return {
-        f"{prefix}to": comparison.reference_of(row).label if found else None,
+        f"{prefix}to": comparison.references[row.label].label if found else None,
         f"{prefix}mean": found.mean if found else None,
         f"{prefix}low": low,
         f"{prefix}high": high,
@@ -384,13 +390,8 @@ def _same_rounds(comparison: Comparison) -> int | None:
     return rounds.pop() if len(rounds) == 1 else None
 
 
-def budget_sentences(comparison: Comparison) -> list[str]:
-    """Say at what the rows are compared: `Compared after 20 rounds.`, `Compared at equal bytes: ...`."""
-    missing = any(row.score is None for row in comparison.rows)
-    return [
-        _budget_sentence(comparison),
-        *([f"{UNKNOWN}: no evaluated round within the budget."] if missing else []),
-    ]
+def _any_unknown(comparison: Comparison) -> bool:
+    return any(row.score is None for row in comparison.rows)
 
 
 def _budget_sentence(comparison: Comparison) -> str:
@@ -399,8 +400,10 @@ def _budget_sentence(comparison: Comparison) -> str:
         if rounds is None:
             return "Compared after each run's last round."
         return f"Compared after {'1 round' if rounds == 1 else f'{rounds} rounds'}."
-    if comparison.limit is None:
+    if all(run.limit is None for row in comparison.rows for run in row.runs):
         return f"Compared at equal {comparison.budget}; no run spends any, so each row shows its last round."
+    if comparison.limit is None:
+        return f"Compared at equal {comparison.budget}: the smallest total of the rows with the same data."
     mean = ", mean over seeds" if len(comparison.limits) > 1 else ""
     if comparison.budget is Budget.BYTES:
         return f"Compared at equal bytes: {comparison.limit:.2f} MB on the wire of the busiest node{mean}."
