@@ -172,7 +172,7 @@ class MemberList:
                 refuse(Refusal.CERTIFICATE, f"Another site uses the name of this site, {name}.")
             return self
         member = self.members.get(record.name)
-        if member is None or member.state != "accepted" or record.serial <= member.serial:
+        if member is None or member.state != "accepted" or not record.replaces(member.record):
             return self
         if not descends_from(record.chain, member.certificate):
             refuse(Refusal.CERTIFICATE, f"The record of {record.name} does not have the accepted certificate.")

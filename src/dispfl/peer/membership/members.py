@@ -317,6 +317,8 @@ class MembersFile:
                 is_new = self._note_known(record)
             except MessageError as problem:
                 refused[problem.refusal] += 1
+                if problem.refusal == Refusal.ROTATION:  # too early now, not later
+                    return False
                 is_new = False
             self._seen[record.digest] = None
             while len(self._seen) > MAX_SEEN:

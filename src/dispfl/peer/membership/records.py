@@ -1,8 +1,8 @@
 """Member records: address, density and first round of a member, signed by its key, so that any member can relay them.
 
-The signature covers the record as canonical JSON (sorted keys, no spaces), prefixed by a line that states its purpose.
 The record includes the member's certificate and the earlier ones, so that a site that pinned an earlier certificate can
-verify the current one.
+verify the current one. The signature covers all of it as canonical JSON (sorted keys, no spaces), prefixed by a line
+that states its purpose: who relays a record cannot change it or cut its certificates.
 """
 
 import base64
@@ -35,7 +35,6 @@ from dispfl.wire.refusals import Refusal, refuse
 
 _PURPOSE = b"dispfl member record 1\n"
 _FIELDS = ("federation", "name", "address", "fingerprint", "density", "first_round", "serial")
-_IDENTITY = ("federation", "fingerprint", "serial")
 _MAX_NUMBER = 2**53  # larger integers are not portable in JSON
 _MAX_TEXT_CHARS = 8192
 
@@ -50,7 +49,7 @@ class MemberRecord:
     density: float
     first_round: int
     serial: int
-    """The record with the highest serial is current."""
+    """Counts the versions of a member's record."""
     chain: tuple[x509.Certificate, ...]
     """The member's certificate and the earlier ones."""
     signature: bytes = b""
@@ -77,6 +76,10 @@ class MemberRecord:
         """Whether two records are equal except for the serial number."""
         return other is not None and self._content() | {"serial": 0} == other._content() | {"serial": 0}
 
+    def replaces(self, other: "MemberRecord | None") -> bool:
+        """Whether this record is the current one; of two with one serial, at all sites the same one."""
+        return other is None or (self.serial, self.digest) > (other.serial, other.digest)
+
     def to_json(self) -> JSON:
         """Convert to JSON, for sync messages and the members file; the same object every time."""
         return self._json
@@ -85,7 +88,7 @@ class MemberRecord:
     def _json(self) -> JSON:
         return {
             "record": self._content(),
-            "chain": [_to_text(der(certificate)) for certificate in self.chain],
+            "chain": self._certificates,
             "signature": _to_text(self.signature),
         }
 
@@ -138,19 +141,28 @@ class MemberRecord:
             "serial": self.serial,
         }
 
+    @cached_property
+    def _certificates(self) -> list[JSON]:
+        return [_to_text(der(certificate)) for certificate in self.chain]
+
     def _signed(self) -> bytes:
-        return _PURPOSE + json.dumps(self._content(), sort_keys=True, separators=(",", ":")).encode()
+        return _PURPOSE + _canonical(self._content(), self._certificates)
 
 
 def record_digest(found: JSON) -> str:
-    """Return the digest that identifies a record, which may not be verified: of federation, fingerprint and serial.
+    """Return the digest that identifies a record, which may not be verified: of what is signed, not of the signature.
 
-    Not of its signature: ECDSA gives a member as many of them for one record as it likes.
+    ECDSA gives a member as many signatures of one record as it likes.
     """
-    content = found.get("record") if isinstance(found, dict) else None
-    fields = [content.get(name) for name in _IDENTITY] if isinstance(content, dict) else []
-    plain = [field if isinstance(field, str | int) else None for field in fields]
-    return hashlib.blake2b(json.dumps(plain).encode(), digest_size=8).hexdigest()
+    content, chain = (found.get("record"), found.get("chain")) if isinstance(found, dict) else (None, None)
+    is_flat = isinstance(content, dict) and all(isinstance(value, str | int | float) for value in content.values())
+    is_list = isinstance(chain, list) and all(isinstance(text, str) for text in chain)
+    signed = _canonical(content if is_flat else None, chain if is_list else None)
+    return hashlib.blake2b(signed, digest_size=16).hexdigest()
+
+
+def _canonical(content: JSON, chain: JSON) -> bytes:
+    return json.dumps({"record": content, "chain": chain}, sort_keys=True, separators=(",", ":")).encode()
 
 
 def _split(found: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:
@@ -188,6 +200,9 @@ def _to_text(raw: bytes) -> str:
 
 def _from_text(value: JSON) -> bytes:
     try:
-        return base64.b64decode(_text(value), validate=True)
+        raw = base64.b64decode(_text(value), validate=True)
     except binascii.Error as problem:
         raise ValueError(f"it has invalid base64 ({problem}).") from None
+    if _to_text(raw) != value:  # the last letter may have bits that are not used
+        raise ValueError("it has invalid base64 (another text for the same bytes).")
+    return raw

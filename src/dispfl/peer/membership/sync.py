@@ -14,8 +14,8 @@ lacks something fetches it in pages, so that no message grows with the number of
     {"roster_from":200000}
     {"part":"...","size":650123}                                     a part of the roster's text
 
-A record is identified by a digest of its federation, fingerprint and serial (8 bytes). A member that lost its list, or
-restored an old one, receives the missing records again.
+A record is identified by a digest of what is signed (16 bytes). A member that lost its list, or restored an old one,
+receives the missing records again.
 """
 
 import bisect
