@@ -24,6 +24,7 @@ from dispfl.config import compose, differing_keys, read_toml
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment
 from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tables
+from dispfl.report.labels import UNKNOWN
 from dispfl.runs.grid import GridRun
 from dispfl.settings import Settings, did_you_mean
 
@@ -37,7 +38,6 @@ IRRELEVANT_KEYS = ("seed", "workers", "data.dir")
 """Keys that do not change the experiment."""
 DESCRIPTIONS = ("beside", "targets", "variant")
 """What a part or a row says about itself; its other keys are settings."""
-NONE = "–"
 
 
 class ReproduceSettings(Settings):
@@ -110,8 +110,8 @@ class PaperExperiment:
                 experiment = first.model_copy(update={"seed": first.seed + number})
                 key = _row_key(experiment) | self.about.beside | about.get("beside", {})
                 cell = GridRun({}, experiment, run_path(out / "runs", experiment))
-                variant, targets = about.get("variant", NONE), tuple(about.get("targets", ()))
-                printed = self._printed(key) if variant == NONE else None
+                variant, targets = about.get("variant", UNKNOWN), tuple(about.get("targets", ()))
+                printed = self._printed(key) if variant == UNKNOWN else None
                 found.append(PaperRun(cell, _labels(key, experiment) | {"variant": variant}, printed, targets))
         named = _with_names(found)
         self._check_against([{**run.cell.row, "method": run.labels["method"]} for run in named])
@@ -197,7 +197,7 @@ def read_experiment(path: Path) -> PaperExperiment:
 def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]:
     """Return the runs with these methods, data sets, partitions, ..., given by the paper's names (`--only`)."""
     wanted: dict[str, set[str]] = {}
-    known = {value: key for run in runs for key, value in run.labels.items() if value != NONE}
+    known = {value: key for run in runs for key, value in run.labels.items() if value != UNKNOWN}
     for name in only:
         if name not in known:
             raise ConfigError(f"--only {name!r} matches no label of these runs. {_labels_hint(name, runs)}")
@@ -210,7 +210,9 @@ def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]
 
 def _labels_hint(name: str, runs: Sequence[PaperRun]) -> str:
     """`Did you mean dispfl?`, or the labels in which the runs differ: `They differ in method: dispfl, local.`"""
-    values = {key: dict.fromkeys(run.labels[key] for run in runs if run.labels[key] != NONE) for key in runs[0].labels}
+    values = {
+        key: dict.fromkeys(run.labels[key] for run in runs if run.labels[key] != UNKNOWN) for key in runs[0].labels
+    }
     differing = {key: list(own) for key, own in values.items() if len(own) > 1}
     hint = did_you_mean(name, [label for own in differing.values() for label in own])
     if hint.startswith("Did you mean"):
@@ -250,20 +252,20 @@ def _labels(key: Mapping[str, Any], experiment: Experiment) -> dict[str, str]:
     """Return the same fields as text, and the drop probability."""
     match key["density"]:
         case None:
-            density = NONE
+            density = UNKNOWN
         case tuple() as groups:
             density = f"{min(groups):g}–{max(groups):g}"
         case value:
             density = f"{value:g}"
-    offline_prob = NONE if key["topology"] is None else f"{experiment.topology.offline_prob:g}"
-    return {**{name: value or NONE for name, value in key.items()}, "density": density, "drop": offline_prob}
+    offline_prob = UNKNOWN if key["topology"] is None else f"{experiment.topology.offline_prob:g}"
+    return {**{name: value or UNKNOWN for name, value in key.items()}, "density": density, "drop": offline_prob}
 
 
 def _with_names(runs: Sequence[PaperRun]) -> list[PaperRun]:
     """Return the same runs, each named by the labels in which they differ; where all have a variant, by that."""
     everywhere = {key: {run.labels[key] for run in runs} for key in runs[0].labels}
-    several = {key for key, values in everywhere.items() if len(values if key == "variant" else values - {NONE}) > 1}
-    if NONE in everywhere["variant"]:
+    several = {key for key, values in everywhere.items() if len(values if key == "variant" else values - {UNKNOWN}) > 1}
+    if UNKNOWN in everywhere["variant"]:
         several.add("method")
     else:
         several -= {"method", "density", "topology"}

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dispfl.paper.comparison import ComparedRow, group_accuracies
-from dispfl.paper.experiments import NONE
 from dispfl.paper.masks import RunMasks
 from dispfl.paper.similarity import Matrix
 from dispfl.report.comparison import Budget, mean_curve
+from dispfl.report.labels import UNKNOWN
 from dispfl.report.plots import X_LABELS, save_figure
 from dispfl.runs.directory import read_config
 
@@ -137,7 +137,7 @@ def draw_masks(found: RunMasks, to: Path) -> None:
 
 
 def _method(row: ComparedRow) -> str:
-    return row["method"] if row["variant"] == NONE else f"{row['method']} ({row['variant']})"
+    return row["method"] if row["variant"] == UNKNOWN else f"{row['method']} ({row['variant']})"
 
 
 def _data_and_partition(row: ComparedRow) -> str:

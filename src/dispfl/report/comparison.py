@@ -246,7 +246,9 @@ class Comparison:
         for run in (run for row in self.rows for run in row.runs):
             if run.limit is not None:
                 found.setdefault(run.seed, set()).add(run.limit)
-        return {} if any(len(limits) > 1 for limits in found.values()) else {s: x.pop() for s, x in found.items()}
+        if any(len(limits) > 1 for limits in found.values()):
+            return {}
+        return {seed: limit for seed, (limit,) in found.items()}
 
     @property
     def limit(self) -> float | None:
@@ -315,7 +317,7 @@ def compare(
         raise RunError(f"{unknown[0]} has no seconds of computing (peer_seconds); compare by rounds, bytes or flops.")
     whole = [ComparisonRow(dict(name), row) for name, row in rows.items()]
     return Comparison(
-        [_limited(row, _with_data_of(row, whole), budget) for row in whole],
+        [_limited(row, whole, budget) for row in whole],
         budget,
         tuple(targets),
         all_runs[0].measure,
@@ -420,10 +422,11 @@ def _with_data_of(row: ComparisonRow, rows: Iterable[ComparisonRow]) -> list[Com
     return found if all(other.has_data_of(known) for other in found) else [row]
 
 
-def _limited(row: ComparisonRow, rivals: Iterable[ComparisonRow], budget: Budget) -> ComparisonRow:
-    """Return a row within, for each of its seeds, the smallest total of its rivals that spend anything."""
+def _limited(row: ComparisonRow, rows: Iterable[ComparisonRow], budget: Budget) -> ComparisonRow:
+    """Return a row within, for each of its seeds, the smallest total of the runs on the same data that spend any."""
     limits: dict[int, float] = {}
-    for run in (run for rival in rivals for run in rival.runs if budget is not Budget.ROUNDS):
+    rivals = [] if budget is Budget.ROUNDS else _with_data_of(row, rows)
+    for run in (run for rival in rivals for run in rival.runs):
         total = run.points[-1].spent(budget)
         if total > 0:
             limits[run.seed] = min(total, limits.get(run.seed, total))
