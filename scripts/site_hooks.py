@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     for name in PROJECT_PAGES:
         markdown = markdown.replace(f"](../{name})", f"]({name})")
     markdown = re.sub(r"(\]\(notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
-    return re.sub(r"\[([^\]]+)\]\(\.\./(?:src|tests|experiments|benchmarks|scripts)/[^)]*\)", r"\1", markdown)
+    return re.sub(r"\[([^\]]+)\]\(\.\./(?:src|tests|examples|experiments|benchmarks|scripts)/[^)]*\)", r"\1", markdown)
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:
