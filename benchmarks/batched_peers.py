@@ -1,12 +1,14 @@
-"""Peers' models stacked and trained at once against two threads that train one peer each; ratio of times.
+"""Peers' models stacked and trained at once against two threads that train one peer each; ratio of
+times.
 
-Equal work on both sides: batches drawn, forward, backward, mask, clip, SGD step. Both may use two threads: the stacked
-side in its faster form, one stack on two threads or two stacks on one each. Stacking is to be 1.5 times as fast for the
-network of a table; for images it is measured only.
+Equal work on both sides: batches drawn, forward, backward, mask, clip, SGD step. Both may use two
+threads: the stacked side in its faster form, one stack on two threads or two stacks on one each.
+Stacking is to be 1.5 times as fast for the network of a table; for images it is measured only.
 
-Then whole rounds of 64 Dis-PFL peers in the in-process engine with two threads, `vmap_peers` 16 or 32 against 1: mixing
-with 10 neighbours, scoring twice, evolving masks and bookkeeping are done peer by peer on both sides. The limit is for
-500 samples per peer in batches of 32; where a round has fewer steps, the rest weighs more, and it is measured only.
+Then whole rounds of 64 Dis-PFL peers in the in-process engine with two threads, `vmap_peers` 16 or
+32 against 1: mixing with 10 neighbours, scoring twice, evolving masks and bookkeeping are done peer
+by peer on both sides. The limit is for 500 samples per peer in batches of 32; where a round has
+fewer steps, the rest weighs more, and it is measured only.
 """
 
 import sys
@@ -21,7 +23,7 @@ import torch
 from torch import Tensor
 
 from dispfl import DisPFL, RandomRegular, Train
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.stacked import learn_stacked
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer
@@ -35,24 +37,30 @@ from measure import best_times, report
 LIMIT = 1 / 1.5
 
 
-def measure(name: str, shape: tuple[int, ...], batch: int, peers: int, steps: int, limit: float | None) -> None:
+def measure(
+    name: str, shape: tuple[int, ...], batch: int, peers: int, steps: int, limit: float | None
+) -> None:
     """One epoch of this many steps, on random samples."""
     rng = torch.Generator().manual_seed(0)
     count = steps * batch
     data = [
-        ResidentSamples(torch.randn(count, *shape, generator=rng), torch.randint(10, (count,), generator=rng))
+        ResidentSamples(
+            torch.randn(count, *shape, generator=rng), torch.randint(10, (count,), generator=rng)
+        )
         for _ in range(peers)
     ]
     settings = Train(epochs=1, batch_size=batch)
-    lives = [LiveModel(Model(name=name).network(shape, 10)) for _ in range(2)]
+    lives = [FlatModule(Model(name=name).network(shape, 10)) for _ in range(2)]
     mask = torch.rand(lives[0].layout.size, generator=rng) < 0.5
     weights = lives[0].read().where(mask, 0.0)
-    idle: SimpleQueue[LiveModel] = SimpleQueue()
+    idle: SimpleQueue[FlatModule] = SimpleQueue()
     for live in lives:
         idle.put(live)
 
-    def trainers(live: LiveModel, which: Sequence[int]) -> list[Trainer]:
-        return [Trainer(live, data[k], data[k], settings, Task(), 0, f"{k:03}", 0, 1) for k in which]
+    def trainers(live: FlatModule, which: Sequence[int]) -> list[Trainer]:
+        return [
+            Trainer(live, data[k], data[k], settings, Task(), 0, f"{k:03}", 0, 1) for k in which
+        ]
 
     def one(k: int) -> Tensor:
         live = idle.get()
@@ -93,16 +101,26 @@ def measure(name: str, shape: tuple[int, ...], batch: int, peers: int, steps: in
 
 
 def table_federation(samples: int, batch: int, peers: int) -> RunContext:
-    """Peers with this many random rows of 30 columns as training data, and a fifth of that as test data."""
+    """Peers with this many random rows of 30 columns as training data, and a fifth of that as test
+    data."""
     rng = torch.Generator().manual_seed(0)
 
     def rows(count: int) -> ResidentSamples:
-        return ResidentSamples(torch.randn(count, 30, generator=rng), torch.randint(10, (count,), generator=rng))
+        return ResidentSamples(
+            torch.randn(count, 30, generator=rng), torch.randint(10, (count,), generator=rng)
+        )
 
     data = {f"{k:03}": PeerData(rows(samples), rows(samples // 5)) for k in range(peers)}
     train = Train(epochs=5, batch_size=batch)
     return RunContext(
-        lambda: Model(name="mlp").network((30,), 10), data, DisPFL(), RandomRegular(), train, Task(), seed=0, rounds=500
+        lambda: Model(name="mlp").network((30,), 10),
+        data,
+        DisPFL(),
+        RandomRegular(),
+        train,
+        Task(),
+        seed=0,
+        rounds=500,
     )
 
 
@@ -113,7 +131,9 @@ def measure_rounds(samples: int, batch: int, limit: float | None, peers: int = 6
     with ExitStack() as engines:
 
         def side(vmap_peers: int) -> Callable[[], object]:
-            engine = engines.enter_context(closing(InProcess(replace(context, vmap_peers=vmap_peers), 2)))
+            engine = engines.enter_context(
+                closing(InProcess(replace(context, vmap_peers=vmap_peers), 2))
+            )
             engine.restore(0)
             rounds = count()
             return lambda: run_round(engine.context, None, next(rounds), engine)

@@ -1,14 +1,17 @@
-"""ResNet-18 with masks of channels at density 0.5: the bytes of the busiest node, and the average of 11 models.
+"""ResNet-18 with masks of channels at density 0.5: the bytes of the busiest node, and the average
+of 11 models.
 
-Bytes: a round of 100 peers with 10 neighbours each and independent masks, against the paper's count (4 bytes x kept
-weights x neighbours), which is of the largest download; the largest upload is printed beside. Requests, masks and
-headers are included. All 100 masks are drawn, because the overlap of two
-varies: a network has few units. Plain messages are counted for all links; with zstd, those of the node that plain
-messages make the busiest are encoded, with weights as they are before round 0.
+Bytes: a round of 100 peers with 10 neighbours each and independent masks, against the paper's count
+(4 bytes x kept weights x neighbours), which is of the largest download; the largest upload is
+printed beside. Requests, masks and headers are included. All 100 masks are drawn, because the
+overlap of two varies: a network has few units. Plain messages are counted for all links; with zstd,
+those of the node that plain messages make the busiest are encoded, with weights as they are before
+round 0.
 
-Average: processor time on one thread against that of copying the values of all 11 models once, into memory that
-exists already. The copy reads and writes as many bytes as the models have; the average reads no more than that and
-writes an eleventh of it, so the ratio for bytes that are read or written is printed beside.
+Average: processor time on one thread against that of copying the values of all 11 models once, into
+memory that exists already. The copy reads and writes as many bytes as the models have; the average
+reads no more than that and writes an eleventh of it, so the ratio for bytes that are read or
+written is printed beside.
 """
 
 import sys
@@ -19,9 +22,9 @@ from dataclasses import replace
 import torch
 
 from dispfl import DisPFL, RandomRegular, Train, Wire
-from dispfl.core.blocks import block_average
-from dispfl.core.memory import keep_heap
-from dispfl.core.units import UnitMask
+from dispfl.channels.block_average import block_average
+from dispfl.channels.units import UnitMask
+from dispfl.core.allocator import keep_heap
 from dispfl.costs.estimate import CostInputs
 from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger
 from dispfl.data.catalogue import describe
@@ -38,7 +41,8 @@ AVERAGE_LIMIT = 2.0
 
 
 def measure_bytes(context: RunContext, states: Mapping[str, PeerState]) -> bool:
-    """Plain messages of all links, then compressed ones of the busiest node. Return whether the limits are held."""
+    """Plain messages of all links, then compressed ones of the busiest node. Return whether the
+    limits are held."""
     paper = BYTES_PER_VALUE * states["000"].model.values.numel() * NEIGHBOURS
     plain = ledger(context, states)
     busiest, mean = plain.busiest(), sum(plain.wire.values()) / PEERS
@@ -55,7 +59,14 @@ def measure_bytes(context: RunContext, states: Mapping[str, PeerState]) -> bool:
             up=round(busiest.up / paper, 3),
             **more,
         ),
-        report("channel_bytes", links.down / paper, ZSTD_LIMIT, coding="zstd", up=round(links.up / paper, 3), **more),
+        report(
+            "channel_bytes",
+            links.down / paper,
+            ZSTD_LIMIT,
+            coding="zstd",
+            up=round(links.up / paper, 3),
+            **more,
+        ),
     )
     return all(held)
 
@@ -67,7 +78,9 @@ def ledger(context: RunContext, states: Mapping[str, PeerState], node: str | Non
         mask = states[receiver].next_mask
         for sender in senders:
             if node in (None, sender, receiver):
-                sent = deliver(context, context.codec, states[sender].model, mask, sender, receiver, 0)
+                sent = deliver(
+                    context, context.codec, states[sender].model, mask, sender, receiver, 0
+                )
                 request = request_size(context.codec, mask)
                 messages += exchange_costs(receiver, sender, request, sent.paper, sent.wire)
     if node is None:
@@ -87,7 +100,10 @@ def measure_average(context: RunContext, states: Mapping[str, PeerState]) -> boo
             target.copy_(model.values)
 
     taken, copied = best_times(
-        lambda: block_average(models, mask, context.first_weights), copy, repeats=15, clock=time.thread_time
+        lambda: block_average(models, mask, context.first_weights),
+        copy,
+        repeats=15,
+        clock=time.thread_time,
     )
     read_or_written = (len(models) + 1) / (2 * len(models))
     more = {
@@ -100,8 +116,13 @@ def measure_average(context: RunContext, states: Mapping[str, PeerState]) -> boo
 
 def main() -> bool:
     """Return whether all limits are held."""
-    method, topology = DisPFL(structure="channels", density=DENSITY), RandomRegular(degree=NEIGHBOURS)
-    inputs = CostInputs(Model(name="resnet18"), describe("cifar10"), method, topology, PEERS, 500, Train(), Wire())
+    method, topology = (
+        DisPFL(structure="channels", density=DENSITY),
+        RandomRegular(degree=NEIGHBOURS),
+    )
+    inputs = CostInputs(
+        Model(name="resnet18"), describe("cifar10"), method, topology, PEERS, 500, Train(), Wire()
+    )
     states = initial_states(inputs.context)
     held = measure_average(inputs.context, states), measure_bytes(inputs.context, states)
     return all(held)

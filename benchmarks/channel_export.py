@@ -1,7 +1,8 @@
-"""An exported ResNet-18 with masks of channels at density 0.25 against a dense one: file size, and inference time.
+"""An exported ResNet-18 with masks of channels at density 0.25 against a dense one: file size, and
+inference time.
 
-Both are written by `save_model`, as `dispfl export` does. Times are those of onnxruntime with one thread, for batches
-of 1 and of 32 images.
+Both are written by `save_model`, as `dispfl export` does. Times are those of onnxruntime with one
+thread, for batches of 1 and of 32 images.
 """
 
 import sys
@@ -15,7 +16,7 @@ import torch
 from torch import nn
 
 from dispfl import DisPFL
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.data.catalogue import describe
 from dispfl.export.card import Card
 from dispfl.export.formats import OUTPUT, save_model
@@ -30,7 +31,10 @@ BATCHES = {1: 100, 32: 10}
 
 def network(density: float) -> nn.Module:
     """Return a peer's network before round 0."""
-    live, method = LiveModel(Model(name="resnet18").build(3, 10, 32)), DisPFL(structure="channels", density=density)
+    live, method = (
+        FlatModule(Model(name="resnet18").build(3, 10, 32)),
+        DisPFL(structure="channels", density=density),
+    )
     layout = method.layout(live.module, lambda: torch.zeros(2, 3, 32, 32))
     model = method.start(live.read(), layout, density, seed=0, peer="000").model
     small = live.for_mask(model.mask)
@@ -54,16 +58,38 @@ def main() -> bool:
     card = Card(classes=spec.class_names, shape=spec.shape, mean=spec.mean, std=spec.std)
     with tempfile.TemporaryDirectory() as folder:
         dense, small = Path(folder) / "dense.onnx", Path(folder) / "small.onnx"
-        whole, part = (save_model(network(d), card, path).size for d, path in ((1.0, dense), (DENSITY, small)))
+        whole, part = (
+            save_model(network(d), card, path).size for d, path in ((1.0, dense), (DENSITY, small))
+        )
         what = {"model": "resnet18", "density": DENSITY}
         held = [
-            report("channel_export", part / whole, SIZE_LIMIT, **what, what="file size", megabytes=round(part / 1e6, 1))
+            report(
+                "channel_export",
+                part / whole,
+                SIZE_LIMIT,
+                **what,
+                what="file size",
+                megabytes=round(part / 1e6, 1),
+            )
         ]
         for batch, repeats in BATCHES.items():
             sides = inference(small, batch), inference(dense, batch)
             taken, other = best_times(*sides, repeats=repeats, clock=time.thread_time)
-            more = {"batch": batch, "milliseconds": round(1e3 * taken, 2), "milliseconds_dense": round(1e3 * other, 2)}
-            held.append(report("channel_export", taken / other, TIME_LIMIT, **what, what="onnxruntime time", **more))
+            more = {
+                "batch": batch,
+                "milliseconds": round(1e3 * taken, 2),
+                "milliseconds_dense": round(1e3 * other, 2),
+            }
+            held.append(
+                report(
+                    "channel_export",
+                    taken / other,
+                    TIME_LIMIT,
+                    **what,
+                    what="onnxruntime time",
+                    **more,
+                )
+            )
     return all(held)
 
 

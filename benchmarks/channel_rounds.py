@@ -1,14 +1,18 @@
-"""A peer's whole round with masks of channels against the same at density 1; ratio of processor times, on one thread.
+"""A peer's whole round with masks of channels against the same at density 1; ratio of processor
+times, on one thread.
 
-The round is `peer_step` with evaluation: mix with 10 neighbours, evaluate, 5 epochs in batches of 128, evolve the mask,
-pack, evaluate. The large networks have 256 samples, two batches to an epoch, because a batch takes seconds. That is the
-harder case: what mixing, evolving and loading cost is spread over 10 batches instead of 20 with 500 samples.
+The round is `peer_step` with evaluation: mix with 10 neighbours, evaluate, 5 epochs in batches of
+128, evolve the mask, pack, evaluate. The large networks have 256 samples, two batches to an epoch,
+because a batch takes seconds. That is the harder case: what mixing, evolving and loading cost is
+spread over 10 batches instead of 20 with 500 samples.
 
-Every repetition gets masks without what they have computed for earlier ones (positions, shapes), because a peer's mask
-is new in every round; and the peer's own state is one after a round, whose next mask has regrown units.
+Every repetition gets masks without what they have computed for earlier ones (positions, shapes),
+because a peer's mask is new in every round; and the peer's own state is one after a round, whose
+next mask has regrown units.
 
-`gather_and_scatter` is the share of a round that is none of mixing, training, evolving and evaluating: to choose the
-small network, load it, read it back and pack it. Its limit is for ResNet-18.
+`gather_and_scatter` is the share of a round that is none of mixing, training, evolving and
+evaluating: to choose the small network, load it, read it back and pack it. Its limit is for
+ResNet-18.
 """
 
 import cProfile
@@ -23,10 +27,10 @@ from pathlib import Path
 import torch
 
 from dispfl import DisPFL, Train
-from dispfl.core.live import LiveModel
-from dispfl.core.memory import keep_heap
+from dispfl.channels.units import UnitMask
+from dispfl.core.allocator import keep_heap
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.units import UnitMask
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.round import peer_step
 from measure import best_times, report
@@ -50,17 +54,23 @@ LOADING = ["live.load", "live.read", "live.read_buffers"]
 
 
 def make_round(context: RunContext) -> Callable[[], None]:
-    """Return a function that runs the first peer's round 1, with neighbours as they are before round 0.
+    """Return a function that runs the first peer's round 1, with neighbours as they are before
+    round 0.
 
     Round 0, of one epoch, is run here and warms up.
     """
-    live, (task, state, received) = LiveModel(context.module()), first_step(context, evaluate=False)
+    live, (task, state, received) = (
+        FlatModule(context.module()),
+        first_step(context, evaluate=False),
+    )
     short = replace(context, train=Train(epochs=1), known_layout=context.layout)
     state = peer_step(short, live, task, state, received).next_state
     task = PeerTask(task.peer, 1, task.graph)
 
     def run() -> None:
-        models = {peer: PackedModel(model.values, _new(model.mask)) for peer, model in received.items()}
+        models = {
+            peer: PackedModel(model.values, _new(model.mask)) for peer, model in received.items()
+        }
         own = PackedModel(state.model.values, _new(state.model.mask))
         before = replace(state, model=own, next_mask=_new(state.next_mask))
         assert peer_step(context, live, task, before, models).report.failure is None
@@ -88,12 +98,15 @@ def shares(run: Callable[[], None]) -> dict[str, float]:
 
 
 def measure(model: str, samples: int, tests: int, repeats: int) -> bool:
-    """One network on random 32x32 colour images: density 1 and the others, in turn. Return whether limits are held."""
+    """One network on random 32x32 colour images: density 1 and the others, in turn. Return whether
+    limits are held."""
     limits = LIMITS[model]
     rounds = []
     for density in (1.0, *limits):
         method = DisPFL(structure="channels", density=density)
-        context = federation(model, 3, 32, samples, tests, Train(), peers=11, degree=10, method=method)
+        context = federation(
+            model, 3, 32, samples, tests, Train(), peers=11, degree=10, method=method
+        )
         rounds.append(make_round(context))
     dense, *others = best_times(*rounds, repeats=repeats, clock=time.thread_time, warm_up=False)
     held = []
@@ -102,7 +115,11 @@ def measure(model: str, samples: int, tests: int, repeats: int) -> bool:
         what = {"model": model, "density": density}
         held.append(report("channel_rounds", taken / dense, limit, **what, **seconds, shares=parts))
         if model == "resnet18":
-            held.append(report("gather_and_scatter", parts["gather_and_scatter"], GATHER_AND_SCATTER, **what))
+            held.append(
+                report(
+                    "gather_and_scatter", parts["gather_and_scatter"], GATHER_AND_SCATTER, **what
+                )
+            )
     return all(held)
 
 

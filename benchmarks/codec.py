@@ -1,8 +1,8 @@
-"""Encoding and decoding a ResNet-18 on one core, against a plain copy of its dense weights into memory that exists
-already; ratios of time.
+"""Encoding and decoding a ResNet-18 on one core, against a plain copy of its dense weights into
+memory that exists already; ratios of time.
 
-The limit is what 1 GB of dense weights a second comes to, where a copy reaches the speed measured in the same run. The
-compressed variants have no limit: their speed and their size are reported.
+The limit is what 1 GB of dense weights a second comes to, where a copy reaches the speed measured
+in the same run. The compressed variants have no limit: their speed and their size are reported.
 """
 
 from itertools import product
@@ -10,7 +10,7 @@ from itertools import product
 import torch
 
 from dispfl import DisPFL, Wire
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.models.settings import Model
 from dispfl.wire.codec import HEADER, Codec
 from measure import best_times, report
@@ -20,13 +20,20 @@ GIGABYTE = 1e9
 
 def measure(density: float, values: str, coding: str) -> None:
     """A model of one peer, pushed whole, and asked for by another."""
-    live = LiveModel(Model(name="resnet18").build(3, 10, 32))
+    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
     method, layout, weights = DisPFL(density=density), live.layout, live.read()
-    sender, receiver = (method.start(weights, layout, density, seed=0, peer=peer) for peer in ("000", "001"))
-    codec = Codec(layout, method.always_dense(layout, {density}), Wire(values=values, coding=coding))  # type: ignore[arg-type]
+    sender, receiver = (
+        method.start(weights, layout, density, seed=0, peer=peer) for peer in ("000", "001")
+    )
+    codec = Codec(
+        layout, method.always_dense(layout, {density}), Wire(values=values, coding=coding)
+    )  # type: ignore[arg-type]
     rng = torch.Generator()
     asked = receiver.next_mask
-    whole, answer = codec.encode_model(sender.model, rng=rng), codec.encode_answer(sender.model, asked, rng=rng)
+    whole, answer = (
+        codec.encode_model(sender.model, rng=rng),
+        codec.encode_answer(sender.model, asked, rng=rng),
+    )
     request, there = codec.encode_request(asked), torch.zeros_like(weights)
     copy, *times = best_times(
         lambda: there.copy_(weights),
@@ -39,12 +46,18 @@ def measure(density: float, values: str, coding: str) -> None:
     limit = round(dense / GIGABYTE / copy, 3) if (values, coding) == ("float32", "plain") else None
     mask_bytes, count = HEADER.unpack_from(answer)[-2:]
     paper = 4 * sender.model.values.numel()
-    parts = {"request": len(request), "mask": mask_bytes, "values": len(answer) - HEADER.size - mask_bytes}
+    parts = {
+        "request": len(request),
+        "mask": mask_bytes,
+        "values": len(answer) - HEADER.size - mask_bytes,
+    }
     evaluates_global = {part: round(size / paper, 3) for part, size in parts.items()} | {
         "plain values": round(4 * count / paper, 3)
     }
     share = {"push": len(whole), "pull": len(request) + len(answer)}
-    for what, taken in zip(("push encode", "push decode", "pull encode", "pull decode"), times, strict=True):
+    for what, taken in zip(
+        ("push encode", "push decode", "pull encode", "pull decode"), times, strict=True
+    ):
         size = share[what.split()[0]] / paper
         report(
             "codec",

@@ -1,15 +1,18 @@
-"""The average of 11 ResNet-18 models against the bandwidth that a plain copy reaches; ratio of times, on one thread.
+"""The average of 11 ResNet-18 models against the bandwidth that a plain copy reaches; ratio of
+times, on one thread.
 
-A ratio of 2 is half of the bandwidth: twice the time that a copy of as many bytes would take. Bytes of a copy are those
-that it reads and those that it writes, into memory that exists already. Bytes of the average are
+A ratio of 2 is half of the bandwidth: twice the time that a copy of as many bytes would take. Bytes
+of a copy are those that it reads and those that it writes, into memory that exists already. Bytes
+of the average are
 
     dense    11 models of 4 bytes a weight, the receiver's mask of 1 byte a weight, the result of 4 bytes a weight
     packed   the same with the models as they are kept: 4 bytes a kept weight and 1 bit a weight
 
-The ratio is for dense bytes, the kinder of the two. With NumPy and torch half of the bandwidth is not reached.
-At density 1, where a model is added as it lies, the rest is calls, the division and the mask. Below it, a value's place
-must be found in the bits (`flatnonzero`) and the value added there (`scatter_add_`), both one weight at a time, where a
-copy moves 32 bytes at once. The obvious way is to unpack each model and add whole vectors.
+The ratio is for dense bytes, the kinder of the two. With NumPy and torch half of the bandwidth is
+not reached. At density 1, where a model is added as it lies, the rest is calls, the division and
+the mask. Below it, a value's place must be found in the bits (`flatnonzero`) and the value added
+there (`scatter_add_`), both one weight at a time, where a copy moves 32 bytes at once. The obvious
+way is to unpack each model and add whole vectors.
 """
 
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from dispfl import DisPFL
 from dispfl.core.averaging import average_of
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
 from dispfl.models.settings import Model
 from measure import best_times, report
@@ -28,7 +31,7 @@ MODELS = 11
 
 def measure(density: float) -> None:
     """As many models as a peer with 10 neighbours averages."""
-    live = LiveModel(Model(name="resnet18").build(3, 10, 32))
+    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
     weights, size = live.read(), live.layout.size
     models = []
     for k in range(MODELS):
@@ -46,7 +49,9 @@ def measure(density: float) -> None:
         return torch.where(m_k, total / holders.clamp_(min=1), 0.0)
 
     assert average_of(models, m_k).equal(obvious())
-    taken, copy, slow = best_times(lambda: average_of(models, m_k), lambda: there.copy_(weights), obvious)
+    taken, copy, slow = best_times(
+        lambda: average_of(models, m_k), lambda: there.copy_(weights), obvious
+    )
     a_byte = copy / (8 * size)
     dense = (4 * MODELS + 1 + 4) * size
     packed = sum(4 * model.values.numel() + model.mask.bits.numel() for model in models) + 5 * size

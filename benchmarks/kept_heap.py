@@ -1,5 +1,6 @@
-"""Rounds with the memory settings that an engine makes (`core/heap.py`) against rounds without; ratio of processor
-times, user and system, each in a process of its own. Page faults are counted beside.
+"""Rounds with the memory settings that an engine makes (`core/heap.py`) against rounds without;
+ratio of processor times, user and system, each in a process of its own. Page faults are counted
+beside.
 
 Eight peers with the small CNN, two rounds of two epochs over 500 images, on one thread and on two.
 """
@@ -23,7 +24,9 @@ def spent(how: str, threads: int) -> tuple[float, float, int]:
 
     if how == "let go":
         inprocess.keep_heap = lambda: None  # type: ignore[attr-defined]
-    context = federation("cnn", 3, 32, samples=500, tests=100, train=Train(epochs=2), peers=8, degree=4)
+    context = federation(
+        "cnn", 3, 32, samples=500, tests=100, train=Train(epochs=2), peers=8, degree=4
+    )
     engine = inprocess.InProcess(context, threads)
     engine.restore(0)
     run_round(context, None, 0, engine)
@@ -32,7 +35,11 @@ def spent(how: str, threads: int) -> tuple[float, float, int]:
         run_round(context, None, t, engine)
     after = resource.getrusage(resource.RUSAGE_SELF)
     engine.close()
-    return after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime, after.ru_minflt - before.ru_minflt
+    return (
+        after.ru_utime - before.ru_utime,
+        after.ru_stime - before.ru_stime,
+        after.ru_minflt - before.ru_minflt,
+    )
 
 
 def main() -> None:
@@ -42,7 +49,9 @@ def main() -> None:
         for _ in range(3):
             for how, runs in found.items():
                 words = [sys.executable, __file__, how, str(threads)]
-                runs.append(json.loads(subprocess.run(words, check=True, capture_output=True).stdout))
+                runs.append(
+                    json.loads(subprocess.run(words, check=True, capture_output=True).stdout)
+                )
         kept, let_go = (min(runs, key=lambda run: run[0] + run[1]) for runs in found.values())
         report(
             "kept_heap",

@@ -1,6 +1,8 @@
-"""A round of 1,000 peers with the small CNN and 10 neighbours in one process: time a peer against that with 100 peers.
+"""A round of 1,000 peers with the small CNN and 10 neighbours in one process: time a peer against
+that with 100 peers.
 
-One batch of 32 images a peer and an evaluation on 20; mixing, evolving and the ledger are part of it.
+One batch of 32 images a peer and an evaluation on 20; mixing, evolving and the ledger are part of
+it.
 """
 
 import torch
@@ -18,11 +20,18 @@ def seconds_a_peer(peers: int, rounds: int) -> float:
     rng = torch.Generator().manual_seed(0)
     data = []
     for _ in range(peers):
-        images, labels = torch.randn(52, 1, 28, 28, generator=rng), torch.randint(10, (52,), generator=rng)
+        images, labels = (
+            torch.randn(52, 1, 28, 28, generator=rng),
+            torch.randint(10, (52,), generator=rng),
+        )
         data.append(((images[:32], labels[:32]), (images[32:], labels[32:])))
     network = Model(name="cnn")
     federation = Federation(
-        lambda: network.build(1, 10, 28), data, DisPFL(), RandomRegular(degree=10), train=Train(epochs=1, batch_size=32)
+        lambda: network.build(1, 10, 28),
+        data,
+        DisPFL(),
+        RandomRegular(degree=10),
+        train=Train(epochs=1, batch_size=32),
     )
     return min(record["seconds"] for record in federation.run(rounds).metrics) / peers
 

@@ -1,4 +1,5 @@
-"""Many real sites on this machine with a tiny model: whether all finish, and what one of them costs.
+"""Many real sites on this machine with a tiny model: whether all finish, and what one of them
+costs.
 
 `python benchmarks/many_sites.py 64`
 """
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispfl.config import compose
-from dispfl.peer.local import PeerProcesses, create_run
+from dispfl.peer.local_federation import PeerProcesses, create_run
 from dispfl.peer.site import Site
 from dispfl.peer.store import rounds_of
 from dispfl.runs.files import RUN, SITES
@@ -37,7 +38,8 @@ class Use:
     resident: float = 0.0
     """All its pages, those of libraries that the processes share included."""
     proportional: float = 0.0
-    """Shared pages counted in parts, so that the sum over all processes is what they need together."""
+    """Shared pages counted in parts, so that the sum over all processes is what they need
+    together."""
     private: float = 0.0
     files: int = 0
 
@@ -74,11 +76,21 @@ def main(sites: int) -> None:
         processes.stop()
     assert set(processes.ended().values()) == {0}, processes.ended()
     rounds = {name: list(rounds_of(out / SITES / name / RUN).values()) for name in processes.names}
-    seconds = statistics.median((lines[-1]["time"] - lines[0]["time"]) / (ROUNDS - 1) for lines in rounds.values())
+    seconds = statistics.median(
+        (lines[-1]["time"] - lines[0]["time"]) / (ROUNDS - 1) for lines in rounds.values()
+    )
     start = max(lines[0]["time"] for lines in rounds.values()) - began
-    heard, missed = (sum(len(line[key]) for lines in rounds.values() for line in lines) for key in ("heard", "missed"))
-    sent = [(Site.open(out / SITES / name).status() or {})["sockets"]["sent"] for name in processes.names]
-    print(f"{sites} sites, {ROUNDS} rounds: all finished; {heard} models heard, {missed} missed")
+    received, missed = (
+        sum(len(line[key]) for lines in rounds.values() for line in lines)
+        for key in ("received", "missed")
+    )
+    sent = [
+        (Site.open(out / SITES / name).status() or {})["sockets"]["sent"]
+        for name in processes.names
+    ]
+    print(
+        f"{sites} sites, {ROUNDS} rounds: all finished; {received} models received, {missed} missed"
+    )
     print(f"the first round ends after {start:.0f} s; then a round takes {seconds:.1f} s")
     print(f"a site sends {statistics.mean(sent) / ROUNDS / 1e6:.2f} MB per round")
     print(

@@ -1,7 +1,9 @@
-"""Costs of a member: bytes of its record in a sync, and microseconds to verify it, to read it and to read it again.
+"""Costs of a member: bytes of its record in a sync, and microseconds to verify it, to read it and
+to read it again.
 
-Federations of 100 and of 1,000 members. The ratios compare a member of the large federation with one of the small,
-where costs that grow with the number of members would show, and reading the list after one change with reading it.
+Federations of 100 and of 1,000 members. The ratios compare a member of the large federation with
+one of the small, where costs that grow with the number of members would show, and reading the list
+after one change with reading it.
 """
 
 import json
@@ -66,7 +68,9 @@ def measure(identities: list[Identity]) -> dict[str, float]:
         with tempfile.TemporaryDirectory() as folder:
             file = MembersFile.create(Path(folder) / "members.json", "observer", "hearts")
             file.path.write_bytes(
-                to_bytes(MemberList(members={m.name: replace(m, record=None) for m in members.values()}))
+                to_bytes(
+                    MemberList(members={m.name: replace(m, record=None) for m in members.values()})
+                )
             )
             return file.merge(found)
 
@@ -101,9 +105,19 @@ def main() -> None:
         limit = None if name == "page_message_bytes" else 2.0
         what = name if is_message or name.endswith("bytes") else f"{name}, microseconds per member"
         report(
-            "membership", figure / small[name], limit, what=what, of_100=round(small[name], 1), of_1000=round(figure, 1)
+            "membership",
+            figure / small[name],
+            limit,
+            what=what,
+            of_100=round(small[name], 1),
+            of_1000=round(figure, 1),
         )
-    report("membership", large["load_again"] / large["load"], 0.2, what="reading the list again after one change")
+    report(
+        "membership",
+        large["load_again"] / large["load"],
+        0.2,
+        what="reading the list again after one change",
+    )
 
 
 if __name__ == "__main__":

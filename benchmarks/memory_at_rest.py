@@ -1,7 +1,8 @@
-"""What a peer costs in memory between rounds, against its kept values x 4 bytes and two bits a parameter; a ratio.
+"""What a peer costs in memory between rounds, against its kept values x 4 bytes and two bits a
+parameter; a ratio.
 
-Measured as the growth of the process while many peers' states are made. `dense_mb_a_peer` is what the obvious way
-needs: dense weights and two bool masks.
+Measured as the growth of the process while many peers' states are made. `dense_mb_a_peer` is what
+the obvious way needs: dense weights and two bool masks.
 """
 
 import gc
@@ -12,7 +13,7 @@ import sys
 import torch
 
 from dispfl import DisPFL
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import Model
@@ -31,12 +32,13 @@ def measure(name: str, peers: int) -> None:
     """So many peers with one model at density 0.5."""
 
     def settle(k: int) -> PeerState:
-        """A peer as a step leaves it: its weights under one mask, and another mask that is its own too."""
+        """A peer as a step leaves it: its weights under one mask, and another mask that is its own
+        too."""
         weights, mask = method.start(initial, layout, 0.5, seed=0, peer=f"{k:03d}").model.unpack()
         return PeerState(PackedModel.pack(weights, mask), PackedMask.pack(mask.roll(1)))
 
     method = DisPFL(density=0.5)
-    live = LiveModel(Model(name=name).build(3, 10, 32))
+    live = FlatModule(Model(name=name).build(3, 10, 32))
     initial, layout = live.read(), live.layout
     settle(0)
     gc.collect()
@@ -47,7 +49,15 @@ def measure(name: str, peers: int) -> None:
     size = layout.size
     needed = sum(4 * state.model.values.numel() + 2 * size / 8 for state in states)
     mb, dense_mb = round(used / peers / 1e6, 2), round(6 * size / 1e6, 2)
-    report("memory_at_rest", used / needed, LIMIT, model=name, peers=peers, mb_a_peer=mb, dense_mb_a_peer=dense_mb)
+    report(
+        "memory_at_rest",
+        used / needed,
+        LIMIT,
+        model=name,
+        peers=peers,
+        mb_a_peer=mb,
+        dense_mb_a_peer=dense_mb,
+    )
 
 
 if __name__ == "__main__":
@@ -55,7 +65,12 @@ if __name__ == "__main__":
         torch.set_num_threads(1)
         measure(sys.argv[1], int(sys.argv[2]))
     else:
-        # A process of its own for each, in which freed memory goes back at once: the states are measured, not the heap.
+        # A process of its own for each, in which freed memory goes back at once: the states are
+        # measured, not the heap.
         given_back = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
         for model, peers in (("resnet18", 20), ("cnn", 1000)):
-            subprocess.run([sys.executable, __file__, model, str(peers)], env={**os.environ, **given_back}, check=True)
+            subprocess.run(
+                [sys.executable, __file__, model, str(peers)],
+                env={**os.environ, **given_back},
+                check=True,
+            )

@@ -1,8 +1,10 @@
-"""A round of Dis-PFL with 100 ResNet-18 peers and 10 neighbours in one process: peak resident memory.
+"""A round of Dis-PFL with 100 ResNet-18 peers and 10 neighbours in one process: peak resident
+memory.
 
-One batch of 16 images a peer, checkpoint included. The ratio is against the limit, 7 GB for masks of single weights at
-density 0.5 and 2.5 GB for masks of channels at density 0.25; `states_gb` is what one set of all peers' states takes,
-`obvious_gb` what two dense models and four bool masks a peer would (this round's and the next one's).
+One batch of 16 images a peer, checkpoint included. The ratio is against the limit, 7 GB for masks
+of single weights at density 0.5 and 2.5 GB for masks of channels at density 0.25; `states_gb` is
+what one set of all peers' states takes, `obvious_gb` what two dense models and four bool masks a
+peer would (this round's and the next one's).
 """
 
 import resource
@@ -27,7 +29,9 @@ def main(structure: str) -> bool | None:
     rng = torch.Generator().manual_seed(0)
     images = torch.randn(16 * PEERS, 3, 32, 32, generator=rng).to(memory_format=torch.channels_last)
     labels = torch.randint(10, (16 * PEERS,), generator=rng)
-    peers = [((x, y), (x[:4], y[:4])) for x, y in zip(images.split(16), labels.split(16), strict=True)]
+    peers = [
+        ((x, y), (x[:4], y[:4])) for x, y in zip(images.split(16), labels.split(16), strict=True)
+    ]
     federation = Federation(
         lambda: Model(name="resnet18").build(3, 10, 32),
         peers,
@@ -40,7 +44,9 @@ def main(structure: str) -> bool | None:
         run = federation.run(1, out=Path(folder) / "run")
         size = run.states["000"].model.mask.size
         states = sum(
-            4 * state.model.values.numel() + state.model.mask.bits.numel() + state.next_mask.bits.numel()
+            4 * state.model.values.numel()
+            + state.model.mask.bits.numel()
+            + state.next_mask.bits.numel()
             for state in run.states.values()
         )
         seconds = run.metrics[0]["seconds"]
@@ -65,5 +71,8 @@ if __name__ == "__main__":
     if "--here" in sys.argv:
         sys.exit(main(sys.argv[-1]) is False)
     # A process of its own for each, whose peak is the round's.
-    ended = [subprocess.run([sys.executable, __file__, "--here", structure]).returncode for structure in METHODS]
+    ended = [
+        subprocess.run([sys.executable, __file__, "--here", structure]).returncode
+        for structure in METHODS
+    ]
     sys.exit(max(ended))

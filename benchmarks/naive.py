@@ -1,15 +1,18 @@
-"""Dis-PFL as simulations usually implement it, against ours: ratio of times at equal work with equally many threads.
+"""Dis-PFL as simulations usually implement it, against ours: ratio of times at equal work with
+equally many threads.
 
-The baseline has the same algorithm, model (small CNN, 32x32 colour), peers, neighbours, epochs, batch and sizes
-of data. It keeps a state dict and a dictionary of float masks for each peer. Every round it deep-copies everyone's
-state dict, and each peer's again before it is loaded, mixed and returned. Mixing adds up dictionaries, key by key.
-Pruning and regrowing sort whole layers. A `DataLoader` (no worker processes: threads are equal) makes images one by
-one with Pillow: pad, crop, mirror, to tensor, normalize. Each peer is evaluated before mixing, after mixing and after
+The baseline has the same algorithm, model (small CNN, 32x32 colour), peers, neighbours, epochs,
+batch and sizes of data. It keeps a state dict and a dictionary of float masks for each peer. Every
+round it deep-copies everyone's state dict, and each peer's again before it is loaded, mixed and
+returned. Mixing adds up dictionaries, key by key. Pruning and regrowing sort whole layers. A
+`DataLoader` (no worker processes: threads are equal) makes images one by one with Pillow: pad,
+crop, mirror, to tensor, normalize. Each peer is evaluated before mixing, after mixing and after
 training, through a `DataLoader` too. Peers train one after another, each with all threads.
 
-Ours runs through `execute`, as `dispfl run` does, with its default evaluation: after mixing and after training. The
-second line of a pair is at equal evaluation: the baseline leaves out the one before mixing.
-Shares of time: the baseline's are timed while it runs; ours are a profile of one peer's step.
+Ours runs through `execute`, as `dispfl run` does, with its default evaluation: after mixing and
+after training. The second line of a pair is at equal evaluation: the baseline leaves out the one
+before mixing. Shares of time: the baseline's are timed while it runs; ours are a profile of one
+peer's step.
 """
 
 import copy
@@ -29,7 +32,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from dispfl import Train
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.sparsity import prune_rate
 from dispfl.data.batches import ResidentSamples
 from dispfl.round.context import RunContext
@@ -51,7 +54,9 @@ class TransformedImages(Dataset[tuple[Tensor, int]]):
         assert samples.transform is not None
         self.images = [Image.fromarray(samples.inputs[row].numpy()) for row in samples.index]
         self.labels = samples.labels[samples.index].tolist()
-        self.mean, self.std = (torch.tensor(v).view(-1, 1, 1) for v in (samples.transform.mean, samples.transform.std))
+        self.mean, self.std = (
+            torch.tensor(v).view(-1, 1, 1) for v in (samples.transform.mean, samples.transform.std)
+        )
         self.training = training
 
     def __len__(self) -> int:
@@ -74,7 +79,12 @@ class Naive:
     """All peers' dictionaries, and one module into which they are loaded."""
 
     def __init__(self, context: RunContext, before: bool) -> None:
-        self.context, self.before, self.module, self.spent = context, before, context.module(), Counter[str]()
+        self.context, self.before, self.module, self.spent = (
+            context,
+            before,
+            context.module(),
+            Counter[str](),
+        )
         train = context.train
         self.loaders = {
             peer: (
@@ -83,12 +93,17 @@ class Naive:
             )
             for peer, data in context.peers.items()
         }
-        layout = LiveModel(context.module()).layout
+        layout = FlatModule(context.module()).layout
         names, states = layout.names, initial_states(context)
         unpacked = {peer: state.model.unpack() for peer, state in states.items()}
         split = {peer: [layout.views(flat) for flat in both] for peer, both in unpacked.items()}
-        self.models = {peer: dict(zip(names, weights, strict=True)) for peer, (weights, _) in split.items()}
-        self.masks = {peer: dict(zip(names, [m.float() for m in ms], strict=True)) for peer, (_, ms) in split.items()}
+        self.models = {
+            peer: dict(zip(names, weights, strict=True)) for peer, (weights, _) in split.items()
+        }
+        self.masks = {
+            peer: dict(zip(names, [m.float() for m in ms], strict=True))
+            for peer, (_, ms) in split.items()
+        }
         self.next_masks = copy.deepcopy(self.masks)
 
     @contextmanager
@@ -108,19 +123,23 @@ class Naive:
             yield batch
 
     def run_round(self, t: int) -> None:
-        heard = self.context.topology.heard(self.context.seed, t, self.context.roster)
+        received = self.context.topology.online_neighbours(
+            self.context.seed, t, self.context.roster
+        )
         with self.timed("copying and mixing"):
             last, last_masks = copy.deepcopy(self.models), copy.deepcopy(self.masks)
         for peer in self.context.roster:
             if self.before:
                 self.evaluate(peer, last[peer])
             with self.timed("copying and mixing"):
-                group = sorted([peer, *heard[peer]])
+                group = sorted([peer, *received[peer]])
                 mask = self.next_masks[peer]
                 mixed = copy.deepcopy(last[peer])
                 for name in mixed:
                     total = sum(last[k][name] for k in group)
-                    mixed[name] = total / sum(last_masks[k][name] for k in group).clamp(min=1) * mask[name]
+                    mixed[name] = (
+                        total / sum(last_masks[k][name] for k in group).clamp(min=1) * mask[name]
+                    )
             self.evaluate(peer, mixed)
             self.train(peer, mixed, mask)
             with self.timed("copying and mixing"):
@@ -182,7 +201,11 @@ class Naive:
 
 def our_shares(context: RunContext) -> dict[str, float]:
     """Where the time of one peer's step goes."""
-    live, step, profile = LiveModel(context.module()), first_step(context, evaluate=True), cProfile.Profile()
+    live, step, profile = (
+        FlatModule(context.module()),
+        first_step(context, evaluate=True),
+        cProfile.Profile(),
+    )
     peer_step(context, live, *step)
     profile.enable()
     peer_step(context, live, *step)
@@ -219,7 +242,9 @@ def measure(threads: int) -> None:
     )
     torch.set_num_threads(1)
     evaluates_global = our_shares(context)
-    for naive, evaluation, taken in zip((usual, equal), ("each its own", "equal"), others, strict=True):
+    for naive, evaluation, taken in zip(
+        (usual, equal), ("each its own", "equal"), others, strict=True
+    ):
         whole = naive.spent.total()  # of the last repeat
         report(
             "naive",

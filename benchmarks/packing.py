@@ -1,9 +1,10 @@
-"""Packing and unpacking a ResNet-18 at density 0.5, against torch's indexing by the same mask; ratios of time."""
+"""Packing and unpacking a ResNet-18 at density 0.5, against torch's indexing by the same mask;
+ratios of time."""
 
 import torch
 
 from dispfl import DisPFL
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.models.settings import Model
 from measure import best_times, report
@@ -14,7 +15,7 @@ LIMIT = 0.5
 def main() -> None:
     """Both ways, on one thread."""
     torch.set_num_threads(1)
-    live = LiveModel(Model(name="resnet18").build(3, 10, 32))
+    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
     packed = DisPFL(density=0.5).start(live.read(), live.layout, 0.5, seed=0, peer="000").model
     weights, mask = packed.unpack()
 
@@ -26,7 +27,9 @@ def main() -> None:
         spread[packed.mask.unpack()] = packed.values
         return spread
 
-    times = best_times(lambda: PackedModel.pack(weights, mask), pack_by_indexing, packed.unpack, unpack_by_indexing)
+    times = best_times(
+        lambda: PackedModel.pack(weights, mask), pack_by_indexing, packed.unpack, unpack_by_indexing
+    )
     report("packing", times[0] / times[1], LIMIT, what="pack")
     report("packing", times[2] / times[3], LIMIT, what="unpack")
 

@@ -1,8 +1,10 @@
-"""Dealing 50,000 labelled samples to 100 peers, against shuffling and sorting them once; ratio of times.
+"""Dealing 50,000 labelled samples to 100 peers, against shuffling and sorting them once; ratio of
+times.
 
-The yardstick is what no partition can do without, in NumPy: shuffle the 50,000 samples, and sort them twice, by label
-and by owner. On top of it a partition decides how many of each class a peer gets, and draws each peer's 100 test
-samples from 10,000, class by class. The limit of 10 is a generous one: all of this takes hundredths of a second.
+The yardstick is what no partition can do without, in NumPy: shuffle the 50,000 samples, and sort
+them twice, by label and by owner. On top of it a partition decides how many of each class a peer
+gets, and draws each peer's 100 test samples from 10,000, class by class. The limit of 10 is a
+generous one: all of this takes hundredths of a second.
 """
 
 import numpy as np
@@ -29,7 +31,9 @@ def measure(name: str) -> None:
         np.argsort(owners, kind="stable")
 
     taken, least = best_times(
-        lambda: partition.split(train, test, PEERS, rng=stream(0, "partition")), yardstick, repeats=15
+        lambda: partition.split(train, test, PEERS, rng=stream(0, "partition")),
+        yardstick,
+        repeats=15,
     )
     report("partition", taken / least, LIMIT, partition=name, milliseconds=round(1e3 * taken, 1))
 

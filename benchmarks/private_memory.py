@@ -1,6 +1,8 @@
-"""A private step of ResNet-18 at batch 128 against a plain one: peak memory beyond what both have before the step.
+"""A private step of ResNet-18 at batch 128 against a plain one: peak memory beyond what both have
+before the step.
 
-The ratio is against the limit, 1.5 times the plain step's and the gradients of one chunk of single samples.
+The ratio is against the limit, 1.5 times the plain step's and the gradients of one chunk of single
+samples.
 """
 
 import json
@@ -11,9 +13,15 @@ import sys
 import torch
 from torch.nn import functional
 
-from dispfl.core.live import LiveModel
-from dispfl.core.private import CHUNK_SAMPLES, CHUNK_VALUES, PrivateSteps, SecretStream, sum_clipped_
+from dispfl.core.flat_module import FlatModule
 from dispfl.models.settings import Model
+from dispfl.privacy.steps import (
+    CHUNK_SAMPLES,
+    CHUNK_VALUES,
+    PrivateSteps,
+    SecretStream,
+    sum_clipped_,
+)
 from measure import report
 
 BATCH = 128
@@ -27,14 +35,16 @@ def peak() -> int:
 def step(side: str) -> None:
     """Compute the gradient of one batch, and print the memory that it took."""
     torch.manual_seed(0)
-    live = LiveModel(Model(name="resnet18").build(3, 10, 32))
+    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
     live.module.train()
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
     flags = torch.rand(live.layout.size) < 0.5
     before = peak()
     if side == "private":
         sum_clipped_(live, functional.cross_entropy, x, y, flags, 1.0)
-        PrivateSteps(SecretStream(b"benchmark"), ("000", 0), 1.0, 1.0, 1.0, BATCH).add_noise_(live.grad, flags)
+        PrivateSteps(SecretStream(b"benchmark"), ("000", 0), 1.0, 1.0, 1.0, BATCH).add_noise_(
+            live.grad, flags
+        )
     else:
         functional.cross_entropy(live(x), y).backward()
     samples = max(CHUNK_SAMPLES, CHUNK_VALUES // live.layout.size)
@@ -49,9 +59,20 @@ def main() -> bool | None:
         found[side] = json.loads(ended.stdout)
     chunk = found["private"]["chunk"]
     allowed = 1.5 * found["plain"]["bytes"] + chunk
-    more = {"plain_mb": found["plain"]["bytes"], "private_mb": found["private"]["bytes"], "chunk_mb": chunk}
+    more = {
+        "plain_mb": found["plain"]["bytes"],
+        "private_mb": found["private"]["bytes"],
+        "chunk_mb": chunk,
+    }
     more = {name: round(value / 1e6) for name, value in more.items()}
-    return report("private_memory", found["private"]["bytes"] / allowed, 1.0, model="resnet18", batch=BATCH, **more)
+    return report(
+        "private_memory",
+        found["private"]["bytes"] / allowed,
+        1.0,
+        model="resnet18",
+        batch=BATCH,
+        **more,
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Rounds with two single-thread Ray workers against one: ratio of times; two cores could give 0.5.
 
-The demo's peers, model and training. `inprocess` is the time of the in-process engine with two threads over
-that of the two workers. Starting Ray and the workers, once a run, is not counted; checkpoints are.
+The demo's peers, model and training. `inprocess` is the time of the in-process engine with two
+threads over that of the two workers. Starting Ray and the workers, once a run, is not counted;
+checkpoints are.
 """
 
 import contextlib
@@ -43,9 +44,14 @@ def main() -> None:
     experiment = Experiment(rounds=ROUNDS)
     images = load_dataset(experiment.data)
     context = experiment.split_context(images, experiment.split(images))
-    one, two = (best_round(context, lambda folder, n=n: RayEngine(context, n, Checkpoints(folder))) for n in (1, 2))  # type: ignore[misc]
+    one, two = (
+        best_round(context, lambda folder, n=n: RayEngine(context, n, Checkpoints(folder)))
+        for n in (1, 2)
+    )  # type: ignore[misc]
     here = best_round(context, lambda folder: InProcess(context, 2, Checkpoints(folder)))
-    report("ray_speed", two / one, LIMIT, speedup=round(one / two, 2), inprocess=round(here / two, 2))
+    report(
+        "ray_speed", two / one, LIMIT, speedup=round(one / two, 2), inprocess=round(here / two, 2)
+    )
 
 
 if __name__ == "__main__":

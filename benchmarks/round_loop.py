@@ -1,18 +1,22 @@
-"""A whole Dis-PFL round of one peer against the bare training loop; ratio of processor times, on one thread.
+"""A whole Dis-PFL round of one peer against the bare training loop; ratio of processor times, on
+one thread.
 
-The round is `peer_step` with evaluation off: mix with 10 neighbours, 5 epochs over 500 samples in batches of 128, the
-dense gradient on one more batch, prune and regrow, pack.
+The round is `peer_step` with evaluation off: mix with 10 neighbours, 5 epochs over 500 samples in
+batches of 128, the dense gradient on one more batch, prune and regrow, pack.
 
-The bare loop gets its batches ready-made, in channels-last memory, and does nothing else: forward, backward, SGD step,
-mask. No shuffling, no crops and flips, no clipping, no checks, no mixing. Its parameters are ordinary tensors and its
-optimizer is `torch.optim.SGD`. The batch of the dense gradient is work that Algorithm 2 asks for, so the limit is for
-the bare loop with a forward and backward pass on one more batch; the ratio without it is printed beside.
+The bare loop gets its batches ready-made, in channels-last memory, and does nothing else: forward,
+backward, SGD step, mask. No shuffling, no crops and flips, no clipping, no checks, no mixing. Its
+parameters are ordinary tensors and its optimizer is `torch.optim.SGD`. The batch of the dense
+gradient is work that Algorithm 2 asks for, so the limit is for the bare loop with a forward and
+backward pass on one more batch; the ratio without it is printed beside.
 
-ResNet-18 is measured with 1 epoch in place of 5, because a batch takes seconds. That is the harder case: what mixing
-and evolving cost is spread over 5 batches instead of 21. Of a few pairs of times the best scatter by more than the 3 %
-in question on a shared machine: repeat it before believing it.
+ResNet-18 is measured with 1 epoch in place of 5, because a batch takes seconds. That is the harder
+case: what mixing and evolving cost is spread over 5 batches instead of 21. Of a few pairs of times
+the best scatter by more than the 3 % in question on a shared machine: repeat it before believing
+it.
 
-Both sides have the memory settings that an engine makes (`keep_heap`), which help the bare loop as much.
+Both sides have the memory settings that an engine makes (`keep_heap`), which help the bare loop as
+much.
 """
 
 import sys
@@ -22,20 +26,27 @@ import torch
 from torch import Tensor, nn
 
 from dispfl import Train
-from dispfl.core.live import LiveModel
-from dispfl.core.memory import keep_heap
+from dispfl.core.allocator import keep_heap
+from dispfl.core.flat_module import FlatModule
 from dispfl.round.round import peer_step
 from measure import best_times, report
 from synthetic import federation, first_step
 
 
-def measure(name: str, channels: int, size: int, limit: float, *, epochs: int = 5, repeats: int = 21) -> None:
+def measure(
+    name: str, channels: int, size: int, limit: float, *, epochs: int = 5, repeats: int = 21
+) -> None:
     """One model on random images."""
     torch.set_num_threads(1)
     keep_heap()
     train = Train(epochs=epochs)
-    context = federation(name, channels, size, samples=500, tests=1, train=train, peers=11, degree=10)
-    live, (task, state, received) = LiveModel(context.module()), first_step(context, evaluate=False)
+    context = federation(
+        name, channels, size, samples=500, tests=1, train=train, peers=11, degree=10
+    )
+    live, (task, state, received) = (
+        FlatModule(context.module()),
+        first_step(context, evaluate=False),
+    )
     rng = torch.Generator().manual_seed(0)
     data = context.peers["000"].train
     batches = [batch for _ in range(epochs) for batch in data.batches(train.batch_size, rng=rng)]
@@ -51,7 +62,9 @@ def measure(name: str, channels: int, size: int, limit: float, *, epochs: int = 
 
     def bare() -> None:
         module.load_state_dict(first)  # as a round does: each time from the same weights
-        optimizer = torch.optim.SGD(module.parameters(), lr=train.lr, weight_decay=train.weight_decay)
+        optimizer = torch.optim.SGD(
+            module.parameters(), lr=train.lr, weight_decay=train.weight_decay
+        )
         for x, y in batches:
             optimizer.zero_grad()
             backward(x, y)

@@ -1,12 +1,15 @@
-"""A training step of a ResNet-18 while its process continuously serves models, compared with an idle process.
+"""A training step of a ResNet-18 while its process continuously serves models, compared with an
+idle process.
 
-The peer is like a real one: an event loop that responds, a thread for the codec, a thread that trains. The neighbour is
-another process that requests the peer's ResNet-18 at density 0.5 with a mask, again and again.
+The peer is like a real one: an event loop that responds, a thread for the codec, a thread that
+trains. The neighbour is another process that requests the peer's ResNet-18 at density 0.5 with a
+mask, again and again.
 
-`beside` is the same while another process serves the neighbour: the cost of a busy machine, where encoding, TLS and the
-neighbour use cores and memory bandwidth. The rest of the ratio is the cost of sharing a process: the interpreter lock
-and the event loop. The limit was set after a first measurement on two cores (ratio 1.07, beside 1.09): at 1.25 a step
-has lost a fifth of its speed, with a neighbour that never pauses; in a round each neighbour sends one request.
+`beside` is the same while another process serves the neighbour: the cost of a busy machine, where
+encoding, TLS and the neighbour use cores and memory bandwidth. The rest of the ratio is the cost of
+sharing a process: the interpreter lock and the event loop. The limit was set after a first
+measurement on two cores (ratio 1.07, beside 1.09): at 1.25 a step has lost a fifth of its speed,
+with a neighbour that never pauses; in a round each neighbour sends one request.
 """
 
 import asyncio
@@ -23,14 +26,14 @@ from typing import Any
 import torch
 
 from dispfl import DisPFL, Full, Train
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.models.settings import Model
 from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.identity import Identity, client_context, server_context
-from dispfl.peer.run import CodecExecutor
+from dispfl.peer.run_site import CodecExecutor
 from dispfl.peer.server import Server
 from dispfl.peer.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Request
@@ -70,7 +73,10 @@ class TwoMembers:
 
 def transport(folder: Path, name: str, port: int = 0) -> HttpsTransport:
     """The transport of one of the two peers."""
-    own, other = Identity.load(folder / name), Identity.load(folder / ("001" if name == "000" else "000"))
+    own, other = (
+        Identity.load(folder / name),
+        Identity.load(folder / ("001" if name == "000" else "000")),
+    )
     return HttpsTransport(
         name,
         (LOCAL, 0),
@@ -93,7 +99,14 @@ def the_setting() -> RunContext:
     train = Train(epochs=1, batch_size=BATCH)
     method = DisPFL(density=DENSITY)
     return RunContext(
-        lambda: Model(name="resnet18").build(3, 10, 32), peers, method, Full(), train, Task(), seed=0, rounds=1
+        lambda: Model(name="resnet18").build(3, 10, 32),
+        peers,
+        method,
+        Full(),
+        train,
+        Task(),
+        seed=0,
+        rounds=1,
     )
 
 
@@ -102,11 +115,13 @@ class Peer:
 
     def __init__(self, folder: Path) -> None:
         self.context = the_setting()
-        self.live = LiveModel(self.context.module())
+        self.live = FlatModule(self.context.module())
         states = initial_states(self.context)
         self.state, mask = states["000"], states["001"].next_mask
         layout, flags = self.live.layout, mask.flags()
-        codec = Codec(layout, self.context.method.always_dense(layout, {DENSITY}), self.context.wire)
+        codec = Codec(
+            layout, self.context.method.always_dense(layout, {DENSITY}), self.context.wire
+        )
         members = TwoMembers([int(flags[where].sum()) for where in layout.slices])
         self.ctx = NodeContext("000", self.context, codec, {}, members, CodecExecutor())
         self.ctx.guard.MAX_REPEATS = sys.maxsize  # the same model is requested again and again
@@ -120,7 +135,9 @@ class Peer:
         context, data = self.context, self.context.peers["000"]
         weights, mask = self.state.model.unpack()
         buffers = self.state.buffers
-        trainer = Trainer(self.live, data.train, data.test, context.train, Task(), 0, "000", 0, 1, buffers=buffers)
+        trainer = Trainer(
+            self.live, data.train, data.test, context.train, Task(), 0, "000", 0, 1, buffers=buffers
+        )
         began = time.perf_counter()
         trainer.learn(weights, mask)
         return (time.perf_counter() - began) / (SAMPLES // BATCH)
@@ -144,7 +161,11 @@ class Neighbour:
         body, end = Peer(self.folder).request, transport(self.folder, "001", self.port.value)
         while not self.over.is_set():
             if self.may.wait(0.01):
-                header: dict[str, JSON] = {"spec": spec_digest({}), "round": 0, "nonce": str(self.got.value)}
+                header: dict[str, JSON] = {
+                    "spec": spec_digest({}),
+                    "round": 0,
+                    "nonce": str(self.got.value),
+                }
                 response = await end.request("000", Request("model", header, body))
                 assert response.header["status"] == "model"
                 self.got.value += 1
@@ -166,11 +187,14 @@ def serve_only(folder: Path, port: Any, over: Any) -> None:
 
 
 async def measure(folder: Path, processes: list[Any]) -> None:
-    """Measure training steps without load, while another process serves, and while this one does; in turn."""
+    """Measure training steps without load, while another process serves, and while this one does;
+    in turn."""
     make = multiprocessing.get_context("spawn")
     over, peer = make.Event(), Peer(folder)
     await peer.transport.serve(Server(peer.ctx))
-    here, beside = (Neighbour(folder, make.Value("i"), make.Event(), over, make.Value("i")) for _ in range(2))
+    here, beside = (
+        Neighbour(folder, make.Value("i"), make.Event(), over, make.Value("i")) for _ in range(2)
+    )
     here.port.value = peer.transport.port
     processes += [make.Process(target=serve_only, args=(folder, beside.port, over))]
     processes[0].initial_states()

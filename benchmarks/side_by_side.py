@@ -1,11 +1,12 @@
-"""Two peers on two threads, one each, against the two one after the other with both threads; ratio of times."""
+"""Two peers on two threads, one each, against the two one after the other with both threads; ratio
+of times."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from dispfl import Experiment, Full
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.data.datasets import load_dataset
 from dispfl.round.context import PeerTask
 from dispfl.round.round import initial_states, peer_step
@@ -21,7 +22,7 @@ def main() -> None:
     context = experiment.split_context(images, experiment.split(images))
     states = initial_states(context)
     tasks = [PeerTask(peer, 0) for peer in states]
-    lives = [LiveModel(context.module()) for _ in tasks]
+    lives = [FlatModule(context.module()) for _ in tasks]
     threads = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
 
     def side_by_side() -> None:

@@ -1,4 +1,5 @@
-"""Synthetic data for several benchmarks: random images, and a federation of Dis-PFL peers with them."""
+"""Synthetic data for several benchmarks: random images, and a federation of Dis-PFL peers with
+them."""
 
 import torch
 
@@ -35,7 +36,10 @@ def federation(
     """Dis-PFL peers with this many training and test images each."""
     shared = images(channels, size, peers * (samples + tests))
     rows = torch.arange(peers * (samples + tests)).view(peers, -1)
-    data = {f"{k:03d}": PeerData(shared.take(row[:samples]), shared.take(row[samples:])) for k, row in enumerate(rows)}
+    data = {
+        f"{k:03d}": PeerData(shared.take(row[:samples]), shared.take(row[samples:]))
+        for k, row in enumerate(rows)
+    }
     return RunContext(
         lambda: Model(name=model).build(channels, 10, size),
         data,
@@ -48,8 +52,15 @@ def federation(
     )
 
 
-def first_step(context: RunContext, *, evaluate: bool) -> tuple[PeerTask, PeerState, dict[str, PackedModel]]:
-    """The first peer's task in round 0, its state, and the models of its neighbours, as many as the degree."""
+def first_step(
+    context: RunContext, *, evaluate: bool
+) -> tuple[PeerTask, PeerState, dict[str, PackedModel]]:
+    """The first peer's task in round 0, its state, and the models of its neighbours, as many as the
+    degree."""
     states = initial_states(context)
-    graph = context.topology.heard(context.seed, 0, context.roster)
-    return PeerTask("000", 0, graph, evaluate=evaluate), states["000"], {p: states[p].model for p in graph["000"]}
+    graph = context.topology.online_neighbours(context.seed, 0, context.roster)
+    return (
+        PeerTask("000", 0, graph, evaluate=evaluate),
+        states["000"],
+        {p: states[p].model for p in graph["000"]},
+    )

@@ -1,7 +1,8 @@
-"""A ResNet-18 message at density 0.5 over loopback through the HTTPS transport, compared with raw TLS of asyncio.
+"""A ResNet-18 message at density 0.5 over loopback through the HTTPS transport, compared with raw
+TLS of asyncio.
 
-Both run in one process, in turn, with the same certificates and cipher. Limit: twice the time, half of the raw
-throughput.
+Both run in one process, in turn, with the same certificates and cipher. Limit: twice the time, half
+of the raw throughput.
 """
 
 import asyncio
@@ -115,12 +116,20 @@ async def best(*sides: Fetch) -> list[float]:
 async def main() -> None:
     """Measure and report the ratio of times."""
     alice, bob = Identity.make("alice"), Identity.make("bob")
-    client, server = client_context(alice, [bob.certificate]), server_context(bob, [alice.certificate])
+    client, server = (
+        client_context(alice, [bob.certificate]),
+        server_context(bob, [alice.certificate]),
+    )
     names = {one.certificate.public_bytes(Encoding.DER): one.name for one in (alice, bob)}
-    async with raw_streams(client, server) as raw, https(client, server, names) as (through, transport):
+    async with (
+        raw_streams(client, server) as raw,
+        https(client, server, names) as (through, transport),
+    ):
         raw_time, https_time = await best(raw, through)
         counter = transport.counters.traffic["bob"]
-        overhead = (counter.sent + counter.received) / (counter.body_sent + counter.body_received) - 1
+        overhead = (counter.sent + counter.received) / (
+            counter.body_sent + counter.body_received
+        ) - 1
     report(
         "transport",
         https_time / raw_time,

@@ -2,8 +2,8 @@
 
     python scripts/bundle_sample.py /usr/share/datasets/fashion-mnist
 
-An image's place in the draw is the hash of its split and number, so the sample depends on no library's random
-generator: anyone with the four files of Fashion-MNIST gets the same one.
+An image's place in the draw is the hash of its split and number, so the sample depends on no
+library's random generator: anyone with the four files of Fashion-MNIST gets the same one.
 """
 
 import argparse
@@ -24,7 +24,9 @@ def draw(split: str, labels: NDArray[np.int64], per_class: int) -> NDArray[np.in
     """The numbers of the drawn images, in the order of the original files."""
 
     def place(number: int) -> bytes:
-        return hashlib.blake2b(f"fashion-sample/{SEED}/{split}/{number}".encode(), digest_size=16).digest()
+        return hashlib.blake2b(
+            f"fashion-sample/{SEED}/{split}/{number}".encode(), digest_size=16
+        ).digest()
 
     chosen: list[int] = []
     for label in np.unique(labels):

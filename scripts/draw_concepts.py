@@ -10,7 +10,18 @@ from pathlib import Path
 
 import torch
 
-from dispfl import Exponential, Full, Grid, Layout, RandomRegular, Ring, Topology, gossip_average, random_mask, stream
+from dispfl import (
+    Exponential,
+    Full,
+    Grid,
+    Layout,
+    RandomRegular,
+    Ring,
+    Topology,
+    gossip_average,
+    random_mask,
+    stream,
+)
 from dispfl.topology import peer_names
 
 HELD, EMPTY, LINE, TEXT, ACCENT = "#3b6fb6", "#edf1f7", "#9aa7b8", "#1f2937", "#c2571a"
@@ -20,21 +31,29 @@ CELL = 16
 def svg(width: float, height: float, parts: Iterable[str]) -> str:
     """A picture on a white card, so that it can be read on dark pages too."""
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'font-family="system-ui, sans-serif" font-size="13" fill="{TEXT}">\n'
-        f'<rect width="{width:g}" height="{height:g}" rx="8" fill="white"/>\n' + "\n".join(parts) + "\n</svg>\n"
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}"'
+        f' width="{width:g}" font-family="system-ui, sans-serif" font-size="13"'
+        f' fill="{TEXT}">\n<rect width="{width:g}" height="{height:g}" rx="8" fill="white"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
     )
 
 
-def text(x: float, y: float, content: str, anchor: str = "middle", size: int = 13, colour: str = TEXT) -> str:
-    return f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{content}</text>'
+def text(
+    x: float, y: float, content: str, anchor: str = "middle", size: int = 13, colour: str = TEXT
+) -> str:
+    return (
+        f'<text x="{x:g}" y="{y:g}" text-anchor="{anchor}" font-size="{size}"'
+        f' fill="{colour}">{content}</text>'
+    )
 
 
 def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = LINE) -> str:
     """A line with a small head at its end."""
     angle = math.atan2(y2 - y1, x2 - x1)
     head = " ".join(
-        f"{x2 - 8 * math.cos(angle + turn):.1f},{y2 - 8 * math.sin(angle + turn):.1f}" for turn in (0.4, -0.4)
+        f"{x2 - 8 * math.cos(angle + turn):.1f},{y2 - 8 * math.sin(angle + turn):.1f}"
+        for turn in (0.4, -0.4)
     )
     return (
         f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
@@ -42,13 +61,24 @@ def arrow(x1: float, y1: float, x2: float, y2: float, colour: str = LINE) -> str
     )
 
 
-def cells(x: float, y: float, rows: Sequence[Sequence[str]], marked: Sequence[Sequence[bool]] | None = None) -> str:
+def cells(
+    x: float,
+    y: float,
+    rows: Sequence[Sequence[str]],
+    marked: Sequence[Sequence[bool]] | None = None,
+) -> str:
     """A grid of coloured cells; marked ones have a frame."""
     found = []
     for i, row in enumerate(rows):
         for j, colour in enumerate(row):
-            frame = f' stroke="{ACCENT}" stroke-width="2"' if marked and marked[i][j] else f' stroke="{LINE}"'
-            place = f'x="{x + j * CELL:g}" y="{y + i * CELL:g}" width="{CELL - 2}" height="{CELL - 2}"'
+            frame = (
+                f' stroke="{ACCENT}" stroke-width="2"'
+                if marked and marked[i][j]
+                else f' stroke="{LINE}"'
+            )
+            place = (
+                f'x="{x + j * CELL:g}" y="{y + i * CELL:g}" width="{CELL - 2}" height="{CELL - 2}"'
+            )
             found.append(f'<rect {place} fill="{colour}"{frame}/>')
     return "".join(found)
 
@@ -63,7 +93,7 @@ def mask_cells(mask: torch.Tensor) -> list[list[str]]:
 
 
 def topologies() -> str:
-    """Who hears whom among eight peers; the random graph in two rounds."""
+    """Who receives whose models among eight peers; the random graph in two rounds."""
     kinds: list[tuple[str, Topology, int]] = [
         ("ring", Ring(), 0),
         ("grid", Grid(), 0),
@@ -76,7 +106,10 @@ def topologies() -> str:
     for number, (name, topology, t) in enumerate(kinds):
         cx, cy = 90 + 170 * (number % 3), 85 + 180 * (number // 3)
         at = {
-            peer: (cx + radius * math.sin(2 * math.pi * k / 8), cy - radius * math.cos(2 * math.pi * k / 8))
+            peer: (
+                cx + radius * math.sin(2 * math.pi * k / 8),
+                cy - radius * math.cos(2 * math.pi * k / 8),
+            )
             for k, peer in enumerate(roster)
         }
         graph = topology.neighbours(0, t, roster)
@@ -85,11 +118,18 @@ def topologies() -> str:
                 (x1, y1), (x2, y2) = at[sender], at[receiver]
                 length = math.hypot(x2 - x1, y2 - y1)
                 ux, uy = (x2 - x1) / length, (y2 - y1) / length
-                if sender in graph[receiver] and receiver in graph[sender]:  # both ways: a plain line
-                    parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{LINE}"/>')
+                if (
+                    sender in graph[receiver] and receiver in graph[sender]
+                ):  # both ways: a plain line
+                    parts.append(
+                        f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"'
+                        f' stroke="{LINE}"/>'
+                    )
                 else:
                     parts.append(arrow(x1 + 9 * ux, y1 + 9 * uy, x2 - 9 * ux, y2 - 9 * uy))
-        parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="{HELD}"/>' for x, y in at.values()]
+        parts += [
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="8" fill="{HELD}"/>' for x, y in at.values()
+        ]
         parts.append(text(cx, cy + 82, name))
     return svg(520, 360, parts)
 
@@ -102,7 +142,10 @@ def masks() -> str:
         row[torch.randperm(12, generator=stream(side, "picture-units"))[:8]] = True
     whole = units[0][:, None] & units[1][None, :]
     parts = [cells(30, 40, mask_cells(single)), cells(290, 40, mask_cells(whole))]
-    parts += [text(30 + 6 * CELL, 26, "structure = weights"), text(290 + 6 * CELL, 26, "structure = channels")]
+    parts += [
+        text(30 + 6 * CELL, 26, "structure = weights"),
+        text(290 + 6 * CELL, 26, "structure = channels"),
+    ]
     parts += [
         text(30 + 6 * CELL, 256, "any weight may be left out:"),
         text(30 + 6 * CELL, 274, "the kernels stay dense"),
@@ -113,7 +156,8 @@ def masks() -> str:
 
 
 def one_round() -> str:
-    """Mix, learn, evolve: the steps of one peer on a toy layer of 24 weights, computed with the package."""
+    """Mix, learn, evolve: the steps of one peer on a toy layer of 24 weights, computed with the
+    package."""
     rows, columns, keep = 4, 6, 12
     drawn = [half(24, seed) for seed in (1, 2, 3)]
     assert all(int(mask.sum()) == keep for mask in drawn)
@@ -136,16 +180,27 @@ def one_round() -> str:
         colours = {0: EMPTY, 1: "#a9c3e6", 2: "#6d98d0", 3: HELD}
         return [
             [colours[int(n)] if ours else EMPTY for n, ours in zip(line, own, strict=True)]
-            for line, own in zip(holders.view(rows, columns), drawn[0].view(rows, columns), strict=True)
+            for line, own in zip(
+                holders.view(rows, columns), drawn[0].view(rows, columns), strict=True
+            )
         ]
 
     wide, high = columns * CELL, rows * CELL
     x = [24, 190, 356, 522]
-    parts = [text(x[0] + wide / 2, 24, "neighbours"), cells(x[0], 36, grid(drawn[1])), cells(x[0], 116, grid(drawn[2]))]
+    parts = [
+        text(x[0] + wide / 2, 24, "neighbours"),
+        cells(x[0], 36, grid(drawn[1])),
+        cells(x[0], 116, grid(drawn[2])),
+    ]
     parts += [text(x[0] + wide / 2, 212, "ourselves"), cells(x[0], 222, grid(drawn[0]))]
     for y in (36, 116, 222):
-        parts.append(arrow(x[0] + wide + 8, y + high / 2, x[1] - 10, 116 + high / 2 + (y - 116) * 0.15))
-    parts += [text(x[1] + wide / 2, 104, "1  mix"), cells(x[1], 116, shades(), alone.view(rows, columns).tolist())]
+        parts.append(
+            arrow(x[0] + wide + 8, y + high / 2, x[1] - 10, 116 + high / 2 + (y - 116) * 0.15)
+        )
+    parts += [
+        text(x[1] + wide / 2, 104, "1  mix"),
+        cells(x[1], 116, shades(), alone.view(rows, columns).tolist()),
+    ]
     parts += [
         text(x[1] + wide / 2, 200, "average over the", size=12),
         text(x[1] + wide / 2, 216, "peers that hold it", size=12),
@@ -164,7 +219,16 @@ def one_round() -> str:
     for left, right in ((1, 2), (2, 3)):
         parts.append(arrow(x[left] + wide + 6, 116 + high / 2, x[right] - 8, 116 + high / 2))
     parts.append(text(x[1], 270, "darker: held by more peers", "start", 12))
-    parts.append(text(x[1], 288, "framed in 1: held by ourselves alone; framed in 3: changed", "start", 12, ACCENT))
+    parts.append(
+        text(
+            x[1],
+            288,
+            "framed in 1: held by ourselves alone; framed in 3: changed",
+            "start",
+            12,
+            ACCENT,
+        )
+    )
     return svg(640, 304, parts)
 
 

@@ -1,4 +1,4 @@
-"""Draw the picture of README.md from a real run of the demo: who exchanges, one peer's mask, the learning curves.
+"""Draw the picture of README.md from a run of the demo: the graph, a mask, the learning curves.
 
     dispfl demo --out /tmp/demo
     python scripts/readme_picture.py /tmp/demo docs/images
@@ -75,7 +75,7 @@ class Demo:
     labels: Mapping[str, Sequence[int]]
     """Training samples of each class, by peer."""
     holders: Tensor
-    """For some weights of one layer: -1 where the peer has no weight, otherwise how many of its neighbours do."""
+    """For some weights of one layer, how many neighbours hold them too; -1 where the peer does not."""
     curves: Mapping[str, Sequence[float]]
     """The mean accuracy after each round, by method."""
 
@@ -112,7 +112,9 @@ class Drawing:
     y: float
     parts: list[str] = field(default_factory=list)
 
-    def text(self, x: float, y: float, words: str, *, colour: str = "", size: float = 13.5, **style: str) -> None:
+    def text(
+        self, x: float, y: float, words: str, *, colour: str = "", size: float = 13.5, **style: str
+    ) -> None:
         attributes = "".join(f' {key.replace("_", "-")}="{value}"' for key, value in style.items())
         self.parts.append(
             f'<text x="{self.x + x:.1f}" y="{self.y + y:.1f}" font-size="{size:g}" '
@@ -127,19 +129,31 @@ class Drawing:
         )
 
     def box(
-        self, x: float, y: float, width: float, height: float, fill: str, stroke: str = "", radius: float = 0
+        self,
+        x: float,
+        y: float,
+        width: float,
+        height: float,
+        fill: str,
+        stroke: str = "",
+        radius: float = 0,
     ) -> None:
         frame = f' stroke="{stroke}" stroke-width="1.5"' if stroke else ""
         self.parts.append(
-            f'<rect x="{self.x + x:.1f}" y="{self.y + y:.1f}" width="{width:g}" height="{height:g}" '
-            f'rx="{radius:g}" fill="{fill}"{frame}/>'
+            f'<rect x="{self.x + x:.1f}" y="{self.y + y:.1f}" width="{width:g}" '
+            f'height="{height:g}" rx="{radius:g}" fill="{fill}"{frame}/>'
         )
 
-    def arrow(self, start: tuple[float, float], end: tuple[float, float], colour: str, width: float) -> None:
+    def arrow(
+        self, start: tuple[float, float], end: tuple[float, float], colour: str, width: float
+    ) -> None:
         """A line that ends in a small head."""
         angle = math.atan2(end[1] - start[1], end[0] - start[0])
         self.line([start, end], colour, width)
-        wings = [(end[0] - 8 * math.cos(angle + turn), end[1] - 8 * math.sin(angle + turn)) for turn in (0.45, -0.45)]
+        wings = [
+            (end[0] - 8 * math.cos(angle + turn), end[1] - 8 * math.sin(angle + turn))
+            for turn in (0.45, -0.45)
+        ]
         self.line([wings[0], end, wings[1]], colour, width)
 
     def heading(self, title: str, *subtitle: str) -> None:
@@ -149,10 +163,12 @@ class Drawing:
 
 
 def draw_graph(panel: Drawing, demo: Demo) -> None:
-    """The peers on a circle, with their label histograms; one peer's neighbours of this round are highlighted."""
+    """The peers on a circle, with their label histograms; one peer's neighbours are highlighted."""
     theme = panel.theme
     panel.heading(
-        "Models travel, data stays", "A new random graph in every round,", "no server. Bars: each peer's labels."
+        "Models travel, data stays",
+        "A new random graph in every round,",
+        "no server. Bars: each peer's labels.",
     )
     centre_x, centre_y, radius = 144, 196, 118
     roster = sorted(demo.graph)
@@ -178,7 +194,9 @@ def draw_graph(panel: Drawing, demo: Demo) -> None:
             panel.box(x - 14.5 + 3 * label, y + 9 - height, 2, height, fill)
 
 
-def between(start: tuple[float, float], end: tuple[float, float], distance: float) -> tuple[float, float]:
+def between(
+    start: tuple[float, float], end: tuple[float, float], distance: float
+) -> tuple[float, float]:
     """Return the point at a distance before the end of a line."""
     length = math.hypot(end[0] - start[0], end[1] - start[1])
     share = 1 - distance / length
@@ -188,7 +206,11 @@ def between(start: tuple[float, float], end: tuple[float, float], distance: floa
 def draw_mask(panel: Drawing, demo: Demo) -> None:
     """Some weights of one peer, shaded by how many of its neighbours hold them too."""
     theme = panel.theme
-    panel.heading("Each peer has its own mask", "It keeps half of the weights, and", "averages those that it shares.")
+    panel.heading(
+        "Each peer has its own mask",
+        "It keeps half of the weights, and",
+        "averages those that it shares.",
+    )
     cell = 10.8
     for row, line in enumerate(demo.holders.tolist()):
         for column, holders in enumerate(line):
@@ -207,7 +229,9 @@ def draw_curves(panel: Drawing, demo: Demo) -> None:
     """The accuracy of four methods by round, with their final values."""
     theme = panel.theme
     panel.heading(
-        "Peers gain from each other", "Mean accuracy (%) by round, with half", "of the bytes of FedAvg and D-PSGD."
+        "Peers gain from each other",
+        "Mean accuracy (%) by round, with half",
+        "of the bytes of FedAvg and D-PSGD.",
     )
     left, right, top, bottom = 24.0, 180.0, 76.0, 290.0
     low, high = 0.3, 0.9
@@ -251,8 +275,9 @@ def picture(demo: Demo, theme: Theme, *, narrow: bool) -> str:
         draw(panel, demo)
         parts += panel.parts
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" '
-        f'height="{height:g}" font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" '
+        f'width="{width:g}" height="{height:g}" '
+        'font-family="system-ui, -apple-system, Segoe UI, Helvetica, Arial, sans-serif">\n'
         + "\n".join(parts)
         + "\n</svg>\n"
     )

@@ -1,7 +1,8 @@
 """What MkDocs does besides rendering docs/: it adds the project's own pages and the notebooks.
 
-CHANGELOG.md, CONTRIBUTING.md and SECURITY.md stay at the root of the repository, where people look for them; their
-links are rewritten for the site. A notebook becomes a page with its text, code and outputs.
+CHANGELOG.md, CONTRIBUTING.md and SECURITY.md stay at the root of the repository, where people look
+for them; their links are rewritten for the site. A notebook becomes a page with its text, code and
+outputs.
 """
 
 import json
@@ -25,16 +26,20 @@ def on_files(files: Files, config: Any) -> Files:
         if (listed := files.get_file_from_path(f"notebooks/{notebook.name}")) is not None:
             files.remove(listed)
         page = f"notebooks/{notebook.stem}.md"
-        files.append(File.generated(config, page, content=as_markdown(json.loads(notebook.read_text()))))
+        files.append(
+            File.generated(config, page, content=as_markdown(json.loads(notebook.read_text())))
+        )
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Point links to the repository's root at the added pages; other files outside docs/ have no page."""
+    """Point links to the repository's root at the added pages; other files outside docs/ have no
+    page."""
     for name in PROJECT_PAGES:
         markdown = markdown.replace(f"](../{name})", f"]({name})")
     markdown = re.sub(r"(\]\(notebooks/[\w-]+)\.ipynb\)", r"\1.md)", markdown)
-    return re.sub(r"\[([^\]]+)\]\(\.\./(?:src|tests|examples|experiments|benchmarks|scripts)/[^)]*\)", r"\1", markdown)
+    folders = "src|tests|examples|experiments|benchmarks|scripts"
+    return re.sub(rf"\[([^\]]+)\]\(\.\./(?:{folders})/[^)]*\)", r"\1", markdown)
 
 
 def as_markdown(notebook: dict[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""Shared fixtures: tiny peers, and their rounds in this process. A round takes a few milliseconds."""
+"""Shared fixtures: tiny peers, and their rounds in this process. A round takes a few
+milliseconds."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -8,13 +9,19 @@ import torch
 from hypothesis import settings
 from torch import Tensor, nn
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import PeerData, RunContext
-from dispfl.testing.rounds import FinishedRound, labelled_points, run_all_rounds, tiny_network, tiny_peers
+from dispfl.testing.rounds import (
+    FinishedRound,
+    labelled_points,
+    run_all_rounds,
+    tiny_network,
+    tiny_peers,
+)
 from dispfl.testing.rounds import bits as state_bits
 from dispfl.topology import Full
 
@@ -24,7 +31,8 @@ settings.load_profile("any machine")
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny tensors gain nothing from threads, and a test that changes their number must not leak it."""
+    """Tiny tensors gain nothing from threads, and a test that changes their number must not leak
+    it."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -45,7 +53,8 @@ def net() -> Callable[[], nn.Module]:
 
 @pytest.fixture
 def make_context() -> Callable[..., RunContext]:
-    """`make_context(peers=3, method=..., ...)`: peers with 20 training and 10 test points each, or as given."""
+    """`make_context(peers=3, method=..., ...)`: peers with 20 training and 10 test points each, or
+    as given."""
 
     def make(peers: int | Mapping[str, PeerData] = 3, **changes: Any) -> RunContext:
         data = tiny_peers(peers) if isinstance(peers, int) else peers
@@ -72,10 +81,11 @@ def run_all() -> Callable[..., list[FinishedRound]]:
 
 @pytest.fixture
 def trainer_for() -> Callable[..., Trainer]:
-    """`trainer_for(context, peer="000", t=0)`: the trainer of one peer in one round, as its method's step gets it."""
+    """`trainer_for(context, peer="000", t=0)`: the trainer of one peer in one round, as its
+    method's step gets it."""
 
     def make(context: RunContext, peer: str = "000", t: int = 0) -> Trainer:
-        data, live = context.peers[peer], LiveModel(context.module())
+        data, live = context.peers[peer], FlatModule(context.module())
         return Trainer(
             live=live,
             train=data.train,

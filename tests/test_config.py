@@ -1,4 +1,5 @@
-"""Experiments: defaults, a file over them, overrides over both, and a sentence for every invalid setting."""
+"""Experiments: defaults, a file over them, overrides over both, and a sentence for every invalid
+setting."""
 
 import string
 import tomllib
@@ -52,20 +53,29 @@ def test_a_file_and_overrides_with_the_same_values_are_equal(tmp_path: Path) -> 
 
 
 def test_another_name_drops_the_keys_of_the_old_table() -> None:
-    config = {"method": {"name": "dispfl", "density": 0.2}, "partition": {"name": "dirichlet", "alpha": 0.1}}
+    config = {
+        "method": {"name": "dispfl", "density": 0.2},
+        "partition": {"name": "dirichlet", "alpha": 0.1},
+    }
     made = compose(config, ["method=local", "partition=pathological", "partition.classes=3"])
     assert made.method == Local()
     assert made.partition == Pathological(classes=3)  # neither alpha nor the demo's 100 samples
 
 
 def test_the_same_name_keeps_the_tables_other_keys() -> None:
-    made = compose({"method": {"name": "dispfl", "density": 0.2}}, ["method=dispfl", "method.alpha_0=0.1"])
+    made = compose(
+        {"method": {"name": "dispfl", "density": 0.2}}, ["method=dispfl", "method.alpha_0=0.1"]
+    )
     assert made.method == DisPFL(density=0.2, alpha_0=0.1)
 
 
 def test_a_tables_name_applies_before_its_keys_in_any_order() -> None:
     overrides = ["topology.offline_prob=0.5", "topology=ring"]
-    assert compose({}, overrides).topology == compose({}, reversed(overrides)).topology == Ring(offline_prob=0.5)
+    assert (
+        compose({}, overrides).topology
+        == compose({}, reversed(overrides)).topology
+        == Ring(offline_prob=0.5)
+    )
 
 
 def test_the_last_of_two_overrides_of_a_key_applies() -> None:
@@ -74,7 +84,13 @@ def test_the_last_of_two_overrides_of_a_key_applies() -> None:
 
 @pytest.mark.parametrize(
     ("text", "density"),
-    [("0.2", 0.2), ("1", 1.0), ("0.2,0.5,1", (0.2, 0.5, 1.0)), ("[0.2, 0.5]", (0.2, 0.5)), (" 0.2 , 0.5 ", (0.2, 0.5))],
+    [
+        ("0.2", 0.2),
+        ("1", 1.0),
+        ("0.2,0.5,1", (0.2, 0.5, 1.0)),
+        ("[0.2, 0.5]", (0.2, 0.5)),
+        (" 0.2 , 0.5 ", (0.2, 0.5)),
+    ],
 )
 def test_a_list_may_be_written_with_commas_alone(text: str, density: object) -> None:
     made = compose({}, [f"method.density={text}"])
@@ -104,7 +120,10 @@ def test_text_needs_no_quotes_and_quoted_text_may_contain_a_comma() -> None:
         ("lr=0.1", "Unknown key lr. Did you mean train.lr?"),
         ("clients=9", "Unknown key clients. Did you mean peers?"),
         ("learning_rate=0.1", "Unknown key learning_rate. Did you mean train.lr?"),
-        ("sparsity=0.8", "Unknown key sparsity. Did you mean method.density, which is 1 - sparsity?"),
+        (
+            "sparsity=0.8",
+            "Unknown key sparsity. Did you mean method.density, which is 1 - sparsity?",
+        ),
         ("offline_prob=0.1", "Unknown key offline_prob. Did you mean topology.offline_prob?"),
         ("alpha=0.1", "Unknown key alpha. Did you mean partition.alpha?"),
         ("metod.density=0.2", "Unknown key metod. Did you mean method?"),
@@ -115,9 +134,10 @@ def test_a_typo_gets_the_nearest_key(override: str, sentence: str) -> None:
 
 
 def test_the_smallest_density_of_real_sites_gets_its_own_hint() -> None:
-    assert refusal("smallest_density=0.3") == (
-        "Unknown key smallest_density. It is an option of real sites, dispfl peer init --smallest-density; in a "
-        "simulation all densities are known: method.density=0.3,0.5."
+    assert (
+        refusal("smallest_density=0.3")
+        == "Unknown key smallest_density. It is an option of real sites, dispfl peer init"
+        " --smallest-density; in a simulation all densities are known: method.density=0.3,0.5."
     )
 
 
@@ -127,9 +147,19 @@ def test_a_typo_in_a_file_gets_the_nearest_key() -> None:
 
 
 def test_a_key_unlike_any_other_gets_the_keys_of_its_table() -> None:
-    listed = refusal("zzzzzz=1").removeprefix("Unknown key zzzzzz. Known: ").removesuffix(".").split(", ")
+    listed = (
+        refusal("zzzzzz=1")
+        .removeprefix("Unknown key zzzzzz. Known: ")
+        .removesuffix(".")
+        .split(", ")
+    )
     assert listed == sorted(Experiment.model_fields)
-    listed = refusal("train.foo=1").removeprefix("Unknown key train.foo. Known: ").removesuffix(".").split(", ")
+    listed = (
+        refusal("train.foo=1")
+        .removeprefix("Unknown key train.foo. Known: ")
+        .removesuffix(".")
+        .split(", ")
+    )
     assert listed == sorted(f"train.{field}" for field in Train.model_fields)
 
 
@@ -147,10 +177,22 @@ def test_a_key_unlike_any_other_gets_the_keys_of_its_table() -> None:
             "method.density must be in (0, 1], got 50. To keep 50% of the weights write 0.5.",
         ),
         ("method.density=200", "method.density must be in (0, 1], got 200."),
-        ("method.density=half", "method.density must be a number in (0, 1], or a list of them, got 'half'."),
-        ("method.density=true", "method.density must be a number in (0, 1], or a list of them, got True."),
-        ("method.density=[]", "method.density must be a number or a list of numbers in (0, 1], got an empty list."),
-        ("method.density=", "method.density must be a number in (0, 1], or a list of them, got ''."),
+        (
+            "method.density=half",
+            "method.density must be a number in (0, 1], or a list of them, got 'half'.",
+        ),
+        (
+            "method.density=true",
+            "method.density must be a number in (0, 1], or a list of them, got True.",
+        ),
+        (
+            "method.density=[]",
+            "method.density must be a number or a list of numbers in (0, 1], got an empty list.",
+        ),
+        (
+            "method.density=",
+            "method.density must be a number in (0, 1], or a list of them, got ''.",
+        ),
         ("method.regrow=all", "method.regrow must be 'gradient' or 'random', got 'all'."),
         ("method=disfl", "method 'disfl' does not exist. Did you mean dispfl?"),
         ("method=3", "method must be a table or a name, got 3."),
@@ -183,38 +225,54 @@ def test_an_invalid_value_is_one_sentence(override: str, sentence: str) -> None:
 
 
 def test_the_degree_must_be_below_the_number_of_peers() -> None:
-    assert refusal("peers=4", "topology.degree=4") == (
-        "topology.degree must be below the number of peers (4), got 4. Use at most 3, or more peers."
+    assert (
+        refusal("peers=4", "topology.degree=4")
+        == "topology.degree must be below the number of peers (4), got 4. Use at most 3, or more"
+        " peers."
     )
-    assert refusal("peers=1", "topology.degree=1") == (
-        "topology.degree must be below the number of peers (1), got 1. Use topology=full, or more peers."
+    assert (
+        refusal("peers=1", "topology.degree=1")
+        == "topology.degree must be below the number of peers (1), got 1. Use topology=full, or"
+        " more peers."
     )
-    assert refusal("topology.degree=4", config={"peers": 2}) == (
-        "topology.degree must be below the number of peers (2), got 4. Use at most 1, or more peers."
+    assert (
+        refusal("topology.degree=4", config={"peers": 2})
+        == "topology.degree must be below the number of peers (2), got 4. Use at most 1, or more"
+        " peers."
     )
     assert compose({}, ["peers=4", "topology.degree=3"]).topology == RandomRegular(degree=3)
 
 
 def test_the_default_degree_is_at_most_the_number_of_other_peers() -> None:
-    assert compose({}, ["peers=4"]).topology == compose({"peers": 4}).topology == RandomRegular(degree=3)
+    assert (
+        compose({}, ["peers=4"]).topology
+        == compose({"peers": 4}).topology
+        == RandomRegular(degree=3)
+    )
     assert compose({"peers": 2}, ["peers=5"]).topology == RandomRegular(degree=4)
-    assert compose({"topology": "ring"}, ["peers=6", "topology=random"]).topology == RandomRegular(degree=5)
-    assert compose({}, ["peers=3", "topology.offline_prob=0.5"]).topology == RandomRegular(degree=2, offline_prob=0.5)
+    assert compose({"topology": "ring"}, ["peers=6", "topology=random"]).topology == RandomRegular(
+        degree=5
+    )
+    assert compose({}, ["peers=3", "topology.offline_prob=0.5"]).topology == RandomRegular(
+        degree=2, offline_prob=0.5
+    )
     assert compose({}, ["peers=1"]).topology == Full()
     assert Experiment(peers=4).to_toml()["topology"]["degree"] == 3
     assert compose({}, ["peers=16"]).topology == compose({}).topology == RandomRegular(degree=4)
 
 
 def test_more_densities_than_peers_are_refused() -> None:
-    assert refusal("peers=2", "topology=ring", "method.density=0.1,0.2,0.3") == (
-        "method.density lists 3 groups for 2 peers; give at most one per peer."
+    assert (
+        refusal("peers=2", "topology=ring", "method.density=0.1,0.2,0.3")
+        == "method.density lists 3 groups for 2 peers; give at most one per peer."
     )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 def test_an_unavailable_device_is_refused() -> None:
-    assert refusal("device=cuda") == (
-        "device is 'cuda', which this machine or this build of torch does not have; use cpu."
+    assert (
+        refusal("device=cuda")
+        == "device is 'cuda', which this machine or this build of torch does not have; use cpu."
     )
 
 
@@ -230,10 +288,14 @@ def test_a_missing_file_is_a_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"rounds = \n", b"[train\n", b"rounds = 1\nrounds = 2\n"])
-def test_a_file_that_is_not_toml_is_a_sentence_that_says_where(tmp_path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_toml_is_a_sentence_that_says_where(
+    tmp_path: Path, content: bytes
+) -> None:
     file = tmp_path / "bad.toml"
     file.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"^The config file .*bad\.toml is not valid TOML: .*line \d.*\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^The config file .*bad\.toml is not valid TOML: .*line \d.*\.$"
+    ):
         read_toml(file)
 
 
@@ -259,7 +321,7 @@ def test_differing_keys_are_dotted_and_come_with_both_values() -> None:
         "method.structure": ("weights", None),
         "method.keep": ([], None),
         "method.robust": ("none", None),
-        "method.liars": (0.2, None),
+        "method.byzantine": (0.2, None),
         "rounds": (3, 4),
     }
     assert differing_keys(one, one) == {}
@@ -269,7 +331,10 @@ def test_differing_keys_are_dotted_and_come_with_both_values() -> None:
 def experiments(draw: st.DrawFn) -> Experiment:
     peers = draw(st.integers(2, 50))
     density = st.floats(0, 1, exclude_min=True)
-    method = st.one_of(st.just(Local()), st.builds(DisPFL, density=density | st.lists(density, min_size=1, max_size=2)))
+    method = st.one_of(
+        st.just(Local()),
+        st.builds(DisPFL, density=density | st.lists(density, min_size=1, max_size=2)),
+    )
     topology = st.one_of(
         st.builds(Ring, offline_prob=st.floats(0, 1), offline=st.sampled_from(["train", "skip"])),
         st.builds(RandomRegular, degree=st.integers(1, peers - 1)),
@@ -313,7 +378,9 @@ def test_a_file_may_describe_custom_data_whose_path_is_an_override() -> None:
         (compose({}, ["method.structure=channels"]).to_toml(), []),
     ],
 )
-def test_channels_have_their_own_defaults_however_they_are_chosen(config: dict[str, Any], overrides: list[str]) -> None:
+def test_channels_have_their_own_defaults_however_they_are_chosen(
+    config: dict[str, Any], overrides: list[str]
+) -> None:
     assert compose(config, overrides).method == DisPFL(structure="channels")
     chosen = compose(config, [*overrides, "method.layers=erk"]).method
     assert chosen == DisPFL(structure="channels", layers="erk")
@@ -321,6 +388,10 @@ def test_channels_have_their_own_defaults_however_they_are_chosen(config: dict[s
 
 def test_layers_to_keep_are_one_name_or_several_and_need_channels() -> None:
     for value, names in {"conv1": ("conv1",), "0": ("0",), "conv1,fc": ("conv1", "fc")}.items():
-        assert compose({}, ["method.structure=channels", f"method.keep={value}"]).method.keep == names  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"method\.keep is conv1, which needs method\.structure=channels; omit it\."):
+        method = compose({}, ["method.structure=channels", f"method.keep={value}"]).method
+        assert method.keep == names  # type: ignore[attr-defined]
+    with pytest.raises(
+        ConfigError,
+        match=r"method\.keep is conv1, which needs method\.structure=channels; omit it\.",
+    ):
         compose({}, ["method.keep=conv1"])

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from dispfl.cli import app
 from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
-from dispfl.peer.local import free_ports
+from dispfl.peer.local_federation import free_ports
 from dispfl.peer.store import rounds_of
 from dispfl.testing import check_method
 from dispfl.wire.refusals import Refusal
@@ -41,10 +41,14 @@ def test_the_extensions_of_the_page_run_in_python_and_from_the_command_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setitem(sys.modules, "my_module", sys)  # so that the page's module does not stay loaded
+    monkeypatch.setitem(
+        sys.modules, "my_module", sys
+    )  # so that the page's module does not stay loaded
     del sys.modules["my_module"]
     code = extension_blocks("python")
-    (tmp_path / "my_module.py").write_text("\n".join(block for block in code if block.startswith("# my_module.py")))
+    (tmp_path / "my_module.py").write_text(
+        "\n".join(block for block in code if block.startswith("# my_module.py"))
+    )
     names: dict[str, Any] = {}
     for block in code:
         if not block.startswith("# my_module.py"):
@@ -52,7 +56,9 @@ def test_the_extensions_of_the_page_run_in_python_and_from_the_command_line(
     assert names["run"].summary["method"] == "Pulled"
     assert names["run"].summary["scores"]["accuracy"]["mean"] > 0.3
     assert list(names["regression"].scores) == ["rmse", "largest error"]
-    assert compose({}, ["method=my_module:Pulled", "method.strength=0.1"]).method == names["Pulled"](strength=0.1)
+    assert compose({}, ["method=my_module:Pulled", "method.strength=0.1"]).method == names[
+        "Pulled"
+    ](strength=0.1)
     commands = "".join(extension_blocks("sh")).splitlines()
     assert len(commands) == 4
     for command in commands:
@@ -70,12 +76,20 @@ def test_the_method_takes_at_most_thirty_lines() -> None:
 
 def test_the_groups_of_entry_points_are_those_of_the_registry() -> None:
     groups = set(re.findall(r"`(dispfl\.[a-z]+s)`", EXTEND))
-    assert groups == {"dispfl.methods", "dispfl.topologies", "dispfl.partitions", "dispfl.models", "dispfl.datasets"}
+    assert groups == {
+        "dispfl.methods",
+        "dispfl.topologies",
+        "dispfl.partitions",
+        "dispfl.models",
+        "dispfl.datasets",
+    }
 
 
 def test_the_reference_of_the_run_directory_has_every_field(tmp_path: Path) -> None:
     """And no other: those of a run with groups of peers."""
-    result = CliRunner().invoke(app, ["run", *QUICK, "method.density=0.4,0.8", "--out", str(tmp_path / "run")])
+    result = CliRunner().invoke(
+        app, ["run", *QUICK, "method.density=0.4,0.8", "--out", str(tmp_path / "run")]
+    )
     assert result.exit_code == 0, result.output
     page = (DOCS / "reference/run-directory.md").read_text()
     for file, read in (("metrics.jsonl", lambda text: text.splitlines()[0]), ("summary.json", str)):
@@ -85,7 +99,9 @@ def test_the_reference_of_the_run_directory_has_every_field(tmp_path: Path) -> N
         assert described == list(json.loads(read((tmp_path / "run" / file).read_text()))), file
 
 
-def test_the_page_about_python_runs_from_top_to_bottom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_about_python_runs_from_top_to_bottom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", (DOCS / "python.md").read_text(), re.S):
@@ -117,7 +133,8 @@ class Typed:
 
 @dataclass
 class Walk:
-    """Follows the page: `dispfl peer run` in processes of their own, everything else in this one."""
+    """Follows the page: `dispfl peer run` in processes of their own, everything else in this
+    one."""
 
     folder: Path
     running: dict[str, subprocess.Popen[str]] = field(default_factory=dict)
@@ -132,17 +149,28 @@ class Walk:
             self._wait()  # what comes after `run` in the page comes when all have finished
         if program == "python3":
             script = [sys.executable, *words]
-            self.compare(typed, subprocess.run(script, cwd=here, check=True, stdout=subprocess.PIPE, text=True).stdout)
+            self.compare(
+                typed,
+                subprocess.run(
+                    script, cwd=here, check=True, stdout=subprocess.PIPE, text=True
+                ).stdout,
+            )
             return
         assert program == "dispfl"
         if words[:2] == ["peer", "run"]:
             with (here / "log.txt").open("w") as log:
-                started = subprocess.Popen([*DISPFL, *words], cwd=here, stderr=log, text=True, env=ONE_THREAD)
+                started = subprocess.Popen(
+                    [*DISPFL, *words], cwd=here, stderr=log, text=True, env=ONE_THREAD
+                )
             self.running[typed.site] = started
             return
         with contextlib.chdir(here):
-            result = CliRunner().invoke(app, words, input=Path(source).read_text() if source else None)
-        assert result.exit_code == 0, f"{typed.site}$ {typed.command}\n{result.output}\n{result.exception}"
+            result = CliRunner().invoke(
+                app, words, input=Path(source).read_text() if source else None
+            )
+        assert result.exit_code == 0, (
+            f"{typed.site}$ {typed.command}\n{result.output}\n{result.exception}"
+        )
         for site in SITES if target else ():  # sent by mail
             (self.folder / site / target).write_text(result.stdout)
         self.compare(typed, result.stdout)
@@ -151,14 +179,20 @@ class Walk:
         """Every line that the page shows was printed, in that order; numbers may be others."""
         lines = iter(plain(line) for line in printed.splitlines())
         for line in typed.shown:
-            assert line == "..." or any(plain(line) == other for other in lines), f"{typed.command}: {line}\n{printed}"
+            assert line == "..." or any(plain(line) == other for other in lines), (
+                f"{typed.command}: {line}\n{printed}"
+            )
 
     def _wait(self) -> None:
         while self.running:
             site, process = self.running.popitem()
             log = self.folder / site / "log.txt"
             assert process.wait(PATIENCE) == 0, log.read_text()
-            [run] = [typed for typed in page_commands() if typed.site == site and "peer run" in typed.command]
+            [run] = [
+                typed
+                for typed in page_commands()
+                if typed.site == site and "peer run" in typed.command
+            ]
             self.compare(run, log.read_text())
 
     def close(self) -> None:
@@ -185,7 +219,8 @@ def page_commands() -> list[Typed]:
 
 
 def plain(line: str) -> str:
-    """A line without what differs from run to run: numbers, fingerprints, addresses, the width of columns."""
+    """A line without what differs from run to run: numbers, fingerprints, addresses, the width of
+    columns."""
     line = re.sub(r"([0-9a-f]{4} ){7}[0-9a-f]{4}", "FINGERPRINT", line)
     line = re.sub(r"(127\.0\.0\.1|[a-z0-9.]+\.example\.org|0\.0\.0\.0):\d+", "ADDRESS", line)
     return " ".join(re.sub(r"\d+(\.\d+)?", "#", line).split())
@@ -206,20 +241,27 @@ def walk(tmp_path: Path) -> Iterator[Walk]:
     following.close()
 
 
-def test_three_sites_are_deployed_by_the_commands_of_the_page_and_print_what_it_shows(walk: Walk) -> None:
+def test_three_sites_are_deployed_by_the_commands_of_the_page_and_print_what_it_shows(
+    walk: Walk,
+) -> None:
     ports = dict(zip(SITES, free_ports(3), strict=True))
     for typed in page_commands():
         here = f"127.0.0.1:{ports[typed.site]}"
-        command = typed.command.replace("0.0.0.0:7600", here).replace(f"{typed.site}.example.org:7600", here)
+        command = typed.command.replace("0.0.0.0:7600", here).replace(
+            f"{typed.site}.example.org:7600", here
+        )
         walk.follow(replace(typed, command=command))
     for site in SITES:
         done = rounds_of(walk.folder / site / "site" / "run")
         assert sorted(done) == list(range(20))
-        assert done[19]["heard"] == [other for other in SITES if other != site]
+        assert done[19]["received"] == [other for other in SITES if other != site]
 
 
-def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_deployed(walk: Walk) -> None:
-    """Of the page's table of 200 patients 160 are for training: enough for three peers with 50 each."""
+def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_deployed(
+    walk: Walk,
+) -> None:
+    """Of the page's table of 200 patients 160 are for training: enough for three peers with 50
+    each."""
     [trial] = [block for block in blocks("sh") if "test.toml" in block]
     filtering, trying = trial.splitlines()
     folder = walk.folder / "alice"
@@ -235,21 +277,29 @@ def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_de
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="needs systemd-analyze")
 def test_systemd_finds_nothing_wrong_with_the_service_unit(tmp_path: Path) -> None:
     [unit] = blocks("ini")
-    there = unit.replace("/opt/dispfl/bin/dispfl", sys.executable).replace("User=dispfl", "User=root")
+    there = unit.replace("/opt/dispfl/bin/dispfl", sys.executable).replace(
+        "User=dispfl", "User=root"
+    )
     (tmp_path / "dispfl.service").write_text(there)
     found = subprocess.run(
-        ["systemd-analyze", "verify", "--man=no", tmp_path / "dispfl.service"], capture_output=True, text=True
+        ["systemd-analyze", "verify", "--man=no", tmp_path / "dispfl.service"],
+        capture_output=True,
+        text=True,
     )
     assert "dispfl.service" not in found.stderr
 
 
 def test_the_sentences_that_the_page_helps_with_are_those_of_the_program() -> None:
     joined = re.compile(r'" *\n *f?"')  # a sentence over several lines of source
-    source = "".join(joined.sub("", file.read_text()) for file in (DOCS.parent / "src/dispfl").rglob("*.py"))
+    source = "".join(
+        joined.sub("", file.read_text()) for file in (DOCS.parent / "src/dispfl").rglob("*.py")
+    )
     rows = re.findall(r"^\| `(.*?)`", DEPLOY[DEPLOY.index("## Troubleshooting") :], re.M)
     assert len(rows) > 15
     for sentence in rows:
-        fixed = re.split(r"\S*/\S*|\b(?:alice|bob|carol|hearts?|site|rounds?)\b|[\d(=:;,.]+|  ", sentence)
+        fixed = re.split(
+            r"\S*/\S*|\b(?:alice|bob|carol|hearts?|site|rounds?)\b|[\d(=:;,.]+|  ", sentence
+        )
         longest = max(fixed, key=len).strip()
         assert longest in source, f"{longest!r} of {sentence!r}"
 
@@ -265,8 +315,12 @@ def test_links_between_pages_lead_somewhere(page: Path) -> None:
     for file, anchor in re.findall(r"\]\(([\w-]+\.md)?(?:#([\w-]+))?\)", page.read_text()):
         there = page.parent / (file or page.name)
         assert there.exists(), there
-        titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", there.read_text(), flags=re.S), re.M)
-        assert not anchor or anchor in {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+        titles = re.findall(
+            r"^#+ (.*)$", re.sub(r"```.*?```", "", there.read_text(), flags=re.S), re.M
+        )
+        assert not anchor or anchor in {
+            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
+        }
 
 
 def test_the_page_about_a_first_paper_goes_from_a_method_to_a_table_and_a_figure(
@@ -277,7 +331,9 @@ def test_the_page_about_a_first_paper_goes_from_a_method_to_a_table_and_a_figure
     monkeypatch.setitem(sys.modules, "near", sys)  # so that the page's module does not stay loaded
     del sys.modules["near"]
     names: dict[str, Any] = {}
-    for language, block in re.findall(r"```(python|sh)\n(.*?)```", (DOCS / "first-paper.md").read_text(), re.S):
+    for language, block in re.findall(
+        r"```(python|sh)\n(.*?)```", (DOCS / "first-paper.md").read_text(), re.S
+    ):
         if block.startswith("# near.py"):
             (tmp_path / "near.py").write_text(block)
         elif language == "python":

@@ -1,4 +1,5 @@
-"""Other data to evaluate models with: validation data, global test data, and peers that did not take part."""
+"""Other data to evaluate models with: validation data, global test data, and peers that did not
+take part."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -53,7 +54,9 @@ def test_with_eval_train_every_model_is_scored_on_its_training_data_too(
     method: Method, points: Points, tmp_path: Path
 ) -> None:
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(3)]
-    federation = Federation(tiny_network, pairs, method, Full(), train=QUICK, eval_every=2, eval_train=True)
+    federation = Federation(
+        tiny_network, pairs, method, Full(), train=QUICK, eval_every=2, eval_train=True
+    )
     found = federation.run(rounds=2, out=tmp_path / "run")
     assert found.metrics[0]["train_score"] is None  # a round without evaluation
     scores = [accuracy(found.model(k), train) for k, (train, _) in enumerate(pairs)]
@@ -66,7 +69,9 @@ def test_with_eval_train_every_model_is_scored_on_its_training_data_too(
 
 
 def test_without_eval_train_no_training_score_is_recorded(points: Points) -> None:
-    found = Federation(tiny_network, [(points(20, 0), points(10, 1))], Local(), train=QUICK).run(rounds=1)
+    found = Federation(tiny_network, [(points(20, 0), points(10, 1))], Local(), train=QUICK).run(
+        rounds=1
+    )
     assert found.metrics[0]["train_score"] is None
     assert found.summary["train_score"] is None
 
@@ -77,7 +82,9 @@ def test_every_model_is_scored_on_its_validation_data_and_on_the_global_test_dat
 ) -> None:
     triples = [(points(20, k), points(15, 50 + k), points(10, 100 + k)) for k in range(3)]
     everywhere = points(40, 999)
-    federation = Federation(tiny_network, triples, method, Full(), train=QUICK, global_test=everywhere)
+    federation = Federation(
+        tiny_network, triples, method, Full(), train=QUICK, global_test=everywhere
+    )
     found = federation.run(rounds=2)
     last = found.metrics[-1]
     for k, (_, validation, test) in enumerate(triples):
@@ -92,17 +99,22 @@ def test_validation_data_are_not_trained_on_and_change_nothing_else(points: Poin
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
     triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
     plain, validated = (
-        Federation(tiny_network, peers, DisPFL(), Full(), train=QUICK).run(rounds=1) for peers in (pairs, triples)
+        Federation(tiny_network, peers, DisPFL(), Full(), train=QUICK).run(rounds=1)
+        for peers in (pairs, triples)
     )
     assert plain.summary["weights_sha256"] == validated.summary["weights_sha256"]
     assert plain.metrics[0]["validation"] is None
 
 
-def test_fedfomo_weighs_models_on_the_validation_data_instead_of_holding_back_a_tenth(points: Points) -> None:
+def test_fedfomo_weighs_models_on_the_validation_data_instead_of_holding_back_a_tenth(
+    points: Points,
+) -> None:
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
     triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
     flops = [
-        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK).run(rounds=1).metrics[0]["flops_per_peer"]
+        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK)
+        .run(rounds=1)
+        .metrics[0]["flops_per_peer"]
         for peers in (pairs, triples)
     ]
     assert flops[0] * 20 == flops[1] * 18
@@ -124,7 +136,9 @@ def test_an_experiment_holds_out_a_quarter_and_resumes_with_it(tmp_path: Path) -
 
 
 def test_more_global_test_samples_than_test_samples_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PartitionError, match="is 2001 but there are 2000 test samples; use at most 2000"):
+    with pytest.raises(
+        PartitionError, match="is 2001 but there are 2000 test samples; use at most 2000"
+    ):
         run(["partition.global_test_samples=2001"], tmp_path / "run")
 
 
@@ -144,14 +158,20 @@ def test_unseen_peers_take_no_part_and_share_no_training_sample(tmp_path: Path) 
     assert split.unseen is not None
     rows = torch.cat([*split.train, *split.unseen.train])
     assert len(rows) == len(set(rows.tolist())) == 5 * 24
-    assert len(counts) == len(read_metrics(tmp_path / "run")[-1]["scores"]["accuracy"]["per_peer"]) == 3
+    assert (
+        len(counts)
+        == len(read_metrics(tmp_path / "run")[-1]["scores"]["accuracy"]["per_peer"])
+        == 3
+    )
 
 
 def test_a_newcomer_does_not_change_the_densities_of_the_others() -> None:
     """Two groups of two peers; five peers would be groups of three and two."""
     data = tiny_peers(5)
     newcomer = data.pop("004")
-    context = replace(tiny_context(DisPFL(density=(0.2, 0.8))), peers=data, unseen={"new-000": newcomer})
+    context = replace(
+        tiny_context(DisPFL(density=(0.2, 0.8))), peers=data, unseen={"new-000": newcomer}
+    )
     joined = context.joined_by("new-000")
     low, high = context.announced["000"], context.announced["003"]
     assert low != high
@@ -162,22 +182,32 @@ def test_a_newcomer_does_not_change_the_densities_of_the_others() -> None:
 
 def test_the_samples_of_a_cost_estimate_are_those_that_unseen_peers_leave() -> None:
     experiment = compose(
-        {}, ["peers=6", "unseen_peers=2", "topology=full", "partition=iid", "partition.validation=0.1"]
+        {},
+        ["peers=6", "unseen_peers=2", "topology=full", "partition=iid", "partition.validation=0.1"],
     )
     split = experiment.split(load_dataset(experiment.data))
     assert {len(mine) for mine in split.train} == {450}  # of 4000 / 8, a tenth is held out
     assert experiment.training_samples == 450
 
 
-@pytest.mark.parametrize("method", [DisPFL(density=1.0), FedAvg(), DPSGD()], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", [DisPFL(density=1.0), FedAvg(), DPSGD()], ids=lambda method: method.name
+)
 def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> None:
-    """It has 4 samples of its own, and the others have solved the same task; alone it does worse."""
+    """It has 4 samples of its own, and the others have solved the same task; alone it does
+    worse."""
     peers = [(points(60, k), points(20, 100 + k)) for k in range(4)]
     newcomer = (points(4, 50), points(200, 51))
 
     def score(method: Method) -> float:
         federation = Federation(
-            tiny_network, peers, method, Full(), train=Train(batch_size=8), unseen=[newcomer], unseen_steps=5
+            tiny_network,
+            peers,
+            method,
+            Full(),
+            train=Train(batch_size=8),
+            unseen=[newcomer],
+            unseen_steps=5,
         )
         unseen = federation.run(rounds=6).summary["unseen_peers"]
         assert unseen is not None
@@ -188,7 +218,11 @@ def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> No
 
 def test_a_wrong_number_of_parts_and_of_steps_is_refused(points: Points) -> None:
     pair = (points(4, 0), points(4, 1))
-    with pytest.raises(ConfigError, match=r"unseen\[0\] must be a pair \(training data, test data\), or"):
+    with pytest.raises(
+        ConfigError, match=r"unseen\[0\] must be a pair \(training data, test data\), or"
+    ):
         Federation(tiny_network, [pair], Local(), Full(), unseen=[pair * 2])
-    with pytest.raises(ConfigError, match="unseen_steps must be a whole number of at least 1, got 0"):
+    with pytest.raises(
+        ConfigError, match="unseen_steps must be a whole number of at least 1, got 0"
+    ):
         Federation(tiny_network, [pair], Local(), Full(), unseen=[pair], unseen_steps=0)

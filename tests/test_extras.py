@@ -1,4 +1,5 @@
-"""A missing optional package is named in one sentence, together with the command that installs it."""
+"""A missing optional package is named in one sentence, together with the command that installs
+it."""
 
 import logging
 import os
@@ -24,10 +25,15 @@ def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_package_is_named_with_its_install_command() -> None:
     with pytest.raises(ConfigError) as refused:
         require("ray", "engine=ray")
-    assert str(refused.value) == "engine=ray needs ray, which is not installed: pip install 'dispfl[ray]'."
+    assert (
+        str(refused.value)
+        == "engine=ray needs ray, which is not installed: pip install 'dispfl[ray]'."
+    )
 
 
-def test_only_the_packages_that_a_feature_needs_are_required(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_packages_that_a_feature_needs_are_required(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "onnx" else object())
     require("export", "Reading a .onnx file", "onnxruntime")
     with pytest.raises(ConfigError, match="needs onnx, which"):
@@ -40,7 +46,8 @@ def test_skipped_figures_are_announced_once(caplog: pytest.LogCaptureFixture) ->
         assert not can_draw()
         assert not can_draw()
     assert caplog.messages == [
-        "Figures are skipped. A figure needs matplotlib, which is not installed: pip install 'dispfl[report]'."
+        "Figures are skipped. A figure needs matplotlib, which is not installed: pip install"
+        " 'dispfl[report]'."
     ]
 
 
@@ -48,13 +55,18 @@ def test_windows_is_refused_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(os, "name", "nt")
     with pytest.raises(ConfigError) as refused:
         require_posix()
-    assert str(refused.value).startswith("dispfl runs on Linux and macOS; Windows is not supported.")
+    assert str(refused.value).startswith(
+        "dispfl runs on Linux and macOS; Windows is not supported."
+    )
 
 
 def test_the_extras_are_those_of_pyproject() -> None:
     declared = PYPROJECT["project"]["optional-dependencies"]
     for extra, packages in EXTRAS.items():
-        names = {name.partition(">")[0].removesuffix("-skinny").replace("-", "_") for name in declared[extra]}
+        names = {
+            name.partition(">")[0].removesuffix("-skinny").replace("-", "_")
+            for name in declared[extra]
+        }
         assert names == set(packages)
     assert declared["all"] == [f"dispfl[{','.join(EXTRAS)}]"]
     assert "dispfl[all]" in declared["dev"]

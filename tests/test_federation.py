@@ -28,10 +28,10 @@ from dispfl import (
     load_dataset,
     stream,
 )
-from dispfl.attacks import Attack
 from dispfl.config import compose
 from dispfl.core.metric import Metric, accuracy
 from dispfl.errors import ConfigError, DataError, RunError
+from dispfl.robust.attacks import Attack
 from dispfl.runs.directory import read_config, read_summary
 from dispfl.topology import peer_names
 
@@ -125,7 +125,9 @@ class Rows(Dataset[tuple[Tensor, Tensor]]):
         return self.inputs[row], self.labels[row]
 
 
-def test_tensors_tensor_datasets_and_datasets_of_the_same_rows_give_the_same_models(pairs: list[Pair]) -> None:
+def test_tensors_tensor_datasets_and_datasets_of_the_same_rows_give_the_same_models(
+    pairs: list[Pair],
+) -> None:
     given: list[list[Any]] = [
         [*pairs],
         [(TensorDataset(*train), TensorDataset(*test)) for train, test in pairs],
@@ -152,7 +154,9 @@ class ImageNet(nn.Module):
 
 def test_images_and_a_network_that_flattens_with_view() -> None:
     images = [(torch.randn(9, 3, 6, 6), torch.arange(9) % 2) for _ in range(4)]
-    run = Federation(ImageNet, [(images[0], images[1]), (images[2], images[3])], train=QUICK).run(rounds=1)
+    run = Federation(ImageNet, [(images[0], images[1]), (images[2], images[3])], train=QUICK).run(
+        rounds=1
+    )
     assert len(run.accuracy) == 2
 
 
@@ -177,11 +181,15 @@ def test_regression_with_a_custom_loss_and_metric() -> None:
 
 
 @pytest.mark.parametrize("as_state_dict", [False, True])
-def test_all_peers_start_from_init_which_is_not_modified(pairs: list[Pair], as_state_dict: bool) -> None:
+def test_all_peers_start_from_init_which_is_not_modified(
+    pairs: list[Pair], as_state_dict: bool
+) -> None:
     given = MyNet()
     before = deepcopy(given.state_dict())
     init = given.state_dict() if as_state_dict else given
-    fed = Federation(MyNet, pairs, Local(), train=Train(epochs=1, lr=1e-9, weight_decay=0), init=init)
+    fed = Federation(
+        MyNet, pairs, Local(), train=Train(epochs=1, lr=1e-9, weight_decay=0), init=init
+    )
     weights = fed.run(rounds=1).model(5).state_dict()
     for name, tensor in before.items():
         torch.testing.assert_close(weights[name], tensor, atol=1e-6, rtol=0)
@@ -192,7 +200,9 @@ def test_init_with_buffers_starts_every_peer_from_those_buffers(pairs: list[Pair
     init = BatchNormNet().state_dict() | {"norm.num_batches_tracked": torch.tensor(1000)}
     with pytest.warns(UserWarning, match="buffers"):
         run = Federation(BatchNormNet, pairs, init=init, train=QUICK).run(rounds=1)
-    assert run.states["003"].buffers["norm.num_batches_tracked"] == 1000 + 3  # batches of 8, 8 and 4
+    assert (
+        run.states["003"].buffers["norm.num_batches_tracked"] == 1000 + 3
+    )  # batches of 8, 8 and 4
 
 
 @pytest.mark.parametrize("wrong", [nn.Linear(4, 3), {"hidden.weight": torch.zeros(8, 4)}, {}])
@@ -201,16 +211,25 @@ def test_an_init_that_does_not_fit_is_refused_at_once(pairs: list[Pair], wrong: 
         Federation(MyNet, pairs, init=wrong)
 
 
-def test_on_round_is_called_after_every_round_and_the_runs_own_has_precedence(pairs: list[Pair]) -> None:
+def test_on_round_is_called_after_every_round_and_the_runs_own_has_precedence(
+    pairs: list[Pair],
+) -> None:
     of_the_federation: list[int] = []
     of_the_run: list[int] = []
-    fed = Federation(MyNet, pairs, train=QUICK, on_round=lambda run: of_the_federation.append(run.metrics[-1]["round"]))
+    fed = Federation(
+        MyNet,
+        pairs,
+        train=QUICK,
+        on_round=lambda run: of_the_federation.append(run.metrics[-1]["round"]),
+    )
     fed.run(rounds=3)
     fed.run(rounds=2, on_round=lambda run: of_the_run.append(run.metrics[-1]["round"]))
     assert (of_the_federation, of_the_run) == ([0, 1, 2], [0, 1])
 
 
-def test_out_on_the_federation_or_on_the_run_writes_the_same_metrics(pairs: list[Pair], tmp_path: Path) -> None:
+def test_out_on_the_federation_or_on_the_run_writes_the_same_metrics(
+    pairs: list[Pair], tmp_path: Path
+) -> None:
     one = Federation(MyNet, pairs, train=QUICK, out=tmp_path / "one").run(rounds=2)
     two = Federation(MyNet, pairs, train=QUICK).run(rounds=2, out=tmp_path / "two")
     assert (one.out, two.out) == (tmp_path / "one", tmp_path / "two")
@@ -239,16 +258,23 @@ def test_a_stopped_run_resumes_to_the_same_models(pairs: list[Pair], tmp_path: P
 
 def test_a_script_may_always_resume(pairs: list[Pair], tmp_path: Path) -> None:
     first, again = (
-        Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run", resume=True) for _ in range(2)
+        Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run", resume=True)
+        for _ in range(2)
     )
     assert bits(again) == bits(first)
 
 
-def test_resuming_with_other_settings_or_without_a_directory_is_refused(pairs: list[Pair], tmp_path: Path) -> None:
+def test_resuming_with_other_settings_or_without_a_directory_is_refused(
+    pairs: list[Pair], tmp_path: Path
+) -> None:
     Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"was run with seed = 0, got 1; use the same to resume"):
-        Federation(MyNet, pairs, train=QUICK, seed=1).run(rounds=1, out=tmp_path / "run", resume=True)
-    with pytest.raises(ConfigError, match=r"was run with rounds = 1, got 2 \(the prune rate depends on it, unless"):
+        Federation(MyNet, pairs, train=QUICK, seed=1).run(
+            rounds=1, out=tmp_path / "run", resume=True
+        )
+    with pytest.raises(
+        ConfigError, match=r"was run with rounds = 1, got 2 \(the prune rate depends on it, unless"
+    ):
         Federation(MyNet, pairs, train=QUICK).run(rounds=2, out=tmp_path / "run", resume=True)
     with pytest.raises(ConfigError, match=r"resume=True needs the run directory: give it as out="):
         Federation(MyNet, pairs, train=QUICK).run(rounds=1, resume=True)
@@ -256,7 +282,9 @@ def test_resuming_with_other_settings_or_without_a_directory_is_refused(pairs: l
         Federation(MyNet, pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
 
 
-def test_an_error_in_a_users_network_unlocks_the_run_directory(pairs: list[Pair], tmp_path: Path) -> None:
+def test_an_error_in_a_users_network_unlocks_the_run_directory(
+    pairs: list[Pair], tmp_path: Path
+) -> None:
     switch = {"broken": True}
 
     class Sometimes(MyNet):
@@ -287,11 +315,13 @@ def test_batch_norm_works_warns_once_and_its_buffers_stay_with_the_peer(pairs: l
 def test_buffers_are_averaged_over_the_models_heard_on_request(pairs: list[Pair]) -> None:
     """Each round of training moves a running mean by a tenth of its way for each of three batches.
 
-    So after a round that begins with the average a of all peers' running means, two peers differ as if both had begun
-    with a; and messages have 8 more values: four means and four variances.
+    So after a round that begins with the average a of all peers' running means, two peers differ as
+    if both had begun with a; and messages have 8 more values: four means and four variances.
     """
     fed = {
-        average: Federation(BatchNormNet, pairs, "dpsgd", "full", train=QUICK, workers=1, average_buffers=average)
+        average: Federation(
+            BatchNormNet, pairs, "dpsgd", "full", train=QUICK, workers=1, average_buffers=average
+        )
         for average in (False, True)
     }
     with pytest.warns(UserWarning, match="average_buffers=True averages them"):
@@ -317,14 +347,25 @@ def test_buffers_are_averaged_over_the_models_heard_on_request(pairs: list[Pair]
     [
         (
             {"method": "fedavg"},
-            "average_buffers averages over the neighbours that a peer hears; method fedavg has none",
+            (
+                "average_buffers averages over the neighbours that a peer receives from; method"
+                " fedavg has none"
+            ),
         ),
-        ({"method": "local"}, "average_buffers averages over the neighbours that a peer hears; method local has none"),
+        (
+            {"method": "local"},
+            (
+                "average_buffers averages over the neighbours that a peer receives from; method"
+                " local has none"
+            ),
+        ),
         ({"method": {"structure": "channels"}}, "average_buffers needs method.structure=weights"),
         ({"engine": "ray"}, "average_buffers needs engine=inprocess, got engine=ray"),
     ],
 )
-def test_buffers_that_cannot_be_averaged_are_refused(pairs: list[Pair], changes: Any, sentence: str) -> None:
+def test_buffers_that_cannot_be_averaged_are_refused(
+    pairs: list[Pair], changes: Any, sentence: str
+) -> None:
     for attempt in (
         lambda: Federation(BatchNormNet, pairs, average_buffers=True, **changes),
         lambda: Experiment(average_buffers=True, **changes),
@@ -335,21 +376,25 @@ def test_buffers_that_cannot_be_averaged_are_refused(pairs: list[Pair], changes:
 
 
 @pytest.mark.parametrize("threads", [1, 2, None])
-def test_the_callers_random_state_and_thread_count_are_restored(pairs: list[Pair], threads: int | None) -> None:
+def test_the_callers_random_state_and_thread_count_are_restored(
+    pairs: list[Pair], threads: int | None
+) -> None:
     torch.set_num_threads(2)
     torch.manual_seed(123)
     given = MyNet()
     before = torch.get_rng_state()
-    run = Federation(lambda: nn.Sequential(MyNet(), nn.Dropout(0.1)), pairs, train=QUICK, workers=threads, seed=4).run(
-        rounds=1
-    )
+    run = Federation(
+        lambda: nn.Sequential(MyNet(), nn.Dropout(0.1)), pairs, train=QUICK, workers=threads, seed=4
+    ).run(rounds=1)
     run.model(0)
     Federation(MyNet, pairs, init=given)
     assert torch.get_rng_state().equal(before)
     assert torch.get_num_threads() == 2
 
 
-def test_the_callers_random_state_and_thread_count_are_restored_after_an_error(pairs: list[Pair]) -> None:
+def test_the_callers_random_state_and_thread_count_are_restored_after_an_error(
+    pairs: list[Pair],
+) -> None:
     def stop(run: Run) -> None:
         raise KeyboardInterrupt
 
@@ -370,7 +415,9 @@ def test_a_peer_with_broken_data_is_named_and_the_run_finishes(
         run = Federation(MyNet, pairs, train=QUICK).run(rounds=2, out=tmp_path / "run")
     for t, record in enumerate(run.metrics):
         assert list(record["failures"]) == ["002"]
-        assert record["failures"]["002"].startswith(f"Peer 002, round {t}: the training loss became infinite or nan")
+        assert record["failures"]["002"].startswith(
+            f"Peer 002, round {t}: the training loss became infinite or nan"
+        )
         assert record["train_loss"]["per_peer"][2] is None
     assert len(caplog.messages) == 2
     assert run.summary["failures"] == 2
@@ -397,7 +444,9 @@ def test_without_a_topology_peers_hear_up_to_ten_others(pairs: list[Pair]) -> No
 
 
 def test_the_default_degree_is_at_most_the_number_of_other_peers(pairs: list[Pair]) -> None:
-    run = Federation(MyNet, pairs, topology=RandomRegular(offline_prob=0.25), train=QUICK).run(rounds=1)
+    run = Federation(MyNet, pairs, topology=RandomRegular(offline_prob=0.25), train=QUICK).run(
+        rounds=1
+    )
     assert run.config["topology"] == RandomRegular(degree=5, offline_prob=0.25).model_dump()
 
 
@@ -405,9 +454,21 @@ def test_invalid_arguments_are_refused_with_a_sentence(pairs: list[Pair]) -> Non
     inputs, labels = pairs[0][0]
     empty = (inputs[:0], labels[:0])
     refusals: list[tuple[type[Exception], str, Callable[[], object]]] = [
-        (ConfigError, "A federation needs at least one peer; `peers` is empty.", lambda: Federation(MyNet, [])),
-        (DataError, "Peer 1's training data is empty", lambda: Federation(MyNet, [pairs[0], (empty, pairs[0][1])])),
-        (DataError, "Peer 0's test data is empty", lambda: Federation(MyNet, [(pairs[0][0], empty)])),
+        (
+            ConfigError,
+            "A federation needs at least one peer; `peers` is empty.",
+            lambda: Federation(MyNet, []),
+        ),
+        (
+            DataError,
+            "Peer 1's training data is empty",
+            lambda: Federation(MyNet, [pairs[0], (empty, pairs[0][1])]),
+        ),
+        (
+            DataError,
+            "Peer 0's test data is empty",
+            lambda: Federation(MyNet, [(pairs[0][0], empty)]),
+        ),
         (
             DataError,
             "Peer 0's training data has 20 inputs but 19 labels",
@@ -419,10 +480,26 @@ def test_invalid_arguments_are_refused_with_a_sentence(pairs: list[Pair]) -> Non
             r"topology\.degree must be below",
             lambda: Federation(MyNet, pairs, topology=RandomRegular(degree=6)),
         ),
-        (ConfigError, "lists 7 groups for 6 peers", lambda: Federation(MyNet, pairs, DisPFL(density=(0.5,) * 7))),
-        (ConfigError, r"rounds must be .* at least 1, got 0", lambda: Federation(MyNet, pairs).run(rounds=0)),
-        (ConfigError, r"eval_every must be .* at least 1, got 0", lambda: Federation(MyNet, pairs, eval_every=0)),
-        (ConfigError, r"workers must be .* at least 1, got -1", lambda: Federation(MyNet, pairs, workers=-1)),
+        (
+            ConfigError,
+            "lists 7 groups for 6 peers",
+            lambda: Federation(MyNet, pairs, DisPFL(density=(0.5,) * 7)),
+        ),
+        (
+            ConfigError,
+            r"rounds must be .* at least 1, got 0",
+            lambda: Federation(MyNet, pairs).run(rounds=0),
+        ),
+        (
+            ConfigError,
+            r"eval_every must be .* at least 1, got 0",
+            lambda: Federation(MyNet, pairs, eval_every=0),
+        ),
+        (
+            ConfigError,
+            r"workers must be .* at least 1, got -1",
+            lambda: Federation(MyNet, pairs, workers=-1),
+        ),
     ]
     for kind, sentence, attempt in refusals:
         with pytest.raises(kind, match=sentence):
@@ -456,7 +533,9 @@ def test_a_copy_of_a_trained_module_may_be_a_model(pairs: list[Pair]) -> None:
 def test_a_nan_score_is_left_out_of_the_mean(pairs: list[Pair], tmp_path: Path) -> None:
     scores = iter([0.5, float("nan"), 1.0, float("inf"), 0.0, 0.5])
     metric = Metric(lambda *_: next(scores), "luck", higher_is_better=True)
-    fed = Federation(model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=metric, workers=1)
+    fed = Federation(
+        model=MyNet, peers=pairs, method=Local(), train=QUICK, metric=metric, workers=1
+    )
     run = fed.run(rounds=1, out=tmp_path / "run")
     assert run.scores["luck"] == [0.5, None, 1.0, None, 0.0, 0.5]
     assert run.summary["scores"]["luck"]["mean"] == 0.5
@@ -479,7 +558,9 @@ class Counting(MyNet):
 
 @pytest.mark.filterwarnings("ignore:The model has buffers")
 def test_non_persistent_buffers_stay_with_the_peer_too(pairs: list[Pair]) -> None:
-    fed = [Federation(model=Counting, peers=pairs, train=QUICK, workers=threads) for threads in (1, 2)]
+    fed = [
+        Federation(model=Counting, peers=pairs, train=QUICK, workers=threads) for threads in (1, 2)
+    ]
     one, two = (federation.run(rounds=2) for federation in fed)
     assert bits(one) == bits(two)
     assert one.states["003"].buffers["count"] == 2 * 3  # rounds x batches of 8 out of 20 rows
@@ -487,18 +568,29 @@ def test_non_persistent_buffers_stay_with_the_peer_too(pairs: list[Pair]) -> Non
 
 def test_an_unknown_peer_is_refused_and_a_numpy_seed_is_the_same_seed(pairs: list[Pair]) -> None:
     run = Federation(model=MyNet, peers=pairs, train=QUICK, seed=7).run(rounds=1)
-    assert bits(run) == bits(Federation(model=MyNet, peers=pairs, train=QUICK, seed=np.int64(7)).run(rounds=1))  # type: ignore[arg-type]
+    seed: int = np.int64(7)  # type: ignore[assignment]
+    assert bits(run) == bits(
+        Federation(model=MyNet, peers=pairs, train=QUICK, seed=seed).run(rounds=1)
+    )
     for peer in (6, -7, "alice"):
         with pytest.raises(ConfigError, match=f"no peer {peer}; there are 6, from 000 to 005"):
             run.model(peer)
 
 
-def test_a_run_of_another_model_or_other_data_is_not_resumed(pairs: list[Pair], tmp_path: Path) -> None:
+def test_a_run_of_another_model_or_other_data_is_not_resumed(
+    pairs: list[Pair], tmp_path: Path
+) -> None:
     Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
     for other, key in (
-        (Federation(model=lambda: nn.Linear(4, 3), peers=pairs, train=QUICK), "initial_weights_sha256"),
         (
-            Federation(model=MyNet, peers=[((pairs[0][0][0][1:], pairs[0][0][1][1:]), pairs[0][1]), *pairs[1:]]),
+            Federation(model=lambda: nn.Linear(4, 3), peers=pairs, train=QUICK),
+            "initial_weights_sha256",
+        ),
+        (
+            Federation(
+                model=MyNet,
+                peers=[((pairs[0][0][0][1:], pairs[0][0][1][1:]), pairs[0][1]), *pairs[1:]],
+            ),
             "samples",
         ),
     ):
@@ -506,7 +598,9 @@ def test_a_run_of_another_model_or_other_data_is_not_resumed(pairs: list[Pair], 
             other.run(rounds=1, out=tmp_path / "run", resume=True)
 
 
-def test_the_command_line_refuses_to_resume_a_run_made_in_python(pairs: list[Pair], tmp_path: Path) -> None:
+def test_the_command_line_refuses_to_resume_a_run_made_in_python(
+    pairs: list[Pair], tmp_path: Path
+) -> None:
     Federation(model=MyNet, peers=pairs, train=QUICK).run(rounds=1, out=tmp_path / "run")
     with pytest.raises(ConfigError, match="made in Python"):
         compose(read_config(tmp_path / "run"))
@@ -525,9 +619,13 @@ def test_a_data_set_divided_by_a_partition_is_a_federations_peers(tmp_path: Path
     expected = experiment.run(tmp_path / "run")
 
     data = load_dataset("fashion-sample")
-    peers = Dirichlet(alpha=0.3, samples_per_peer=24, test_samples_per_peer=10).peers(data, 4, seed=3)
+    peers = Dirichlet(alpha=0.3, samples_per_peer=24, test_samples_per_peer=10).peers(
+        data, 4, seed=3
+    )
     model = experiment.split_context(data, experiment.split(data)).model
-    run = Federation(model, peers, topology=Full(), train=experiment.train, workers=1, seed=3).run(1)
+    run = Federation(model, peers, topology=Full(), train=experiment.train, workers=1, seed=3).run(
+        1
+    )
     assert [len(train) for train, _ in peers] == [24] * 4
     assert [len(test) for _, test in peers] == [10] * 4
     assert bits(run) == bits(expected)
@@ -565,9 +663,17 @@ def test_a_run_is_finished_before_its_learning_curve_is_drawn(
         ("train", "sgd", "`train` must be a dict or a Train object, got 'sgd'."),
         ("method", "dispfll", "method 'dispfll' does not exist. Did you mean dispfl?"),
         ("topology", {"name": "rign"}, "topology 'rign' does not exist. Did you mean ring?"),
-        ("method", {"name": "dispfl", "density": 20}, "method.density must be in (0, 1], got 20. To keep 20%"),
+        (
+            "method",
+            {"name": "dispfl", "density": 20},
+            "method.density must be in (0, 1], got 20. To keep 20%",
+        ),
         ("train", {"lerning_rate": 0.1}, "Unknown key train.lerning_rate"),
-        ("method", "no_such_module:Mine", "method names the module no_such_module, which is neither in"),
+        (
+            "method",
+            "no_such_module:Mine",
+            "method names the module no_such_module, which is neither in",
+        ),
     ],
 )
 def test_an_argument_that_is_none_of_these_is_refused_by_name(
@@ -583,21 +689,41 @@ def test_names_references_and_dicts_are_the_objects_that_a_config_would_give(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    (tmp_path / "own_method.py").write_text("import dispfl\n\n\nclass Mine(dispfl.Local):\n    pass\n")
+    (tmp_path / "own_method.py").write_text(
+        "import dispfl\n\n\nclass Mine(dispfl.Local):\n    pass\n"
+    )
     named = Federation(
-        MyNet, pairs, "dispfl", "ring", train={"epochs": 1, "batch_size": 8}, wire={"values": "float16"}
+        MyNet,
+        pairs,
+        "dispfl",
+        "ring",
+        train={"epochs": 1, "batch_size": 8},
+        wire={"values": "float16"},
     ).run(1)
-    objects = Federation(MyNet, pairs, DisPFL(), Ring(), train=QUICK, wire=Wire(values="float16")).run(1)
+    objects = Federation(
+        MyNet, pairs, DisPFL(), Ring(), train=QUICK, wire=Wire(values="float16")
+    ).run(1)
     assert bits(named) == bits(objects)
     assert named.config == objects.config
     settings = {"name": "dispfl", "density": 0.2}
-    assert Federation(MyNet, pairs, settings, {"degree": 3}, train=QUICK).run(1).config["method"]["density"] == 0.2
+    assert (
+        Federation(MyNet, pairs, settings, {"degree": 3}, train=QUICK)
+        .run(1)
+        .config["method"]["density"]
+        == 0.2
+    )
     own = Federation(MyNet, pairs, "own_method:Mine", train=QUICK).run(1)
     assert bits(own) == bits(Federation(MyNet, pairs, Local(), train=QUICK).run(1))
 
 
-def test_an_experiment_runs_with_and_without_a_directory_and_is_resumed_there(tmp_path: Path) -> None:
-    tables: dict[str, Any] = {"model": "mlp", "method": "local", "partition": {"samples_per_peer": 16}}
+def test_an_experiment_runs_with_and_without_a_directory_and_is_resumed_there(
+    tmp_path: Path,
+) -> None:
+    tables: dict[str, Any] = {
+        "model": "mlp",
+        "method": "local",
+        "partition": {"samples_per_peer": 16},
+    }
     experiment = Experiment(peers=3, rounds=1, workers=1, train=QUICK, **tables)
     alone, saved = experiment.run(), experiment.run(tmp_path / "run")
     assert bits(alone) == bits(saved)
@@ -613,15 +739,23 @@ def test_an_experiment_runs_with_and_without_a_directory_and_is_resumed_there(tm
         experiment.run(resume=True)
 
 
-def test_a_label_beyond_the_outputs_is_refused_before_training(points: Points, tmp_path: Path) -> None:
+def test_a_label_beyond_the_outputs_is_refused_before_training(
+    points: Points, tmp_path: Path
+) -> None:
     (x, y), test = points(20, 0), points(10, 1)
     for peers, sentence in (
         (
             [((x, y), test), ((x, y + 2), test)],
             "Peer 001's training data have the label 4, but the model has 3 outputs, for",
         ),
-        ([((x, y), (x, y), (x, y + 5))], "Peer 000's test data have the label 7, but the model has 3 outputs, for"),
-        ([((x, y - 1), test)], "Peer 000's training data have the label -1, but the model has 3 outputs, for"),
+        (
+            [((x, y), (x, y), (x, y + 5))],
+            "Peer 000's test data have the label 7, but the model has 3 outputs, for",
+        ),
+        (
+            [((x, y - 1), test)],
+            "Peer 000's training data have the label -1, but the model has 3 outputs, for",
+        ),
         (
             [((x, y), (x, y + 1), (x, y))],
             "Peer 000's validation data have the label 3, but the model has 3 outputs, for",
@@ -635,40 +769,65 @@ def test_a_label_beyond_the_outputs_is_refused_before_training(points: Points, t
 
 
 @pytest.mark.parametrize("attack", ["sign-flip", "label-flip", "backdoor"])
-def test_a_share_of_the_peers_lies_and_the_others_are_scored(pairs: list[Pair], attack: Any, tmp_path: Path) -> None:
-    """A third of six peers. The same two lie as with `attack=` of an experiment: they are picked by the seed."""
-    fed = Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, attack=attack, liars=0.34, seed=1)
+def test_a_share_of_the_peers_lies_and_the_others_are_scored(
+    pairs: list[Pair], attack: Any, tmp_path: Path
+) -> None:
+    """A third of six peers. The same two lie as with `attack=` of an experiment: they are picked by
+    the seed."""
+    fed = Federation(
+        MyNet, pairs, "dpsgd", "full", train=QUICK, attack=attack, byzantine=0.34, seed=1
+    )
     run = fed.run(rounds=2, out=tmp_path)
-    liars = Attack.of(attack, 0.34, peer_names(6), 1).liars  # type: ignore[union-attr]
-    scored = dict(zip(peer_names(6), run.metrics[-1]["scores"]["accuracy"]["per_peer"], strict=True))
-    assert {name for name, score in scored.items() if score is None} == liars
-    assert len(liars) == 2
+    byzantine = Attack.of(attack, 0.34, peer_names(6), 1).byzantine  # type: ignore[union-attr]
+    scored = dict(
+        zip(peer_names(6), run.metrics[-1]["scores"]["accuracy"]["per_peer"], strict=True)
+    )
+    assert {name for name, score in scored.items() if score is None} == byzantine
+    assert len(byzantine) == 2
     assert ("backdoor" in run.metrics[-1]) == (attack == "backdoor")
     honest = Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(rounds=2)
-    assert set(bits(run)).isdisjoint(bits(honest))  # all hear all, so that a lie reaches everybody
+    assert set(bits(run)).isdisjoint(
+        bits(honest)
+    )  # all receive from all, so that a lie reaches everybody
     config = read_config(tmp_path)
-    assert (config["attack"], round(6 * config["liars"])) == (attack, 2)
-    loaded = Run.load(tmp_path, model=MyNet)  # the consensus of honest peers, and each liar's own model
+    assert (config["attack"], round(6 * config["byzantine"])) == (attack, 2)
+    loaded = Run.load(
+        tmp_path, model=MyNet
+    )  # the consensus of honest peers, and each Byzantine peer's own model
     for name in peer_names(6):
         assert loaded.personal[name].model.values.equal(run.personal[name].model.values)
-        assert run.personal[name].model.values.equal(run.states[name].model.values) == (name in liars)
+        assert run.personal[name].model.values.equal(run.states[name].model.values) == (
+            name in byzantine
+        )
     assert len(run.summary["weights_sha256"]) == 6
     with pytest.raises(ConfigError, match=r"was run with (data_sha256|attack)|data are not those"):
-        Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(rounds=2, out=tmp_path, resume=True)
+        Federation(MyNet, pairs, "dpsgd", "full", train=QUICK, seed=1).run(
+            rounds=2, out=tmp_path, resume=True
+        )
 
 
 @pytest.mark.parametrize(
-    ("attack", "liars", "sentence"),
+    ("attack", "byzantine", "sentence"),
     [
         ("sing-flip", 0.2, "attack must be 'none' or one of sign-flip, noise"),
-        ("noise", 2, "liars must be a share of the peers in [0, 1), such as 0.2; got 2."),
-        ("none", 0.2, "liars is 0.2, but attack is none; say how they lie: attack='sign-flip'."),
-        ("noise", 0, "attack is 'noise', but liars is 0; say how many of the peers lie: liars=0.2."),
+        ("noise", 2, "byzantine must be a share of the peers in [0, 1), such as 0.2; got 2."),
+        (
+            "none",
+            0.2,
+            "byzantine is 0.2, but attack is none; say how they lie: attack='sign-flip'.",
+        ),
+        (
+            "noise",
+            0,
+            "attack is 'noise', but byzantine is 0; say how many of the peers lie: byzantine=0.2.",
+        ),
     ],
 )
-def test_a_wrong_attack_is_refused_in_a_sentence(pairs: list[Pair], attack: Any, liars: float, sentence: str) -> None:
+def test_a_wrong_attack_is_refused_in_a_sentence(
+    pairs: list[Pair], attack: Any, byzantine: float, sentence: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
-        Federation(MyNet, pairs, attack=attack, liars=liars)
+        Federation(MyNet, pairs, attack=attack, byzantine=byzantine)
     assert sentence in str(refused.value)
 
 
@@ -677,7 +836,10 @@ def test_a_wrong_attack_is_refused_in_a_sentence(pairs: list[Pair], attack: Any,
     [
         ({"seed": 0.5}, "seed must be a whole number, got 0.5."),
         ({"peers": 3}, "`peers` must be a list of pairs (training data, test data), got 3."),
-        ({"peers": {0: 1}}, "`peers` must be a list of pairs (training data, test data), got a dict."),
+        (
+            {"peers": {0: 1}},
+            "`peers` must be a list of pairs (training data, test data), got a dict.",
+        ),
     ],
 )
 def test_what_is_no_seed_and_no_list_of_peers_is_refused(
@@ -688,7 +850,11 @@ def test_what_is_no_seed_and_no_list_of_peers_is_refused(
     assert str(refused.value) == sentence
 
 
-def test_a_run_is_not_resumed_with_another_evaluation_of_training_data(pairs: list[Pair], tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_with_another_evaluation_of_training_data(
+    pairs: list[Pair], tmp_path: Path
+) -> None:
     Federation(MyNet, pairs, Local(), Full(), train=QUICK).run(rounds=1, out=tmp_path)
     with pytest.raises(ConfigError, match="was run with eval_train = False, got True"):
-        Federation(MyNet, pairs, Local(), Full(), train=QUICK, eval_train=True).run(2, out=tmp_path, resume=True)
+        Federation(MyNet, pairs, Local(), Full(), train=QUICK, eval_train=True).run(
+            2, out=tmp_path, resume=True
+        )

@@ -1,7 +1,7 @@
 """A tiny run on the bundled images whose numbers are kept here. A refactor leaves them as they are.
 
-Who means to move them says so in the changelog. Weights are compared run against run only: their last bits depend on
-the type of CPU, which four decimals do not.
+Who means to move them says so in the changelog. Weights are compared run against run only: their
+last bits depend on the type of CPU, which four decimals do not.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,8 @@ from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.run import Run
 
 TINY = (
-    "peers=4 rounds=3 topology.degree=2 partition.samples_per_peer=60 partition.test_samples_per_peer=50 "
-    "train.epochs=2 data.augment={}"
+    "peers=4 rounds=3 topology.degree=2 partition.samples_per_peer=60"
+    " partition.test_samples_per_peer=50 train.epochs=2 data.augment={}"
 )
 
 
@@ -32,13 +32,18 @@ class Golden:
     flops: int
     downloaded: int
     wire: list[int]
-    """The busiest node's bytes on the wire, each round; those after the first depend on where masks evolved to."""
+    """The busiest node's bytes on the wire, each round; those after the first depend on where masks
+    evolved to."""
 
 
 GOLDEN = {
     "dispfl": Golden(
         accuracy=[[0.66, 0.36, 0.34, 0.54], [0.48, 0.38, 0.80, 0.34], [0.76, 0.50, 0.56, 0.78]],
-        loss=[[1.6137, 1.9392, 1.5847, 2.0436], [1.3568, 1.9338, 1.4725, 1.1982], [0.9637, 1.4521, 2.7297, 1.3023]],
+        loss=[
+            [1.6137, 1.9392, 1.5847, 2.0436],
+            [1.3568, 1.9338, 1.4725, 1.1982],
+            [0.9637, 1.4521, 2.7297, 1.3023],
+        ],
         kept=52_980,
         flops=186_054_384,
         downloaded=2 * 4 * 52_980,
@@ -46,7 +51,11 @@ GOLDEN = {
     ),
     "local": Golden(
         accuracy=[[0.76, 0.36, 0.66, 0.46], [0.74, 0.66, 0.86, 0.48], [0.76, 0.38, 0.34, 0.70]],
-        loss=[[1.7414, 2.0010, 1.9466, 1.8160], [1.0000, 1.4825, 1.3516, 2.1201], [0.6851, 1.1025, 1.0974, 1.1547]],
+        loss=[
+            [1.7414, 2.0010, 1.9466, 1.8160],
+            [1.0000, 1.4825, 1.3516, 2.1201],
+            [0.6851, 1.1025, 1.0974, 1.1547],
+        ],
         kept=105_962,
         flops=257_325_840,
         downloaded=0,
@@ -72,7 +81,11 @@ DENSE = 105_962
 EPOCHS = 2 * 257_325_840  # of two peers, two epochs each
 LAST_LINES = {
     "fedavg": LastLine(
-        "method.cohort=2", [0.64, 0.28, 0.38, 0.64], [None, None, 1.9203, 1.0845], flops=EPOCHS, values=2 * DENSE
+        "method.cohort=2",
+        [0.64, 0.28, 0.38, 0.64],
+        [None, None, 1.9203, 1.0845],
+        flops=EPOCHS,
+        values=2 * DENSE,
     ),
     "fedavg-ft": LastLine(
         "method.tune_epochs=2 method.cohort=4",
@@ -89,7 +102,11 @@ LAST_LINES = {
         values=3 * DENSE,
     ),
     "fedfomo": LastLine(
-        "", [0.72, 0.58, 0.76, 0.72], [0.8000, 1.4399, 1.0179, 1.1373], flops=2 * EPOCHS * 9 // 10, values=2 * DENSE
+        "",
+        [0.72, 0.58, 0.76, 0.72],
+        [0.8000, 1.4399, 1.0179, 1.1373],
+        flops=2 * EPOCHS * 9 // 10,
+        values=2 * DENSE,
     ),
     "subfedavg": LastLine(
         "method.prune=0.2 method.min_accuracy=0.1 method.cohort=4",
@@ -99,7 +116,11 @@ LAST_LINES = {
         values=4 * 54_362,
     ),
     "dpsgd": LastLine(
-        "", [0.78, 0.38, 0.36, 0.76], [0.8985, 1.3794, 2.3859, 1.1501], flops=2 * EPOCHS, values=2 * DENSE
+        "",
+        [0.78, 0.38, 0.36, 0.76],
+        [0.8985, 1.3794, 2.3859, 1.1501],
+        flops=2 * EPOCHS,
+        values=2 * DENSE,
     ),
     "dpsgd-ft": LastLine(
         "method.tune_epochs=2",
@@ -113,14 +134,20 @@ LAST_LINES = {
 
 @cache
 def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -> Run:
-    experiment = compose({}, [*TINY.format(augment).split(), f"method={method}", *changes.split(), f"seed={seed}"])
+    experiment = compose(
+        {}, [*TINY.format(augment).split(), f"method={method}", *changes.split(), f"seed={seed}"]
+    )
     images = load_dataset(experiment.data)
-    return execute(experiment.split_context(images, experiment.split(images)), None, 1, RunCallbacks())
+    return execute(
+        experiment.split_context(images, experiment.split(images)), None, 1, RunCallbacks()
+    )
 
 
 @pytest.mark.parametrize("method", GOLDEN)
 def test_accuracy_and_loss_are_the_golden_ones(method: str) -> None:
-    for record, accuracy, loss in zip(run(method).metrics, GOLDEN[method].accuracy, GOLDEN[method].loss, strict=True):
+    for record, accuracy, loss in zip(
+        run(method).metrics, GOLDEN[method].accuracy, GOLDEN[method].loss, strict=True
+    ):
         assert record["scores"]["accuracy"]["per_peer"] == pytest.approx(accuracy, abs=1e-4)
         assert record["train_loss"]["per_peer"] == pytest.approx(loss, abs=1e-4)
         assert record["failures"] == {}
@@ -133,7 +160,9 @@ def test_kept_weights_bytes_and_flops_are_exactly_the_golden_ones(method: str) -
     for record, wire in zip(run(method).metrics, golden.wire, strict=True):
         assert record["flops_per_peer"] == golden.flops
         assert record["busiest"]["paper_mb"] == golden.downloaded / 1e6
-        assert record["busiest"]["wire_mb"] == pytest.approx(wire / 1e6, rel=1e-3 if record["round"] else 1e-9)
+        assert record["busiest"]["wire_mb"] == pytest.approx(
+            wire / 1e6, rel=1e-3 if record["round"] else 1e-9
+        )
 
 
 def test_every_method_has_golden_numbers() -> None:
@@ -145,14 +174,17 @@ def test_the_last_round_is_the_golden_one(method: str) -> None:
     golden = LAST_LINES[method]
     record = run(method, changes=golden.changes).metrics[-1]
     assert record["scores"]["accuracy"]["per_peer"] == pytest.approx(golden.accuracy, abs=1e-4)
-    assert record["train_loss"]["per_peer"] == [loss and pytest.approx(loss, abs=1e-4) for loss in golden.loss]
+    assert record["train_loss"]["per_peer"] == [
+        loss and pytest.approx(loss, abs=1e-4) for loss in golden.loss
+    ]
     assert record["flops_total"] == golden.flops
     assert record["busiest"]["paper_mb"] == 4 * golden.values / 1e6
     assert record["failures"] == {}
 
 
 def test_the_flops_agree_with_a_count_by_hand() -> None:
-    # A forward pass: two convolutions on 14 x 14 and 7 x 7 places, two linear layers; 2 a weight, 1 a bias.
+    # A forward pass: two convolutions on 14 x 14 and 7 x 7 places, two linear layers; 2 a weight, 1
+    # a bias.
     conv1 = (2 * 16 * 1 * 9 + 16) * 14 * 14
     conv2 = (2 * 32 * 16 * 9 + 32) * 7 * 7
     linear = 2 * 1568 * 64 + 64 + 2 * 64 * 10 + 10

@@ -13,20 +13,26 @@ import dispfl
 PACKAGE = Path(dispfl.__file__).parent
 TIERS = [
     {"errors", "extras", "settings", "terminal"},
-    {"core"},
-    {"attacks", "wire", "methods", "topology", "data", "models"},
+    {"core", "channels", "robust", "privacy", "user_functions", "topology", "methods"},
+    {"wire", "data", "models"},
     {"registry"},
     {"costs", "round"},
     {"config", "experiment"},
     {"engines", "runs"},
     {"federation", "peer"},
-    {"audit", "export", "reference", "testing"},
+    {"privacy.audit", "export", "reference", "testing"},
     {"paper"},
     {"cli"},
 ]
 """A module may import from its own tier and those before it in this list."""
 RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
-REPORT_MAY = ("dispfl.config", "dispfl.core.metric", "dispfl.registry", "dispfl.runs", "dispfl.topology")
+REPORT_MAY = (
+    "dispfl.config",
+    "dispfl.core.metric",
+    "dispfl.registry",
+    "dispfl.runs",
+    "dispfl.topology",
+)
 """Apart from errors, extras, settings and terminal: `report` reads run directories only."""
 
 Import = tuple[Path, int, str, bool]
@@ -34,7 +40,8 @@ Import = tuple[Path, int, str, bool]
 
 
 def imports(file: Path) -> Iterator[Import]:
-    """Every import of the package's own modules in a file; one for type checkers alone counts as delayed."""
+    """Every import of the package's own modules in a file; one for type checkers alone counts as
+    delayed."""
     tree = ast.parse(file.read_text())
     delayed = {
         id(node)
@@ -58,21 +65,33 @@ def imports(file: Path) -> Iterator[Import]:
 
 
 def place(file: Path) -> str:
-    """The name under which a file stands in the tiers: `core` for core/rng.py, `round` for round.py."""
-    return file.relative_to(PACKAGE).with_suffix("").parts[0]
+    """The name under which a file stands in the tiers: `core` for core/rng.py."""
+    return room(".".join(file.relative_to(PACKAGE).with_suffix("").parts))
+
+
+def room(module: str) -> str:
+    """The room of a module: `privacy.audit` has a tier of its own, all others their first name."""
+    first_two = ".".join(module.split(".")[:2])
+    return first_two if first_two in RANK else module.partition(".")[0]
 
 
 def problem(found: Import) -> str | None:
     """Return what is wrong with an import, as a sentence; None if nothing is."""
     file, line, name, delayed = found
-    here, there = place(file), name.removeprefix("dispfl.").partition(".")[0]
+    here, there = place(file), room(name.removeprefix("dispfl."))
     where = f"{file.relative_to(PACKAGE.parent)}, line {line}, imports {name}"
     if name.startswith("."):
         return f"{where}; write the whole name, dispfl...."
     if here == "report":
-        fine = there in ("report", "errors", "extras", "settings", "terminal") or name.startswith(REPORT_MAY)
-        return None if fine else f"{where}, but report reads run directories: {', '.join(REPORT_MAY)}."
-    if there == "report":  # a finished run's learning curve needs matplotlib, which is slow to import
+        fine = there in ("report", "errors", "extras", "settings", "terminal") or name.startswith(
+            REPORT_MAY
+        )
+        return (
+            None if fine else f"{where}, but report reads run directories: {', '.join(REPORT_MAY)}."
+        )
+    if (
+        there == "report"
+    ):  # a finished run's learning curve needs matplotlib, which is slow to import
         fine = here in ("cli", "paper") or (here == "runs" and delayed)
         return None if fine else f"{where}; only cli and paper may, and runs inside a function."
     if here == "experiment" and there == "runs" and delayed:  # Experiment.run
@@ -82,7 +101,8 @@ def problem(found: Import) -> str | None:
             return f"{where}, and {module} has no tier; give it one in {Path(__file__).name}."
     if RANK[there] > RANK[here]:
         return (
-            f"{where}, which is in a later tier; imports point from {', '.join(sorted(TIERS[RANK[there]]))} downwards."
+            f"{where}, which is in a later tier; imports point from"
+            f" {', '.join(sorted(TIERS[RANK[there]]))} downwards."
         )
     return None
 
@@ -98,22 +118,49 @@ def test_imports_point_one_way() -> None:
 @pytest.mark.parametrize(
     ("file", "name", "delayed", "sentence"),
     [
-        ("core/rng.py", "dispfl.round.round", False, "core/rng.py, line 7, imports dispfl.round.round, which is in"),
+        (
+            "core/rng.py",
+            "dispfl.round.round",
+            False,
+            "core/rng.py, line 7, imports dispfl.round.round, which is in",
+        ),
         ("core/rng.py", "dispfl.settings", False, None),
         ("round/round.py", "dispfl.costs.ledger", False, None),
-        ("runs/loop.py", "dispfl.federation", True, "imports dispfl.federation, which is in a later tier"),
+        (
+            "runs/loop.py",
+            "dispfl.federation",
+            True,
+            "imports dispfl.federation, which is in a later tier",
+        ),
         ("runs/execute.py", "dispfl.report.plots", True, None),
-        ("runs/execute.py", "dispfl.report.plots", False, "only cli and paper may, and runs inside a function"),
-        ("federation.py", "dispfl.report.plots", True, "only cli and paper may, and runs inside a function"),
+        (
+            "runs/execute.py",
+            "dispfl.report.plots",
+            False,
+            "only cli and paper may, and runs inside a function",
+        ),
+        (
+            "federation.py",
+            "dispfl.report.plots",
+            True,
+            "only cli and paper may, and runs inside a function",
+        ),
         ("experiment.py", "dispfl.runs.execute", True, None),
-        ("experiment.py", "dispfl.runs.execute", False, "imports dispfl.runs.execute, which is in a later tier"),
+        (
+            "experiment.py",
+            "dispfl.runs.execute",
+            False,
+            "imports dispfl.runs.execute, which is in a later tier",
+        ),
         ("report/plots.py", "dispfl.runs.directory", False, None),
         ("report/plots.py", "dispfl.engines.inprocess", False, "but report reads run directories"),
         ("core/rng.py", ".layout", False, "write the whole name"),
         ("novelty.py", "dispfl.core.rng", False, "novelty has no tier"),
     ],
 )
-def test_the_check_says_what_is_wrong_and_where(file: str, name: str, delayed: bool, sentence: str | None) -> None:
+def test_the_check_says_what_is_wrong_and_where(
+    file: str, name: str, delayed: bool, sentence: str | None
+) -> None:
     said = problem((PACKAGE / file, 7, name, delayed))
     assert said is None if sentence is None else sentence in (said or "")
 
@@ -125,7 +172,9 @@ def python(code: str) -> list[str]:
     ).stdout.splitlines()
 
 
-HEAVY = "print([name for name in ('torch', 'numpy', 'matplotlib', 'pydantic') if name in sys.modules])"
+HEAVY = (
+    "print([name for name in ('torch', 'numpy', 'matplotlib', 'pydantic') if name in sys.modules])"
+)
 
 
 def test_import_dispfl_loads_nothing_heavy() -> None:
@@ -154,7 +203,12 @@ def test_every_public_name_resolves_and_is_listed(name: str) -> None:
 def test_the_public_names_are_those_that_type_checkers_see() -> None:
     source = ast.parse((PACKAGE / "__init__.py").read_text())
     [block] = [node for node in source.body if isinstance(node, ast.If)]
-    seen = {alias.asname for node in block.body if isinstance(node, ast.ImportFrom) for alias in node.names}
+    seen = {
+        alias.asname
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
     assert seen == set(dispfl.__all__) - {"__version__"}
 
 

@@ -1,4 +1,5 @@
-"""Every built-in method keeps the contract of `dispfl.testing`, and does what these methods in particular promise."""
+"""Every built-in method keeps the contract of `dispfl.testing`, and does what these methods in
+particular promise."""
 
 from collections.abc import Callable
 from contextlib import closing, nullcontext
@@ -22,8 +23,8 @@ from dispfl.testing.rounds import (
     all_bits,
     bits,
     labelled_points,
+    models_from,
     network_with_buffers,
-    received,
     round_bits,
     run_all_rounds,
     run_from,
@@ -43,9 +44,15 @@ LIVELY: dict[str, dict[str, Any]] = {
     "dpsgd": {"density": 0.6},
     "dpsgd-ft": {"tune_every": 2},
     "dispfl channels": {"structure": "channels"},
-    "dispfl otherwise": {"warm_up": False, "first_masks": "common", "first_weights": "own", "regrow": "random"},
+    "dispfl otherwise": {
+        "warm_up": False,
+        "first_masks": "common",
+        "first_weights": "own",
+        "regrow": "random",
+    },
 }
-"""Settings under which two rounds of three tiny peers show what a method can do: a peer is idle, a mask is pruned."""
+"""Settings under which two rounds of three tiny peers show what a method can do: a peer is idle, a
+mask is pruned."""
 
 
 NAMES = [*METHODS, "dispfl channels", "dispfl otherwise"]
@@ -69,7 +76,8 @@ UNEQUAL = [name for name in NAMES if takes_a_list_of_densities(name)]
 
 @pytest.fixture(params=NAMES)
 def method(request: pytest.FixtureRequest) -> Method:
-    """Each method of the registry, Dis-PFL also with masks of channels and with other settings than the paper's."""
+    """Each method of the registry, Dis-PFL also with masks of channels and with other settings than
+    the paper's."""
     return lively(request.param)
 
 
@@ -96,7 +104,7 @@ def test_masks_keep_as_many_weights_after_a_round_as_the_model_has(method: Metho
 def test_a_step_and_a_round_change_something(method: Method) -> None:
     context = tiny_context(method)
     states = run_all_rounds(context)[0].states
-    step = step_of(context, 1, states, received(method, states, "000", "001", "002"))
+    step = step_of(context, 1, states, models_from(method, states, "000", "001", "002"))
     assert bits(step.next_state) != bits(states["000"])
     first = initial_states(context)
     with closing(PresetEngine(context, 1)) as engine:
@@ -104,14 +112,18 @@ def test_a_step_and_a_round_change_something(method: Method) -> None:
 
 
 def test_another_seed_gives_other_bits(method: Method) -> None:
-    one, other = (round_bits(run_all_rounds(tiny_context(method, seed=seed))[-1]) for seed in (0, 1))
+    one, other = (
+        round_bits(run_all_rounds(tiny_context(method, seed=seed))[-1]) for seed in (0, 1)
+    )
     assert one != other
 
 
 @pytest.mark.parametrize("peers", [1, 2])
 def test_one_peer_alone_and_two_peers_all_train(method: Method, peers: int) -> None:
     context = tiny_context(method, peers, topology=Ring())
-    assert all(at_work(finished_round) == set(context.roster) for finished_round in run_all_rounds(context))
+    assert all(
+        at_work(finished_round) == set(context.roster) for finished_round in run_all_rounds(context)
+    )
 
 
 @pytest.mark.parametrize("name", GOSSIP)
@@ -129,7 +141,9 @@ def test_the_rules_about_offline_peers_have_offline_peers() -> None:
 
 
 @pytest.mark.parametrize("online", [0, 1])
-def test_in_a_round_with_one_peer_online_or_none_only_that_one_works(method: Method, online: int) -> None:
+def test_in_a_round_with_one_peer_online_or_none_only_that_one_works(
+    method: Method, online: int
+) -> None:
     context = tiny_context(method, topology=Full(offline_prob=0.7, offline="skip"), rounds=50)
     present = [context.topology.online(0, t, context.roster) for t in range(50)]
     t = next(t for t in range(50) if len(present[t]) == online)
@@ -137,7 +151,9 @@ def test_in_a_round_with_one_peer_online_or_none_only_that_one_works(method: Met
     with closing(PresetEngine(context, 1)) as engine:
         finished_round = run_from(context, states, t, engine)
     if isinstance(method, GossipMethod):
-        assert at_work(finished_round) == (present[t] if method.communicates else set(context.roster))
+        assert at_work(finished_round) == (
+            present[t] if method.communicates else set(context.roster)
+        )
     else:
         assert at_work(finished_round) == present[t]
         assert (bits(finished_round.states[SERVER]) == bits(states[SERVER])) == (online == 0)
@@ -153,10 +169,16 @@ def test_peers_of_unequal_densities_work_and_keep_their_own(name: str) -> None:
     check_healthy(context, rounds)
 
 
-@pytest.mark.parametrize("model", [tiny_network, network_with_buffers], ids=["plain", "with buffers"])
-def test_a_peers_model_has_the_accuracy_that_the_run_reports(method: Method, model: Callable[[], nn.Module]) -> None:
+@pytest.mark.parametrize(
+    "model", [tiny_network, network_with_buffers], ids=["plain", "with buffers"]
+)
+def test_a_peers_model_has_the_accuracy_that_the_run_reports(
+    method: Method, model: Callable[[], nn.Module]
+) -> None:
     peers = [(labelled_points(20, which), labelled_points(10, 1000 + which)) for which in range(3)]
-    federation = Federation(model, peers, method, Full(), train=Train(epochs=2, batch_size=8), workers=1)
+    federation = Federation(
+        model, peers, method, Full(), train=Train(epochs=2, batch_size=8), workers=1
+    )
     buffers = model is network_with_buffers
     with pytest.warns(UserWarning, match="The model has buffers") if buffers else nullcontext():
         run = federation.run(3)

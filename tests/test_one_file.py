@@ -36,7 +36,10 @@ def example() -> Iterator[ModuleType]:
 def run_package(example: ModuleType, data: list, settings: object) -> Run:
     """Run the package with the example's network, data and settings."""
     given = vars(settings)
-    train = {key: given[key] for key in ("epochs", "batch_size", "lr", "lr_decay", "weight_decay", "clip_norm")}
+    train = {
+        key: given[key]
+        for key in ("epochs", "batch_size", "lr", "lr_decay", "weight_decay", "clip_norm")
+    }
     federation = Federation(
         example.small_cnn,
         data,
@@ -49,7 +52,9 @@ def run_package(example: ModuleType, data: list, settings: object) -> Run:
 
 
 @pytest.mark.parametrize("density", [0.5, 0.2])
-def test_weights_masks_and_accuracies_are_those_of_the_package_bit_for_bit(example: ModuleType, density: float) -> None:
+def test_weights_masks_and_accuracies_are_those_of_the_package_bit_for_bit(
+    example: ModuleType, density: float
+) -> None:
     settings = example.Settings(seed=3, rounds=3, degree=2, epochs=2, density=density)
     data = example.dirichlet_split(peers=5, alpha=0.3, seed=3)
     run = run_package(example, data, settings)
@@ -71,9 +76,13 @@ def test_the_split_gives_every_peer_its_own_images_and_label_shares(example: Mod
     assert [len(train[1]) for train, _ in data] == [96] * 16
     assert [len(test[1]) for _, test in data] == [100] * 16
     images = torch.cat([train[0] for train, _ in data])
-    assert len(images.flatten(1).unique(dim=0)) > 1530  # of 1,536: the data set itself has a few twins
+    assert (
+        len(images.flatten(1).unique(dim=0)) > 1530
+    )  # of 1,536: the data set itself has a few twins
     for (_, train_labels), (_, test_labels) in data:
-        assert train_labels.bincount(minlength=10).argmax() in test_labels.bincount().topk(3).indices
+        assert (
+            train_labels.bincount(minlength=10).argmax() in test_labels.bincount().topk(3).indices
+        )
 
 
 def test_the_example_imports_nothing_but_torch_and_numpy() -> None:

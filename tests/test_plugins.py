@@ -1,7 +1,9 @@
-"""A user's own components from the command line: of an installed package by short name, and of a module by reference.
+"""A user's own components from the command line: of an installed package by short name, and of a
+module by reference.
 
-The package in tests/plugin is installed by pip into a temporary folder, which is put on the Python path; all commands
-are processes of their own. `python -P` leaves the current directory out of the path, as the installed `dispfl` does.
+The package in tests/plugin is installed by pip into a temporary folder, which is put on the Python
+path; all commands are processes of their own. `python -P` leaves the current directory out of the
+path, as the installed `dispfl` does.
 """
 
 import json
@@ -21,7 +23,7 @@ import torch
 
 import dispfl
 from dispfl.errors import PartitionError
-from dispfl.peer.local import free_ports
+from dispfl.peer.local_federation import free_ports
 
 SOURCES = Path(dispfl.__file__).parent.parent
 PLUGIN = Path(__file__).parent / "plugin"
@@ -42,10 +44,10 @@ from dispfl_plugin import MedianDisPFL, SortedLabels, Star, linear, points  # a 
 
 
 class Mine(MedianDisPFL):
-    def step(self, peer, state, heard):
+    def step(self, peer, state, received):
         if peer.t == 1 and peer.peer == "002" and Path("crash").exists():
             os._exit(9)
-        return super().step(peer, state, heard)
+        return super().step(peer, state, received)
 
 
 def not_a_method():
@@ -67,10 +69,28 @@ Command = Callable[..., Ended]
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder into which pip installed the package."""
-    source, target = tmp_path_factory.mktemp("source") / "plugin", tmp_path_factory.mktemp("installed")
+    source, target = (
+        tmp_path_factory.mktemp("source") / "plugin",
+        tmp_path_factory.mktemp("installed"),
+    )
     shutil.copytree(PLUGIN, source, ignore=shutil.ignore_patterns("__pycache__"))
-    options = ["--quiet", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(target), str(source)]
+    options = [
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        *options,
+        "--target",
+        str(target),
+        str(source),
+    ]
     subprocess.run(command, check=True, timeout=240)
     return target
 
@@ -127,9 +147,15 @@ def results(run: Path) -> tuple[Any, ...]:
     return found["weights_sha256"], found["scores"]
 
 
-def test_installed_components_run_by_short_name_and_the_config_finds_them_again(by_name: Path) -> None:
+def test_installed_components_run_by_short_name_and_the_config_finds_them_again(
+    by_name: Path,
+) -> None:
     written = config(by_name)
-    assert [written[key]["name"] for key in ("method", "topology", "partition")] == ["median", "star", "sorted"]
+    assert [written[key]["name"] for key in ("method", "topology", "partition")] == [
+        "median",
+        "star",
+        "sorted",
+    ]
     assert written["model"] == {"name": "custom", "factory": "dispfl_plugin:linear"}
     assert written["data"]["factory"] == "dispfl_plugin:points"
     assert summary(by_name)["method"] == "MedianDisPFL"
@@ -138,7 +164,9 @@ def test_installed_components_run_by_short_name_and_the_config_finds_them_again(
 def test_references_in_a_config_file_survive_a_crash_and_give_the_same_bits(
     command: Command, here: Path, by_name: Path
 ) -> None:
-    tables = "".join(f'{key} = "{reference}"\n' for key, reference in MINE.items() if key != "partition")
+    tables = "".join(
+        f'{key} = "{reference}"\n' for key, reference in MINE.items() if key != "partition"
+    )
     file = here / "mine.toml"
     file.write_text(f"{tables}[partition]\nname = '{MINE['partition']}'\nsamples_per_peer = 20\n")
     (here / "crash").touch()
@@ -148,13 +176,27 @@ def test_references_in_a_config_file_survive_a_crash_and_give_the_same_bits(
     assert resumed.code == 0, resumed.printed
     run = here / "by-reference"
     assert config(run)["method"]["name"] == "my_module:Mine"
-    assert config(run)["topology"]["name"] == "star"  # the installed package has a shorter name for it
+    assert (
+        config(run)["topology"]["name"] == "star"
+    )  # the installed package has a shorter name for it
     assert summary(run)["method"] == "Mine"
     assert results(run) == results(by_name)
 
 
-def test_compare_takes_names_and_references_and_resumes(command: Command, here: Path, by_name: Path) -> None:
-    words = ["compare", "halfway", "my_module:Mine", "local", "method.share=0.25", *SHORT[1:], *TINY, "--out", "grid"]
+def test_compare_takes_names_and_references_and_resumes(
+    command: Command, here: Path, by_name: Path
+) -> None:
+    words = [
+        "compare",
+        "halfway",
+        "my_module:Mine",
+        "local",
+        "method.share=0.25",
+        *SHORT[1:],
+        *TINY,
+        "--out",
+        "grid",
+    ]
     (here / "crash").touch()
     assert command(*words).code == 9
     (here / "crash").unlink()
@@ -171,11 +213,16 @@ def test_sweep_takes_names_and_references(command: Command, here: Path) -> None:
     words = ["topology=ring,star,my_module:Star", "method=my_module:Mine", *SHORT[2:], *TINY]
     ended = command("sweep", *words, "--out", "sweep")
     assert ended.code == 0, ended.printed
-    ring, star, mine = (results(here / f"sweep/topology={name}/seed-0") for name in ("ring", "star", "my_module:Star"))
+    ring, star, mine = (
+        results(here / f"sweep/topology={name}/seed-0")
+        for name in ("ring", "star", "my_module:Star")
+    )
     assert ring != star == mine
 
 
-def test_ray_workers_find_a_module_of_the_current_directory(command: Command, here: Path, by_name: Path) -> None:
+def test_ray_workers_find_a_module_of_the_current_directory(
+    command: Command, here: Path, by_name: Path
+) -> None:
     pytest.importorskip("ray")
     words = [f"{key}={reference}" for key, reference in MINE.items()]
     ended = command("run", *words, *TINY, "engine=ray", "workers=2", "--out", "ray")
@@ -193,19 +240,33 @@ def test_ray_workers_find_a_module_of_the_current_directory(command: Command, he
         ("data=point", "data 'point' does not exist. Did you mean points?"),
         (
             "method=my_modul:Mine",
-            "method names the module my_modul, which is neither in HERE nor on PYTHONPATH. Did you mean my_module?",
+            (
+                "method names the module my_modul, which is neither in HERE nor on PYTHONPATH. Did"
+                " you mean my_module?"
+            ),
         ),
-        ("method=my_module:Mien", "method is my_module:Mien, but my_module has no Mien. Did you mean Mine?"),
+        (
+            "method=my_module:Mien",
+            "method is my_module:Mien, but my_module has no Mien. Did you mean Mine?",
+        ),
         (
             "method=my_module:not_a_method",
-            "method my_module:not_a_method must be a subclass of dispfl.GossipMethod or dispfl.ServerMethod, got a "
-            "function. Known: Mine.",
+            (
+                "method my_module:not_a_method must be a subclass of dispfl.GossipMethod or"
+                " dispfl.ServerMethod, got a function. Known: Mine."
+            ),
         ),
         (
             "method=broken",
-            "method names the module dispfl_plugin_that_is_missing, which is not installed completely.",
+            (
+                "method names the module dispfl_plugin_that_is_missing, which is not installed"
+                " completely."
+            ),
         ),
-        ("method=median method.densty=0.1", "Unknown key method.densty. Did you mean method.density?"),
+        (
+            "method=median method.densty=0.1",
+            "Unknown key method.densty. Did you mean method.density?",
+        ),
     ],
 )
 def test_a_typo_is_one_sentence_with_the_nearest_name(
@@ -236,13 +297,16 @@ def test_a_partition_that_gives_what_is_not_there_is_one_sentence(counts: list[l
     labels = torch.tensor([0, 0, 0, 1, 1, 1])
     with pytest.raises(PartitionError) as caught:
         Generous().split(labels, labels, 2, rng=torch.Generator())
-    assert str(caught.value) == (
-        "class_counts of partition Generous must return 2 x 2 numbers of at least 0 whose column sums are at most "
-        f"[3, 3], got {counts}."
+    assert (
+        str(caught.value)
+        == "class_counts of partition Generous must return 2 x 2 numbers of at least 0 whose"
+        f" column sums are at most [3, 3], got {counts}."
     )
 
 
-def test_real_peers_run_the_components_of_a_module_like_a_simulation(command: Command, here: Path) -> None:
+def test_real_peers_run_the_components_of_a_module_like_a_simulation(
+    command: Command, here: Path
+) -> None:
     words = [f"{key}={reference}" for key, reference in MINE.items() if key != "topology"]
     settings = [*words, "topology=full", "peers=3", "rounds=2", "train.epochs=1"]
     ended = command("up", *settings, "--out", "up")
@@ -252,7 +316,9 @@ def test_real_peers_run_the_components_of_a_module_like_a_simulation(command: Co
     assert results(here / "up") == results(here / "simulated")
 
 
-def test_a_site_runs_components_of_a_package_and_of_a_module_in_its_own_folder(command: Command, here: Path) -> None:
+def test_a_site_runs_components_of_a_package_and_of_a_module_in_its_own_folder(
+    command: Command, here: Path
+) -> None:
     made = command(
         *("peer", "init", "site", "method=median", "model=linear", "data=points", "rounds=2"),
         *("--name", "alice", "--listen", f"127.0.0.1:{free_ports(1)[0]}"),
@@ -261,7 +327,9 @@ def test_a_site_runs_components_of_a_package_and_of_a_module_in_its_own_folder(c
     site = (here / "site" / "site.toml").read_text()
     assert re.search(r'name = "median"', site), site
     (here / "site" / "only_here.py").write_text((here / "my_module.py").read_text())
-    (here / "site" / "site.toml").write_text(site.replace('name = "median"', 'name = "only_here:Mine"'))
+    (here / "site" / "site.toml").write_text(
+        site.replace('name = "median"', 'name = "only_here:Mine"')
+    )
     ended = command("peer", "run", "site", "--alone")
     assert ended.code == 0, ended.printed
     shown = command("show", "site", "--json")

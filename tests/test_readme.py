@@ -1,4 +1,5 @@
-"""The README's Python example runs as it stands, its pictures and links exist, and so do all commands of the pages."""
+"""The README's Python example runs as it stands; its pictures, links and commands exist, and those of
+docs/commands.md."""
 
 import re
 import shlex

@@ -17,7 +17,8 @@ DOCS = Path(__file__).parents[1] / "docs" / "reference"
 
 
 def test_the_pages_are_those_of_the_code() -> None:
-    """`make reference` writes them. Usage lines depend on Typer's version: of commands, the names are compared."""
+    """`make reference` writes them. Usage lines depend on Typer's version: of commands, the names
+    are compared."""
     assert (DOCS / "settings.md").read_text() == as_markdown()
     written, now = (
         [line for line in page.splitlines() if line.startswith("## ")]
@@ -39,14 +40,18 @@ def test_an_entry_has_the_range_and_the_default_of_dispfl_run() -> None:
     _, [batch_size] = find_entries("batch_size")
     assert batch_size.default == "32"
     _, densities = find_entries("method.density")
-    assert [entry.components for entry in densities] == [("dispfl",), ("subfedavg",), ("dpsgd", "dpsgd-ft")]
+    assert [entry.components for entry in densities] == [
+        ("dispfl",),
+        ("subfedavg",),
+        ("dpsgd", "dpsgd-ft"),
+    ]
 
 
 def test_a_component_lists_its_own_settings() -> None:
     table, entries = find_entries("ditto")
     assert table.name == "method"
     assert [entry.key for entry in entries] == [
-        "method.robust", "method.liars",
+        "method.robust", "method.byzantine",
         "method.cohort", "method.prox_mu", "method.global_epochs", "method.personal_epochs",
     ]  # fmt: skip
 
@@ -65,13 +70,18 @@ def test_the_settings_of_a_real_site_are_among_them_with_their_defaults() -> Non
 
 
 def test_an_unknown_key_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^Unknown key train\.momentun\. Did you mean train\.momentum\?$"):
+    with pytest.raises(
+        ConfigError, match=r"^Unknown key train\.momentun\. Did you mean train\.momentum\?$"
+    ):
         find_entries("train.momentun")
 
 
 def test_explain_prints_an_entry(dispfl: Dispfl) -> None:
     said = dispfl("explain", "train.momentum")
-    assert " ".join(said.out.split()) == "train.momentum a number in [0, 1) Momentum of SGD. Default: 0."
+    assert (
+        " ".join(said.out.split())
+        == "train.momentum a number in [0, 1) Momentum of SGD. Default: 0."
+    )
     assert "method.prox_mu" in dispfl("explain", "ditto").out
     assert "dirichlet" in dispfl("explain", "partition").out
     assert "top-level keys" in dispfl("explain").out

@@ -1,4 +1,5 @@
-"""Components by name and by reference: what is found, what is written to configs, and what is refused."""
+"""Components by name and by reference: what is found, what is written to configs, and what is
+refused."""
 
 import subprocess
 import sys
@@ -57,7 +58,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def entry_points(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """The entry points of methods, as if packages had declared them."""
     declared: dict[str, str] = {}
-    monkeypatch.setattr(registry, "_installed", lambda group: declared if group == "dispfl.methods" else {})
+    monkeypatch.setattr(
+        registry, "_installed", lambda group: declared if group == "dispfl.methods" else {}
+    )
     return declared
 
 
@@ -68,7 +71,9 @@ def refusal(*overrides: str) -> str:
 
 
 @pytest.mark.parametrize("components", REGISTRIES.values(), ids=lambda components: components.table)
-def test_a_registry_is_a_mapping_from_names_to_classes_that_call_themselves_so(components: Registry) -> None:
+def test_a_registry_is_a_mapping_from_names_to_classes_that_call_themselves_so(
+    components: Registry,
+) -> None:
     assert isinstance(components, Mapping)
     assert len(components) == len(list(components)) >= 4
     for name, kind in components.items():
@@ -95,7 +100,12 @@ def test_a_class_without_a_name_is_called_by_its_own_name() -> None:
     class Below(Called):
         pass
 
-    assert [kind().name for kind in (Plain, Called, Tuned, Below)] == ["Plain", "by me", "Tuned", "Below"]
+    assert [kind().name for kind in (Plain, Called, Tuned, Below)] == [
+        "Plain",
+        "by me",
+        "Tuned",
+        "Below",
+    ]
     assert Plain() == Plain(name="Plain")  # type: ignore[arg-type]
     assert Plain() != DisPFL()
     assert DisPFL().name == "dispfl"
@@ -104,7 +114,10 @@ def test_a_class_without_a_name_is_called_by_its_own_name() -> None:
 @pytest.mark.usefixtures("here")
 def test_a_reference_is_found_in_the_current_directory_and_written_to_the_config() -> None:
     made = compose(
-        {"method": {"name": "own_components:Mine", "strength": 0.1}, "partition": "own_components:Same"},
+        {
+            "method": {"name": "own_components:Mine", "strength": 0.1},
+            "partition": "own_components:Same",
+        },
         ["topology=own_components:Circle", "topology.offline_prob=0.5"],
     )
     assert (made.method.name, made.topology.name, made.partition.name) == ("Mine", "Circle", "Same")
@@ -113,7 +126,9 @@ def test_a_reference_is_found_in_the_current_directory_and_written_to_the_config
     assert written["topology"]["name"] == "own_components:Circle"
     assert written["partition"]["name"] == "own_components:Same"
     assert compose(written) == made
-    assert compose(written, ["method=own_components:Mine"]).method == made.method  # the same name keeps the settings
+    assert (
+        compose(written, ["method=own_components:Mine"]).method == made.method
+    )  # the same name keeps the settings
     assert compose(written, ["method=local"]).to_toml()["method"] == {"name": "local"}
 
 
@@ -141,13 +156,17 @@ def test_a_site_has_modules_in_its_own_folder(here: Path, monkeypatch: pytest.Mo
         ("method=", "method '' does not exist. Known: "),
         (
             "method=own_component:Mine",
-            "method names the module own_component, which is neither in HERE nor on PYTHONPATH. "
-            "Did you mean own_components?",
+            (
+                "method names the module own_component, which is neither in HERE nor on PYTHONPATH."
+                " Did you mean own_components?"
+            ),
         ),
         (
             "method=own_components.py:Mine",
-            "method names the module own_components.py, which is neither in HERE nor on PYTHONPATH. "
-            "Did you mean own_components?",
+            (
+                "method names the module own_components.py, which is neither in HERE nor on"
+                " PYTHONPATH. Did you mean own_components?"
+            ),
         ),
         (
             "method=own_components:Mines",
@@ -155,16 +174,24 @@ def test_a_site_has_modules_in_its_own_folder(here: Path, monkeypatch: pytest.Mo
         ),
         (
             "method=own_components:Circle",
-            "method own_components:Circle must be a subclass of dispfl.GossipMethod or dispfl.ServerMethod, got the "
-            "class Circle. ",
+            (
+                "method own_components:Circle must be a subclass of dispfl.GossipMethod or"
+                " dispfl.ServerMethod, got the class Circle. "
+            ),
         ),
         (
             "topology=own_components:Mine",
-            "topology own_components:Mine must be a subclass of dispfl.Topology, got the class Mine. Known: Circle.",
+            (
+                "topology own_components:Mine must be a subclass of dispfl.Topology, got the class"
+                " Mine. Known: Circle."
+            ),
         ),
         (
             "partition=own_components:number",
-            "partition own_components:number must be a subclass of dispfl.Partition, got an int. Known: Same.",
+            (
+                "partition own_components:number must be a subclass of dispfl.Partition, got an"
+                " int. Known: Same."
+            ),
         ),
         (
             "method=own_components:Incomplete",
@@ -172,15 +199,19 @@ def test_a_site_has_modules_in_its_own_folder(here: Path, monkeypatch: pytest.Mo
         ),
         (
             "method=own/components:Mine",
-            "method must be a name or module:Class, got 'own/components:Mine'; for example mine:MyClass for the class "
-            "MyClass in mine.py.",
+            (
+                "method must be a name or module:Class, got 'own/components:Mine'; for example"
+                " mine:MyClass for the class MyClass in mine.py."
+            ),
         ),
         ("model=cn", "model 'cn' does not exist. Did you mean cnn?"),
         ("data=cifar1", "data 'cifar1' does not exist. Did you mean cifar10?"),
         (
             "model=own components:net",
-            "model.factory must be module:function, got 'own components:net'; for example mine:load for load() in "
-            "mine.py.",
+            (
+                "model.factory must be module:function, got 'own components:net'; for example"
+                " mine:load for load() in mine.py."
+            ),
         ),
     ],
 )
@@ -192,7 +223,10 @@ def test_what_does_not_exist_is_one_sentence(here: Path, override: str, sentence
 
 def test_a_key_of_a_users_class_is_checked_like_any_other(here: Path) -> None:
     mine = "method=own_components:Mine"
-    assert refusal(mine, "method.strenght=1") == "Unknown key method.strenght. Did you mean method.strength?"
+    assert (
+        refusal(mine, "method.strenght=1")
+        == "Unknown key method.strenght. Did you mean method.strength?"
+    )
     assert refusal(mine, "method.strength=much") == "method.strength must be a number, got 'much'."
 
 
@@ -205,7 +239,9 @@ def test_models_and_data_sets_are_functions() -> None:
     assert compose(made.to_toml()) == made
 
 
-def test_entry_points_add_short_names_below_the_built_in_ones(here: Path, entry_points: dict[str, str]) -> None:
+def test_entry_points_add_short_names_below_the_built_in_ones(
+    here: Path, entry_points: dict[str, str]
+) -> None:
     sys.path.insert(0, str(here))
     entry_points |= {"mine": "own_components:Mine", "local": "own_components:Named"}
     assert compose({}, ["method=mine"]).to_toml()["method"] == {"name": "mine", "strength": 0.5}
@@ -216,19 +252,26 @@ def test_entry_points_add_short_names_below_the_built_in_ones(here: Path, entry_
     assert refusal("method=min") == "method 'min' does not exist. Did you mean mine?"
 
 
-def test_a_package_that_does_not_load_is_only_noticed_by_who_uses_it(entry_points: dict[str, str]) -> None:
+def test_a_package_that_does_not_load_is_only_noticed_by_who_uses_it(
+    entry_points: dict[str, str],
+) -> None:
     entry_points |= {"broken": "missing_package:Method"}
     assert "broken" in METHODS
     assert compose({}, ["method=dispfl"]).method == DisPFL()
     assert refusal("nonsense=1").startswith("Unknown key nonsense.")
-    assert refusal("method=broken") == "method names the module missing_package, which is not installed completely."
+    assert (
+        refusal("method=broken")
+        == "method names the module missing_package, which is not installed completely."
+    )
 
 
-def test_a_class_that_its_package_exports_elsewhere_has_its_short_name(entry_points: dict[str, str]) -> None:
+def test_a_class_that_its_package_exports_elsewhere_has_its_short_name(
+    entry_points: dict[str, str],
+) -> None:
     entry_points |= {"ours": "dispfl:DPSGD"}  # defined in dispfl.methods.dpsgd
 
     class Other(GossipMethod):
-        def step(self, peer, state, heard):  # type: ignore[no-untyped-def]
+        def step(self, peer, state, received):  # type: ignore[no-untyped-def]
             return state
 
     assert METHODS["ours"] is DPSGD
@@ -244,6 +287,11 @@ def test_objects_are_taken_as_they_are() -> None:
 
 
 def test_listing_components_loads_neither_torch_nor_a_plug_in() -> None:
-    code = "import sys; from dispfl.registry import METHODS; print(len(METHODS), 'torch' in sys.modules)"
-    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    code = (
+        "import sys; from dispfl.registry import METHODS; print(len(METHODS), 'torch' in"
+        " sys.modules)"
+    )
+    printed = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
+    )
     assert printed.stdout.split() == ["9", "False"]

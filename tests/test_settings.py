@@ -46,7 +46,9 @@ def refusal(**values: Any) -> str:
         ({"ge": -2.5, "le": 0.5}, 2, "in [-2.5, 0.5]"),
     ],
 )
-def test_every_combination_of_limits_has_its_phrase(limits: dict[str, Any], value: int, phrase: str) -> None:
+def test_every_combination_of_limits_has_its_phrase(
+    limits: dict[str, Any], value: int, phrase: str
+) -> None:
     knob: Any = create_model("Knob", __base__=Settings, turn=(float, Field(**limits)))
     with pytest.raises(ConfigError) as caught:
         knob(turn=value)
@@ -77,7 +79,10 @@ def test_a_bad_value_is_one_sentence(values: dict[str, Any], sentence: str) -> N
 
 
 def test_every_bad_value_gets_its_sentence_in_the_order_of_the_fields() -> None:
-    assert refusal(trays=0, heat=2) == "oven.heat must be in (0, 1], got 2. oven.trays must be at least 1, got 0."
+    assert (
+        refusal(trays=0, heat=2)
+        == "oven.heat must be in (0, 1], got 2. oven.trays must be at least 1, got 0."
+    )
 
 
 def test_three_choices_are_listed_with_commas_and_or() -> None:
@@ -126,7 +131,10 @@ def test_a_key_is_compared_with_those_of_its_table_alone() -> None:
     assert did_you_mean("trian.lr", known) == "Did you mean train.lr?"
     assert did_you_mean("lr", known) == "Known: rounds."
     assert did_you_mean("train.learning_rate", known) == "Did you mean train.lr?"
-    assert did_you_mean("method.sparsity", ["method.density"]) == "Did you mean method.density, which is 1 - sparsity?"
+    assert (
+        did_you_mean("method.sparsity", ["method.density"])
+        == "Did you mean method.density, which is 1 - sparsity?"
+    )
     assert did_you_mean("DisPFL", ["dispfl", "local"]) == "Did you mean dispfl?"
 
 

@@ -1,6 +1,8 @@
-"""Federations of other tasks than the classification of images, from Python to the run directory, `show` and a report.
+"""Federations of other tasks than the classification of images, from Python to the run directory,
+`show` and a report.
 
-Tiny networks and data; what is tested is that each metric has its name, direction and value everywhere.
+Tiny networks and data; what is tested is that each metric has its name, direction and value
+everywhere.
 """
 
 import json
@@ -53,12 +55,15 @@ class LastStep(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """One transformer layer over four tokens, with an output for every token: (batch, classes, tokens)."""
+    """One transformer layer over four tokens, with an output for every token: (batch, classes,
+    tokens)."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed, self.out = nn.Embedding(5, 8), nn.Linear(8, 5)
-        self.layer = nn.TransformerEncoderLayer(8, nhead=2, dim_feedforward=16, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            8, nhead=2, dim_feedforward=16, dropout=0.0, batch_first=True
+        )
 
     def forward(self, tokens: Tensor) -> Tensor:
         outputs: Tensor = self.out(self.layer(self.embed(tokens.long())))
@@ -96,7 +101,10 @@ CASES = {
     ),
     "transformer": TaskCase(
         model=TokenTransformer,
-        data=lambda x, rng: ((tokens := torch.randint(5, (len(x), 4), generator=rng)).float(), tokens),
+        data=lambda x, rng: (
+            (tokens := torch.randint(5, (len(x), 4), generator=rng)).float(),
+            tokens,
+        ),
         loss=functional.cross_entropy,
         metric=["accuracy"],
         higher_is_better=True,
@@ -113,13 +121,18 @@ def run(case: TaskCase, method: DisPFL | Local, out: Path) -> Run:
         peers.append(((x[:40], y[:40]), (x[40:], y[40:])))
     train = Train(epochs=6, batch_size=10, lr=0.05)
     topology = RandomRegular(degree=2)
-    federation = Federation(case.model, peers, method, topology, loss=case.loss, metric=case.metric, train=train)
+    federation = Federation(
+        case.model, peers, method, topology, loss=case.loss, metric=case.metric, train=train
+    )
     return federation.run(3, out=out)
 
 
 @pytest.fixture(scope="module", params=CASES)
-def task(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[TaskCase, Path, Run]:
-    """A finished federation with Dis-PFL, and the folder that also has one without communication."""
+def task(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TaskCase, Path, Run]:
+    """A finished federation with Dis-PFL, and the folder that also has one without
+    communication."""
     folder = tmp_path_factory.mktemp("runs")
     case = CASES[request.param]
     run(case, Local(), folder / "local")
@@ -140,7 +153,9 @@ def test_python_has_every_metric_and_the_models_learn(task: tuple[TaskCase, Path
     if "accuracy" in result.scores:
         assert result.accuracy == main
     else:
-        with pytest.raises(ConfigError, match=f"This run has no accuracy; it has {', '.join(names(case))}: use run"):
+        with pytest.raises(
+            ConfigError, match=f"This run has no accuracy; it has {', '.join(names(case))}: use run"
+        ):
             _ = result.accuracy
 
 
@@ -152,7 +167,9 @@ def test_the_run_directory_has_the_metrics_with_their_directions_and_the_test_lo
     summary = json.loads((folder / "dispfl/summary.json").read_text())
     for record in (line, summary):
         assert record["metric"] == names(case)[0]
-        assert {name: found["per_peer"] for name, found in record["scores"].items()} == result.scores
+        assert {
+            name: found["per_peer"] for name, found in record["scores"].items()
+        } == result.scores
         assert record["scores"][record["metric"]]["higher_is_better"] == case.higher_is_better
         assert record["test_loss"]["mean"] > 0
     assert "accuracy" not in line
@@ -172,7 +189,10 @@ def test_show_tables_and_the_report_say_the_metrics_name_and_who_is_better(
     comparison = compare([({"method": path.name}, path) for path in sorted(folder.iterdir())])
     assert f" {main} " in markdown_table(comparison).splitlines()[0]
     assert f"{main}_mean," in csv_table(comparison)
-    assert any("lower is better" in sentence for sentence in legend(comparison)) != case.higher_is_better
+    assert (
+        any("lower is better" in sentence for sentence in legend(comparison))
+        != case.higher_is_better
+    )
     first, *_ = read_results([folder]).series
     best = (max if case.higher_is_better else min)(row.score or 0.0 for row in comparison.rows)
     assert first.row.score == best

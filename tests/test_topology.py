@@ -1,4 +1,4 @@
-"""Who hears whom: by hand for the fixed graphs, by counting for the random one."""
+"""Who receives whose models: by hand for the fixed graphs, by counting for the random one."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def test_in_a_grid_of_twelve_each_hears_the_four_around_it_across_the_edges_too(
     assert graph["005"] == ["001", "004", "006", "009"]
     assert graph["000"] == ["001", "003", "004", "008"]
     assert graph["011"] == ["003", "007", "008", "010"]
-    assert all(peer in graph[sender] for peer, heard in graph.items() for sender in heard)
+    assert all(peer in graph[sender] for peer, received in graph.items() for sender in received)
 
 
 def test_small_grids_by_hand() -> None:
@@ -72,14 +72,17 @@ def test_in_the_exponential_graph_each_hears_the_peers_1_2_4_and_8_positions_ahe
     graph = Exponential().neighbours(0, 0, TEN)
     assert graph["000"] == ["001", "002", "004", "008"]
     assert graph["007"] == ["001", "005", "008", "009"]  # 8, 9, 11 and 15, less 10
-    assert Counter(sender for heard in graph.values() for sender in heard) == dict.fromkeys(TEN, 4)
+    assert Counter(sender for received in graph.values() for sender in received) == dict.fromkeys(
+        TEN, 4
+    )
 
 
 @pytest.mark.parametrize(
-    ("peers", "heard"), [(1, []), (2, ["001"]), (3, ["001", "002"]), (4, ["001", "002"]), (5, ["001", "002", "004"])]
+    ("peers", "received"),
+    [(1, []), (2, ["001"]), (3, ["001", "002"]), (4, ["001", "002"]), (5, ["001", "002", "004"])],
 )
-def test_small_exponential_graphs_by_hand(peers: int, heard: list[str]) -> None:
-    assert Exponential().neighbours(0, 0, peer_names(peers))["000"] == heard
+def test_small_exponential_graphs_by_hand(peers: int, received: list[str]) -> None:
+    assert Exponential().neighbours(0, 0, peer_names(peers))["000"] == received
 
 
 def test_fixed_graphs_are_the_same_in_every_round_and_for_every_seed() -> None:
@@ -88,22 +91,26 @@ def test_fixed_graphs_are_the_same_in_every_round_and_for_every_seed() -> None:
 
 
 def test_only_in_random_graphs_can_a_peer_reach_others_than_its_neighbours() -> None:
-    heard = {"000": ["001"], "001": ["003"], "003": ["000"]}  # 002 is offline
-    assert RandomRegular(degree=1).reachable(heard, "000") == ["001", "003"]
+    received = {"000": ["001"], "001": ["003"], "003": ["000"]}  # 002 is offline
+    assert RandomRegular(degree=1).reachable(received, "000") == ["001", "003"]
     for topology in (Ring(), Full(), Grid(), Exponential()):
-        assert topology.reachable(heard, "000") == ["001"]
+        assert topology.reachable(received, "000") == ["001"]
 
 
-@pytest.mark.parametrize(("peers", "degree"), [(2, 1), (5, 1), (5, 4), (10, 3), (11, 10), (101, 10)])
-def test_random_regular_in_degree_and_out_degree_are_exactly_the_degree(peers: int, degree: int) -> None:
+@pytest.mark.parametrize(
+    ("peers", "degree"), [(2, 1), (5, 1), (5, 4), (10, 3), (11, 10), (101, 10)]
+)
+def test_random_regular_in_degree_and_out_degree_are_exactly_the_degree(
+    peers: int, degree: int
+) -> None:
     for t in range(3):
         graph = RandomRegular(degree=degree).neighbours(0, t, peer_names(peers))
         assert sorted(graph) == peer_names(peers)
-        for peer, heard in graph.items():
-            assert len(set(heard)) == len(heard) == degree
-            assert peer not in heard
-            assert heard == sorted(heard)
-        heard_by = Counter(sender for heard in graph.values() for sender in heard)
+        for peer, received in graph.items():
+            assert len(set(received)) == len(received) == degree
+            assert peer not in received
+            assert received == sorted(received)
+        heard_by = Counter(sender for received in graph.values() for sender in received)
         assert set(heard_by.values()) == {degree}
 
 
@@ -130,8 +137,8 @@ def test_random_regular_makes_every_pair_neighbours_about_equally_often() -> Non
     often = Counter(
         (peer, sender)
         for t in range(300)
-        for peer, heard in RandomRegular(degree=3).neighbours(0, t, TEN).items()
-        for sender in heard
+        for peer, received in RandomRegular(degree=3).neighbours(0, t, TEN).items()
+        for sender in received
     )
     assert len(often) == 90  # every ordered pair
     assert min(often.values()) > 60  # 300 * 3 / 9 = 100 expected, standard deviation 8
@@ -141,35 +148,46 @@ def test_random_regular_makes_every_pair_neighbours_about_equally_often() -> Non
 @pytest.mark.parametrize(
     ("peers", "degree", "fix"), [(5, 5, "at most 4"), (5, 10, "at most 4"), (1, 1, "topology=full")]
 )
-def test_a_degree_of_at_least_the_number_of_peers_is_refused_with_the_fix(peers: int, degree: int, fix: str) -> None:
-    problem = rf"topology\.degree must be below the number of peers \({peers}\), got {degree}\. Use {fix}"
+def test_a_degree_of_at_least_the_number_of_peers_is_refused_with_the_fix(
+    peers: int, degree: int, fix: str
+) -> None:
+    problem = (
+        rf"topology\.degree must be below the number of peers \({peers}\), got {degree}\. Use {fix}"
+    )
     with pytest.raises(ConfigError, match=problem):
         RandomRegular(degree=degree).check(peers)
 
 
 @pytest.mark.parametrize(("peers", "degree"), [(100, 10), (11, 10), (10, 9), (2, 1)])
 def test_the_default_degree_is_reduced_for_few_peers(peers: int, degree: int) -> None:
-    assert RandomRegular(offline_prob=0.5).fitted(peers) == RandomRegular(degree=degree, offline_prob=0.5)
-    assert RandomRegular.at_most(3).fitted(peers) == RandomRegular(degree=min(3, degree))
+    assert RandomRegular(offline_prob=0.5).resolved(peers) == RandomRegular(
+        degree=degree, offline_prob=0.5
+    )
+    assert RandomRegular.at_most(3).resolved(peers) == RandomRegular(degree=min(3, degree))
 
 
 def test_a_single_peer_hears_nobody_and_keeps_its_offline_settings() -> None:
-    assert RandomRegular(offline_prob=0.5, offline="skip").fitted(1) == Full(offline_prob=0.5, offline="skip")
+    assert RandomRegular(offline_prob=0.5, offline="skip").resolved(1) == Full(
+        offline_prob=0.5, offline="skip"
+    )
 
 
 def test_a_given_degree_is_kept() -> None:
-    assert RandomRegular(degree=10).fitted(4) == RandomRegular(degree=10)
-    assert Ring().fitted(1) == Ring()
+    assert RandomRegular(degree=10).resolved(4) == RandomRegular(degree=10)
+    assert Ring().resolved(1) == Ring()
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 @pytest.mark.parametrize("peers", [1, 2, 3, 4, 7, 12])
 def test_every_number_of_peers_has_a_graph_whatever_the_degree(name: str, peers: int) -> None:
-    """Sites leave and are revoked during a run; with as many peers as the degree or fewer, all hear each other."""
-    graph = TOPOLOGIES[name](name=name).heard(0, 5, peer_names(peers))  # the default degree is 10
+    """Sites leave and are revoked during a run; with as many peers as the degree or fewer, all
+    receive from each other."""
+    graph = TOPOLOGIES[name](name=name).online_neighbours(
+        0, 5, peer_names(peers)
+    )  # the default degree is 10
     assert sorted(graph) == peer_names(peers)
     if name == "random" and peers < 11:
-        assert graph == Full().heard(0, 5, peer_names(peers))
+        assert graph == Full().online_neighbours(0, 5, peer_names(peers))
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
@@ -177,7 +195,7 @@ def test_the_row_of_a_peer_is_that_of_the_whole_graph(name: str) -> None:
     for peers in (1, 2, 3, 8, 25):
         topology, roster = topology_with_offline(name, 0.2), peer_names(peers)
         for t in range(3):
-            graph = topology.heard(3, t, roster)
+            graph = topology.online_neighbours(3, t, roster)
             for peer in roster:
                 listeners = [name for name in roster if peer in graph.get(name, [])]
                 assert topology.row(3, t, roster, peer) == (graph.get(peer, []), listeners)
@@ -198,26 +216,30 @@ def test_offline_peers_neither_send_nor_are_heard(name: str) -> None:
     seen_offline = False
     for t in range(10):
         online = topology.online(0, t, TEN)
-        heard = topology.heard(0, t, TEN)
+        received = topology.online_neighbours(0, t, TEN)
         graph = topology.neighbours(0, t, TEN)
-        assert set(heard) == online
+        assert set(received) == online
         for peer in online:
-            assert heard[peer] == [sender for sender in graph[peer] if sender in online]
+            assert received[peer] == [sender for sender in graph[peer] if sender in online]
         seen_offline |= len(online) < 10
     assert seen_offline
 
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_with_offline_prob_0_everyone_is_online_and_with_1_nobody(name: str) -> None:
-    assert topology_with_offline(name, 0.0).heard(0, 0, TEN) == topology_with_offline(name, 0.0).neighbours(0, 0, TEN)
-    assert topology_with_offline(name, 1.0).heard(0, 0, TEN) == {}
+    assert topology_with_offline(name, 0.0).online_neighbours(0, 0, TEN) == topology_with_offline(
+        name, 0.0
+    ).neighbours(0, 0, TEN)
+    assert topology_with_offline(name, 1.0).online_neighbours(0, 0, TEN) == {}
 
 
 def test_an_offline_prob_of_0_3_takes_each_peer_offline_in_about_three_rounds_of_ten() -> None:
     topology = Full(offline_prob=0.3)
     rounds = [topology.online(0, t, TEN) for t in range(500)]
     for peer in TEN:
-        assert 0.2 < sum(peer not in online for online in rounds) / 500 < 0.4  # five standard deviations either side
+        assert (
+            0.2 < sum(peer not in online for online in rounds) / 500 < 0.4
+        )  # five standard deviations either side
     assert 0.27 < sum(10 - len(online) for online in rounds) / 5000 < 0.33
 
 
@@ -227,7 +249,9 @@ def test_which_peers_are_offline_does_not_depend_on_the_topology() -> None:
 
 @pytest.mark.parametrize("offline_prob", [-0.1, 1.5])
 def test_an_offline_prob_outside_0_to_1_is_refused(offline_prob: float) -> None:
-    with pytest.raises(ConfigError, match=rf"topology\.offline_prob must be in \[0, 1\], got {offline_prob}"):
+    with pytest.raises(
+        ConfigError, match=rf"topology\.offline_prob must be in \[0, 1\], got {offline_prob}"
+    ):
         Ring(offline_prob=offline_prob)
 
 
@@ -247,6 +271,8 @@ class WithGaps(Topology):
         ({"000": ["zzz"], "001": []}, "names the neighbour 'zzz', which is not a peer"),
     ],
 )
-def test_an_incomplete_graph_is_refused_with_a_sentence(graph: dict[str, list[str]], sentence: str) -> None:
+def test_an_incomplete_graph_is_refused_with_a_sentence(
+    graph: dict[str, list[str]], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        WithGaps(graph=graph).heard(0, 0, ["000", "001"])
+        WithGaps(graph=graph).online_neighbours(0, 0, ["000", "001"])

@@ -1,4 +1,5 @@
-"""An exception in a user's function becomes a sentence that names the peer, the round and the function."""
+"""An exception in a user's function becomes a sentence that names the peer, the round and the
+function."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -52,13 +53,16 @@ def fail() -> None:
 class ForgetsItsState(GossipMethod):
     """Trains, but returns nothing."""
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:  # type: ignore[return]
-        peer.learn(*state.model.unpack())
+    def step(  # type: ignore[return]
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
+        trainer.learn(*state.model.unpack())
 
 
 def test_a_step_without_a_new_state_is_refused(run: Callable[..., Any]) -> None:
     with pytest.raises(
-        RunError, match=r"^Peer 000, round 0: ForgetsItsState\.step must return a PeerState, got NoneType\.$"
+        RunError,
+        match=r"^Peer 000, round 0: ForgetsItsState\.step must return a PeerState, got NoneType\.$",
     ):
         run(method=ForgetsItsState())
 
@@ -95,10 +99,12 @@ class FailsWhenTrained(nn.Linear):
 class FailsInItsStep(Local):
     """Fails in round 1 at peer 002."""
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
-        if (peer.peer, peer.t) == ("002", 1):
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
+        if (trainer.peer, trainer.t) == ("002", 1):
             fail()
-        return super().step(peer, state, heard)
+        return super().step(trainer, state, received)
 
 
 class FailsToAggregate(FedAvg):
@@ -131,7 +137,10 @@ HERE = r" \(test_user_errors\.py, line \d+\) raised BrokenError: no such thing\.
     ("changes", "sentence"),
     [
         ({"loss": loss_that_fails, "metric": "accuracy"}, "Peer 000, round 0: loss_that_fails"),
-        ({"metric": Metric(metric_that_fails, "mine", True)}, "Peer 000, round 0: metric_that_fails"),
+        (
+            {"metric": Metric(metric_that_fails, "mine", True)},
+            "Peer 000, round 0: metric_that_fails",
+        ),
         ({"optimizer": optimizer_that_fails}, "Peer 000, round 0: optimizer_that_fails"),
         ({"model": lambda: FailsWhenTrained(4, 3)}, "Peer 000, round 0: FailsWhenTrained.forward"),
         ({"method": FailsInItsStep()}, "Peer 002, round 1: FailsInItsStep.step"),
@@ -140,7 +149,17 @@ HERE = r" \(test_user_errors\.py, line \d+\) raised BrokenError: no such thing\.
         ({"on_round": callback_that_fails}, "Round 1, on_round: callback_that_fails"),
         ({"model": lambda: fail()}, "Building the network: <lambda>"),
     ],
-    ids=["loss", "metric", "optimizer", "forward", "step", "aggregate", "topology", "callback", "model"],
+    ids=[
+        "loss",
+        "metric",
+        "optimizer",
+        "forward",
+        "step",
+        "aggregate",
+        "topology",
+        "callback",
+        "model",
+    ],
 )
 def test_a_users_function_is_named_with_peer_and_round(
     run: Callable[..., Any], changes: dict[str, Any], sentence: str
@@ -150,18 +169,25 @@ def test_a_users_function_is_named_with_peer_and_round(
     assert isinstance(refused.value.__cause__, BrokenError)
 
 
-def test_a_users_data_are_named_with_peer_and_round(run: Callable[..., Any], points: Points) -> None:
+def test_a_users_data_are_named_with_peer_and_round(
+    run: Callable[..., Any], points: Points
+) -> None:
     peers = [(points(20, 0), points(10, 1)), (FailsAtRowFive(), points(10, 2))]
     with pytest.raises(RunError, match=r"Peer 001, round 0: FailsAtRowFive\.__getitem__" + HERE):
         run(peers=peers)
 
 
 @pytest.mark.parametrize("vmap_peers", [1, 2])
-def test_a_function_of_torch_is_named_too(run: Callable[..., Any], points: Points, vmap_peers: int) -> None:
+def test_a_function_of_torch_is_named_too(
+    run: Callable[..., Any], points: Points, vmap_peers: int
+) -> None:
     """Labels of another type than the loss takes: torch's own function raises."""
     inputs, labels = points(20, 0)
     peers = [((inputs, labels.int()), points(10, k)) for k in range(2)]
-    with pytest.raises(RunError, match=r"Peer 000, round 0: cross_entropy \(functional\.py, line \d+\) raised Runtime"):
+    with pytest.raises(
+        RunError,
+        match=r"Peer 000, round 0: cross_entropy \(functional\.py, line \d+\) raised Runtime",
+    ):
         run(peers=peers, vmap_peers=vmap_peers)
 
 
@@ -185,7 +211,8 @@ def test_inputs_that_the_network_does_not_take_are_refused_before_anything_is_wr
 ) -> None:
     inputs, labels = points(20, 0)
     with pytest.raises(
-        RunError, match=r"^Peer 000, before round 0: \w+\.forward .* raised RuntimeError: mat1 and mat2"
+        RunError,
+        match=r"^Peer 000, before round 0: \w+\.forward .* raised RuntimeError: mat1 and mat2",
     ):
         Federation(net, [((inputs[:, :3], labels), (inputs, labels))]).run(1, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
@@ -199,9 +226,10 @@ def test_a_label_beyond_the_outputs_is_a_sentence(
     peers[1][0 if which == "training" else 1][1][4] = wrong
     with pytest.raises(DataError) as refused:
         run(peers=peers)
-    assert str(refused.value) == (
-        f"Peer 001's {which} data have the label {wrong}, but the model has 3 outputs, for the labels 0 to 2. "
-        "Give it more outputs, or correct the labels."
+    assert (
+        str(refused.value)
+        == f"Peer 001's {which} data have the label {wrong}, but the model has 3 outputs, for the"
+        " labels 0 to 2. Give it more outputs, or correct the labels."
     )
 
 
@@ -217,7 +245,9 @@ class Strangers(Topology):
 
 
 def test_a_topology_that_names_an_unknown_peer_is_a_sentence(run: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigError, match="topology Strangers names the neighbour 'alice', which is not a peer"):
+    with pytest.raises(
+        ConfigError, match="topology Strangers names the neighbour 'alice', which is not a peer"
+    ):
         run(topology=Strangers())
 
 
@@ -236,7 +266,9 @@ def test_a_metric_that_is_nan_for_every_peer_is_announced_once(
 
 
 class Unfinished(GossipMethod):
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         return PeerState(None, state.next_mask)  # type: ignore[arg-type]
 
 

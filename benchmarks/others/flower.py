@@ -23,7 +23,9 @@ class Reporting(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         replies = list(replies)
-        found: tuple[ArrayRecord | None, MetricRecord | None] = super().aggregate_train(server_round, replies)
+        found: tuple[ArrayRecord | None, MetricRecord | None] = super().aggregate_train(
+            server_round, replies
+        )
         self.steps += sum(int(reply.content["metrics"]["steps"]) for reply in replies)
         end_of_round(self.steps)
         return found

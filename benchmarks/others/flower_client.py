@@ -14,7 +14,8 @@ data = cache(work.data)
 
 
 def train(model: nn.Module, peer: int, epochs: int, anchor: list[Tensor] | None = None) -> None:
-    """Local training as Flower's tutorials have it, on tensors instead of a DataLoader, which would be slower."""
+    """Local training as Flower's tutorials have it, on tensors instead of a DataLoader, which would
+    be slower."""
     x, y = data(peer)
     optimizer = torch.optim.SGD(model.parameters(), lr=LR, weight_decay=WEIGHT_DECAY)
     model.train()
@@ -31,7 +32,8 @@ def train(model: nn.Module, peer: int, epochs: int, anchor: list[Tensor] | None 
 
 @app.train()
 def train_client(message: Message, context: Context) -> Message:
-    """Train the received model, and with Ditto the personal one, which stays in the client's context."""
+    """Train the received model, and with Ditto the personal one, which stays in the client's
+    context."""
     peer, before = int(context.node_config["partition-id"]), steps_so_far()
     model = work.network()
     model.load_state_dict(message.content["arrays"].to_torch_state_dict())
@@ -41,8 +43,16 @@ def train_client(message: Message, context: Context) -> Message:
         personal = work.network()
         if "personal" in context.state:
             personal.load_state_dict(context.state["personal"].to_torch_state_dict())
-        train(personal, peer, of_personal, [parameter.detach().clone() for parameter in model.parameters()])
+        train(
+            personal,
+            peer,
+            of_personal,
+            [parameter.detach().clone() for parameter in model.parameters()],
+        )
         context.state["personal"] = ArrayRecord(personal.state_dict())
     train(model, peer, epochs)
     metrics = MetricRecord({"num-examples": work.samples, "steps": steps_so_far() - before})
-    return Message(RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}), reply_to=message)
+    return Message(
+        RecordDict({"arrays": ArrayRecord(model.state_dict()), "metrics": metrics}),
+        reply_to=message,
+    )

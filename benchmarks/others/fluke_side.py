@@ -1,6 +1,7 @@
 """fluke's side: its FedAvg, Ditto and gossip, without evaluation.
 
-In its gossip a client sends its model to one random neighbour, and trains only if it has received one: fewer steps.
+In its gossip a client sends its model to one random neighbour, and trains only if it has received
+one: fewer steps.
 """
 
 from typing import Any
@@ -46,7 +47,12 @@ def settings() -> Any:
         "scheduler": {"name": "StepLR", "step_size": 1, "gamma": 1.0},
     }
     if work.method == "ditto":
-        client |= {"model": work.network(), "local_epochs": of_global, "tau": of_personal, "lam": PROX}
+        client |= {
+            "model": work.network(),
+            "local_epochs": of_global,
+            "tau": of_personal,
+            "lam": PROX,
+        }
     if work.method == "gossip":
         client |= {"policy": "aggregate"}
     return DDict({"client": client, "server": {"weighted": True}, "model": work.network()})
@@ -57,6 +63,8 @@ if __name__ == "__main__":
     environment.set_device("cpu")
     environment.set_inmemory(True)
     environment.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=False)
-    algorithm = {"fedavg": FedAVG, "ditto": Ditto, "gossip": GossipDFL}[work.method](work.peers, Splitter(), settings())
+    algorithm = {"fedavg": FedAVG, "ditto": Ditto, "gossip": GossipDFL}[work.method](
+        work.peers, Splitter(), settings()
+    )
     algorithm.set_callbacks([Rounds()])
     algorithm.run(work.rounds, 1.0)

@@ -1,5 +1,5 @@
-"""Lets fluke import torchvision, whose compiled part does not load with a CPU build of torch. Nothing here uses it, but
-its Python part wants two operators to exist.
+"""Lets fluke import torchvision, whose compiled part does not load with a CPU build of torch.
+Nothing here uses it, but its Python part wants two operators to exist.
 """
 
 import torch

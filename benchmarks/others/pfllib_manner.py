@@ -1,5 +1,6 @@
-"""The side of a usual research code, written in PFLlib's manner: client objects that own deep copies of the model, a
-DataLoader over a list of samples, torch's SGD, and a Python loop over the clients.
+"""The side of a usual research code, written in PFLlib's manner: client objects that own deep
+copies of the model, a DataLoader over a list of samples, torch's SGD, and a Python loop over the
+clients.
 """
 
 import copy
@@ -39,7 +40,11 @@ class Client:
             self.train_model(self.model, self.optimizer, self.work.epochs, None)
 
     def train_model(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, epochs: int, anchor: nn.Module | None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        epochs: int,
+        anchor: nn.Module | None,
     ) -> None:
         loader = DataLoader(self.samples, self.work.batch, shuffle=True)  # type: ignore[arg-type]
         model.train()

@@ -1,13 +1,15 @@
-"""The same work in dispfl, Flower, fluke and in PFLlib's manner: seconds a round and peak memory, as ratios to ours.
+"""The same work in dispfl, Flower, fluke and in PFLlib's manner: seconds a round and peak memory,
+as ratios to ours.
 
     python benchmarks/others/run.py                                  all sides, about an hour on two idle cores
     python benchmarks/others/run.py --peers 4 --samples 100 --rounds 1 --sides ours,pfllib
 
-Every side runs in a process of its own, one after another and in turn, with all processors; Flower and fluke in
-environments of their own, which the script makes in build/others. A side that cannot be installed, or fails, is skipped
-with its reason. The first round warms up. Of the others the best counts: wall time, and processor time of all its
-processes. Memory is the sum of their resident memory, in which pages that processes share count several times.
-Ratios are per optimizer step, because fluke's gossip trains fewer peers; all others take equal steps, which is checked.
+Every side runs in a process of its own, one after another and in turn, with all processors; Flower
+and fluke in environments of their own, which the script makes in build/others. A side that cannot
+be installed, or fails, is skipped with its reason. The first round warms up. Of the others the best
+counts: wall time, and processor time of all its processes. Memory is the sum of their resident
+memory, in which pages that processes share count several times. Ratios are per optimizer step,
+because fluke's gossip trains fewer peers; all others take equal steps, which is checked.
 """
 
 import argparse
@@ -78,7 +80,11 @@ def environment(name: str, packages: tuple[str, ...]) -> Path:
     """Return the Python of a side's environment, which is made if it does not exist yet."""
     if not packages:
         return Path(sys.executable)
-    torch = next(line for line in (ROOT / "constraints.txt").read_text().splitlines() if line.startswith("torch=="))
+    torch = next(
+        line
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if line.startswith("torch==")
+    )
     python = ENVIRONMENTS / name / "bin/python"
     done = ENVIRONMENTS / name / "installed"
     if not done.exists():
@@ -89,7 +95,9 @@ def environment(name: str, packages: tuple[str, ...]) -> Path:
         ):
             made = subprocess.run(command, capture_output=True, text=True, check=False)
             if made.returncode:
-                raise SideFailedError(f"cannot be installed: {(made.stderr.strip().splitlines() or ['?'])[-1]}")
+                raise SideFailedError(
+                    f"cannot be installed: {(made.stderr.strip().splitlines() or ['?'])[-1]}"
+                )
         done.touch()
     return python
 
@@ -134,20 +142,27 @@ def run_side(name: str, work: Work) -> Measured:
     settings = {**os.environ, **variables, **work.variable()}
     with (
         tempfile.TemporaryFile("w+") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=settings) as process,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=settings
+        ) as process,
     ):
         marks, peak = watched_rounds(process, work.rounds)
         errors.seek(0)
         complaint = (errors.read().strip().splitlines() or ["no message"])[-1]
     if len(marks) < work.rounds:
         raise SideFailedError(f"failed: {complaint}")
-    rounds = [[after - before for before, after in zip(*two, strict=True)] for two in pairwise(marks)]
+    rounds = [
+        [after - before for before, after in zip(*two, strict=True)] for two in pairwise(marks)
+    ]
     seconds, processor = (min(one[k] / one[2] for one in rounds) for k in (0, 1))
     return Measured(seconds, processor, peak, int(rounds[-1][2]))
 
 
-def watched_rounds(process: "subprocess.Popen[str]", rounds: int) -> tuple[list[tuple[float, float, int]], float]:
-    """Return the time, processor time and steps at the end of each round, and the largest memory of all processes.
+def watched_rounds(
+    process: "subprocess.Popen[str]", rounds: int
+) -> tuple[list[tuple[float, float, int]], float]:
+    """Return the time, processor time and steps at the end of each round, and the largest memory of
+    all processes.
 
     What the side does after its last round does not matter: all its processes are ended.
     """
@@ -200,14 +215,41 @@ def compare(work: Work, sides: list[str], repeats: int) -> list[str]:
     ours, lines = found.get("ours"), []
     for name, one in found.items():
         if one.steps != work.steps and (name, work.method) != ("fluke", "gossip"):
-            raise SystemExit(f"{name} took {one.steps} optimizer steps in a round instead of {work.steps}.")
-        result = {"benchmark": "others", "side": name, "method": work.method, "batch": work.batch, "model": work.model}
+            raise SystemExit(
+                f"{name} took {one.steps} optimizer steps in a round instead of {work.steps}."
+            )
+        result = {
+            "benchmark": "others",
+            "side": name,
+            "method": work.method,
+            "batch": work.batch,
+            "model": work.model,
+        }
         seconds, processor = (one.steps * each for each in (one.seconds, one.processor))
-        measured = {"seconds": seconds, "processor": processor, "memory": one.memory, "steps": one.steps}
-        print(json.dumps(result | {key: round(value, 3) for key, value in measured.items()}), flush=True)
-        cells = [work.method, str(work.batch), name, str(one.steps), f"{seconds:.2f}", f"{processor:.2f}"]
+        measured = {
+            "seconds": seconds,
+            "processor": processor,
+            "memory": one.memory,
+            "steps": one.steps,
+        }
+        print(
+            json.dumps(result | {key: round(value, 3) for key, value in measured.items()}),
+            flush=True,
+        )
+        cells = [
+            work.method,
+            str(work.batch),
+            name,
+            str(one.steps),
+            f"{seconds:.2f}",
+            f"{processor:.2f}",
+        ]
         pairs = zip(astuple(one)[:3], astuple(ours or one)[:3], strict=True)
-        lines.append(" | ".join([*cells, f"{one.memory:.0f}", *(f"{theirs / own:.2f}" for theirs, own in pairs)]))
+        lines.append(
+            " | ".join(
+                [*cells, f"{one.memory:.0f}", *(f"{theirs / own:.2f}" for theirs, own in pairs)]
+            )
+        )
     return lines
 
 
@@ -217,10 +259,18 @@ def main() -> None:
     parser.add_argument("--methods", default="fedavg,ditto,gossip")
     parser.add_argument("--model", default="five-layers", choices=["five-layers", "cnn"])
     parser.add_argument("--batches", default="32,128")
-    for name, default in (("peers", 20), ("samples", 500), ("epochs", 2), ("rounds", 3), ("repeats", 2)):
+    for name, default in (
+        ("peers", 20),
+        ("samples", 500),
+        ("epochs", 2),
+        ("rounds", 3),
+        ("repeats", 2),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     given = parser.parse_args()
-    first = Work("fedavg", given.model, given.peers, given.samples, 32, given.epochs, given.rounds + 1)
+    first = Work(
+        "fedavg", given.model, given.peers, given.samples, 32, given.epochs, given.rounds + 1
+    )
     table = []
     for method in given.methods.split(","):
         for batch in map(int, given.batches.split(",")):

@@ -1,4 +1,5 @@
-"""The work that all sides do: the network, the peers' data, and what a side reports after each round.
+"""The work that all sides do: the network, the peers' data, and what a side reports after each
+round.
 
 This file imports nothing but torch, because every side has an environment of its own.
 """
@@ -22,7 +23,8 @@ _steps: list[None] = []
 
 @dataclass(frozen=True)
 class Work:
-    """Rounds in which all peers train: `fedavg`, `ditto`, which divides the epochs between two models, or `gossip`."""
+    """Rounds in which all peers train: `fedavg`, `ditto`, which divides the epochs between two
+    models, or `gossip`."""
 
     method: str
     model: str
@@ -66,12 +68,17 @@ class Work:
 
 
 class FiveLayers(nn.Module):
-    """Two 5x5 convolutions of 64 channels, each pooled, and three linear layers: 797,962 parameters."""
+    """Two 5x5 convolutions of 64 channels, each pooled, and three linear layers: 797,962
+    parameters."""
 
     def __init__(self) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(3, 64, 5), nn.Conv2d(64, 64, 5)
-        self.hidden1, self.hidden2, self.linear = nn.Linear(1600, 384), nn.Linear(384, 192), nn.Linear(192, 10)
+        self.hidden1, self.hidden2, self.linear = (
+            nn.Linear(1600, 384),
+            nn.Linear(384, 192),
+            nn.Linear(192, 10),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         for conv in (self.conv1, self.conv2):

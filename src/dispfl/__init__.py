@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from dispfl.core.metric import Metric as Metric
     from dispfl.core.packed import PackedMask as PackedMask
     from dispfl.core.packed import PackedModel as PackedModel
-    from dispfl.core.private import Privacy as Privacy
     from dispfl.core.rng import stream as stream
     from dispfl.core.sparsity import erk_densities as erk_densities
     from dispfl.core.sparsity import prune_and_regrow as prune_and_regrow
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from dispfl.methods.base import Neighbourhood as Neighbourhood
     from dispfl.methods.base import PeerState as PeerState
     from dispfl.methods.base import ServerMethod as ServerMethod
-    from dispfl.methods.base import fresh_state as fresh_state
+    from dispfl.methods.base import initial_state as initial_state
     from dispfl.methods.base import spread_densities as spread_densities
     from dispfl.methods.dispfl import DisPFL as DisPFL
     from dispfl.methods.ditto import Ditto as Ditto
@@ -57,6 +56,7 @@ if TYPE_CHECKING:
     from dispfl.models.networks import VGG11 as VGG11
     from dispfl.models.networks import ResNet18 as ResNet18
     from dispfl.models.networks import SmallCNN as SmallCNN
+    from dispfl.privacy.steps import Privacy as Privacy
     from dispfl.runs.callbacks import EarlyStopping as EarlyStopping
     from dispfl.runs.callbacks import StopRun as StopRun
     from dispfl.runs.run import Run as Run
@@ -103,7 +103,7 @@ _MODULES = {
     "Partition": "data.partition",
     "Pathological": "data.partition",
     "PeerState": "methods.base",
-    "Privacy": "core.private",
+    "Privacy": "privacy.steps",
     "RandomRegular": "topology",
     "ResNet18": "models.networks",
     "Ring": "topology",
@@ -120,7 +120,7 @@ _MODULES = {
     "Wire": "wire.codec",
     "average_of": "core.averaging",
     "erk_densities": "core.sparsity",
-    "fresh_state": "methods.base",
+    "initial_state": "methods.base",
     "gossip_average": "core.averaging",
     "hamming": "core.masks",
     "load_dataset": "data.datasets",

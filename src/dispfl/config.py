@@ -1,4 +1,5 @@
-"""An experiment from a TOML file and `key=value` overrides: the defaults, overridden by the file, and by the overrides.
+"""An experiment from a TOML file and `key=value` overrides: the defaults, overridden by the file,
+and by the overrides.
 
 Choosing another component (`method=local`) discards the keys of the previous one.
 """
@@ -16,9 +17,14 @@ from dispfl.settings import OTHER_WORDS, Settings, did_you_mean
 MADE_IN_PYTHON = "made_in_python"
 """The key that marks the config of a run made in Python, which the command line cannot repeat."""
 KEYS_ELSEWHERE = {
-    "smallest_density": "It is an option of real sites, dispfl peer init --smallest-density; in a simulation all "
-    "densities are known: method.density=0.3,0.5.",
-    "threads": "It is a setting of real sites (site.toml); in a simulation, workers says how many peers train at once.",
+    "smallest_density": (
+        "It is an option of real sites, dispfl peer init --smallest-density; in a simulation all "
+        "densities are known: method.density=0.3,0.5."
+    ),
+    "threads": (
+        "It is a setting of real sites (site.toml); in a simulation, workers says how many peers"
+        " train at once."
+    ),
 }
 """Keys that are not settings of a simulation, and where to set them."""
 
@@ -41,12 +47,19 @@ def compose(config: Mapping[str, Any], overrides: Iterable[str] = ()) -> Experim
     return Experiment(**compose_values(Experiment, config, overrides))
 
 
-def compose_values(kind: type[RunSettings], config: Mapping[str, Any], overrides: Iterable[str] = ()) -> dict[str, Any]:
-    """Return the values of settings of a kind: its defaults, a config, and overrides; refuse unknown keys."""
+def compose_values(
+    kind: type[RunSettings], config: Mapping[str, Any], overrides: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the values of settings of a kind: its defaults, a config, and overrides; refuse
+    unknown keys."""
     if MADE_IN_PYTHON in config:
-        raise ConfigError("This run was made in Python; resume it there: Federation(...).run(..., resume=True).")
+        raise ConfigError(
+            "This run was made in Python; resume it there: Federation(...).run(..., resume=True)."
+        )
     given: dict[str, Any] = {}
-    for key, value in sorted((_parse(override) for override in overrides), key=lambda pair: "." in pair[0]):
+    for key, value in sorted(
+        (_parse(override) for override in overrides), key=lambda pair: "." in pair[0]
+    ):
         table, dot, field = key.partition(".")
         if dot:
             given[table] = {**as_table(table, given.get(table, {})), field: value}
@@ -64,33 +77,52 @@ def compose_values(kind: type[RunSettings], config: Mapping[str, Any], overrides
                 raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}")
             known = _all_keys(kind)
             ours = OTHER_WORDS.get(key, key)
-            tables = [table for table, _, field in (name.rpartition(".") for name in known) if table and field == ours]
+            tables = [
+                table
+                for table, _, field in (name.rpartition(".") for name in known)
+                if table and field == ours
+            ]
             whole = f"{tables[0]}.{key}" if tables else key  # lr is train.lr
             raise ConfigError(f"Unknown key {key}. {did_you_mean(whole, known)}")
     return values
 
 
-def _defaults(kind: type[RunSettings], config: Mapping[str, Any], given: Mapping[str, Any]) -> RunSettings:
-    """Return the defaults; the default degree depends on the number of peers, unless a degree is given."""
+def _defaults(
+    kind: type[RunSettings], config: Mapping[str, Any], given: Mapping[str, Any]
+) -> RunSettings:
+    """Return the defaults; the default degree depends on the number of peers, unless a degree is
+    given."""
     peers = given.get("peers", config.get("peers"))
-    degree_given = any("degree" in as_table("topology", source.get("topology", {})) for source in (config, given))
-    values = {} if peers is None or degree_given or "peers" not in kind.model_fields else {"peers": peers}
+    degree_given = any(
+        "degree" in as_table("topology", source.get("topology", {})) for source in (config, given)
+    )
+    values = (
+        {}
+        if peers is None or degree_given or "peers" not in kind.model_fields
+        else {"peers": peers}
+    )
     return kind(**values)
 
 
 def _stated(defaults: RunSettings) -> dict[str, Any]:
-    """Return the default settings as TOML; of components and of training only what differs from their class's defaults,
-    because a field may have another default where another field is given (`method.structure`, `train.optimizer`).
+    """Return the default settings as TOML; of components and of training only what differs from
+    their class's defaults, because a field may have another default where another field is given
+    (`method.structure`, `train.optimizer`).
     """
     content = defaults.to_toml()
     for key in {*REGISTRIES, "train"} & content.keys():
-        stated = getattr(defaults, key).model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+        stated = getattr(defaults, key).model_dump(
+            mode="json", exclude_none=True, exclude_defaults=True
+        )
         content[key] = stated | ({"name": content[key]["name"]} if "name" in content[key] else {})
     return content
 
 
-def _overlay(kind: type[RunSettings], base: Mapping[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:
-    """Override the base's keys by the top's. A table with another name (`method=local`) replaces the base's table."""
+def _overlay(
+    kind: type[RunSettings], base: Mapping[str, Any], top: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Override the base's keys by the top's. A table with another name (`method=local`) replaces
+    the base's table."""
     values = dict(base)
     for key, value in top.items():
         if key in kind.CHOICES:
@@ -134,12 +166,20 @@ def _all_keys(kind: type[RunSettings]) -> list[str]:
 def differing_keys(one: Experiment, other: Experiment) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys in which two experiments differ, with both values."""
     a, b = (dotted_keys(experiment.to_toml()) for experiment in (one, other))
-    return {key: (a.get(key), b.get(key)) for key in sorted(a.keys() | b.keys()) if a.get(key) != b.get(key)}
+    return {
+        key: (a.get(key), b.get(key))
+        for key in sorted(a.keys() | b.keys())
+        if a.get(key) != b.get(key)
+    }
 
 
 def dotted_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config without tables: `{"method.density": 0.2}`."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= {f"{key}.{field}": v for field, v in value.items()} if isinstance(value, Mapping) else {key: value}
+        flat |= (
+            {f"{key}.{field}": v for field, v in value.items()}
+            if isinstance(value, Mapping)
+            else {key: value}
+        )
     return flat

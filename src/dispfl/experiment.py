@@ -1,11 +1,11 @@
 """The settings of a run, composed of the settings of its components.
 
     seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, eval_train,  top-level keys
-    metric, average_buffers, unseen_peers, unseen_steps, attack, liars
+    metric, average_buffers, unseen_peers, unseen_steps, attack, byzantine
     data, partition, model, method, topology, train, wire, privacy    tables, each the settings of its component
 
-A table may be given by name alone (`method="dispfl"`). Every key has a default; the defaults together are the demo.
-`config.py` makes an experiment from a TOML file and overrides.
+A table may be given by name alone (`method="dispfl"`). Every key has a default; the defaults
+together are the demo. `config.py` makes an experiment from a TOML file and overrides.
 """
 
 import os
@@ -16,10 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, SerializeAsAny, field_validator
 
-from dispfl.attacks import Attack, AttackName, poisoned
-from dispfl.core.live import Precision, resolve_device
+from dispfl.core.flat_module import Precision, resolve_device
 from dispfl.core.metric import as_metric, as_metrics
-from dispfl.core.private import Privacy
 from dispfl.core.rng import stream
 from dispfl.core.task import Samples, Task
 from dispfl.core.train import Train
@@ -28,19 +26,21 @@ from dispfl.data.by_column import ByColumn
 from dispfl.data.catalogue import describe
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import Data, ImageDataset
-from dispfl.data.factory import import_reference
 from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import Split, validation_samples
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.extras import require
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
-from dispfl.methods.robust import check_liars
 from dispfl.models.settings import CustomModel, Model
+from dispfl.privacy.steps import Privacy
 from dispfl.registry import FUNCTIONS, REGISTRIES, choose
+from dispfl.robust.attacks import Attack, AttackName, poisoned
+from dispfl.robust.averages import check_byzantine
 from dispfl.round.context import PeerData, RunContext
 from dispfl.settings import Settings
 from dispfl.topology import RandomRegular, Topology, peer_names
+from dispfl.user_functions import import_reference
 from dispfl.wire.codec import Wire
 
 if TYPE_CHECKING:
@@ -63,13 +63,16 @@ class RunSettings(Settings):
     eval_every: int = Field(default=1, ge=1)
     """Evaluate the models every this many rounds, and after the last."""
     eval_train: bool = False
-    """Evaluate the models on their peers' training data too, as they are: how much of what they learned generalizes."""
+    """Evaluate the models on their peers' training data too, as they are: how much of what they
+    learned generalizes."""
     metric: tuple[str, ...] = Field(default=("accuracy",), min_length=1)
-    """What is measured on test data: names of built-in metrics, or `module:function`; the first is the main one."""
+    """What is measured on test data: names of built-in metrics, or `module:function`; the first is
+    the main one."""
     device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
     """Where peers train; auto: the fastest device that the machine has."""
     precision: Precision = "float32"
-    """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else stays float32."""
+    """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else
+    stays float32."""
     data: SerializeAsAny[Data] = Data(augment=False)
     model: SerializeAsAny[Model] = Model()
     method: SerializeAsAny[Method] = DisPFL()
@@ -78,12 +81,16 @@ class RunSettings(Settings):
     wire: Wire = Wire()
     privacy: Privacy = Privacy()
 
-    @field_validator("data", "model", "method", "topology", "partition", mode="before", check_fields=False)
+    @field_validator(
+        "data", "model", "method", "topology", "partition", mode="before", check_fields=False
+    )
     @classmethod
     def _choose(cls, value: Any, info: Any) -> Any:
         return choose(info.field_name, value, cls.model_fields[info.field_name].default)
 
-    @field_validator("train", "wire", "privacy", "limits", "deadlines", mode="before", check_fields=False)
+    @field_validator(
+        "train", "wire", "privacy", "limits", "deadlines", mode="before", check_fields=False
+    )
     @classmethod
     def _table(cls, value: Any, info: Any) -> Any:
         if isinstance(value, Settings):
@@ -119,7 +126,8 @@ class RunSettings(Settings):
         return cls(**{**values, **chosen})
 
     def to_toml(self) -> dict[str, Any]:
-        """Return the complete settings as TOML can hold them; components by their names in a config."""
+        """Return the complete settings as TOML can hold them; components by their names in a
+        config."""
         content = self.model_dump(mode="json", exclude_none=True)
         for key, registry in REGISTRIES.items():
             if key in content:
@@ -136,7 +144,8 @@ class RunSettings(Settings):
         average_buffers: bool = False,
         remote_peers: Sequence[str] = (),
     ) -> RunContext:
-        """Return the context of the rounds; `assign` divides the training and test data between peers.
+        """Return the context of the rounds; `assign` divides the training and test data between
+        peers.
 
         A custom network is imported from the folder, and checked on two samples first.
         """
@@ -145,8 +154,8 @@ class RunSettings(Settings):
         shape, classes, model = data.shape, len(data.classes), self.model
         if self.privacy.enabled and getattr(self.data, "standardize", False):
             raise ConfigError(
-                "privacy does not cover data.standardize, which computes means from the training data; scale the data "
-                "by constants instead, and leave it false."
+                "privacy does not cover data.standardize, which computes means from the training"
+                " data; scale the data by constants instead, and leave it false."
             )
         if isinstance(model, CustomModel):
             model.check_network(next(train.batches(2))[0], classes, folder)
@@ -171,8 +180,12 @@ class RunSettings(Settings):
         )
 
     def task(self, folder: Path | None = None) -> Task:
-        """Return the loss and the metrics; a metric of the user's own is imported from the folder."""
-        own = [import_reference("metric", name, folder) if ":" in name else name for name in self.metric]
+        """Return the loss and the metrics; a metric of the user's own is imported from the
+        folder."""
+        own = [
+            import_reference("metric", name, folder) if ":" in name else name
+            for name in self.metric
+        ]
         return Task(metrics=as_metrics(own))
 
 
@@ -184,25 +197,29 @@ class Experiment(RunSettings):
     workers: int = Field(default_factory=lambda: os.cpu_count() or 1, ge=1)
     """How many peers train at once: threads of this process, or Ray's processes."""
     vmap_peers: int = Field(default=1, ge=1)
-    """How many peers with equally many samples train as one stack of models: faster where models are tiny.
+    """How many peers with equally many samples train as one stack of models: faster where models
+    are tiny.
 
-    Results are equal to those of vmap_peers=1 up to rounding only, and so are those of a run interrupted in a round.
+    Results are equal to those of vmap_peers=1 up to rounding only, and so are those of a run
+    interrupted in a round.
     """
     engine: EngineName = "inprocess"
     """What runs the peers: threads of this process, or Ray's processes here or on a cluster."""
     unseen_peers: int = Field(default=0, ge=0)
-    """Peers that do not take part, and join after the last round: `summary.json` has the scores of their models."""
+    """Peers that do not take part, and join after the last round: `summary.json` has the scores of
+    their models."""
     unseen_steps: int = Field(default=20, ge=1)
     """The local steps of an unseen peer."""
     average_buffers: bool = False
-    """Average buffers, such as the running statistics of batch norm, over the models heard, as weights are.
+    """Average buffers, such as the running statistics of batch norm, over the received models, as
+    weights are.
 
     By default they stay with each peer.
     """
     partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
     attack: AttackName = "none"
-    """What lying peers do; the others' accuracies are reported."""
-    liars: float = Field(default=0.0, ge=0, lt=1)
+    """What Byzantine peers do; the others' accuracies are reported."""
+    byzantine: float = Field(default=0.0, ge=0, lt=1)
     """The share of the peers that lie."""
 
     @field_validator("engine", mode="before")
@@ -211,20 +228,27 @@ class Experiment(RunSettings):
         return check_engine(engine)
 
     def model_post_init(self, context: Any, /) -> None:
-        """Fit the default degree to the number of peers, and refuse settings that do not fit each other."""
-        object.__setattr__(self, "topology", self.topology.fitted(self.peers))
+        """Fit the default degree to the number of peers, and refuse settings that do not fit each
+        other."""
+        object.__setattr__(self, "topology", self.topology.resolved(self.peers))
         if isinstance(self.partition, ByColumn):
             object.__setattr__(self, "data", self.partition.column_of(self.data))
         check_vmap_peers(self.vmap_peers, self.engine)
         check_average_buffers(self.average_buffers, self.method, self.engine)
         self.topology.check(self.peers)
         self.method.densities(self.peers)
-        object.__setattr__(self, "method", self.method.fitted(self.topology, self.peers))
-        check_liars(self.method, self.topology, self.peers)
-        if self.liars and self.attack == "none":
-            raise ConfigError(f"liars is {self.liars:g}, but attack is none; say how they lie: attack=sign-flip.")
-        if self.attack != "none" and not self.liars:
-            raise ConfigError(f"attack is {self.attack}, but liars is 0; say how many of the peers lie: liars=0.2.")
+        object.__setattr__(self, "method", self.method.resolved(self.topology, self.peers))
+        check_byzantine(self.method, self.topology, self.peers)
+        if self.byzantine and self.attack == "none":
+            raise ConfigError(
+                f"byzantine is {self.byzantine:g}, but attack is none; say how they lie:"
+                " attack=sign-flip."
+            )
+        if self.attack != "none" and not self.byzantine:
+            raise ConfigError(
+                f"attack is {self.attack}, but byzantine is 0; say how many of the peers lie:"
+                " byzantine=0.2."
+            )
 
     def run(
         self,
@@ -236,7 +260,8 @@ class Experiment(RunSettings):
     ) -> "Run":
         """Run the experiment, as `dispfl run` does; with a run directory everything is saved.
 
-        `resume` continues the run in that directory, if there is one. `on_round` and `progress` are as in `Federation`.
+        `resume` continues the run in that directory, if there is one. `on_round` and `progress` are
+        as in `Federation`.
         """
         from dispfl.runs.execute import run_experiment  # which imports this module
 
@@ -282,7 +307,7 @@ class Experiment(RunSettings):
         extra: dict[str, Any] = {"unseen_steps": self.unseen_steps}
 
         names = peer_names(self.peers)
-        attack = extra["attack"] = Attack.of(self.attack, self.liars, names, self.seed)
+        attack = extra["attack"] = Attack.of(self.attack, self.byzantine, names, self.seed)
 
         def assign(train: Samples, test: Samples) -> dict[str, PeerData]:
             if split.global_test is not None:
@@ -291,19 +316,26 @@ class Experiment(RunSettings):
                 unseen = [f"new-{name}" for name in peer_names(self.unseen_peers)]
                 extra["unseen"] = _peer_data(unseen, split.unseen, train, test)
             peers = _peer_data(names, split, train, test)
-            for liar in attack.liars if attack else ():
-                lying = poisoned(peers[liar].train, self.attack, len(data.classes))
-                peers[liar] = replace(peers[liar], train=lying)
+            for attacker in attack.byzantine if attack else ():
+                byzantine_peers = poisoned(peers[attacker].train, self.attack, len(data.classes))
+                peers[attacker] = replace(peers[attacker], train=byzantine_peers)
             return peers
 
-        context = self.context(data, assign, vmap_peers=self.vmap_peers, average_buffers=self.average_buffers)
+        context = self.context(
+            data, assign, vmap_peers=self.vmap_peers, average_buffers=self.average_buffers
+        )
         return replace(context, **extra)
 
 
-def _peer_data(names: Sequence[str], split: Split, train: Samples, test: Samples) -> dict[str, PeerData]:
+def _peer_data(
+    names: Sequence[str], split: Split, train: Samples, test: Samples
+) -> dict[str, PeerData]:
     held_out: list[Samples | None] = [train.take(rows) for rows in split.validation]
     rows = zip(names, split.train, split.test, held_out or [None] * len(names), strict=True)
-    return {name: PeerData(train.take(mine), test.take(tested), validation) for name, mine, tested, validation in rows}
+    return {
+        name: PeerData(train.take(mine), test.take(tested), validation)
+        for name, mine, tested, validation in rows
+    }
 
 
 def check_engine(engine: Any) -> EngineName:
@@ -321,19 +353,28 @@ def check_vmap_peers(vmap_peers: int, engine: str) -> None:
     """Refuse stacks of peers with an engine that does not support them."""
     if vmap_peers > 1 and engine != "inprocess":
         raise ConfigError(
-            f"vmap_peers is {vmap_peers}, but engine={engine} trains peers one by one; use engine=inprocess."
+            f"vmap_peers is {vmap_peers}, but engine={engine} trains peers one by one; use"
+            " engine=inprocess."
         )
 
 
 def check_average_buffers(average: bool, method: Method, engine: str) -> None:
-    """Refuse to average buffers where peers hear no neighbours, and where messages do not contain them."""
+    """Refuse to average buffers where peers receive from no neighbours, and where messages do not
+    contain them."""
     if not average:
         return
     if not isinstance(method, GossipMethod) or not method.communicates:
         raise ConfigError(
-            f"average_buffers averages over the neighbours that a peer hears; method {method.name} has none. Omit it."
+            "average_buffers averages over the neighbours that a peer receives from; method"
+            f" {method.name} has none. Omit it."
         )
     if getattr(method, "structure", "weights") == "channels":
-        raise ConfigError("average_buffers needs method.structure=weights: peers have different channels. Omit it.")
+        raise ConfigError(
+            "average_buffers needs method.structure=weights: peers have different channels."
+            " Omit it."
+        )
     if engine != "inprocess":
-        raise ConfigError(f"average_buffers needs engine=inprocess, got engine={engine}: messages have no buffers.")
+        raise ConfigError(
+            f"average_buffers needs engine=inprocess, got engine={engine}: messages have no"
+            " buffers."
+        )

@@ -1,4 +1,5 @@
-"""Optional dependencies (extras) and the supported platforms: one clear sentence where something is missing."""
+"""Optional dependencies (extras) and the supported platforms: one clear sentence where something is
+missing."""
 
 import logging
 import os
@@ -20,7 +21,8 @@ EXTRAS = {
     "privacy": ("dp_accounting",),
     "pandas": ("pandas",),
 }
-"""The packages that each extra of pyproject.toml installs, by the names that they are imported under."""
+"""The packages that each extra of pyproject.toml installs, by the names that they are imported
+under."""
 
 _warned: set[str] = set()
 
@@ -44,11 +46,16 @@ def _missing(extra: str, feature: str, packages: tuple[str, ...] = ()) -> str | 
     """Return the sentence about the first package that is not installed."""
     for package in packages or EXTRAS[extra]:
         if find_spec(package) is None:
-            return f"{feature} needs {package}, which is not installed: pip install 'dispfl[{extra}]'."
+            return (
+                f"{feature} needs {package}, which is not installed: pip install 'dispfl[{extra}]'."
+            )
     return None
 
 
 def require_posix() -> None:
     """Refuse Windows: locks, memory measurements and signals are those of POSIX."""
     if os.name == "nt":
-        raise ConfigError("dispfl runs on Linux and macOS; Windows is not supported. Use the Linux subsystem (WSL).")
+        raise ConfigError(
+            "dispfl runs on Linux and macOS; Windows is not supported. Use the Linux subsystem"
+            " (WSL)."
+        )

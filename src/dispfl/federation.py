@@ -10,13 +10,11 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from dispfl.attacks import ATTACKS, POISONS, Attack, AttackName, poisoned
 from dispfl.config import MADE_IN_PYTHON
-from dispfl.core.live import LiveModel, Precision, resolve_device
+from dispfl.core.flat_module import FlatModule, Precision, resolve_device
 from dispfl.core.metric import MetricLike
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
-from dispfl.core.private import Privacy
 from dispfl.core.rng import forked_generators
 from dispfl.core.task import Task
 from dispfl.core.train import Train
@@ -25,8 +23,10 @@ from dispfl.errors import ConfigError
 from dispfl.experiment import EngineName, check_average_buffers, check_engine, check_vmap_peers
 from dispfl.methods.base import Method
 from dispfl.methods.dispfl import DisPFL
-from dispfl.methods.robust import check_liars
+from dispfl.privacy.steps import Privacy
 from dispfl.registry import choose
+from dispfl.robust.attacks import ATTACKS, POISONS, Attack, AttackName, poisoned
+from dispfl.robust.averages import check_byzantine
 from dispfl.round.context import PeerData, RunContext
 from dispfl.runs.callbacks import OnRound, as_callbacks, check_callbacks
 from dispfl.runs.directory import RunDirectory, read_config
@@ -44,24 +44,28 @@ S = TypeVar("S", Train, Wire, Privacy)
 class Federation:
     """Peers that train together: each has its own data, and all share a model architecture.
 
-    `peers` lists (training data, test data) pairs, or (training data, validation data, test data) triples: torch
-    Datasets or (inputs, labels) tensors; `Dirichlet().peers(data, 100)` divides a data set into such a list. `model` is
-    any function that returns an `nn.Module`. `method` and `topology` are objects, or what a config says: a name
-    (`"ring"`), a reference (`"my_module:Star"`) or a dict (`{"name": "dispfl", "density": 0.2}`). `metric` is a
-    `Metric`, the name of a built-in one (`"macro_f1"`), a function whose name says whether a higher value is better, or
-    a list of these, the main one first; without it, the accuracy of a classification. `optimizer` is a function from
-    flat weights and their `Layout` to a `torch.optim.Optimizer` of them, in place of `train.optimizer`; its learning
-    rate follows the schedule of `train`. `privacy=Privacy(epsilon=4)` makes training differentially private. `init`
-    gives the weights that all start from: a module or its state dict. Every model is evaluated on `global_test` too, if
-    it is given, and with `eval_train=True` on its peer's training data. `unseen` lists peers as `peers` does; they join
-    after the last round for `unseen_steps` local steps. `attack="sign-flip", liars=0.2` makes a fifth of the peers lie,
-    to measure how well a method withstands them.
+    `peers` lists (training data, test data) pairs, or (training data, validation data, test data)
+    triples: torch Datasets or (inputs, labels) tensors; `Dirichlet().peers(data, 100)` divides a
+    data set into such a list. `model` is any function that returns an `nn.Module`. `method` and
+    `topology` are objects, or what a config says: a name (`"ring"`), a reference
+    (`"my_module:Star"`) or a dict (`{"name": "dispfl", "density": 0.2}`). `metric` is a `Metric`,
+    the name of a built-in one (`"macro_f1"`), a function whose name says whether a higher value is
+    better, or a list of these, the main one first; without it, the accuracy of a classification.
+    `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of
+    them, in place of `train.optimizer`; its learning rate follows the schedule of `train`.
+    `privacy=Privacy(epsilon=4)` makes training differentially private. `init` gives the weights
+    that all start from: a module or its state dict. Every model is evaluated on `global_test` too,
+    if it is given, and with `eval_train=True` on its peer's training data. `unseen` lists peers as
+    `peers` does; they join after the last round for `unseen_steps` local steps.
+    `attack="sign-flip", byzantine=0.2` makes a fifth of the peers lie, to measure how well a method
+    withstands them.
 
-    `on_round` is a function, or a list of them, that is called after each round with the `Run` so far, and may stop it
-    (`StopRun`); `out` names a run directory. Both may be given to `run` instead. `average_buffers=True` also averages
-    the buffers of the models heard, such as batch norm's running statistics; by default they stay with each peer.
-    `vmap_peers=16` trains up to 16 peers as one stack: faster where models are tiny, and equal up to rounding.
-    `engine="ray"` runs the peers in `workers` processes, on the machines of the Ray cluster at `ray_address` or here.
+    `on_round` is a function, or a list of them, that is called after each round with the `Run` so
+    far, and may stop it (`StopRun`); `out` names a run directory. Both may be given to `run`
+    instead. `average_buffers=True` also averages the buffers of the received models, such as batch
+    norm's running statistics; by default they stay with each peer. `vmap_peers=16` trains up to 16
+    peers as one stack: faster where models are tiny, and equal up to rounding. `engine="ray"` runs
+    the peers in `workers` processes, on the machines of the Ray cluster at `ray_address` or here.
     """
 
     def __init__(
@@ -75,7 +79,7 @@ class Federation:
         wire: Wire | Mapping[str, Any] | None = None,
         privacy: Privacy | Mapping[str, Any] | None = None,
         attack: AttackName = "none",
-        liars: float = 0.0,
+        byzantine: float = 0.0,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
@@ -98,18 +102,25 @@ class Federation:
     ) -> None:
         if isinstance(model, nn.Module):
             kind = type(model)
-            name = f"lambda: {kind.__name__}(...)" if kind.__module__.startswith("torch.") else kind.__name__
+            name = (
+                f"lambda: {kind.__name__}(...)"
+                if kind.__module__.startswith("torch.")
+                else kind.__name__
+            )
             raise ConfigError(
-                f"`model` must be a function that returns a new module: give {name}, not {kind.__name__}(...)."
+                f"`model` must be a function that returns a new module: give {name}, not"
+                f" {kind.__name__}(...)."
             )
         if not isinstance(peers, Sequence):
             got = f"a {type(peers).__name__}" if isinstance(peers, Collection) else repr(peers)
-            raise ConfigError(f"`peers` must be a list of pairs (training data, test data), got {got}.")
+            raise ConfigError(
+                f"`peers` must be a list of pairs (training data, test data), got {got}."
+            )
         if not peers:
             raise ConfigError("A federation needs at least one peer; `peers` is empty.")
         _check_seed(seed)
         method = _component(Method, method, DisPFL())
-        topology = _component(Topology, topology, RandomRegular()).fitted(len(peers))
+        topology = _component(Topology, topology, RandomRegular()).resolved(len(peers))
         topology.check(len(peers))
         device = resolve_device(device)
         self.engine = check_engine(engine)
@@ -117,19 +128,25 @@ class Federation:
         check_vmap_peers(vmap_peers, engine)
         method.densities(len(peers))
         check_average_buffers(average_buffers, method, engine)
-        check_liars(method, topology, len(peers))
-        names, seed = peer_names(len(peers)), operator.index(seed)  # a NumPy number must name the same random streams
-        lying = _attack(attack, liars, names, seed)
-        data = {name: _peer_data(k, pair) for k, (name, pair) in enumerate(zip(names, peers, strict=True))}
+        check_byzantine(method, topology, len(peers))
+        names, seed = (
+            peer_names(len(peers)),
+            operator.index(seed),
+        )  # a NumPy number must name the same random streams
+        byzantine_peers = _attack(attack, byzantine, names, seed)
+        data = {
+            name: _peer_data(k, pair)
+            for k, (name, pair) in enumerate(zip(names, peers, strict=True))
+        }
         self._context = RunContext(
             model=model if init is None else _starting_from(model, init),
-            peers=_poisoned_peers(data, lying),
+            peers=_poisoned_peers(data, byzantine_peers),
             method=method,
             topology=topology,
             train=_table(Train, train),
             task=Task.of(loss, metric),
             seed=seed,
-            attack=lying,
+            attack=byzantine_peers,
             rounds=0,
             eval_every=_at_least_one("eval_every", eval_every),
             eval_train=eval_train,
@@ -140,8 +157,12 @@ class Federation:
             vmap_peers=vmap_peers,
             average_buffers=average_buffers,
             optimizer=optimizer,
-            global_test=None if global_test is None else samples_from(global_test, "The global test data"),
-            unseen={f"new-{k:03d}": _peer_data(k, given, "unseen") for k, given in enumerate(unseen)},
+            global_test=(
+                None if global_test is None else samples_from(global_test, "The global test data")
+            ),
+            unseen={
+                f"new-{k:03d}": _peer_data(k, given, "unseen") for k, given in enumerate(unseen)
+            },
             unseen_steps=_at_least_one("unseen_steps", unseen_steps),
         )
         self.workers = None if workers is None else _at_least_one("workers", workers)
@@ -160,8 +181,9 @@ class Federation:
     ) -> Run:
         """Run this many rounds. With a run directory everything is saved.
 
-        `resume` continues the run in that directory, if there is one; with more rounds than before it extends the run,
-        also a finished one. A progress bar is shown on terminals and in notebooks, unless `progress` is False.
+        `resume` continues the run in that directory, if there is one; with more rounds than before
+        it extends the run, also a finished one. A progress bar is shown on terminals and in
+        notebooks, unless `progress` is False.
         """
         out = out or self.out
         if resume and out is None:
@@ -169,13 +191,17 @@ class Federation:
         context = dataclasses.replace(self._context, rounds=_at_least_one("rounds", rounds))
         functions = as_callbacks(on_round) or self.on_round
         context.check()
-        check_callbacks(functions, any(data.validation is not None for data in context.peers.values()))
+        check_callbacks(
+            functions, any(data.validation is not None for data in context.peers.values())
+        )
         connect_engine(self.engine, self.ray_address)
         config, directory = _describe(context), None
         if out is not None:
             path = Path(out)
             resume = resume and (path / "config.toml").exists()
-            directory = _open_same(path, config, context) if resume else RunDirectory.create(path, config)
+            directory = (
+                _open_same(path, config, context) if resume else RunDirectory.create(path, config)
+            )
         with python_progress(progress, context.method.name, context.rounds) as callbacks:
             return execute(
                 context,
@@ -190,10 +216,13 @@ class Federation:
 
 
 def _component(kind: Any, value: C | str | Mapping[str, Any], default: C) -> C:
-    """Return a method or topology: an object, or what a config says (`"ring"`, `"my_module:Star"`, a dict)."""
+    """Return a method or topology: an object, or what a config says (`"ring"`, `"my_module:Star"`,
+    a dict)."""
     chosen = choose(kind.table, value, default) if isinstance(value, (str, Mapping)) else value
     if not isinstance(chosen, kind):
-        raise ConfigError(f"`{kind.table}` must be a name, a dict or a {kind.__name__} object, got {value!r}.")
+        raise ConfigError(
+            f"`{kind.table}` must be a name, a dict or a {kind.__name__} object, got {value!r}."
+        )
     return cast(C, chosen)
 
 
@@ -202,7 +231,9 @@ def _table(kind: type[S], value: S | Mapping[str, Any] | None) -> S:
     if value is None or isinstance(value, Mapping):
         return kind(**(value or {}))
     if not isinstance(value, kind):
-        raise ConfigError(f"`{kind.table}` must be a dict or a {kind.__name__} object, got {value!r}.")
+        raise ConfigError(
+            f"`{kind.table}` must be a dict or a {kind.__name__} object, got {value!r}."
+        )
     return value
 
 
@@ -220,7 +251,8 @@ def _at_least_one(name: str, value: int) -> int:
 def _peer_data(k: int, given: tuple[DatasetLike, ...], kind: str = "peers") -> PeerData:
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
         raise ConfigError(
-            f"{kind}[{k}] must be a pair (training data, test data), or (training data, validation data, test data)."
+            f"{kind}[{k}] must be a pair (training data, test data), or (training data, validation"
+            " data, test data)."
         )
     train, *validation, test = given
     return PeerData(
@@ -234,25 +266,42 @@ def _attack(name: AttackName, share: float, names: Sequence[str], seed: int) -> 
     if name not in ("none", *ATTACKS):
         raise ConfigError(f"attack must be 'none' or one of {', '.join(ATTACKS)}; got {name!r}.")
     if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
-        raise ConfigError(f"liars must be a share of the peers in [0, 1), such as 0.2; got {share!r}.")
+        raise ConfigError(
+            f"byzantine must be a share of the peers in [0, 1), such as 0.2; got {share!r}."
+        )
     if share and name == "none":
-        raise ConfigError(f"liars is {share:g}, but attack is none; say how they lie: attack='sign-flip'.")
+        raise ConfigError(
+            f"byzantine is {share:g}, but attack is none; say how they lie: attack='sign-flip'."
+        )
     if name != "none" and not share:
-        raise ConfigError(f"attack is {name!r}, but liars is 0; say how many of the peers lie: liars=0.2.")
+        raise ConfigError(
+            f"attack is {name!r}, but byzantine is 0; say how many of the peers lie: byzantine=0.2."
+        )
     return Attack.of(name, float(share), names, seed)
 
 
 def _poisoned_peers(peers: dict[str, PeerData], attack: Attack | None) -> dict[str, PeerData]:
-    """Return the data of all peers, where an attack poisons data that of liars poisoned."""
+    """Return the data of all peers, where an attack poisons data that of Byzantine peers
+    poisoned."""
     if attack is None or attack.name not in POISONS:
         return peers
     classes = 1 + max(int(y.max()) for data in peers.values() for _, y in data.train.batches(1024))
-    lying = {name: poisoned(peers[name].train, attack.name, classes) for name in attack.liars}
-    return peers | {name: dataclasses.replace(peers[name], train=train) for name, train in lying.items()}
+    byzantine_peers = {
+        name: poisoned(peers[name].train, attack.name, classes) for name in attack.byzantine
+    }
+    return peers | {
+        name: dataclasses.replace(peers[name], train=train)
+        for name, train in byzantine_peers.items()
+    }
 
 
-def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]) -> Callable[[], nn.Module]:
-    weights = {n: t.detach().clone() for n, t in (init.state_dict() if isinstance(init, nn.Module) else init).items()}
+def _starting_from(
+    model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]
+) -> Callable[[], nn.Module]:
+    weights = {
+        n: t.detach().clone()
+        for n, t in (init.state_dict() if isinstance(init, nn.Module) else init).items()
+    }
 
     def build() -> nn.Module:
         module = model()
@@ -268,8 +317,9 @@ def _starting_from(model: Callable[[], nn.Module], init: nn.Module | Mapping[str
 
 
 def _describe(context: RunContext) -> dict[str, Any]:
-    """Return the config of a federation made in Python: what can be written; model and data are the caller's."""
-    weights = LiveModel(context.module()).read()
+    """Return the config of a federation made in Python: what can be written; model and data are the
+    caller's."""
+    weights = FlatModule(context.module()).read()
     return {
         MADE_IN_PYTHON: True,
         "seed": context.seed,
@@ -282,18 +332,22 @@ def _describe(context: RunContext) -> dict[str, Any]:
         "vmap_peers": context.vmap_peers,
         "average_buffers": context.average_buffers,
         "metric": [metric.name for metric in context.task.metrics],
-        "optimizer": _function_name(context.optimizer) if context.optimizer else context.train.optimizer,
+        "optimizer": (
+            _function_name(context.optimizer) if context.optimizer else context.train.optimizer
+        ),
         "unseen_steps": context.unseen_steps,
         "samples": [len(context.peers[peer].train) for peer in context.roster],
         "data_sha256": context.data_digest(),
-        "initial_weights_sha256": weights_sha256(PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))),
+        "initial_weights_sha256": weights_sha256(
+            PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))
+        ),
         "method": context.method.model_dump(mode="json", exclude_none=True),
         "topology": context.topology.model_dump(mode="json", exclude_none=True),
         "train": context.train.model_dump(mode="json", exclude_none=True),
         "wire": context.wire.model_dump(mode="json"),
         "privacy": context.privacy.model_dump(mode="json", exclude_none=True),
         "attack": context.attack.name if context.attack else "none",
-        "liars": len(context.liars) / len(context.peers),
+        "byzantine": len(context.byzantine) / len(context.peers),
     }
 
 
@@ -307,11 +361,15 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
     for key, now in config.items():
         was: Any = written.get(key)
         if key == "data_sha256" and now != was:
-            raise ConfigError(f"The peers' data are not those that {path} was run with; use the same to resume.")
+            raise ConfigError(
+                f"The peers' data are not those that {path} was run with; use the same to resume."
+            )
         why = why_not_extended(was, now, context) if key == "rounds" else ""
         if now != was and (key != "rounds" or why):
             why = f" ({why})" if why else ""
-            raise ConfigError(f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.")
+            raise ConfigError(
+                f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume."
+            )
     directory = RunDirectory.open(path)
     if context.rounds > written["rounds"]:
         with directory.closed_on_failure():

@@ -1,4 +1,5 @@
-"""The reference of all settings, from the settings classes themselves: type, range, default and meaning."""
+"""The reference of all settings, from the settings classes themselves: type, range, default and
+meaning."""
 
 import ast
 import inspect
@@ -22,7 +23,7 @@ from dispfl.settings import Settings, bounds, did_you_mean
 
 TABLES = {
     "method": "What a peer does in a round.",
-    "topology": "Who hears whom.",
+    "topology": "Who receives whose models.",
     "data": "The data set.",
     "partition": "Which samples a peer has.",
     "model": "The network.",
@@ -79,10 +80,11 @@ def settings_reference() -> tuple[Table, ...]:
 
 @cache
 def site_reference() -> tuple[Table, ...]:
-    """Return the settings that only a real site has, those outside of tables first; none without the extra `peer`."""
+    """Return the settings that only a real site has, those outside of tables first; none without
+    the extra `peer`."""
     try:
-        from dispfl.peer.config import SiteConfig
         from dispfl.peer.site import SiteInfo
+        from dispfl.peer.site_config import SiteConfig
     except ConfigError:
         return ()
     top, tables = [], []
@@ -94,17 +96,23 @@ def site_reference() -> tuple[Table, ...]:
                 tables.append(_table(key, classes, field.default))
             else:
                 top.append(_entry(key, field, field.default, _docs(kind).get(key, "")))
-    simulated = ", ".join(f"`{key}`" for key in Experiment.model_fields if key not in SiteConfig.model_fields)
+    simulated = ", ".join(
+        f"`{key}`" for key in Experiment.model_fields if key not in SiteConfig.model_fields
+    )
     meaning = (
-        f"A real site has these settings, and all others but {simulated}. Its defaults are `topology=full`, and "
-        "`method.robust=clip` where the method has it."
+        f"A real site has these settings, and all others but {simulated}. Its defaults are"
+        " `topology=full`, and `method.robust=clip` where the method has it."
     )
     found = (Table("site.toml", meaning, {}, tuple(top)), *tables)
-    return tuple(replace(t, entries=tuple(replace(entry, of_site=True) for entry in t.entries)) for t in found)
+    return tuple(
+        replace(t, entries=tuple(replace(entry, of_site=True) for entry in t.entries))
+        for t in found
+    )
 
 
 def find_entries(key: str) -> tuple[Table, list[Entry]]:
-    """Return a setting's table and entries, given by its key or the last part of it, or by a table; refuse others."""
+    """Return a setting's table and entries, given by its key or the last part of it, or by a table;
+    refuse others."""
     tables = (*settings_reference(), *site_reference())
     for table in tables:
         if key and key == table.name:
@@ -114,8 +122,14 @@ def find_entries(key: str) -> tuple[Table, list[Entry]]:
     every = [(table, entry) for table in tables for entry in table.entries]
     found = [pair for pair in every if key in (pair[1].key, pair[1].key.rpartition(".")[2])]
     if not found:
-        missing = "" if site_reference() else " The settings of real sites need the extra: pip install 'dispfl[peer]'."
-        raise ConfigError(f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}")
+        missing = (
+            ""
+            if site_reference()
+            else " The settings of real sites need the extra: pip install 'dispfl[peer]'."
+        )
+        raise ConfigError(
+            f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}"
+        )
     return found[0][0], [entry for _, entry in found]
 
 
@@ -137,12 +151,16 @@ def _table(key: str, classes: list[type[Settings]], of_run: Any) -> Table:
                 fields.setdefault(field, []).append(name)
     entries = []
     for field, names in fields.items():
-        for meaning, having in _by_meaning(field, [(name, by_name[name]) for name in names]).items():
+        for meaning, having in _by_meaning(
+            field, [(name, by_name[name]) for name in names]
+        ).items():
             cls = by_name[having[0]]
             some = tuple(having) if len(having) < len(classes) else ()
             of_default = type(of_run) in map(by_name.get, having)
             default = getattr(of_run, field) if of_default else cls.model_fields[field].default
-            entries.append(_entry(f"{key}.{field}", cls.model_fields[field], default, meaning, some))
+            entries.append(
+                _entry(f"{key}.{field}", cls.model_fields[field], default, meaning, some)
+            )
     return Table(key, TABLES[key], _components(key, by_name), tuple(entries))
 
 
@@ -156,7 +174,10 @@ def _components(key: str, classes: Mapping[str, type[Settings]]) -> dict[str, st
         return {name: _first_paragraph(network) for name, network in networks.items()}
     if key == "data":
         sets = {name: describe(name) for name in DATASETS}
-        return {name: f"{' x '.join(map(str, d.shape))} inputs, {d.classes} classes." for name, d in sets.items()}
+        return {
+            name: f"{' x '.join(map(str, d.shape))} inputs, {d.classes} classes."
+            for name, d in sets.items()
+        }
     return {}
 
 
@@ -173,7 +194,9 @@ def _name(cls: type[Settings]) -> str:
     return str(default or cls.__name__)
 
 
-def _entry(key: str, field: FieldInfo, default: Any, meaning: str, components: tuple[str, ...] = ()) -> Entry:
+def _entry(
+    key: str, field: FieldInfo, default: Any, meaning: str, components: tuple[str, ...] = ()
+) -> Entry:
     kind, limits = _kind(field.annotation), bounds(field.metadata)
     shown = "" if default is PydanticUndefined or default is None else _shown(default)
     return Entry(key, f"{kind} {limits}".strip(), shown, " ".join(meaning.split()), components)
@@ -221,7 +244,9 @@ def _own_docs(cls: type) -> Iterator[tuple[str, str]]:
     assert isinstance(body, ast.ClassDef)
     for statement, after in zip(body.body, body.body[1:], strict=False):
         match statement, after:
-            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(
+                value=ast.Constant(value=str(text))
+            ):
                 yield name, inspect.cleandoc(text)
 
 
@@ -230,15 +255,29 @@ def as_markdown() -> str:
     lines = [
         "# Settings",
         "",
-        "Every setting of `dispfl run`, `compare`, `sweep` and config files, with the default of `dispfl run`; at the "
-        "end those of [real sites](#real-sites-sitetoml). `dispfl explain KEY` prints an entry. This page is generated "
-        "from the settings classes by `make reference`.",
+        (
+            "Every setting of `dispfl run`, `compare`, `sweep` and config files, with the default"
+            " of `dispfl run`; at the end those of [real sites](#real-sites-sitetoml). `dispfl"
+            " explain KEY` prints an entry. This page is generated from the settings classes by"
+            " `make reference`."
+        ),
     ]
     for table in settings_reference():
-        lines += ["", f"## {f'`{table.name}`' if table.name else 'Top-level keys'}", "", *_section(table)]
+        lines += [
+            "",
+            f"## {f'`{table.name}`' if table.name else 'Top-level keys'}",
+            "",
+            *_section(table),
+        ]
     site, *tables = site_reference()
     lines += ["", f"## Real sites (`{site.name}`)", "", *_section(site)]
-    lines += ["", "Which settings must be equal at all sites: [Federation spec](../protocol.md#federation-spec)."]
+    lines += [
+        "",
+        (
+            "Which settings must be equal at all sites: [Federation"
+            " spec](../protocol.md#federation-spec)."
+        ),
+    ]
     for table in tables:
         lines += ["", f"### `{table.name}`", "", *_section(table)]
     return "\n".join(lines) + "\n"
@@ -249,10 +288,16 @@ def _section(table: Table) -> Iterator[str]:
     yield table.meaning
     if table.components:
         yield from ["", "| name | what it is |", "| --- | --- |"]
-        yield from (f"| `{name}` | {_cell(meaning)} |" for name, meaning in table.components.items())
+        yield from (
+            f"| `{name}` | {_cell(meaning)} |" for name, meaning in table.components.items()
+        )
     yield from ["", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
     for entry in table.entries:
-        of = f" (of {', '.join(f'`{name}`' for name in entry.components)})" if entry.components else ""
+        of = (
+            f" (of {', '.join(f'`{name}`' for name in entry.components)})"
+            if entry.components
+            else ""
+        )
         default = f"`{entry.default}`" if entry.default else ""
         yield f"| `{entry.key}`{of} | {_cell(entry.kind)} | {default} | {_cell(entry.meaning)} |"
 

@@ -1,6 +1,8 @@
-"""Components by name: methods, topologies, partitions, models and data sets, built in or a user's own.
+"""Components by name: methods, topologies, partitions, models and data sets, built in or a user's
+own.
 
-A config names a component in one of three ways, everywhere (`run`, `compare`, `sweep`, `up`, sites, resume, Ray):
+A config names a component in one of three ways, everywhere (`run`, `compare`, `sweep`, `up`, sites,
+resume, Ray):
 
     method=dispfl                  a built-in component
     method=my_module:MyMethod      a class (for models and data sets, a function) in a module of the current directory,
@@ -8,7 +10,8 @@ A config names a component in one of three ways, everywhere (`run`, `compare`, `
     method=mine                    a short name that an installed package declares as an entry point of the group
                                    `dispfl.methods` (`dispfl.topologies`, `.partitions`, `.models`, `.datasets`)
 
-Built-in names have priority. A class is imported when it is looked up, so naming and listing components is fast.
+Built-in names have priority. A class is imported when it is looked up, so naming and listing
+components is fast.
 """
 
 import inspect
@@ -19,27 +22,34 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
-from dispfl.data.factory import checked_name, import_reference
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings, did_you_mean
+from dispfl.user_functions import checked_name, import_reference
 
 if TYPE_CHECKING:
     from dispfl.data.partition import Partition
     from dispfl.methods.base import Method
     from dispfl.topology import Topology
 
-CUSTOM_KEYS: dict[str, tuple[str, ...]] = {"data": ("path", "hub", "factory"), "model": ("factory",)}
+CUSTOM_KEYS: dict[str, tuple[str, ...]] = {
+    "data": ("path", "hub", "factory"),
+    "model": ("factory",),
+}
 """Keys that only custom data and models have: `data.path=table.csv` needs no `data=custom`."""
 FUNCTIONS = {"model": "dispfl.models", "data": "dispfl.datasets"}
-"""Tables whose plug-ins are functions (`model.factory`, `data.factory`), with their group of entry points."""
+"""Tables whose plug-ins are functions (`model.factory`, `data.factory`), with their group of entry
+points."""
 
 C = TypeVar("C", bound=Settings)
 
 
 class Registry(Mapping[str, type[C]], Generic[C]):
-    """The components of one kind: a mapping from names, built in and of installed packages, to classes."""
+    """The components of one kind: a mapping from names, built in and of installed packages, to
+    classes."""
 
-    def __init__(self, table: str, plural: str, bases: tuple[str, ...], built_in: Mapping[str, str]) -> None:
+    def __init__(
+        self, table: str, plural: str, bases: tuple[str, ...], built_in: Mapping[str, str]
+    ) -> None:
         self.table = table
         self._group = f"dispfl.{plural}"
         self._bases = bases
@@ -63,10 +73,13 @@ class Registry(Mapping[str, type[C]], Generic[C]):
         return name in self._built_in or name in _installed(self._group)
 
     def find(self, name: str, folder: Path | None = None) -> type[C]:
-        """Return the class of a name or a `module:Class` reference; refuse one that does not exist."""
+        """Return the class of a name or a `module:Class` reference; refuse one that does not
+        exist."""
         if ":" not in name:
             if name not in self:
-                raise ConfigError(f"{self.table} {name!r} does not exist. {did_you_mean(name, self)}")
+                raise ConfigError(
+                    f"{self.table} {name!r} does not exist. {did_you_mean(name, self)}"
+                )
             return self[name]
         try:
             checked_name(name)
@@ -75,7 +88,9 @@ class Registry(Mapping[str, type[C]], Generic[C]):
                 f"{self.table} must be a name or module:Class, got {name!r}; "
                 "for example mine:MyClass for the class MyClass in mine.py."
             ) from None
-        return self._checked(name, name, import_reference(self.table, name, _modules_folder(folder)))
+        return self._checked(
+            name, name, import_reference(self.table, name, _modules_folder(folder))
+        )
 
     def name_of(self, component: C) -> str:
         """Return the name or reference by which a config finds the class of a component again."""
@@ -86,8 +101,11 @@ class Registry(Mapping[str, type[C]], Generic[C]):
                 return name
         package = kind.__module__.partition(".")[0]
         for name, target in _installed(self._group).items():
-            # Its package may export it under a shorter module name than the one that it is defined in.
-            exported = target.startswith((f"{package}:", f"{package}.")) and target.endswith(f":{kind.__qualname__}")
+            # Its package may export it under a shorter module name than the one that it is defined
+            # in.
+            exported = target.startswith((f"{package}:", f"{package}.")) and target.endswith(
+                f":{kind.__qualname__}"
+            )
             if exported and self.get(name) is kind:
                 return name
         return reference
@@ -108,10 +126,14 @@ class Registry(Mapping[str, type[C]], Generic[C]):
                 if _is_subclass(value, bases) and value.__module__ == module.__name__
             ]
             hint = f" {did_you_mean(name.partition(':')[2] or name, there)}" if there else ""
-            raise ConfigError(f"{self.table} {name} must be a subclass of {wanted}, got {_kind(found)}.{hint}")
+            raise ConfigError(
+                f"{self.table} {name} must be a subclass of {wanted}, got {_kind(found)}.{hint}"
+            )
         if inspect.isabstract(found):
             missing = " and ".join(sorted(found.__abstractmethods__))
-            raise ConfigError(f"{self.table} {name} is incomplete: define {missing} in {found.__name__}.")
+            raise ConfigError(
+                f"{self.table} {name} is incomplete: define {missing} in {found.__name__}."
+            )
         return cast(type[C], found)
 
 
@@ -155,7 +177,9 @@ PARTITIONS: "Registry[Partition]" = Registry(
         "by_column": "dispfl.data.by_column:ByColumn",
     },
 )
-REGISTRIES: dict[str, Registry[Any]] = {registry.table: registry for registry in (METHODS, TOPOLOGIES, PARTITIONS)}
+REGISTRIES: dict[str, Registry[Any]] = {
+    registry.table: registry for registry in (METHODS, TOPOLOGIES, PARTITIONS)
+}
 
 
 def as_table(key: str, value: Any) -> dict[str, Any]:
@@ -168,13 +192,17 @@ def as_table(key: str, value: Any) -> dict[str, Any]:
     name = table.get("name")
     if isinstance(name, str) and (reference := _function(key, name)):
         return {**table, "name": "custom", "factory": reference}
-    return {"name": "custom", **table} if any(field in table for field in CUSTOM_KEYS[key]) else table
+    return (
+        {"name": "custom", **table} if any(field in table for field in CUSTOM_KEYS[key]) else table
+    )
 
 
 def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Settings:
-    """Return the settings of a table with a choice of components, from a mapping or from a name alone.
+    """Return the settings of a table with a choice of components, from a mapping or from a name
+    alone.
 
-    A `module:Class` reference is looked up in the folder first; by default in the current directory.
+    A `module:Class` reference is looked up in the folder first; by default in the current
+    directory.
     """
     if isinstance(value, Settings):
         return value
@@ -187,10 +215,15 @@ def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Se
     if name == "custom":
         return custom(**table)
     if name not in (known := _built_in_names(key)):
-        raise ConfigError(f"{key} {name!r} does not exist. {did_you_mean(name, {*known, *_installed(FUNCTIONS[key])})}")
+        raise ConfigError(
+            f"{key} {name!r} does not exist."
+            f" {did_you_mean(name, {*known, *_installed(FUNCTIONS[key])})}"
+        )
     for field in table:
         if field in CUSTOM_KEYS[key]:
-            raise ConfigError(f"{key}.{field} and {key}.name={name} exclude each other; omit one of them.")
+            raise ConfigError(
+                f"{key}.{field} and {key}.name={name} exclude each other; omit one of them."
+            )
         if field in custom.model_fields and field not in built_in.model_fields:
             needed = ", ".join(f"{key}.{k}" for k in CUSTOM_KEYS[key])
             needed = " or ".join(needed.rsplit(", ", 1))
@@ -206,15 +239,22 @@ def settings_classes(key: str) -> list[type[Settings]]:
 
 
 def _function(key: str, name: str) -> str | None:
-    """Return the `module:function` of a model or data set that is a reference or of an installed package."""
+    """Return the `module:function` of a model or data set that is a reference or of an installed
+    package."""
     if ":" in name:
         return name
-    return None if name == "custom" or name in _built_in_names(key) else _installed(FUNCTIONS[key]).get(name)
+    return (
+        None
+        if name == "custom" or name in _built_in_names(key)
+        else _installed(FUNCTIONS[key]).get(name)
+    )
 
 
 def _built_in_names(key: str) -> Mapping[str, Any]:
     """Return the built-in models or data sets, by name."""
-    module, names = ("models.settings", "MODELS") if key == "model" else ("data.catalogue", "DATASETS")
+    module, names = (
+        ("models.settings", "MODELS") if key == "model" else ("data.catalogue", "DATASETS")
+    )
     return cast(Mapping[str, Any], getattr(import_module(f"dispfl.{module}"), names))
 
 
@@ -231,7 +271,11 @@ def _is_subclass(value: Any, bases: tuple[type, ...]) -> bool:
 
 def _kind(value: object) -> str:
     kind = type(value).__name__
-    return f"the class {value.__name__}" if isinstance(value, type) else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    return (
+        f"the class {value.__name__}"
+        if isinstance(value, type)
+        else f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+    )
 
 
 @cache
@@ -250,7 +294,8 @@ def _installed(group: str) -> dict[str, str]:
 
 
 def _modules_folder(folder: Path | None) -> Path:
-    """Return the folder of a user's modules; the current directory is searched too, after a site's folder."""
+    """Return the folder of a user's modules; the current directory is searched too, after a site's
+    folder."""
     here = str(Path.cwd())
     if folder is not None and here not in sys.path:
         sys.path.append(here)

@@ -1,8 +1,8 @@
 """The base class of all settings: frozen, unknown keys refused, and errors as sentences.
 
-A component's settings are a subclass beside the component that names its table in the config file. The same class
-serves the Python API (`DisPFL(density=0.2)`) and the command line (`method.density=0.2`), so both have the same checks
-and the same error messages.
+A component's settings are a subclass beside the component that names its table in the config file.
+The same class serves the Python API (`DisPFL(density=0.2)`) and the command line
+(`method.density=0.2`), so both have the same checks and the same error messages.
 """
 
 import difflib
@@ -18,15 +18,20 @@ from dispfl.errors import ConfigError
 
 
 class Settings(BaseModel):
-    """Base class of all settings. `table` is their table in the config file: `method` for `method.density`."""
+    """Base class of all settings. `table` is their table in the config file: `method` for
+    `method.density`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False
+    )
     table: ClassVar[str] = ""
 
     @field_validator("*", mode="before")
     @classmethod
     def _refuse_bool_for_number(cls, value: Any, info: ValidationInfo) -> Any:
-        if isinstance(value, bool) and _is_number(cls.model_fields[str(info.field_name)].annotation):
+        if isinstance(value, bool) and _is_number(
+            cls.model_fields[str(info.field_name)].annotation
+        ):
             raise ValueError(f"must be a number, got {str(value).lower()}.")
         return value
 
@@ -39,13 +44,17 @@ class Settings(BaseModel):
 
 
 def _is_number(annotation: Any) -> bool:
-    """Whether a field takes a number, or else nothing or a word: `int`, `float | None`, `int | Literal["all"]`."""
-    kinds = {kind for kind in get_args(annotation) or (annotation,) if get_origin(kind) is not Literal}
+    """Whether a field takes a number, or else nothing or a word: `int`, `float | None`, `int |
+    Literal["all"]`."""
+    kinds = {
+        kind for kind in get_args(annotation) or (annotation,) if get_origin(kind) is not Literal
+    }
     return bool(kinds & {int, float}) and kinds <= {int, float, type(None)}
 
 
 class Component(Settings):
-    """Settings of one of several components of a kind, such as a method; `name` is its name in tables and reports.
+    """Settings of one of several components of a kind, such as a method; `name` is its name in
+    tables and reports.
 
     A subclass that does not set its own name is called by its class name.
     """
@@ -74,14 +83,21 @@ OTHER_WORDS = {
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return `Did you mean density?`, or the list of known names if none is similar.
 
-    Of dotted keys only those of the same table are compared, without it: a common `train.` does not make keys similar.
+    Of dotted keys only those of the same table are compared, without it: a common `train.` does not
+    make keys similar.
     """
     table, dot, last = name.rpartition(".")
-    inside = {key.removeprefix(f"{table}{dot}"): key for key in sorted(known) if key.rpartition(".")[0] == table}
+    inside = {
+        key.removeprefix(f"{table}{dot}"): key
+        for key in sorted(known)
+        if key.rpartition(".")[0] == table
+    }
     if not inside:  # an unknown table, or names of another kind
         inside, last = {key: key for key in sorted(known)}, name
     if (ours := OTHER_WORDS.get(last)) in inside:
-        return f"Did you mean {inside[ours]}{', which is 1 - sparsity' if last == 'sparsity' else ''}?"
+        return (
+            f"Did you mean {inside[ours]}{', which is 1 - sparsity' if last == 'sparsity' else ''}?"
+        )
     inside, last = {key.lower(): known for key, known in inside.items()}, last.lower()
     begun = [key for key in inside if last and key.startswith(last)]
     near = begun or difflib.get_close_matches(last, inside, n=1, cutoff=0.5)
@@ -89,7 +105,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def check_known(name: str, known: Iterable[str]) -> str:
-    """Return a known name, refuse others; for field validators, whose key begins the sentence raised here."""
+    """Return a known name, refuse others; for field validators, whose key begins the sentence
+    raised here."""
     known = list(known)
     if name not in known:
         raise ValueError(f"{name!r} does not exist. {did_you_mean(name, known)}")
@@ -101,7 +118,10 @@ def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
     key = f"{cls.table}.{name}" if cls.table else name
     if error["type"] == "extra_forbidden":
         prefix = f"{cls.table}." if cls.table else ""
-        return f"Unknown key {key}. {did_you_mean(key, (prefix + field for field in cls.model_fields))}"
+        return (
+            f"Unknown key {key}."
+            f" {did_you_mean(key, (prefix + field for field in cls.model_fields))}"
+        )
     if error["type"] == "missing":
         return f"{key} is missing; give it a value."
     got = repr(error["input"])

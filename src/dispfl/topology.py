@@ -1,4 +1,5 @@
-"""Topologies: who hears whom in round t, and who is offline. All peers derive it from the seed alone."""
+"""Topologies: who receives whose models in round t, and who is offline. All peers derive it from
+the seed alone."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,19 +21,22 @@ class Topology(Component):
 
     table: ClassVar[str] = "topology"
     offline_prob: float = Field(default=0.0, ge=0, le=1)
-    """The probability that a peer is offline in a round. An offline peer neither sends nor receives."""
+    """The probability that a peer is offline in a round. An offline peer neither sends nor
+    receives."""
     offline: Literal["train", "skip"] = "train"
     """What an offline peer does: train alone (as in the authors' code), or skip the round."""
 
     def check(self, peers: int) -> None:
         """Refuse a number of peers that this topology cannot connect."""
 
-    def fitted(self, peers: int) -> "Topology":
-        """Return this topology for a number of peers: a default degree is lowered if necessary, a given one is kept."""
+    def resolved(self, peers: int) -> "Topology":
+        """Return this topology for a number of peers: a default degree is lowered if necessary, a
+        given one is kept."""
         return self
 
     def connections(self, peers: int) -> int:
-        """Return how many neighbours a peer has, at most: those that a server with as many connections works with."""
+        """Return how many neighbours a peer has, at most: those that a server with as many
+        connections works with."""
         graph = self.neighbours(0, 0, peer_names(peers))
         return max(1, *(len(names) for names in graph.values()))
 
@@ -41,37 +45,53 @@ class Topology(Component):
         """Return each peer's neighbours in round t if all were online (S_{k,t} in the paper)."""
 
     def online(self, seed: int, t: int, roster: Sequence[str]) -> set[str]:
-        """Return the peers that take part in the exchange of round t. Deviation 6: no others do, either way."""
+        """Return the peers that take part in the exchange of round t. Deviation 6: no others do,
+        either way."""
         if not self.offline_prob:
             return set(roster)
-        return {peer for peer in roster if stream_seed(seed, "offline", peer, t) >= self.offline_prob * _FULL_RANGE}
+        return {
+            peer
+            for peer in roster
+            if stream_seed(seed, "offline", peer, t) >= self.offline_prob * _FULL_RANGE
+        }
 
-    def heard(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
-        """Return the neighbours of each online peer in round t that are online too, in roster order."""
+    def online_neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
+        """Return the neighbours of each online peer in round t that are online too, in roster
+        order."""
         online = self.online(seed, t, roster)
         graph = self.neighbours(seed, t, roster)
         known = set(roster)
         if missing := known - graph.keys():
-            raise ConfigError(f"topology {self.name} has no entry for peer {min(missing)}; give every peer a list.")
+            raise ConfigError(
+                f"topology {self.name} has no entry for peer {min(missing)}; give every peer a"
+                " list."
+            )
         if unknown := {name for names in graph.values() for name in names} - known:
-            raise ConfigError(f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer.")
+            raise ConfigError(
+                f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer."
+            )
         return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
 
-    def row(self, seed: int, t: int, roster: Sequence[str], peer: str) -> tuple[list[str], list[str]]:
-        """Return whom one peer hears in round t, and who hears it; the same as in `heard`.
+    def row(
+        self, seed: int, t: int, roster: Sequence[str], peer: str
+    ) -> tuple[list[str], list[str]]:
+        """Return whom one peer receives from in round t, and who receives from it; the same as in
+        `received`.
 
-        A site needs no more than this. A topology with many peers may know it without the rows of the others.
+        A site needs no more than this. A topology with many peers may know it without the rows of
+        the others.
         """
-        graph = self.heard(seed, t, roster)
+        graph = self.online_neighbours(seed, t, roster)
         return graph.get(peer, []), [name for name, senders in graph.items() if peer in senders]
 
-    def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
-        """Return the peers that an online peer may choose to hear: by default its neighbours."""
-        return heard[peer]
+    def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
+        """Return the peers that an online peer may choose to receive from: by default its
+        neighbours."""
+        return received[peer]
 
 
 class Ring(Topology):
-    """Each peer hears the one before and the one after it."""
+    """Each peer receives from the one before and the one after it."""
 
     name: Literal["ring"] = "ring"
 
@@ -81,21 +101,24 @@ class Ring(Topology):
 
 
 class Full(Topology):
-    """Each peer hears all others."""
+    """Each peer receives from all others."""
 
     name: Literal["full"] = "full"
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         return {k: [j for j in roster if j != k] for k in roster}
 
-    def row(self, seed: int, t: int, roster: Sequence[str], peer: str) -> tuple[list[str], list[str]]:
+    def row(
+        self, seed: int, t: int, roster: Sequence[str], peer: str
+    ) -> tuple[list[str], list[str]]:
         online = self.online(seed, t, roster)
         others = sorted(online - {peer}) if peer in online else []
         return others, others
 
 
 class Grid(Topology):
-    """Peers on a torus grid, as square as their number allows; each hears the four around it."""
+    """Peers on a torus grid, as square as their number allows; each receives from the four around
+    it."""
 
     name: Literal["grid"] = "grid"
 
@@ -110,43 +133,53 @@ class Grid(Topology):
         graph = {}
         for i, k in enumerate(roster):
             row, column = divmod(i, columns)
-            neighbourhood = {at(row - 1, column), at(row + 1, column), at(row, column - 1), at(row, column + 1)}
+            neighbourhood = {
+                at(row - 1, column),
+                at(row + 1, column),
+                at(row, column - 1),
+                at(row, column + 1),
+            }
             graph[k] = sorted(neighbourhood - {k})
         return graph
 
 
 class Exponential(Topology):
-    """Each peer hears the peers 1, 2, 4, 8, ... positions further on."""
+    """Each peer receives from the peers 1, 2, 4, 8, ... positions further on."""
 
     name: Literal["exponential"] = "exponential"
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         n = len(roster)
         steps = [2**power for power in range((n - 1).bit_length())]
-        return {k: sorted({roster[(i + step) % n] for step in steps} - {k}) for i, k in enumerate(roster)}
+        return {
+            k: sorted({roster[(i + step) % n] for step in steps} - {k})
+            for i, k in enumerate(roster)
+        }
 
 
 class RandomRegular(Topology):
-    """A new graph each round, in which every peer hears `degree` peers and is heard by as many.
+    """A new graph each round, in which every peer receives from `degree` peers and is received by
+    as many.
 
-    Deviation 5: the peers are ordered on a circle by a hash, and `degree` distinct hashed offsets give whom each hears,
-    so that "the busiest node has at most 10 connections" is true for sending and for receiving.
+    Deviation 5: the peers are ordered on a circle by a hash, and `degree` distinct hashed offsets
+    give whom each receives from, so that "the busiest node has at most 10 connections" is true for
+    sending and for receiving.
     """
 
     name: Literal["random"] = "random"
     degree: int = Field(default=10, ge=1)
-    """Neighbours of a peer in a round. The default is lowered where there are fewer other peers; at real sites, whose
-    number changes, any degree is."""
+    """Neighbours of a peer in a round. The default is lowered where there are fewer other peers; at
+    real sites, whose number changes, any degree is."""
 
     @classmethod
     def at_most(cls, degree: int) -> Self:
         """Return a topology with a default degree, which `fitted` may lower."""
         return cls.model_construct(_fields_set=set(), degree=degree)
 
-    def fitted(self, peers: int) -> Topology:
+    def resolved(self, peers: int) -> Topology:
         if self.degree < peers or "degree" in self.model_fields_set:
             return self
-        if peers == 1:  # nobody to hear
+        if peers == 1:  # nobody to receive from
             return Full(offline_prob=self.offline_prob, offline=self.offline)
         return self.model_copy(update={"degree": peers - 1})
 
@@ -157,19 +190,24 @@ class RandomRegular(Topology):
         if self.degree >= peers:
             fix = f"Use at most {peers - 1}" if peers > 1 else "Use topology=full"
             raise ConfigError(
-                f"topology.degree must be below the number of peers ({peers}), got {self.degree}. {fix}, or more peers."
+                f"topology.degree must be below the number of peers ({peers}), got {self.degree}."
+                f" {fix}, or more peers."
             )
 
-    def reachable(self, heard: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
+    def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:
         """Return all online peers: any two may be neighbours in some round."""
-        return [name for name in heard if name != peer]
+        return [name for name in received if name != peer]
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         circle, offsets = _circle(seed, t, tuple(roster), self.degree)
         n = len(circle)
-        return {k: sorted(circle[(i + offset) % n] for offset in offsets) for i, k in enumerate(circle)}
+        return {
+            k: sorted(circle[(i + offset) % n] for offset in offsets) for i, k in enumerate(circle)
+        }
 
-    def row(self, seed: int, t: int, roster: Sequence[str], peer: str) -> tuple[list[str], list[str]]:
+    def row(
+        self, seed: int, t: int, roster: Sequence[str], peer: str
+    ) -> tuple[list[str], list[str]]:
         online = self.online(seed, t, roster)
         circle, offsets = _circle(seed, t, tuple(roster), self.degree)
         if peer not in online:
@@ -181,16 +219,20 @@ class RandomRegular(Topology):
 
 @lru_cache(maxsize=64)
 def _circle(seed: int, t: int, roster: tuple[str, ...], degree: int) -> tuple[list[str], list[int]]:
-    """Return the peers in their order on the circle of round t, and the offsets of those that each hears.
+    """Return the peers in their order on the circle of round t, and the offsets of those that each
+    receives from.
 
-    With fewer other peers than `degree`, each hears all of them.
+    With fewer other peers than `degree`, each receives from all of them.
     """
     circle = sorted(roster, key=lambda peer: stream_seed(seed, "circle", peer, t))
-    offsets = sorted(range(1, len(roster)), key=lambda offset: stream_seed(seed, "offset", offset, t))
+    offsets = sorted(
+        range(1, len(roster)), key=lambda offset: stream_seed(seed, "offset", offset, t)
+    )
     return circle, offsets[:degree]
 
 
 def peer_names(count: int) -> list[str]:
-    """Return the names of simulated peers: `000`, `001`, ..., whose alphabetical order is the roster's."""
+    """Return the names of simulated peers: `000`, `001`, ..., whose alphabetical order is the
+    roster's."""
     width = max(3, len(str(count - 1)))
     return [f"{k:0{width}d}" for k in range(count)]

@@ -26,7 +26,9 @@ TINY = [
 ]
 
 
-def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: Dispfl, tmp_path: Path) -> None:
+def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(
+    dispfl: Dispfl, tmp_path: Path
+) -> None:
     arguments = [
         "attack",
         *TINY,
@@ -34,7 +36,7 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: D
         "none,clip",
         "--attacks",
         "backdoor",
-        "--liars",
+        "--byzantine",
         "0,0.2",
         "--jobs",
         2,
@@ -48,14 +50,16 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: D
     table = (tmp_path / "attack.md").read_text()
     assert table in result.out
     lines = table.splitlines()
-    assert lines[0] == "| attack | liars | none | clip |"
+    assert lines[0] == "| attack | Byzantine peers | none | clip |"
     assert lines[2].startswith("| none | 0% | ")
     assert lines[3].startswith("| backdoor | 20% | ")
-    assert lines[3].count("%") == 3  # the share of liars, and of each rule the backdoor's success
+    assert (
+        lines[3].count("%") == 3
+    )  # the share of Byzantine peers, and of each rule the backdoor's success
     assert (
         (tmp_path / "attack.csv")
         .read_text()
-        .startswith("rule,attack,liars,seeds,mean,worst,kept,backdoor\nnone,none,0.0,1,")
+        .startswith("rule,attack,Byzantine peers,seeds,mean,worst,kept,backdoor\nnone,none,0.0,1,")
     )
     before = (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns
     again = dispfl(*arguments)
@@ -64,8 +68,11 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(dispfl: D
     assert (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns == before
 
 
-def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_liars(tmp_path: Path) -> None:
-    # Peer 2, the worst, lies: the honest ones have a mean of 0.8 without liars, and all four 0.65.
+def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_liars(
+    tmp_path: Path,
+) -> None:
+    # Peer 2, the worst, lies: the honest ones have a mean of 0.8 without Byzantine peers, and all
+    # four 0.65.
     scores = {
         ("none", "none", 0.0): [0.7, 0.8, 0.2, 0.9],
         ("clip", "none", 0.0): [0.7, 0.7, 0.3, 0.9],
@@ -79,15 +86,19 @@ def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_l
         score = {"per_peer": per_peer, "mean": 0.5}
         record = {"round": 1, "metric": "accuracy", "scores": {"accuracy": score}}
         (path / "metrics.jsonl").write_text(json.dumps(record) + "\n")
-        cells.append(GridRun({"rule": rule, "attack": attack, "liars": f"{share:g}"}, Experiment(), path))
+        cells.append(
+            GridRun({"rule": rule, "attack": attack, "byzantine": f"{share:g}"}, Experiment(), path)
+        )
     assert markdown(measured(cells)).splitlines() == [
-        "| attack | liars | none | clip |",
+        "| attack | Byzantine peers | none | clip |",
         "| --- | --- | --- | --- |",
         "| none | 0% | 65.0 (20) | 65.0 (30) |",
         "| alie | 25% | 75.0 (60) * | 76.3 (70) |",
         "",
-        "Mean (worst) accuracy of the honest peers in %; 1 seed. * marks less than 95% of what the same peers reach by "
-        "the plain average without liars.",
+        (
+            "Mean (worst) accuracy of the honest peers in %; 1 seed. * marks less than 95% of what"
+            " the same peers reach by the plain average without Byzantine peers."
+        ),
     ]
 
 
@@ -95,14 +106,23 @@ def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_l
     ("options", "sentence"),
     [
         (["--attacks", "sing-flip"], "attack 'sing-flip' does not exist. Did you mean sign-flip?"),
-        (["--liars", "20"], "--liars must be in [0, 1), got 20. For 20% write 0.2."),
-        (["--rules", ""], "--rules is empty; omit it for its default, or give values separated by commas."),
-        (["--liars", ","], "--liars is empty; omit it for its default"),
-        (["--liars", "few"], "--liars must be shares separated by commas"),
-        (["liars=0.2"], "liars=0.2 is what this command varies; use --attacks, --liars and --rules."),
+        (["--byzantine", "20"], "--byzantine must be in [0, 1), got 20. For 20% write 0.2."),
+        (
+            ["--rules", ""],
+            "--rules is empty; omit it for its default, or give values separated by commas.",
+        ),
+        (["--byzantine", ","], "--byzantine is empty; omit it for its default"),
+        (["--byzantine", "few"], "--byzantine must be shares separated by commas"),
+        (
+            ["byzantine=0.2"],
+            "byzantine=0.2 is what this command varies; use --attacks, --byzantine and --rules.",
+        ),
         (["--rules", "median"], "method.robust must be"),
         (["method=fedfomo"], "method=fedfomo has no method.robust; choose one of dispfl, "),
-        (["topology=ring", "method.liars=1"], "method.liars is 1, but a peer hears 2 models in a round"),
+        (
+            ["topology=ring", "method.byzantine=1"],
+            "method.byzantine is 1, but a peer receives from 2 models in a round",
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(
@@ -114,7 +134,9 @@ def test_wrong_options_are_refused_before_anything_runs(
     assert not (tmp_path / "grid").exists()
 
 
-def test_an_attacked_run_that_is_interrupted_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_an_attacked_run_that_is_interrupted_continues_as_if_nothing_had_happened(
+    tmp_path: Path,
+) -> None:
     def cell(out: Path):  # type: ignore[no-untyped-def]
         return attack_grid([*TINY, "rounds=3"], {}, ["trim"], ["noise"], [0.2], 1, out)[0]
 
@@ -131,11 +153,15 @@ def test_an_attacked_run_that_is_interrupted_continues_as_if_nothing_had_happene
     assert one is not None
     assert other is not None
     assert one["weights_sha256"] == other["weights_sha256"]
-    assert one["scores"]["accuracy"]["per_peer"].count(None) == 1  # the liar is not scored
+    assert (
+        one["scores"]["accuracy"]["per_peer"].count(None) == 1
+    )  # the Byzantine peer is not scored
 
 
-def test_the_same_settings_without_the_command_are_refused_for_real_peers(dispfl: Dispfl, tmp_path: Path) -> None:
-    result = dispfl("up", *TINY, "attack=noise", "liars=0.2", "--out", tmp_path / "up")
+def test_the_same_settings_without_the_command_are_refused_for_real_peers(
+    dispfl: Dispfl, tmp_path: Path
+) -> None:
+    result = dispfl("up", *TINY, "attack=noise", "byzantine=0.2", "--out", tmp_path / "up")
     assert result.code == 1
     assert "attack is noise, which only a simulation has" in result.err
     with pytest.raises(ConfigError):

@@ -9,7 +9,14 @@ from program import Dispfl
 from dispfl.runs.directory import read_config
 from dispfl.runs.files import write_atomically
 
-TINY = ["peers=4", "rounds=2", "model=mlp", "workers=1", "partition.samples_per_peer=12", "train.epochs=1"]
+TINY = [
+    "peers=4",
+    "rounds=2",
+    "model=mlp",
+    "workers=1",
+    "partition.samples_per_peer=12",
+    "train.epochs=1",
+]
 
 
 @pytest.fixture
@@ -18,12 +25,16 @@ def run(dispfl: Dispfl, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_an_audit_prints_three_answers_writes_them_and_trains_nothing_twice(dispfl: Dispfl, run: Path) -> None:
+def test_an_audit_prints_three_answers_writes_them_and_trains_nothing_twice(
+    dispfl: Dispfl, run: Path
+) -> None:
     result = dispfl("audit", run, "--shadows", "2", "--canaries", "3")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert any(line.startswith("run 3/3 · canaries-12 · round 2/2") for line in lines)
-    answers = result.out.partition("Can an attacker tell whether a record was in a peer's training data?")[2]
+    answers = result.out.partition(
+        "Can an attacker tell whether a record was in a peer's training data?"
+    )[2]
     assert "personal model  what a neighbour received" in answers
     assert "found at 1 % false alarms" in answers
     assert "too few records" in answers
@@ -59,16 +70,22 @@ def test_the_answers_are_printed_even_if_they_cannot_be_written(dispfl: Dispfl, 
     assert "Written" not in result.out
 
 
-def test_what_cannot_be_audited_is_refused_in_a_sentence(dispfl: Dispfl, run: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_audited_is_refused_in_a_sentence(
+    dispfl: Dispfl, run: Path, tmp_path: Path
+) -> None:
     def refusal(*arguments: str | Path) -> str:
         result = dispfl("audit", *arguments)
         assert result.code == 1
         assert len(result.err.splitlines()) == 1
         return result.err
 
-    assert f"{tmp_path / 'nowhere'} does not exist; name the directory" in refusal(tmp_path / "nowhere")
+    assert f"{tmp_path / 'nowhere'} does not exist; name the directory" in refusal(
+        tmp_path / "nowhere"
+    )
     assert "it has no config.toml" in refusal(tmp_path)
-    assert "--shadows must be an even number, because shadows come in twos, got 3." in refusal(run, "--shadows", "3")
+    assert "--shadows must be an even number, because shadows come in twos, got 3." in refusal(
+        run, "--shadows", "3"
+    )
     site = tmp_path / "alice"
     site.mkdir()
     (site / "site.toml").touch()
@@ -79,7 +96,7 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(dispfl: Dispfl, run: Pa
     write_atomically(run / "summary.json", summary)
     config = (run / "config.toml").read_text()
     for old, new, sentence in (
-        ("liars = 0.0", "liars = 0.5", "has lying peers"),
+        ("Byzantine peers = 0.0", "Byzantine peers = 0.5", "has Byzantine peers"),
         ('attack = "none"', 'attack = "noise"\nmade_in_python = true', "was made in Python"),
     ):
         assert old in config
@@ -90,4 +107,4 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(dispfl: Dispfl, run: Pa
     for checkpoint in (run / "checkpoints").iterdir():
         (checkpoint / "complete.json").unlink()
     assert "has no complete checkpoint" in refusal(run, "--shadows", "0", "--canaries", "0")
-    assert read_config(run)["liars"] == 0
+    assert read_config(run)["byzantine"] == 0

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from dispfl.cli.costs import costs
 from dispfl.errors import ConfigError, RunError
-from dispfl.paper import costs as paper_costs
+from dispfl.paper import printed_costs as paper_costs
 
 app = typer.Typer()
 app.command()(costs)
@@ -49,26 +49,41 @@ def test_the_defaults_are_the_papers() -> None:
     """105,962 parameters at density 0.5, 10 neighbours, 60,000 images over 100 peers."""
     costs = found(*SMALL)
     context = costs["setting"]
-    assert (context["peers"], context["samples"], context["epochs"], context["batch"]) == (100, 600, 5, 128)
+    assert (context["peers"], context["samples"], context["epochs"], context["batch"]) == (
+        100,
+        600,
+        5,
+        128,
+    )
     assert (context["method"]["density"], context["topology"]["degree"]) == (0.5, 10)
     assert costs["parameters"] == 105_962
     assert costs["kept"] == sum(layer["kept"] for layer in costs["layers"])
-    assert costs["paper"]["busiest_mb"] == costs["paper"]["mean_mb"] == pytest.approx(costs["kept"] * 4 * 10 / 1e6)
+    assert (
+        costs["paper"]["busiest_mb"]
+        == costs["paper"]["mean_mb"]
+        == pytest.approx(costs["kept"] * 4 * 10 / 1e6)
+    )
     assert costs["wire"]["busiest_down_mb"] < costs["paper"]["busiest_mb"]
     assert set(costs["wire"]) == {"busiest_up_mb", "busiest_down_mb", "mean_mb", "peers_drawn"}
 
 
 def test_overrides_apply_and_a_ring_has_two_neighbours() -> None:
-    costs = found(*SMALL, "peers=8", "topology=ring", "method=dpsgd", "partition.samples_per_peer=40")
+    costs = found(
+        *SMALL, "peers=8", "topology=ring", "method=dpsgd", "partition.samples_per_peer=40"
+    )
     assert costs["setting"]["samples"] == 40
     assert costs["paper"]["busiest_mb"] == pytest.approx(2 * 105_962 * 4 / 1e6)
-    assert costs["paper"]["flops_per_peer_round"] == 3 * 5 * 40 * sum(x["forward_flops"] for x in costs["layers"])
+    assert costs["paper"]["flops_per_peer_round"] == 3 * 5 * 40 * sum(
+        x["forward_flops"] for x in costs["layers"]
+    )
 
 
 def test_the_table_has_a_line_per_layer_then_both_totals() -> None:
     text = printed(*SMALL, "method=dpsgd", "peers=20")
     lines = [line.split() for line in text.splitlines()]
-    assert text.startswith("cnn on fashion-mnist (1x28x28, 10 classes), dpsgd, random; 20 peers with 3000 samples")
+    assert text.startswith(
+        "cnn on fashion-mnist (1x28x28, 10 classes), dpsgd, random; 20 peers with 3000 samples"
+    )
     assert ["conv1.weight", "16x1x3x3", "1.000", "144", "0.06"] in lines
     assert ["norm1.bias", "16", "1.000", "16", "–"] in lines
     assert ["as", "the", "paper", "counts", "–", "4.24", "4.24"] in [line[:7] for line in lines]
@@ -104,20 +119,26 @@ def test_a_config_file_is_read_as_by_dispfl_run(tmp_path: Path) -> None:
         context = found(*given, "method.density=0.3")["setting"]
         assert (context["peers"], context["samples"], context["batch"]) == (8, 96, 32)
         assert (context["data"], context["method"]["density"]) == ("fashion-sample", 0.3)
-    assert refusal(str(config), "-c", "b.toml") == f"There are two config files, {config} and b.toml; give one of them."
+    assert (
+        refusal(str(config), "-c", "b.toml")
+        == f"There are two config files, {config} and b.toml; give one of them."
+    )
 
 
 def test_a_config_made_in_python_is_refused(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     config.write_text('made_in_python = true\nrounds = 1\n[method]\nname = "dispfl"\n')
-    assert refusal("-c", str(config)).endswith("a run made in Python; costs need a model and a data set by name.")
+    assert refusal("-c", str(config)).endswith(
+        "a run made in Python; costs need a model and a data set by name."
+    )
 
 
 def test_more_samples_than_available_are_refused_with_a_sentence() -> None:
     sentence = refusal(*SMALL, "partition.samples_per_peer=601")
-    assert sentence == (
-        "partition.samples_per_peer is 601 but 60000 training samples give each of 100 peers at most 600; "
-        "lower partition.samples_per_peer or peers."
+    assert (
+        sentence
+        == "partition.samples_per_peer is 601 but 60000 training samples give each of 100 peers at"
+        " most 600; lower partition.samples_per_peer or peers."
     )
 
 
@@ -132,12 +153,26 @@ def test_all_of_the_papers_numbers_agree_and_misprints_are_named() -> None:
     assert "Table 8: Dis-PFL on a ring has no FLOPs printed." in text
     assert max(len(line) for line in text.splitlines() if "%" in line and "agree" not in line) <= 80
     lines = [line.split() for line in text.splitlines()]
-    assert ["dispfl", "0.5", "random", "223.4", "223.48", "+0.04%", "7.0", "7.06", "+0.86%"] in lines
+    assert [
+        "dispfl",
+        "0.5",
+        "random",
+        "223.4",
+        "223.48",
+        "+0.04%",
+        "7.0",
+        "7.06",
+        "+0.86%",
+    ] in lines
     assert ["subfedavg", "?", "–", "278.8", "–", "trained", "4.7", "–", "trained"] in lines
 
 
-def test_a_number_that_disagrees_is_marked_and_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper_costs, "TOLERANCE", 0.0)  # 45.8 against 45.92 is more than one last digit
+def test_a_number_that_disagrees_is_marked_and_gives_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        paper_costs, "TOLERANCE", 0.0
+    )  # 45.8 against 45.92 is more than one last digit
     result = invoke("--paper")
     assert result.exit_code == 1
     assert "do not, marked with !" in result.stdout
@@ -149,7 +184,12 @@ def test_the_papers_numbers_as_json() -> None:
     assert parsed["verdicts"] == {"agrees": 116, "off": 0, "misprint": 2, "depends on training": 6}
     assert len(parsed["figures"]) == 124
     first = next(figure for figure in parsed["figures"] if figure["method"] == "dispfl")
-    assert (first["table"], first["data"], first["figure"], first["paper"]) == (1, "cifar10", "busiest_mb", 223.4)
+    assert (first["table"], first["data"], first["figure"], first["paper"]) == (
+        1,
+        "cifar10",
+        "busiest_mb",
+        223.4,
+    )
     assert first["ours"] == pytest.approx(223.479, abs=0.001)
     assert len(parsed["errata"]) == 2
 
@@ -159,33 +199,47 @@ def test_the_paper_and_settings_together_are_refused() -> None:
 
 
 def test_flops_are_counted_with_single_weights_and_saved_with_channels() -> None:
-    weights, channels = (printed(*SMALL, "peers=12", f"method.structure={kind}") for kind in ("weights", "channels"))
+    weights, channels = (
+        printed(*SMALL, "peers=12", f"method.structure={kind}") for kind in ("weights", "channels")
+    )
     assert "counted: dense kernels do the work" in weights
     assert "saved" not in weights
     assert "saved: a peer trains the small network, which computes only these" in channels
     assert "counted" not in channels
-    assert channels.startswith("cnn on fashion-mnist (1x28x28, 10 classes), dispfl with masks of channels, random;")
-    assert [found(*SMALL, "peers=12", f"method.structure={k}")["flops"] for k in ("weights", "channels")] == [
+    assert channels.startswith(
+        "cnn on fashion-mnist (1x28x28, 10 classes), dispfl with masks of channels, random;"
+    )
+    assert [
+        found(*SMALL, "peers=12", f"method.structure={k}")["flops"] for k in ("weights", "channels")
+    ] == [
         "counted",
         "saved",
     ]
 
 
 def test_with_channels_the_table_has_the_shapes_of_the_small_network() -> None:
-    """conv2 keeps some of its 32 channels and of its 16 inputs; the product of both shares is its density."""
-    lines = [line.split() for line in printed(*SMALL, "peers=12", "method.structure=channels").splitlines()]
+    """conv2 keeps some of its 32 channels and of its 16 inputs; the product of both shares is its
+    density."""
+    lines = [
+        line.split()
+        for line in printed(*SMALL, "peers=12", "method.structure=channels").splitlines()
+    ]
     assert ["layer", "shape", "small", "density", "MFLOPs"] in lines
     [conv2] = [line for line in lines if line[:1] == ["conv2.weight"]]
     out, into, *_ = map(int, conv2[2].split("x"))
     assert float(conv2[3]) == pytest.approx(out * into / (32 * 16), abs=5e-4)
     assert out < 32
     groups = printed(*SMALL, "peers=12", "method.structure=channels", "method.density=[0.2,0.8]")
-    assert ["layer", "shape", "density", "kept", "MFLOPs"] in [line.split() for line in groups.splitlines()]
+    assert ["layer", "shape", "density", "kept", "MFLOPs"] in [
+        line.split() for line in groups.splitlines()
+    ]
 
 
 def test_layers_that_stay_whole_are_named() -> None:
     kept = ("method.structure=channels", 'method.keep=["conv1"]')
-    sentence = "Kept whole by every peer, because none of their units may be left out: conv1, norm1."
+    sentence = (
+        "Kept whole by every peer, because none of their units may be left out: conv1, norm1."
+    )
     assert sentence in printed(*SMALL, "peers=12", *kept)
     assert found(*SMALL, "peers=12", *kept)["dense_layers"] == ["conv1", "norm1"]
 
@@ -193,7 +247,8 @@ def test_layers_that_stay_whole_are_named() -> None:
 def test_products_of_activations_have_a_line_and_what_is_not_counted_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Attention between the 28 rows of an image: 2 products of 28 x 28 x 28 multiplications, 87,808 operations."""
+    """Attention between the 28 rows of an image: 2 products of 28 x 28 x 28 multiplications, 87,808
+    operations."""
     (tmp_path / "rows_net.py").write_text(
         "from torch import nn\n"
         "from torch.nn import functional\n\n\n"
@@ -216,4 +271,6 @@ def test_products_of_activations_have_a_line_and_what_is_not_counted_is_named(
     assert found(*SMALL)["not_counted"] is None
     wrong = invoke("data=cifar10", *mine[1:]).exception  # whose rows have 32 values
     assert isinstance(wrong, RunError)
-    assert str(wrong).startswith("The network, on an image of shape 3x32x32: Rows.forward (rows_net.py, line 12) rai")
+    assert str(wrong).startswith(
+        "The network, on an image of shape 3x32x32: Rows.forward (rows_net.py, line 12) rai"
+    )

@@ -1,4 +1,5 @@
-"""`dispfl demo`: both methods side by side, a table and figures; here with fewer peers and rounds."""
+"""`dispfl demo`: both methods side by side, a table and figures; here with fewer peers and
+rounds."""
 
 import struct
 from collections.abc import Iterable, Mapping
@@ -52,8 +53,10 @@ def test_all_four_methods_run_and_are_in_one_table_with_their_curves(tmp_path: P
     assert rounds == [[method, "round", f"{t}/2"] for method in DEMO_METHODS for t in (1, 2)]
     labels = ("Dis-PFL", "Local", "FedAvg", "D-PSGD")
     assert [line[:2] for line in lines if line[0] in labels] == [[label, "2"] for label in labels]
-    assert " ".join(lines[-1]) == (
-        "Learning curves: runs/demo/learning-curves.png. Everything on one page: runs/demo/report.html"
+    assert (
+        " ".join(lines[-1])
+        == "Learning curves: runs/demo/learning-curves.png. Everything on one page:"
+        " runs/demo/report.html"
     )
     for method in DEMO_METHODS:
         run = tmp_path / "runs/demo" / method
@@ -65,20 +68,28 @@ def test_all_four_methods_run_and_are_in_one_table_with_their_curves(tmp_path: P
     assert png_size(tmp_path / "runs/demo/learning-curves.png") == (1050, 630)
 
 
-def test_both_methods_have_the_same_peers_data_and_seed_and_local_sends_nothing(tmp_path: Path) -> None:
+def test_both_methods_have_the_same_peers_data_and_seed_and_local_sends_nothing(
+    tmp_path: Path,
+) -> None:
     assert CliRunner().invoke(app, ["demo", "--seed", "5", "--out", "mine"]).exit_code == 0
     one, other = (tmp_path / "mine" / method for method in ("dispfl", "local"))
     assert (one / "split.safetensors").read_bytes() == (other / "split.safetensors").read_bytes()
     assert read_config(one)["seed"] == read_config(other)["seed"] == 5
-    traffic = [[record["busiest"]["paper_mb"] > 0 for record in read_metrics(run)] for run in (one, other)]
+    traffic = [
+        [record["busiest"]["paper_mb"] > 0 for record in read_metrics(run)] for run in (one, other)
+    ]
     assert traffic == [[True, True], [False, False]]
 
 
-def test_a_second_demo_uses_the_next_free_folder_and_a_given_one_is_not_overwritten(tmp_path: Path) -> None:
+def test_a_second_demo_uses_the_next_free_folder_and_a_given_one_is_not_overwritten(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "runs/demo").mkdir(parents=True)
     result = CliRunner().invoke(app, ["demo"])
-    assert result.stdout.splitlines()[-1] == (
-        "Learning curves: runs/demo-2/learning-curves.png. Everything on one page: runs/demo-2/report.html"
+    assert (
+        result.stdout.splitlines()[-1]
+        == "Learning curves: runs/demo-2/learning-curves.png. Everything on one page:"
+        " runs/demo-2/report.html"
     )
     again = CliRunner().invoke(app, ["demo", "--out", "runs/demo-2"])
     assert isinstance(again.exception, RunError)

@@ -52,7 +52,9 @@ def images(tmp_path: Path) -> list[Path]:
     return [tmp_path / name for name in ("small.png", "large [b].jpg", "broken.png")]
 
 
-def test_export_prints_the_peer_the_input_and_the_difference_from_torch(finished: Path, tmp_path: Path) -> None:
+def test_export_prints_the_peer_the_input_and_the_difference_from_torch(
+    finished: Path, tmp_path: Path
+) -> None:
     to = tmp_path / "model.safetensors"
     result = dispfl("export", finished, "--peer", "002", "--to", to)
     assert result.exit_code == 0
@@ -90,13 +92,19 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path) -> None:
 def test_an_unwritable_path_is_refused(finished: Path, tmp_path: Path) -> None:
     result = dispfl("export", finished, "--peer", "0", "--to", tmp_path / "none/model.safetensors")
     assert isinstance(result.exception, RunError)
-    assert str(result.exception).startswith(f"{tmp_path / 'none/model.safetensors'} could not be written: ")
+    assert str(result.exception).startswith(
+        f"{tmp_path / 'none/model.safetensors'} could not be written: "
+    )
 
 
-def test_one_image_is_shown_with_three_classes_and_their_probabilities(model: Path, images: list[Path]) -> None:
+def test_one_image_is_shown_with_three_classes_and_their_probabilities(
+    model: Path, images: list[Path]
+) -> None:
     result = dispfl("predict", model, images[0])
     assert result.exit_code == 0
-    evaluates_global = [float(line.rstrip("%").rsplit(maxsplit=1)[1]) for line in result.stdout.splitlines()]
+    evaluates_global = [
+        float(line.rstrip("%").rsplit(maxsplit=1)[1]) for line in result.stdout.splitlines()
+    ]
     assert len(evaluates_global) == 3
     assert evaluates_global == sorted(evaluates_global, reverse=True)
 
@@ -109,19 +117,34 @@ def test_several_images_are_shown_as_a_table_and_an_unreadable_one_gives_exit_co
     assert result.exit_code == 1
     lines = result.stdout.splitlines()
     assert lines[0].split() == ["image", "class", "or"]
-    assert [line.startswith(str(path)) for line, path in zip(lines[1:3], (small, large), strict=True)] == [True, True]
+    assert [
+        line.startswith(str(path)) for line, path in zip(lines[1:3], (small, large), strict=True)
+    ] == [True, True]
     assert lines[3:] == [f"{large} was resized from 64x32 to 28x28."]
-    assert result.stderr == f"dispfl: The image {broken} cannot be read: not an image; use PNG or JPEG.\n"
+    assert (
+        result.stderr
+        == f"dispfl: The image {broken} cannot be read: not an image; use PNG or JPEG.\n"
+    )
 
 
-def test_json_is_a_list_with_guesses_or_a_problem_for_each_image(model: Path, images: list[Path]) -> None:
+def test_json_is_a_list_with_guesses_or_a_problem_for_each_image(
+    model: Path, images: list[Path]
+) -> None:
     result = dispfl("predict", model, *images, "--json")
     assert result.exit_code == 1
     small, large, broken = json.loads(result.stdout)
-    assert (small["image"], small["resized_from"], large["resized_from"]) == (str(images[0]), None, [64, 32])
+    assert (small["image"], small["resized_from"], large["resized_from"]) == (
+        str(images[0]),
+        None,
+        [64, 32],
+    )
     for found in (small, large):
         assert len(found["top"]) == 3
-        assert found["top"][0]["probability"] >= found["top"][1]["probability"] >= found["top"][2]["probability"]
+        assert (
+            found["top"][0]["probability"]
+            >= found["top"][1]["probability"]
+            >= found["top"][2]["probability"]
+        )
         assert found["top"][0].keys() == {"class", "probability"}
     assert broken.keys() == {"image", "problem"}
 

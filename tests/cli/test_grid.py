@@ -24,7 +24,14 @@ TINY = [
     "train.epochs=1",
     "workers=1",
 ]
-FILES = ["comparison.csv", "comparison.json", "comparison.md", "comparison.tex", "learning-curves.png", "report.html"]
+FILES = [
+    "comparison.csv",
+    "comparison.json",
+    "comparison.md",
+    "comparison.tex",
+    "learning-curves.png",
+    "report.html",
+]
 
 
 def weights(path: Path) -> list[str]:
@@ -36,24 +43,44 @@ def weights(path: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of Dis-PFL without interruption."""
-    cells = methods_grid(["dispfl", *TINY, "rounds=12"], {}, 1, tmp_path_factory.mktemp("uninterrupted"))
+    cells = methods_grid(
+        ["dispfl", *TINY, "rounds=12"], {}, 1, tmp_path_factory.mktemp("uninterrupted")
+    )
     run_missing(cells)
     return cells[0].path
 
 
 def rounds_shown(result: CommandResult) -> list[str]:
-    return [" · ".join(line.split(" · ")[:3]) for line in result.out.splitlines() if line.startswith("run ")]
+    return [
+        " · ".join(line.split(" · ")[:3])
+        for line in result.out.splitlines()
+        if line.startswith("run ")
+    ]
 
 
-def test_methods_and_seeds_are_run_and_written_as_tables_and_then_skipped(dispfl: Dispfl, tmp_path: Path) -> None:
-    arguments = ["compare", "dispfl", "local", *TINY, "method.density=0.4", "--seeds", "2", "--out", tmp_path / "grid"]
+def test_methods_and_seeds_are_run_and_written_as_tables_and_then_skipped(
+    dispfl: Dispfl, tmp_path: Path
+) -> None:
+    arguments = [
+        "compare",
+        "dispfl",
+        "local",
+        *TINY,
+        "method.density=0.4",
+        "--seeds",
+        "2",
+        "--out",
+        tmp_path / "grid",
+    ]
     result = dispfl(*arguments, "--targets", "0.01")
     assert (result.code, result.err) == (0, "")
     lines = result.out.splitlines()
     assert lines[0] == "4 runs: 4 to start."
     assert rounds_shown(result) == [
         f"run {number}/4 · {title} · round {t}/2"
-        for number, title in enumerate(("dispfl seed 0", "local seed 0", "dispfl seed 1", "local seed 1"), start=1)
+        for number, title in enumerate(
+            ("dispfl seed 0", "local seed 0", "dispfl seed 1", "local seed 1"), start=1
+        )
         for t in (1, 2)
     ]
     assert lines[-1].startswith(f"Written: {tmp_path / 'grid/comparison.md'}, .tex, .csv, .json; ")
@@ -85,7 +112,15 @@ def test_methods_and_seeds_are_run_and_written_as_tables_and_then_skipped(dispfl
 
 def test_a_variant_is_a_row_beside_its_method_everywhere(dispfl: Dispfl, tmp_path: Path) -> None:
     out = tmp_path / "grid"
-    arguments = ["compare", "dispfl", "dispfl@method.structure=channels", "local", *TINY, "--out", out]
+    arguments = [
+        "compare",
+        "dispfl",
+        "dispfl@method.structure=channels",
+        "local",
+        *TINY,
+        "--out",
+        out,
+    ]
     result = dispfl(*arguments)
     assert (result.code, result.err) == (0, "")
     labels = ["Dis-PFL", "Dis-PFL (channels)", "Local"]
@@ -106,7 +141,9 @@ def test_a_variant_is_a_row_beside_its_method_everywhere(dispfl: Dispfl, tmp_pat
     assert json.loads((out / "comparison.json").read_text()) == found
 
 
-def test_a_sweep_has_a_row_for_each_value(dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_has_a_row_for_each_value(
+    dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = dispfl("sweep", "method.density=[0.2,0.4],[0.5]", *TINY, "rounds=1")
     assert (result.code, result.err) == (0, "")
@@ -116,7 +153,12 @@ def test_a_sweep_has_a_row_for_each_value(dispfl: Dispfl, tmp_path: Path, monkey
     ]
     assert sorted(path.name for path in Path("runs/sweep").iterdir() if path.is_file()) == FILES
     markdown = Path("runs/sweep/comparison.md").read_text().splitlines()
-    assert [line.split("|")[1].strip() for line in markdown[:4]] == ["method.density", "-" * 14, "[0.2,0.4]", "[0.5]"]
+    assert [line.split("|")[1].strip() for line in markdown[:4]] == [
+        "method.density",
+        "-" * 14,
+        "[0.2,0.4]",
+        "[0.5]",
+    ]
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
@@ -133,10 +175,16 @@ def test_after_a_stop_the_same_command_resumes_to_the_same_weights(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
+        preexec_fn=lambda: signal.signal(
+            signal.SIGINT, signal.SIG_DFL
+        ),  # a shell's background job ignores it
     ) as process:
         assert process.stdout is not None
-        next(line for line in process.stdout if line.startswith("run 1/2 · dispfl seed 0 · round 3/12"))
+        next(
+            line
+            for line in process.stdout
+            if line.startswith("run 1/2 · dispfl seed 0 · round 3/12")
+        )
         process.send_signal(how)
         rest, problems = process.communicate(timeout=60)
     out = tmp_path / "runs/compare"
@@ -144,13 +192,17 @@ def test_after_a_stop_the_same_command_resumes_to_the_same_weights(
     if how is signal.SIGINT:
         assert (process.returncode, problems) == (130, "")
         command = f"dispfl {shlex.join(arguments)} --out runs/compare"
-        assert rest.splitlines()[-1] == f"Stopped; all finished rounds are saved. Resume with: {command}"
+        assert (
+            rest.splitlines()[-1]
+            == f"Stopped; all finished rounds are saved. Resume with: {command}"
+        )
     assert 3 <= len(read_metrics(out / "dispfl/seed-0")) <= 12
 
     result = dispfl(*arguments, "--out", out)
     assert (result.code, result.err) == (0, "")
     assert re.fullmatch(
-        r"2 runs: 1 (done|to resume), 1 to start\.|2 runs: 1 done, 1 to resume\.", result.out.splitlines()[0]
+        r"2 runs: 1 (done|to resume), 1 to start\.|2 runs: 1 done, 1 to resume\.",
+        result.out.splitlines()[0],
     )
     assert "run 1/2 · dispfl seed 0 · round 3/12" not in rounds_shown(result)
     assert weights(out / "dispfl/seed-0") == weights(uninterrupted)
@@ -160,17 +212,27 @@ def test_after_a_stop_the_same_command_resumes_to_the_same_weights(
     ("arguments", "sentence"),
     [
         (["compare", "dispfl", "locl"], "method 'locl' does not exist. Did you mean local?"),
-        (["compare", "dispfl", "--targets", "60"], "--targets must be in (0, 1], got 60. For 60% write 0.6."),
+        (
+            ["compare", "dispfl", "--targets", "60"],
+            "--targets must be in (0, 1], got 60. For 60% write 0.6.",
+        ),
         (
             ["compare", "dispfl", "--targets", "0.6;0.7"],
             "--targets must be numbers separated by commas, such as 0.6,0.7; got '0.6;0.7'.",
         ),
         (["compare", "dispfl", "-c", "none.toml"], "The config file none.toml does not exist."),
-        (["sweep", "rounds=3"], "Nothing to sweep: give a key several values, such as method.density=0.2,0.5."),
+        (
+            ["sweep", "rounds=3"],
+            "Nothing to sweep: give a key several values, such as method.density=0.2,0.5.",
+        ),
     ],
 )
 def test_an_error_is_one_sentence_on_stderr_and_nothing_is_created(
-    dispfl: Dispfl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], sentence: str
+    dispfl: Dispfl,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    sentence: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert dispfl(*arguments) == CommandResult(1, "", f"dispfl: {sentence}\n")

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
 from dispfl.errors import ConfigError, DispflError, RunError
-from dispfl.peer.local import free_ports
+from dispfl.peer.local_federation import free_ports
 from dispfl.peer.membership.identity import Identity, readable_fingerprint
 from dispfl.peer.membership.invite import InviteError
 from dispfl.peer.site import Site
@@ -34,13 +34,31 @@ def peer(*words: str | Path, typed: str | None = None) -> str:
 
 @pytest.fixture
 def alice(tmp_path: Path) -> Path:
-    peer("init", tmp_path / "alice", "--name", "alice", "--listen", "127.0.0.1:7600", "--federation", "hospitals")
+    peer(
+        "init",
+        tmp_path / "alice",
+        "--name",
+        "alice",
+        "--listen",
+        "127.0.0.1:7600",
+        "--federation",
+        "hospitals",
+    )
     return tmp_path / "alice"
 
 
 @pytest.fixture
 def bob(tmp_path: Path) -> Path:
-    peer("init", tmp_path / "bob", "--name", "bob", "--listen", "[fd00::1]:7601", "--federation", "hospitals")
+    peer(
+        "init",
+        tmp_path / "bob",
+        "--name",
+        "bob",
+        "--listen",
+        "[fd00::1]:7601",
+        "--federation",
+        "hospitals",
+    )
     return tmp_path / "bob"
 
 
@@ -63,18 +81,26 @@ def test_two_sites_are_created_and_accept_each_other(alice: Path, bob: Path) -> 
 
 
 def test_an_invite_with_another_fingerprint_is_refused(alice: Path, bob: Path) -> None:
-    with pytest.raises(InviteError, match=r"The fingerprint of bob's invite is .*, not 1234\. Nothing was accepted"):
+    with pytest.raises(
+        InviteError, match=r"The fingerprint of bob's invite is .*, not 1234\. Nothing was accepted"
+    ):
         peer("accept", alice, peer("invite", bob), "--fingerprint", "1234")
     assert status(alice)["members"] == []
 
 
 def test_an_address_outside_the_allowed_networks_is_refused_by_name(alice: Path, bob: Path) -> None:
     config = alice / "site.toml"
-    config.write_text(config.read_text().replace("allow_networks = []", 'allow_networks = ["10.0.0.0/8"]'))
-    with pytest.raises(InviteError, match=r"bob is at \[fd00::1\]:7601, which is not in allow_networks"):
+    config.write_text(
+        config.read_text().replace("allow_networks = []", 'allow_networks = ["10.0.0.0/8"]')
+    )
+    with pytest.raises(
+        InviteError, match=r"bob is at \[fd00::1\]:7601, which is not in allow_networks"
+    ):
         peer("accept", alice, peer("invite", bob))
     config.write_text(config.read_text().replace("10.0.0.0/8", "10.0.0.1/8", 1))
-    with pytest.raises(ConfigError, match=r"allow_networks has '10\.0\.0\.1/8': .* for example 10\.0\.0\.0/8"):
+    with pytest.raises(
+        ConfigError, match=r"allow_networks has '10\.0\.0\.1/8': .* for example 10\.0\.0\.0/8"
+    ):
         peer("status", alice)
 
 
@@ -97,10 +123,15 @@ def test_an_invite_may_be_pasted_with_line_breaks_or_piped(alice: Path, bob: Pat
 def test_an_invite_may_be_a_file(alice: Path, bob: Path, tmp_path: Path) -> None:
     (tmp_path / "bob.invite").write_text(peer("invite", bob))
     assert "bob at" in peer("accept", alice, tmp_path / "bob.invite")
-    missing = r"'nowhere\.invite' is neither an invite, which begins with dispfl1-, nor a file: No such file"
+    missing = (
+        r"'nowhere\.invite' is neither an invite, which begins with dispfl1-, nor a file: No such"
+        r" file"
+    )
     with pytest.raises(ConfigError, match=missing):
         peer("accept", alice, "nowhere.invite")
-    with pytest.raises(ConfigError, match="One invite at a time, got 2 files; repeat the command for each"):
+    with pytest.raises(
+        ConfigError, match="One invite at a time, got 2 files; repeat the command for each"
+    ):
         peer("accept", alice, tmp_path / "bob.invite", "carol.invite")
 
 
@@ -110,7 +141,9 @@ def test_an_invite_from_before_a_rotation_is_reported(alice: Path, bob: Path) ->
     peer("confirm", alice, "bob")
     peer("rotate", bob)
     peer("accept", alice, peer("invite", bob))
-    with pytest.raises(InviteError, match=r"bob has replaced its key since .* Nothing needs to be done") as caught:
+    with pytest.raises(
+        InviteError, match=r"bob has replaced its key since .* Nothing needs to be done"
+    ) as caught:
         peer("accept", alice, old)
     assert "revoke" not in str(caught.value)
 
@@ -118,9 +151,20 @@ def test_an_invite_from_before_a_rotation_is_reported(alice: Path, bob: Path) ->
 def test_a_site_without_members_only_trains_with_alone(tmp_path: Path) -> None:
     (tmp_path / "table.csv").write_text("a,b,y\n" + "1,2,x\n2,1,z\n" * 8)
     data = ("model=mlp", f"data.path={tmp_path / 'table.csv'}", "data.label=y", "rounds=1")
-    peer("init", tmp_path / "alice", "--name", "alice", "--listen", f"127.0.0.1:{free_ports(1)[0]}", *data)
+    peer(
+        "init",
+        tmp_path / "alice",
+        "--name",
+        "alice",
+        "--listen",
+        f"127.0.0.1:{free_ports(1)[0]}",
+        *data,
+    )
     with pytest.raises(
-        RunError, match=r"alice has accepted no other site and would train alone: exchange .*, or pass --alone"
+        RunError,
+        match=(
+            r"alice has accepted no other site and would train alone: exchange .*, or pass --alone"
+        ),
     ):
         peer("run", tmp_path / "alice")
     assert not (tmp_path / "alice" / "run").exists()
@@ -130,7 +174,9 @@ def test_a_site_without_members_only_trains_with_alone(tmp_path: Path) -> None:
 
 def test_overrides_take_precedence_over_the_config_file(tmp_path: Path) -> None:
     config = tmp_path / "federation.toml"
-    config.write_text('rounds = 7\nsmallest_density = 0.1\n[method]\nname = "dispfl"\ndensity = 0.4\n')
+    config.write_text(
+        'rounds = 7\nsmallest_density = 0.1\n[method]\nname = "dispfl"\ndensity = 0.4\n'
+    )
     words = ("--name", "alice", "--listen", "a:1", "-c", config, "method.density=0.2", "seed=3")
     peer("init", tmp_path / "alice", *words)
     plan = Site.open(tmp_path / "alice").config()
@@ -141,10 +187,24 @@ def test_deadlines_and_limits_are_set_in_the_config_file_and_by_overrides(tmp_pa
     config = tmp_path / "federation.toml"
     config.write_text("[deadlines]\nmin = 60\nfactor = 2\n[limits]\nstall_timeout = 5\n")
     peer(
-        "init", tmp_path / "alice", "--name", "alice", "--listen", "a:1", "-c", config, "deadlines.factor=4", "rounds=3"
+        "init",
+        tmp_path / "alice",
+        "--name",
+        "alice",
+        "--listen",
+        "a:1",
+        "-c",
+        config,
+        "deadlines.factor=4",
+        "rounds=3",
     )
     plan = Site.open(tmp_path / "alice").config()
-    assert (plan.deadlines.min, plan.deadlines.factor, plan.limits.stall_timeout, plan.rounds) == (60, 4, 5, 3)
+    assert (plan.deadlines.min, plan.deadlines.factor, plan.limits.stall_timeout, plan.rounds) == (
+        60,
+        4,
+        5,
+        3,
+    )
 
 
 def test_a_site_trains_on_one_thread_by_default(tmp_path: Path) -> None:
@@ -153,10 +213,14 @@ def test_a_site_trains_on_one_thread_by_default(tmp_path: Path) -> None:
     assert [Site.open(tmp_path / name).config().threads for name in ("alice", "bob")] == [1, 3]
 
 
-def test_relative_data_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_data_paths_are_made_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     peer("init", "alice", "--name", "alice", "--listen", "a:1", "data.path=samples.csv")
-    assert tomllib.loads(Path("alice/site.toml").read_text())["data"]["path"] == str(tmp_path / "samples.csv")
+    assert tomllib.loads(Path("alice/site.toml").read_text())["data"]["path"] == str(
+        tmp_path / "samples.csv"
+    )
 
 
 def test_a_relative_folder_of_a_hub_data_set_is_made_absolute_and_a_name_on_the_hub_is_kept(
@@ -166,16 +230,25 @@ def test_a_relative_folder_of_a_hub_data_set_is_made_absolute_and_a_name_on_the_
     Path("patients").mkdir()
     for name, given in {"alice": "patients", "bob": "org/patients"}.items():
         peer("init", name, "--name", name, "--listen", "a:1", f"data.hub={given}")
-    hubs = [tomllib.loads(Path(name, "site.toml").read_text())["data"]["hub"] for name in ("alice", "bob")]
+    hubs = [
+        tomllib.loads(Path(name, "site.toml").read_text())["data"]["hub"]
+        for name in ("alice", "bob")
+    ]
     assert hubs == [str(tmp_path / "patients"), "org/patients"]
 
 
-def test_data_paths_stay_relative_to_the_folder_of_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_paths_stay_relative_to_the_folder_of_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     given = ("data.dir=store", "data.path=a.csv", "data.test_path=b.csv")
     peer("init", "alice", "--name", "alice", "--listen", "a:1", *given)
     data = tomllib.loads(Path("alice/site.toml").read_text())["data"]
-    assert [data[key] for key in ("dir", "path", "test_path")] == [str(tmp_path / "store"), "a.csv", "b.csv"]
+    assert [data[key] for key in ("dir", "path", "test_path")] == [
+        str(tmp_path / "store"),
+        "a.csv",
+        "b.csv",
+    ]
 
 
 def test_a_random_topology_may_be_configured_before_there_are_members(tmp_path: Path) -> None:
@@ -189,7 +262,10 @@ def test_a_random_topology_may_be_configured_before_there_are_members(tmp_path: 
     ("words", "message"),
     [
         (["peers=8"], "peers is for simulated runs: a site is one peer with its own data"),
-        (["unseen_peers=2"], "unseen_peers is for simulated runs: a site is one peer with its own data"),
+        (
+            ["unseen_peers=2"],
+            "unseen_peers is for simulated runs: a site is one peer with its own data",
+        ),
         (["partition.alpha=0.3"], "partition is for simulated runs"),
         (["average_buffers=true"], "average_buffers is for simulated runs"),
         (
@@ -199,7 +275,10 @@ def test_a_random_topology_may_be_configured_before_there_are_members(tmp_path: 
         (["listen=a:2"], "listen is no setting of the training: pass --listen"),
         (["method=ditto"], "method ditto needs a server"),
         (["method.densty=0.3"], r"Unknown key method\.densty\. Did you mean method\.density\?"),
-        (["--smallest-density", "0.9"], r"method\.density is 0\.5, below smallest_density \(0\.9\)"),
+        (
+            ["--smallest-density", "0.9"],
+            r"method\.density is 0\.5, below smallest_density \(0\.9\)",
+        ),
         (["deadlines.min=0"], r"deadlines\.min must be above 0, got 0"),
         (
             ["deadlines=3"],
@@ -211,7 +290,9 @@ def test_a_random_topology_may_be_configured_before_there_are_members(tmp_path: 
         (["--listen", "0.0.0.0:7600"], "--advertise HOST:PORT"),
     ],
 )
-def test_invalid_settings_are_refused_and_no_folder_is_left(tmp_path: Path, words: list[str], message: str) -> None:
+def test_invalid_settings_are_refused_and_no_folder_is_left(
+    tmp_path: Path, words: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         peer("init", tmp_path / "alice", "--name", "alice", "--listen", "a:1", *words)
     assert list(tmp_path.iterdir()) == []
@@ -225,11 +306,16 @@ def test_a_site_is_not_created_twice(alice: Path) -> None:
 def test_a_damaged_invite_is_refused(alice: Path, bob: Path) -> None:
     invite = peer("invite", bob)
     damaged = invite[:60] + ("A" if invite[60] != "A" else "B") + invite[61:]
-    with pytest.raises(InviteError, match=r"The invite is damaged: its checksum is wrong\. Copy the complete output"):
+    with pytest.raises(
+        InviteError,
+        match=r"The invite is damaged: its checksum is wrong\. Copy the complete output",
+    ):
         peer("accept", alice, damaged)
 
 
-def test_a_revoked_member_is_shown_as_such_until_it_is_accepted_again(alice: Path, bob: Path) -> None:
+def test_a_revoked_member_is_shown_as_such_until_it_is_accepted_again(
+    alice: Path, bob: Path
+) -> None:
     invite = peer("invite", bob)
     peer("accept", alice, invite)
     assert "Revoked bob" in peer("revoke", alice, "bob")
@@ -247,7 +333,9 @@ def test_a_rotated_site_prints_its_new_fingerprint(alice: Path) -> None:
     assert readable_fingerprint(new)[1] in output
 
 
-def test_the_audit_log_says_who_did_what_when_with_which_fingerprint(alice: Path, bob: Path) -> None:
+def test_the_audit_log_says_who_did_what_when_with_which_fingerprint(
+    alice: Path, bob: Path
+) -> None:
     prints = [Site.open(bob).identity.fingerprint]
     peer("accept", alice, peer("invite", bob))
     peer("confirm", alice, "bob")
@@ -263,8 +351,12 @@ def test_the_audit_log_says_who_did_what_when_with_which_fingerprint(alice: Path
         ("revoked", prints[1]),
     ]
     assert {entry["by"] for entry in entries} == {f"user {getpass.getuser()}"}
-    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", entry["time"]) for entry in entries)
-    assert [json.loads(line)["event"] for line in peer("log", bob, "--json").splitlines()] == ["rotated"]
+    assert all(
+        re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", entry["time"]) for entry in entries
+    )
+    assert [json.loads(line)["event"] for line in peer("log", bob, "--json").splitlines()] == [
+        "rotated"
+    ]
     lines = peer("log", alice).splitlines()
     assert len(lines) == 4
     assert prints[1][:16] in lines[2]
@@ -292,8 +384,12 @@ def test_the_status_shows_members_and_members_of_other_sites(alice: Path, bob: P
     (alice / "run").mkdir()
     (alice / "run" / "status.json").write_text(json.dumps({"known": [known]}))
     found = status(alice)
-    assert [(member["name"], member["address"]) for member in found["members"]] == [("bob", "[fd00::1]:7601")]
-    assert [(known["name"], known["fingerprint"]) for known in found["known"]] == [("carol", carol.fingerprint)]
+    assert [(member["name"], member["address"]) for member in found["members"]] == [
+        ("bob", "[fd00::1]:7601")
+    ]
+    assert [(known["name"], known["fingerprint"]) for known in found["known"]] == [
+        ("carol", carol.fingerprint)
+    ]
     output = peer("status", alice)
     assert "[fd00::1]:7601" in output
     assert readable_fingerprint(Site.open(bob).identity.fingerprint)[0] in output
@@ -304,14 +400,14 @@ def test_the_status_shows_members_and_members_of_other_sites(alice: Path, bob: P
 def test_the_status_shows_the_state_of_the_node(alice: Path, bob: Path) -> None:
     peer("accept", alice, peer("invite", bob))
     now = time.time()
-    heard = {"round": 5, "last_seen": now - 575, "received_bytes": 1_234_000, "sent_bytes": 0}
+    received = {"round": 5, "last_seen": now - 575, "received_bytes": 1_234_000, "sent_bytes": 0}
     node = {
         "round": 5,
         "rounds": 16,
         "state": "fetching",
         "updated": now - 7200,
         "deadline_seconds": 30.0,
-        "peers": {"bob": {**heard, "answered": 4, "missed": 1}, "carol": {"round": -1}},
+        "peers": {"bob": {**received, "answered": 4, "missed": 1}, "carol": {"round": -1}},
         "refused": {"unknown": {"not-a-member": 3}, "bob": {"stale": 2}},
     }
     (alice / "run").mkdir()
@@ -331,10 +427,18 @@ def test_the_status_shows_that_a_node_is_not_running(alice: Path, state: str, sh
     """The lock is free, whatever state the status file has."""
     (alice / "run").mkdir()
     (alice / "run" / ".lock").touch()
-    node = {"round": 5, "rounds": 16, "state": state, "updated": time.time(), "deadline_seconds": 30.0}
+    node = {
+        "round": 5,
+        "rounds": 16,
+        "state": state,
+        "updated": time.time(),
+        "deadline_seconds": 30.0,
+    }
     (alice / "run" / "status.json").write_text(json.dumps(node))
     output = peer("status", alice)
-    assert f"Round 5 of 16, {shown}. Updated 0 s ago. Resume with: dispfl peer run {alice}\n" in output
+    assert (
+        f"Round 5 of 16, {shown}. Updated 0 s ago. Resume with: dispfl peer run {alice}\n" in output
+    )
 
 
 def test_site_commands_do_not_import_torch(alice: Path) -> None:
@@ -346,5 +450,7 @@ def test_site_commands_do_not_import_torch(alice: Path) -> None:
         "print('torch' in sys.modules)"
     )
     command = [sys.executable, "-c", code, str(alice)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    printed = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
     assert printed.splitlines()[-1] == "False"

@@ -8,53 +8,88 @@ from typer.testing import CliRunner
 
 from dispfl import FedAvg
 from dispfl.cli import app
-from dispfl.costs.privacy import spent_epsilon
 from dispfl.errors import ConfigError
+from dispfl.privacy.accountant import spent_epsilon
 from dispfl.topology import peer_names
 
 
 def test_the_printed_noise_keeps_the_budget_for_all_rounds() -> None:
-    arguments = ["privacy", "--epsilon", "4", "--delta", "1e-6", "rounds=10", "train.batch_size=16", "--json"]
+    arguments = [
+        "privacy",
+        "--epsilon",
+        "4",
+        "--delta",
+        "1e-6",
+        "rounds=10",
+        "train.batch_size=16",
+        "--json",
+    ]
     found = json.loads(CliRunner().invoke(app, arguments).output)
-    assert found["steps_per_round"] == 5 * 6 + 1  # 96 samples; the gradient of the mask search is one more
+    assert (
+        found["steps_per_round"] == 5 * 6 + 1
+    )  # 96 samples; the gradient of the mask search is one more
     assert found["rounds"] == 10
     assert found["epsilon_tight"] < found["epsilon"] <= 4
     assert spent_epsilon(16 / 96, found["noise_multiplier"], 310, 1e-6) == found["epsilon"]
 
 
 def test_a_server_plans_for_the_peer_that_it_selects_most_often() -> None:
-    arguments = ["privacy", "--epsilon", "4", "method=fedavg", "method.cohort=2", "peers=10", "rounds=20"]
+    arguments = [
+        "privacy",
+        "--epsilon",
+        "4",
+        "method=fedavg",
+        "method.cohort=2",
+        "peers=10",
+        "rounds=20",
+    ]
     found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     method, names = FedAvg(cohort=2), peer_names(10)
     picked = [peer for t in range(20) for peer in method.pick(0, t, names)]
     assert found["rounds"] == max(map(picked.count, names)) < 12
-    assert f"{found['rounds']} of {found['rounds']} rounds: the server selects no peer more often in 20" in (
-        CliRunner().invoke(app, arguments).output
+    assert (
+        f"{found['rounds']} of {found['rounds']} rounds: the server selects no peer more often"
+        " in 20" in (CliRunner().invoke(app, arguments).output)
     )
 
 
 def test_a_budget_with_too_little_noise_lasts_for_fewer_rounds() -> None:
-    result = CliRunner().invoke(app, ["privacy", "--epsilon", "8", "privacy.noise_multiplier=3", "rounds=50"])
+    result = CliRunner().invoke(
+        app, ["privacy", "--epsilon", "8", "privacy.noise_multiplier=3", "rounds=50"]
+    )
     assert "of 50 rounds" in result.output
     assert "lasts for             50" not in result.output
 
 
 def test_the_plan_is_that_of_the_samples_that_a_peer_trains_on(tmp_path: Path) -> None:
     def samples(*arguments: str) -> int:
-        result = CliRunner().invoke(app, ["privacy", "--epsilon", "8", "--json", *arguments], catch_exceptions=False)
+        result = CliRunner().invoke(
+            app, ["privacy", "--epsilon", "8", "--json", *arguments], catch_exceptions=False
+        )
         return int(json.loads(result.output)["samples"])
 
     assert samples("partition.validation=0.5") == 48
-    assert samples("partition.sizes=lognormal", "partition.min_samples=7", "partition.size_sigma=3") == 7
+    assert (
+        samples("partition.sizes=lognormal", "partition.min_samples=7", "partition.size_sigma=3")
+        == 7
+    )
     rows = "".join(f"{k},{'ab'[k % 2]}\n" for k in range(100))
     (tmp_path / "own.csv").write_text(f"x,label\n{rows}")
-    own = (f"data.path={tmp_path / 'own.csv'}", "model=mlp", "partition=iid", "peers=4", "train.batch_size=4")
+    own = (
+        f"data.path={tmp_path / 'own.csv'}",
+        "model=mlp",
+        "partition=iid",
+        "peers=4",
+        "train.batch_size=4",
+    )
     assert samples(*own) == 20  # 80 of the rows are for training
 
 
 def test_a_method_that_cannot_be_private_gets_no_plan() -> None:
     with pytest.raises(ConfigError, match=r"privacy does not work with method\.name=fedfomo"):
-        CliRunner().invoke(app, ["privacy", "--epsilon", "8", "method=fedfomo"], catch_exceptions=False)
+        CliRunner().invoke(
+            app, ["privacy", "--epsilon", "8", "method=fedfomo"], catch_exceptions=False
+        )
 
 
 def test_without_a_budget_there_is_a_sentence() -> None:

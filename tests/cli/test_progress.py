@@ -32,7 +32,9 @@ def record(t: int, mean: float | None = 0.5, failures: int = 0) -> dict[str, Any
     return {
         "round": t,
         "metric": "accuracy",
-        "scores": {"accuracy": {"higher_is_better": True, "format": ".3f", "mean": mean}} if mean is not None else {},
+        "scores": {"accuracy": {"higher_is_better": True, "format": ".3f", "mean": mean}}
+        if mean is not None
+        else {},
         "failures": {f"{k:03d}": "It broke." for k in range(failures)},
     }
 
@@ -74,17 +76,24 @@ def test_after_a_resume_only_rounds_of_this_process_count_for_the_speed(clock: l
     assert text.getvalue() == "local round 91/100 · accuracy 0.500 · left 0:01:30\n"
 
 
-def test_a_round_whose_peers_had_all_finished_before_the_stop_is_printed_at_once(clock: list[float]) -> None:
+def test_a_round_whose_peers_had_all_finished_before_the_stop_is_printed_at_once(
+    clock: list[float],
+) -> None:
     console, text = piped()
     with show_progress("dispfl", 3, console) as progress:
         progress.begin(8, 12)  # both rounds' steps are done, but the second was not written down
         progress.round(record(1))
         clock[0] += 10
         progress.round(record(2))
-    assert [line.split(" · ")[0] for line in text.getvalue().splitlines()] == ["dispfl round 2/3", "dispfl round 3/3"]
+    assert [line.split(" · ")[0] for line in text.getvalue().splitlines()] == [
+        "dispfl round 2/3",
+        "dispfl round 3/3",
+    ]
 
 
-def test_a_round_without_evaluation_has_a_dash_and_failed_peers_are_counted(clock: list[float]) -> None:
+def test_a_round_without_evaluation_has_a_dash_and_failed_peers_are_counted(
+    clock: list[float],
+) -> None:
     console, text = piped()
     with show_progress("dispfl", 1, console) as progress:
         progress.begin(0, 4)
@@ -109,9 +118,17 @@ def on_a_terminal(*arguments: str | Path) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     program = "import sys; from dispfl.cli import main; sys.argv[0] = 'dispfl'; main()"
     command = [sys.executable, "-c", program, *map(str, arguments)]
-    unset = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    unset = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")
+    }
     process = subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env={**unset, "COLUMNS": "100", "TERM": "xterm"}
+        command,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**unset, "COLUMNS": "100", "TERM": "xterm"},
     )
     os.close(theirs)
     drawn = b""
@@ -134,7 +151,9 @@ def test_on_a_terminal_there_is_a_bar_with_steps_rounds_and_the_time_left(tmp_pa
     assert code == 0, drawn
     text = without_colours(drawn)
     assert "━" in text
-    assert re.search(r"dispfl round 3/3 ━+ 9/9 steps · accuracy 0\.\d{3} · 0:00:\d\d · left 0:00:00", text), text
+    assert re.search(
+        r"dispfl round 3/3 ━+ 9/9 steps · accuracy 0\.\d{3} · 0:00:\d\d · left 0:00:00", text
+    ), text
     assert "dispfl round 3/3 · accuracy" not in text  # no lines in addition to the bar
     assert f"Run directory: {tmp_path / 'run'}" in text
 
@@ -159,7 +178,9 @@ def test_a_narrow_terminal_shows_the_score_and_the_time_left() -> None:
         progress.step()
         progress.step()
         progress.round(record(249, 0.25))
-    assert re.search(r"dispfl round 251/500 [━╺╸]+ accuracy 0\.250 · left \d:\d\d:\d\d", plain(console)), plain(console)
+    assert re.search(
+        r"dispfl round 251/500 [━╺╸]+ accuracy 0\.250 · left \d:\d\d:\d\d", plain(console)
+    ), plain(console)
 
 
 def plain(console: Console) -> str:
@@ -206,7 +227,8 @@ def test_steps_of_an_earlier_process_do_not_count_for_the_speed(tmp_path: Path) 
 
 
 def test_a_round_of_a_small_cohort_counts_as_a_round(tmp_path: Path) -> None:
-    """Two of five peers took a step in 10 s, but a quarter of the run is over: 35 of 40 steps are left, at 2 s each."""
+    """Two of five peers took a step in 10 s, but a quarter of the run is over: 35 of 40 steps are
+    left, at 2 s each."""
     now = [0.0]
     first, second = two_runs(tmp_path)
     progress = GridProgress([first, second], clock=lambda: now[0])

@@ -25,13 +25,18 @@ Points = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, points: Points, net: Callable[[], nn.Module]) -> Callable[[Method, int], Path]:
-    """`run(method, seed)`: a finished run of four peers and two rounds, where `compare` would put it."""
+def run(
+    tmp_path: Path, points: Points, net: Callable[[], nn.Module]
+) -> Callable[[Method, int], Path]:
+    """`run(method, seed)`: a finished run of four peers and two rounds, where `compare` would put
+    it."""
 
     def make(method: Method, seed: int) -> Path:
         path = tmp_path / "out" / method.name / f"seed-{seed}"
         data = [(points(20, k), points(10, 1000 + k)) for k in range(4)]
-        federation = Federation(net, data, method, Ring(), train=Train(epochs=1, batch_size=8), seed=seed, workers=1)
+        federation = Federation(
+            net, data, method, Ring(), train=Train(epochs=1, batch_size=8), seed=seed, workers=1
+        )
         federation.run(2, out=path)
         return path
 
@@ -50,7 +55,11 @@ def test_a_folder_of_runs_becomes_one_page_with_the_numbers_of_the_summaries(
     for path, label in zip(paths, ("Dis-PFL", "Local", "FedAvg"), strict=True):
         summary = read_summary(path)
         assert summary is not None
-        (row,) = [row for row in re.findall(r'<tr[^>]*role="row">.*?</tr>', html) if f">{label}</span>" in row]
+        (row,) = [
+            row
+            for row in re.findall(r'<tr[^>]*role="row">.*?</tr>', html)
+            if f">{label}</span>" in row
+        ]
         cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]
         accuracy, busiest = summary["scores"]["accuracy"], summary["busiest"]
         assert cells[0] == f"{accuracy['mean']:.3f}"
@@ -83,22 +92,33 @@ def test_an_unfinished_run_is_reported_with_its_rounds_so_far(
     with closing(RunDirectory.open(path)) as directory:
         directory.truncate_metrics(1)
     assert CliRunner().invoke(app, [str(path), "-o", str(tmp_path / "page.html")]).exit_code == 0
-    assert "Dis-PFL is not finished: 1 of 2 rounds (seed 0)." in (tmp_path / "page.html").read_text()
+    assert (
+        "Dis-PFL is not finished: 1 of 2 rounds (seed 0)." in (tmp_path / "page.html").read_text()
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "sentence"),
-    [("", "neither is nor contains a run directory"), ("nowhere", "does not exist; name a run directory")],
+    [
+        ("", "neither is nor contains a run directory"),
+        ("nowhere", "does not exist; name a run directory"),
+    ],
 )
-def test_a_path_without_runs_is_rejected_and_writes_no_page(tmp_path: Path, name: str, sentence: str) -> None:
+def test_a_path_without_runs_is_rejected_and_writes_no_page(
+    tmp_path: Path, name: str, sentence: str
+) -> None:
     result = CliRunner().invoke(app, [str(tmp_path / name), "-o", str(tmp_path / "page.html")])
     assert isinstance(result.exception, RunError)
     assert sentence in str(result.exception)
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_an_error(run: Callable[[Method, int], Path], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, [str(run(Local(), 0)), "-o", str(tmp_path / "no" / "page.html")])
+def test_a_page_that_cannot_be_written_is_an_error(
+    run: Callable[[Method, int], Path], tmp_path: Path
+) -> None:
+    result = CliRunner().invoke(
+        app, [str(run(Local(), 0)), "-o", str(tmp_path / "no" / "page.html")]
+    )
     assert isinstance(result.exception, RunError)
     assert "page.html could not be written" in str(result.exception)
 

@@ -15,7 +15,14 @@ from dispfl.errors import ConfigError, DataError
 
 APP = typer.Typer()
 APP.command()(reproduce)
-TINY = ["peers=4", "rounds=2", "topology.degree=2", "partition.test_samples_per_peer=4", "train.epochs=1", "workers=1"]
+TINY = [
+    "peers=4",
+    "rounds=2",
+    "topology.degree=2",
+    "partition.test_samples_per_peer=4",
+    "train.epochs=1",
+    "workers=1",
+]
 CUSTOM = """
 peers = 3
 rounds = 2
@@ -78,7 +85,9 @@ def test_an_experiment_prints_both_numbers_and_the_same_command_resumes_it(tmp_p
     assert first.code == 0, first.output
     assert first.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
     assert rounds_run(first) == 4
-    assert [line.split()[:2] for line in first.output.splitlines() if line.startswith("local")] == [["local", "61.55"]]
+    assert [line.split()[:2] for line in first.output.splitlines() if line.startswith("local")] == [
+        ["local", "61.55"]
+    ]
 
     again = dispfl_reproduce(*arguments)
     assert again.output.splitlines()[0] == "Table 1: Two methods. 4 runs, 2 done."
@@ -90,9 +99,16 @@ def test_an_experiment_prints_both_numbers_and_the_same_command_resumes_it(tmp_p
     ours = [row["ours"] for row in found["rows"] if row["place"]["method"] == "dispfl"]
     accuracies = [f"{100 * row['accuracy']:.1f}" for row in ours]
     assert dispfl[:6] == ["dispfl", "85.70", accuracies[0], "91.05", accuracies[1], "223.4"]
-    assert found["files"] == ["beside-paper.md", *(f"comparison.{ending}" for ending in ("md", "tex", "csv", "json"))]
+    assert found["files"] == [
+        "beside-paper.md",
+        *(f"comparison.{ending}" for ending in ("md", "tex", "csv", "json")),
+    ]
     assert all((tmp_path / "out/main" / file).exists() for file in found["files"])
-    assert (tmp_path / "out/main/beside-paper.md").read_text().startswith("## Table 1: Two methods.\n\nNot the paper's")
+    assert (
+        (tmp_path / "out/main/beside-paper.md")
+        .read_text()
+        .startswith("## Table 1: Two methods.\n\nNot the paper's")
+    )
 
     done = dispfl_reproduce(*arguments, "--json")
     assert json.loads(done.stdout) == {"name": "main", "scale": "laptop", **found}
@@ -100,12 +116,17 @@ def test_an_experiment_prints_both_numbers_and_the_same_command_resumes_it(tmp_p
 
 
 def test_a_variant_is_a_row_of_its_own_without_the_papers_numbers(tmp_path: Path) -> None:
-    channels = '{ variant = "channels", method = { name = "dispfl", density = 0.5, structure = "channels" } }'
+    channels = (
+        '{ variant = "channels", method = { name = "dispfl", density = 0.5, structure ='
+        ' "channels" } }'
+    )
     custom = CUSTOM.replace("label =", 'figure = "curves"\nlabel =').replace(
         "density = 0.5 } }]", f"density = 0.5 }} }}, {channels}]"
     )
     (tmp_path / "custom.toml").write_text(custom)
-    result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dispfl,dirichlet", "--out", tmp_path, "rounds=1")
+    result = dispfl_reproduce(
+        tmp_path / "custom.toml", "--only", "dispfl,dirichlet", "--out", tmp_path, "rounds=1"
+    )
     rows = [line.split()[:3] for line in result.output.splitlines() if line.startswith("dispfl ")]
     assert rows == [["dispfl", "–", "85.70"], ["dispfl", "channels", "–"]]
     found = json.loads((tmp_path / "custom/results.json").read_text())["rows"]
@@ -114,30 +135,42 @@ def test_a_variant_is_a_row_of_its_own_without_the_papers_numbers(tmp_path: Path
     assert (tmp_path / "custom/curves.png").stat().st_size > 1000
 
 
-def test_targets_are_columns_and_costs_a_figure_without_a_table_of_the_paper(tmp_path: Path) -> None:
+def test_targets_are_columns_and_costs_a_figure_without_a_table_of_the_paper(
+    tmp_path: Path,
+) -> None:
     custom = CUSTOM.replace('label = "centralized-main-table"', 'figure = "costs"').replace(
         "alpha = 0.3 } }", "alpha = 0.3 }, targets = [0.01, 0.99] }"
     )
     (tmp_path / "custom.toml").write_text(custom)
     result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dirichlet", "--out", tmp_path)
     rows = csv.DictReader((tmp_path / "custom/comparison.csv").read_text().splitlines())
-    assert [[row["rounds_to_0.01"], row["rounds_to_0.99"]] for row in rows] == [["1.0", ""], ["1.0", ""]]
+    assert [[row["rounds_to_0.01"], row["rounds_to_0.99"]] for row in rows] == [
+        ["1.0", ""],
+        ["1.0", ""],
+    ]
     assert "the first evaluated round that reaches it" in result.output
     with Image.open(tmp_path / "custom/costs.png") as image:
         assert image.width > 2.5 * image.height
 
 
 def test_rows_are_compared_at_equal_bytes_with_the_row_that_the_file_names(tmp_path: Path) -> None:
-    """D-PSGD sends more than three times as much as Dis-PFL, not four: it has one round where that has four."""
+    """D-PSGD sends more than three times as much as Dis-PFL, not four: it has one round where that
+    has four."""
     custom = (
         CUSTOM.replace("peers = 3", "peers = 8")
         .replace("rounds = 2", "rounds = 4")
         .replace('shows = "Table 1"', 'shows = "Table 1"\nagainst = { method = "dpsgd" }')
     )
     (tmp_path / "custom.toml").write_text(custom.replace('"local"', '"dpsgd"'))
-    result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "dirichlet", "--budget", "bytes", "--out", tmp_path)
+    result = dispfl_reproduce(
+        tmp_path / "custom.toml", "--only", "dirichlet", "--budget", "bytes", "--out", tmp_path
+    )
     output = result.output.splitlines()
-    [verdict] = [line for line in output if line.startswith("Against dpsgd on dirichlet, in accuracy: dispfl ")]
+    [verdict] = [
+        line
+        for line in output
+        if line.startswith("Against dpsgd on dirichlet, in accuracy: dispfl ")
+    ]
     assert "[" in verdict
     assert "Compared at equal bytes: " in result.output
     for name, dense in (("comparison", "4.0"), ("comparison-bytes", "1.0")):
@@ -145,22 +178,34 @@ def test_rows_are_compared_at_equal_bytes_with_the_row_that_the_file_names(tmp_p
         assert {row["method"]: row["round"] for row in rows} == {"dpsgd": dense, "dispfl": "4.0"}
     found = json.loads((tmp_path / "custom/results.json").read_text())
     assert found["at_equal"]["budget"]["of"] == "bytes"
-    last = [row["ours"]["accuracy"] for row in found["rows"]]  # beside the paper's are those of the last round
+    last = [
+        row["ours"]["accuracy"] for row in found["rows"]
+    ]  # beside the paper's are those of the last round
     assert [row["score"]["mean"] for row in found["at_equal"]["rows"]][1] == last[1]
 
 
 def test_a_file_cannot_compare_with_a_row_that_it_does_not_have(tmp_path: Path) -> None:
-    (tmp_path / "custom.toml").write_text(CUSTOM.replace("label =", 'against = { method = "ditto" }\nlabel ='))
-    assert refusal(ConfigError, tmp_path / "custom.toml") == (
-        "reproduce.against must name a row by partition, method, density; no row has {'method': 'ditto'}."
+    (tmp_path / "custom.toml").write_text(
+        CUSTOM.replace("label =", 'against = { method = "ditto" }\nlabel =')
     )
-    (tmp_path / "custom.toml").write_text(CUSTOM.replace("label =", 'against = { data = "cifar10" }\nlabel ='))
-    assert "no row has {'data': 'cifar10'}" in refusal(ConfigError, tmp_path / "custom.toml")  # all rows have it
+    assert (
+        refusal(ConfigError, tmp_path / "custom.toml")
+        == "reproduce.against must name a row by partition, method, density; no row has {'method':"
+        " 'ditto'}."
+    )
+    (tmp_path / "custom.toml").write_text(
+        CUSTOM.replace("label =", 'against = { data = "cifar10" }\nlabel =')
+    )
+    assert "no row has {'data': 'cifar10'}" in refusal(
+        ConfigError, tmp_path / "custom.toml"
+    )  # all rows have it
 
 
 def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
     (tmp_path / "custom.toml").write_text(CUSTOM)
-    result = dispfl_reproduce(tmp_path / "custom.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path)
+    result = dispfl_reproduce(
+        tmp_path / "custom.toml", "--only", "local,dirichlet", "--seeds", "2", "--out", tmp_path
+    )
     assert result.output.splitlines()[0] == "Table 1: Two methods. 2 runs, 0 done."
     assert "Not one of the paper's experiments." in result.output
     [row] = json.loads((tmp_path / "custom/results.json").read_text())["rows"]
@@ -169,21 +214,44 @@ def test_another_seed_is_another_run_of_the_same_row(tmp_path: Path) -> None:
 
 def test_runs_with_other_settings_have_other_directories(tmp_path: Path) -> None:
     (tmp_path / "custom.toml").write_text(CUSTOM)
-    arguments: list[str | Path] = [tmp_path / "custom.toml", "--only", "local,dirichlet", "--out", tmp_path]
+    arguments: list[str | Path] = [
+        tmp_path / "custom.toml",
+        "--only",
+        "local,dirichlet",
+        "--out",
+        tmp_path,
+    ]
     dispfl_reproduce(*arguments, "rounds=1")
-    assert dispfl_reproduce(*arguments).output.splitlines()[0] == "Table 1: Two methods. 1 run, 0 done."
+    assert (
+        dispfl_reproduce(*arguments).output.splitlines()[0]
+        == "Table 1: Two methods. 1 run, 0 done."
+    )
     assert len(list(tmp_path.glob("runs/fashion-sample-dirichlet/local-random-*/seed-0"))) == 2
 
 
 @pytest.mark.parametrize(
     ("name", "more", "figure"),
     [
-        ("masks", ["partition.groups=2", "partition.samples_per_peer=8", "rounds=1"], "masks-seed-0.png"),
-        ("drop", ["partition.samples_per_peer=8", "rounds=1", "--only", "dispfl,0,0.8"], "drop.png"),
-        ("sparsity", ["partition.samples_per_peer=8", "rounds=1", "--only", "0.2,0.8"], "sparsity.png"),
+        (
+            "masks",
+            ["partition.groups=2", "partition.samples_per_peer=8", "rounds=1"],
+            "masks-seed-0.png",
+        ),
+        (
+            "drop",
+            ["partition.samples_per_peer=8", "rounds=1", "--only", "dispfl,0,0.8"],
+            "drop.png",
+        ),
+        (
+            "sparsity",
+            ["partition.samples_per_peer=8", "rounds=1", "--only", "0.2,0.8"],
+            "sparsity.png",
+        ),
     ],
 )
-def test_a_figure_is_drawn_where_the_paper_has_one(tmp_path: Path, name: str, more: list[str], figure: str) -> None:
+def test_a_figure_is_drawn_where_the_paper_has_one(
+    tmp_path: Path, name: str, more: list[str], figure: str
+) -> None:
     result = dispfl_reproduce(name, *TINY, *more, "--out", tmp_path)
     assert result.code == 0, result.output
     with Image.open(tmp_path / name / figure) as image:
@@ -192,12 +260,18 @@ def test_a_figure_is_drawn_where_the_paper_has_one(tmp_path: Path, name: str, mo
 
 
 def test_groups_and_curves_are_drawn_from_the_same_runs(tmp_path: Path) -> None:
-    grouped = CUSTOM.replace("density = 0.5", "density = [0.2, 0.4, 0.6]").replace('{ method = "local" },', "")
+    grouped = CUSTOM.replace("density = 0.5", "density = [0.2, 0.4, 0.6]").replace(
+        '{ method = "local" },', ""
+    )
     config = grouped.replace('label = "centralized-main-table"', 'figure = "groups"')
     (tmp_path / "groups.toml").write_text(config)
     (tmp_path / "curves.toml").write_text(config.replace('"groups"', '"curves"'))
     result = dispfl_reproduce(tmp_path / "groups.toml", "--out", tmp_path)
-    assert [line.split()[0] for line in result.output.splitlines() if line.startswith("0.")] == ["0.2", "0.4", "0.6"]
+    assert [line.split()[0] for line in result.output.splitlines() if line.startswith("0.")] == [
+        "0.2",
+        "0.4",
+        "0.6",
+    ]
     again = dispfl_reproduce(tmp_path / "curves.toml", "--out", tmp_path)
     assert rounds_run(again) == 0  # the same runs
     assert (tmp_path / "groups/groups.png").exists()
@@ -208,7 +282,10 @@ def test_without_a_name_the_experiments_are_listed(tmp_path: Path) -> None:
     result = dispfl_reproduce()
     lines = result.output.splitlines()
     assert lines[0].split()[:3] == ["main", "Table", "1"]
-    assert "laptop 54 runs, 12 min · desktop 54 runs, 6e15 FLOPs · paper 108 runs, 5e19 FLOPs" in lines[0]
+    assert (
+        "laptop 54 runs, 12 min · desktop 54 runs, 6e15 FLOPs · paper 108 runs, 5e19 FLOPs"
+        in lines[0]
+    )
     assert lines[1] == "    All nine methods on three data sets, two partitions each."
     listed = json.loads(dispfl_reproduce("--list", "--json").stdout)
     assert [one["shows"] for one in listed] == [
@@ -239,7 +316,13 @@ SMALL_AT_PAPER_SCALE = [
 
 
 def test_the_papers_scale_prints_the_hours_and_requires_yes(tmp_path: Path) -> None:
-    arguments: list[str | Path] = [*SMALL_AT_PAPER_SCALE, "--data-dir", tmp_path, "--out", tmp_path / "out"]
+    arguments: list[str | Path] = [
+        *SMALL_AT_PAPER_SCALE,
+        "--data-dir",
+        tmp_path,
+        "--out",
+        tmp_path / "out",
+    ]
     sentence = "Nothing was started. To start anyway, repeat the command with --yes."
     assert refusal(ConfigError, *arguments) == sentence
     output = dispfl_reproduce(*arguments).output
@@ -259,7 +342,13 @@ def test_the_desktop_scale_prints_the_hours_and_starts(tmp_path: Path) -> None:
     folder.mkdir()
     for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"):
         (folder / f"{name}.bin").write_bytes(b"".join(bytes([k]) + bytes(3072) for k in range(10)))
-    settings = ["peers=2", "rounds=2", "train.batch_size=4", "partition.samples_per_peer=4", "partition.classes=2"]
+    settings = [
+        "peers=2",
+        "rounds=2",
+        "train.batch_size=4",
+        "partition.samples_per_peer=4",
+        "partition.classes=2",
+    ]
     tiny = [*settings, "train.epochs=1", "topology.degree=1", "method.tune_epochs=1", "workers=1"]
     only = [
         "--only",
@@ -278,8 +367,17 @@ def test_the_desktop_scale_prints_the_hours_and_starts(tmp_path: Path) -> None:
 
 
 def test_missing_data_is_reported_before_anything_runs(tmp_path: Path) -> None:
-    arguments: list[str | Path] = [*SMALL_AT_PAPER_SCALE, "--data-dir", tmp_path, "--out", tmp_path / "out", "--yes"]
-    assert refusal(DataError, *arguments).startswith("The files of cifar10 were not found: looked for data_batch_1.bin")
+    arguments: list[str | Path] = [
+        *SMALL_AT_PAPER_SCALE,
+        "--data-dir",
+        tmp_path,
+        "--out",
+        tmp_path / "out",
+        "--yes",
+    ]
+    assert refusal(DataError, *arguments).startswith(
+        "The files of cifar10 were not found: looked for data_batch_1.bin"
+    )
     assert not (tmp_path / "out").exists()
 
 
@@ -287,11 +385,17 @@ def test_missing_data_is_reported_before_anything_runs(tmp_path: Path) -> None:
     ("arguments", "sentence"),
     [
         (["sparsty"], "There is no experiment 'sparsty'. Did you mean sparsity?"),
-        (["rounds=3"], "Name the table or figure before rounds=3; dispfl reproduce --list has the names."),
+        (
+            ["rounds=3"],
+            "Name the table or figure before rounds=3; dispfl reproduce --list has the names.",
+        ),
         (["sparsity", "roundz=3"], "Unknown key roundz. Did you mean rounds?"),
         (["sparsity", "--only", "ring"], "--only 'ring' matches no label of these runs."),
         (["none.toml"], "The config file none.toml does not exist."),
-        (["masks", "--budget", "bytes"], "masks compares masks, not scores: leave out --budget bytes."),
+        (
+            ["masks", "--budget", "bytes"],
+            "masks compares masks, not scores: leave out --budget bytes.",
+        ),
     ],
 )
 def test_an_error_is_one_sentence_and_creates_nothing(

@@ -27,43 +27,88 @@ def folder(tmp_path: Path) -> Path:
     """Three sites and their invites, three administrators' keys, and an empty roster."""
     for number, name in enumerate(("alice", "bob", "carol")):
         peer(
-            "init", tmp_path / name, "--name", name, "--listen", f"127.0.0.1:{7600 + number}", "--federation", "hearts"
+            "init",
+            tmp_path / name,
+            "--name",
+            name,
+            "--listen",
+            f"127.0.0.1:{7600 + number}",
+            "--federation",
+            "hearts",
         )
         (tmp_path / f"{name}.invite").write_text(peer("invite", tmp_path / name))
     for name in ("ann", "ben", "cat"):
-        (tmp_path / f"{name}.pub").write_text(peer("roster", "key", tmp_path / f"{name}.key", "--name", name))
-    admins = [word for name in ("ann", "ben", "cat") for word in ("--admin", str(tmp_path / f"{name}.pub"))]
-    peer("roster", "init", tmp_path / "hearts.roster", "--federation", "hearts", "--threshold", "2", *admins)
+        (tmp_path / f"{name}.pub").write_text(
+            peer("roster", "key", tmp_path / f"{name}.key", "--name", name)
+        )
+    admins = [
+        word
+        for name in ("ann", "ben", "cat")
+        for word in ("--admin", str(tmp_path / f"{name}.pub"))
+    ]
+    peer(
+        "roster",
+        "init",
+        tmp_path / "hearts.roster",
+        "--federation",
+        "hearts",
+        "--threshold",
+        "2",
+        *admins,
+    )
     return tmp_path
 
 
 def sign(folder: Path, *names: str) -> str:
-    return [peer("roster", "sign", folder / "hearts.roster", "--key", folder / f"{name}.key") for name in names][-1]
+    return [
+        peer("roster", "sign", folder / "hearts.roster", "--key", folder / f"{name}.key")
+        for name in names
+    ][-1]
 
 
 def test_a_site_accepts_a_roster_once_and_removal_revokes(folder: Path) -> None:
     roster, alice = folder / "hearts.roster", folder / "alice"
-    added = peer("roster", "add", roster, *(folder / f"{name}.invite" for name in ("alice", "bob", "carol")))
+    added = peer(
+        "roster", "add", roster, *(folder / f"{name}.invite" for name in ("alice", "bob", "carol"))
+    )
     assert (
-        "Version 1 of the roster has 3 members. Not signed yet; 2 more of the 3 administrators must sign it." in added
+        "Version 1 of the roster has 3 members. Not signed yet; 2 more of the 3 administrators must"
+        " sign it." in added
     )
     assert readable_fingerprint(Site.open(folder / "bob").identity.fingerprint)[0] in added
     assert "Signed by ann; 1 more" in sign(folder, "ann")
-    with pytest.raises(RosterError, match=r"is signed by 1 of the 2 administrators that it needs \(ann\)"):
+    with pytest.raises(
+        RosterError, match=r"is signed by 1 of the 2 administrators that it needs \(ann\)"
+    ):
         peer("accept", alice, roster)
     assert "Signed by ann, ben; it is complete" in sign(folder, "ben")
     shown = json.loads(peer("roster", "show", roster, "--json"))
-    assert (shown["version"], shown["signed_by"], [member["name"] for member in shown["members"]]) == (
+    assert (
+        shown["version"],
+        shown["signed_by"],
+        [member["name"] for member in shown["members"]],
+    ) == (
         1,
         ["ann", "ben"],
         ["alice", "bob", "carol"],
     )
-    with pytest.raises(RosterError, match=f"administrators is {shown['fingerprint']}. Compare it with theirs by phone"):
+    with pytest.raises(
+        RosterError,
+        match=f"administrators is {shown['fingerprint']}. Compare it with theirs by phone",
+    ):
         peer("accept", alice, roster)
-    accepted = peer("accept", alice, roster, "--fingerprint", " ".join(readable_fingerprint(shown["fingerprint"])))
+    accepted = peer(
+        "accept",
+        alice,
+        roster,
+        "--fingerprint",
+        " ".join(readable_fingerprint(shown["fingerprint"])),
+    )
     assert accepted == "Version 1 of the roster is in force: 2 other sites are accepted by it.\n"
     assert "carol  accepted by roster" in peer("status", alice)
-    assert "Version 2 of the roster has 2 members. Not signed yet" in peer("roster", "remove", roster, "carol")
+    assert "Version 2 of the roster has 2 members. Not signed yet" in peer(
+        "roster", "remove", roster, "carol"
+    )
     sign(folder, "ben", "cat")
     peer("accept", alice, roster)  # the administrators are known
     assert "carol  revoked by roster" in peer("status", alice)
@@ -81,7 +126,9 @@ def test_a_fork_is_refused_and_shown(folder: Path) -> None:
     roster.write_text(draft)
     peer("roster", "add", roster, folder / "carol.invite")
     sign(folder, "ann", "cat")
-    assert "Refused: version 1 of the roster was signed with another content" in peer("accept", alice, roster, code=1)
+    assert "Refused: version 1 of the roster was signed with another content" in peer(
+        "accept", alice, roster, code=1
+    )
     assert "FORK: another roster with version 1 was signed" in peer("status", alice)
     assert Site.open(alice).members.names() == ["bob"]
 
@@ -100,18 +147,53 @@ def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path
     roster, pub = folder / "hearts.roster", str(folder / "ann.pub")
     with pytest.raises(RosterError, match=r"hearts\.roster exists; choose another file"):
         peer("roster", "init", roster, "--federation", "hearts", "--threshold", "1", "--admin", pub)
-    with pytest.raises(ConfigError, match="--threshold must be from 1 to 1, the administrators, got 2"):
-        peer("roster", "init", tmp_path / "new", "--federation", "hearts", "--threshold", "2", "--admin", pub)
+    with pytest.raises(
+        ConfigError, match="--threshold must be from 1 to 1, the administrators, got 2"
+    ):
+        peer(
+            "roster",
+            "init",
+            tmp_path / "new",
+            "--federation",
+            "hearts",
+            "--threshold",
+            "2",
+            "--admin",
+            pub,
+        )
     with pytest.raises(ConfigError, match="Two administrators have the same name"):
         peer(
-            "roster", "init", tmp_path / "new", "--federation", "h", "--threshold", "1", "--admin", pub, "--admin", pub
+            "roster",
+            "init",
+            tmp_path / "new",
+            "--federation",
+            "h",
+            "--threshold",
+            "1",
+            "--admin",
+            pub,
+            "--admin",
+            pub,
         )
     for word, sentence in {
-        "nobody": r"'nobody' is neither an administrator's public key, NAME:KEY, nor a file: No such file or directory",
+        "nobody": (
+            r"'nobody' is neither an administrator's public key, NAME:KEY, nor a file: No such file"
+            r" or directory"
+        ),
         "ann:AAAA": r"An administrator's public key is NAME:KEY, .* got 'ann:AAAA'",
     }.items():
         with pytest.raises(DispflError, match=sentence):
-            peer("roster", "init", tmp_path / "new", "--federation", "hearts", "--threshold", "1", "--admin", word)
+            peer(
+                "roster",
+                "init",
+                tmp_path / "new",
+                "--federation",
+                "hearts",
+                "--threshold",
+                "1",
+                "--admin",
+                word,
+            )
     with pytest.raises(ConfigError, match=r"'eve\.invite' is neither an invite, .* nor a file"):
         peer("roster", "add", roster, "eve.invite")
     with pytest.raises(RosterError, match=r"ann\.key exists"):
@@ -125,6 +207,8 @@ def test_mistakes_of_administrators_have_a_sentence(folder: Path, tmp_path: Path
 
 def test_an_administrators_key_that_others_can_read_signs_nothing(folder: Path) -> None:
     (folder / "ann.key").chmod(0o644)
-    with pytest.raises(IdentityError, match=r"ann\.key is readable by other users of this machine; run: chmod 600"):
+    with pytest.raises(
+        IdentityError, match=r"ann\.key is readable by other users of this machine; run: chmod 600"
+    ):
         sign(folder, "ann")
     assert "Not signed yet" in peer("roster", "show", folder / "hearts.roster")

@@ -11,7 +11,13 @@ from dispfl.cli import app
 from dispfl.errors import RunError
 from dispfl.runs.directory import RunDirectory
 
-SPREAD = {"higher_is_better": True, "format": ".3f", "mean": 0.5, "std": 0.1, "per_peer": [0.4, 0.6] * 3}
+SPREAD = {
+    "higher_is_better": True,
+    "format": ".3f",
+    "mean": 0.5,
+    "std": 0.1,
+    "per_peer": [0.4, 0.6] * 3,
+}
 
 
 def a_record(t: int, evaluated: bool = True) -> dict[str, Any]:
@@ -44,7 +50,9 @@ def a_summary(method: str) -> dict[str, Any]:
 
 def make(path: Path, method: str = "dispfl", rounds: int = 0, finished: bool = False) -> Path:
     """A run directory with this many of four rounds."""
-    directory = RunDirectory.create(path, {"seed": 0, "peers": 6, "rounds": 4, "method": {"name": method}})
+    directory = RunDirectory.create(
+        path, {"seed": 0, "peers": 6, "rounds": 4, "method": {"name": method}}
+    )
     for t in range(rounds):
         directory.append(a_record(t, evaluated=t % 2 == 0))
     if finished:
@@ -61,12 +69,16 @@ def show(*arguments: str | Path) -> str:
 
 def rows(text: str) -> list[list[str]]:
     """The table's rows, cell by cell."""
-    return [line.split() for line in text.splitlines() if line.split()[:1] in (["Dis-PFL"], ["Local"])]
+    return [
+        line.split() for line in text.splitlines() if line.split()[:1] in (["Dis-PFL"], ["Local"])
+    ]
 
 
 def test_a_finished_run_is_a_row_and_its_directory(tmp_path: Path) -> None:
     text = show(make(tmp_path / "run", rounds=4, finished=True))
-    assert rows(text) == [["Dis-PFL", "4", "0.500", "±", "0.100", "0.40,", "0.60", "1.25", "1.50", "2.00", "12.0"]]
+    assert rows(text) == [
+        ["Dis-PFL", "4", "0.500", "±", "0.100", "0.40,", "0.60", "1.25", "1.50", "2.00", "12.0"]
+    ]
     assert text.splitlines()[-1] == f"Run directory: {tmp_path / 'run'}"
 
 
@@ -74,8 +86,22 @@ def test_an_unfinished_run_shows_its_rounds_so_far_and_how_to_resume(tmp_path: P
     """Three of four rounds: traffic 1, 2, 3 MB, mean 2; the last evaluated round is the third."""
     path = make(tmp_path / "run", rounds=3)
     text = show(path)
-    assert rows(text)[0] == ["Dis-PFL", "3", "0.500", "±", "0.100", "0.40,", "0.60", "2.00", "3.00", "3.00", "4.5"]
-    assert text.splitlines()[-1] == f"Dis-PFL: 3 of 4 rounds; resume with: dispfl run --resume {path}"
+    assert rows(text)[0] == [
+        "Dis-PFL",
+        "3",
+        "0.500",
+        "±",
+        "0.100",
+        "0.40,",
+        "0.60",
+        "2.00",
+        "3.00",
+        "3.00",
+        "4.5",
+    ]
+    assert (
+        text.splitlines()[-1] == f"Dis-PFL: 3 of 4 rounds; resume with: dispfl run --resume {path}"
+    )
 
 
 def test_a_run_that_was_stopped_before_its_first_round_has_dashes(tmp_path: Path) -> None:
@@ -95,15 +121,25 @@ def test_several_runs_are_rows_of_one_table_in_the_order_given(tmp_path: Path) -
     ]
 
 
-def test_several_methods_are_compared_with_dispfl_peer_by_peer_and_at_equal_connections(tmp_path: Path) -> None:
+def test_several_methods_are_compared_with_dispfl_peer_by_peer_and_at_equal_connections(
+    tmp_path: Path,
+) -> None:
     """The same scores: a difference of 0 for each of the six peers."""
-    text = show(make(tmp_path / "b", "local", 4, finished=True), make(tmp_path / "a", "dispfl", 4, finished=True))
-    assert "Against Dis-PFL in accuracy: Local level, +0.000 [+0.000, +0.000] (paired difference over 6 pairs" in text
+    text = show(
+        make(tmp_path / "b", "local", 4, finished=True),
+        make(tmp_path / "a", "dispfl", 4, finished=True),
+    )
+    assert (
+        "Against Dis-PFL in accuracy: Local level, +0.000 [+0.000, +0.000] (paired difference over"
+        " 6 pairs" in text
+    )
     assert "Compared at equal connections: no node receives more than 4 models in a round." in text
 
 
 def test_a_folder_is_all_runs_below_it_named_by_their_paths(tmp_path: Path) -> None:
-    paths = [make(tmp_path / "grid" / name, method, 4, finished=True) for name, method in FOUR.items()]
+    paths = [
+        make(tmp_path / "grid" / name, method, 4, finished=True) for name, method in FOUR.items()
+    ]
     make(paths[0] / "sites" / "000" / "run")  # of `dispfl up`: part of that run
     text = show(tmp_path / "grid")
     assert [(row[0], row[-1]) for row in rows(text)] == [
@@ -116,7 +152,12 @@ def test_a_folder_is_all_runs_below_it_named_by_their_paths(tmp_path: Path) -> N
     assert len(json.loads(show("--json", tmp_path / "grid"))) == 4
 
 
-FOUR = {"dispfl/seed-0": "dispfl", "dispfl/seed-1": "dispfl", "local/seed-0": "local", "local/seed-1": "local"}
+FOUR = {
+    "dispfl/seed-0": "dispfl",
+    "dispfl/seed-1": "dispfl",
+    "local/seed-0": "local",
+    "local/seed-1": "local",
+}
 
 
 def test_json_of_one_run_is_its_summary(tmp_path: Path) -> None:
@@ -145,7 +186,10 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
 def test_a_folder_without_a_run_is_rejected(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["show", str(tmp_path)])
     assert isinstance(result.exception, RunError)
-    assert str(result.exception) == f"{tmp_path} neither is nor contains a run directory: there is no config.toml."
+    assert (
+        str(result.exception)
+        == f"{tmp_path} neither is nor contains a run directory: there is no config.toml."
+    )
 
 
 @pytest.mark.parametrize("content", ["", "{", "\x00"])

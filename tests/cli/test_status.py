@@ -11,10 +11,17 @@ from dispfl.peer.membership.identity import Identity, readable_fingerprint
 from dispfl.peer.site import Site, SiteInfo
 
 
-def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_can_be_read_out(tmp_path: Path) -> None:
+def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_can_be_read_out(
+    tmp_path: Path,
+) -> None:
     alice, bob = (
-        Site.create(tmp_path / name, SiteInfo(name=name, listen=f"{host}:7600", federation="hospitals"), {})
-        for name, host in (("alice", "alice.example.org"), ("bob-the-hospital", "bob.hospital.example.org"))
+        Site.create(
+            tmp_path / name, SiteInfo(name=name, listen=f"{host}:7600", federation="hospitals"), {}
+        )
+        for name, host in (
+            ("alice", "alice.example.org"),
+            ("bob-the-hospital", "bob.hospital.example.org"),
+        )
     )
     alice.members.accept(bob.invite())
     carol = Identity.make("carol")
@@ -26,7 +33,10 @@ def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_c
     print_status(facts(alice), tmp_path / "alice", narrow)
     lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     assert "bob-the-hospital accepted bob.hospital.example.org:7600 - 0" in lines
-    for name, print_ in (("bob-the-hospital", bob.identity.fingerprint), ("carol", carol.fingerprint)):
+    for name, print_ in (
+        ("bob-the-hospital", bob.identity.fingerprint),
+        ("carol", carol.fingerprint),
+    ):
         first, second = readable_fingerprint(print_)
         at = lines.index(f"{name} {first}")
         assert lines[at + 1] == second
@@ -34,11 +44,20 @@ def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_c
 
 def test_rounds_that_are_only_in_memory_are_shown_while_the_node_runs(tmp_path: Path) -> None:
     site = Site.create(tmp_path / "alice", SiteInfo(name="alice", listen="a.example.org:7600"), {})
-    node = {"round": 7, "rounds": 20, "state": "training", "unsaved_rounds": 3, "save_problem": "No space left in run"}
+    node = {
+        "round": 7,
+        "rounds": 20,
+        "state": "training",
+        "unsaved_rounds": 3,
+        "save_problem": "No space left in run",
+    }
     written = io.StringIO()
     found = facts(site) | {"running": True, "node": node}
     print_status(found, tmp_path / "alice", Console(file=written, width=80, color_system=None))
-    assert "3 rounds are only in memory: No space left in run. Free some space, and do not stop" in written.getvalue()
+    assert (
+        "3 rounds are only in memory: No space left in run. Free some space, and do not stop"
+        in written.getvalue()
+    )
 
 
 def test_what_others_announce_of_their_privacy_is_shown_where_anybody_does() -> None:

@@ -10,11 +10,17 @@ from rich.console import Console
 
 from dispfl.cli.up import HEADINGS, table
 from dispfl.config import compose
-from dispfl.peer.local import PeerProcesses, create_run
+from dispfl.peer.local_federation import PeerProcesses, create_run
 from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
-TINY = ["model=mlp", "topology=full", "rounds=1", "partition.samples_per_peer=40", "partition.test_samples_per_peer=20"]
+TINY = [
+    "model=mlp",
+    "topology=full",
+    "rounds=1",
+    "partition.samples_per_peer=40",
+    "partition.test_samples_per_peer=20",
+]
 ONE_THREAD = "which is for simulated runs: `dispfl up` trains each peer on one thread. Use"
 
 
@@ -27,12 +33,21 @@ def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "message"),
     [
         (["vmap_peers=4"], f"vmap_peers is 4, {ONE_THREAD} vmap_peers=1, or dispfl run."),
-        (["average_buffers=true"], "average_buffers is for simulated runs: messages between real peers contain no"),
+        (
+            ["average_buffers=true"],
+            "average_buffers is for simulated runs: messages between real peers contain no",
+        ),
         (["workers=2"], f"workers is 2, {ONE_THREAD} workers=1, or dispfl run."),
-        (["federation.toml"], f"vmap_peers is 8, {ONE_THREAD} vmap_peers=1, or dispfl run."),  # its threads are ignored
+        (
+            ["federation.toml"],
+            f"vmap_peers is 8, {ONE_THREAD} vmap_peers=1, or dispfl run.",
+        ),  # its threads are ignored
         (["--peers", "4", "peers=5"], "peers=5 contradicts --peers 4; give one of them."),
         (["--peers", "0"], "peers must be at least 1, got 0."),
-        (["--peers", "4", "topology=random", "topology.degree=4"], "topology.degree must be below the number of"),
+        (
+            ["--peers", "4", "topology=random", "topology.degree=4"],
+            "topology.degree must be below the number of",
+        ),
     ],
 )
 def test_settings_of_a_simulation_are_refused_and_no_folder_is_left(
@@ -65,11 +80,19 @@ def shown(width: int, *, sent: int, rounds: int, state: str) -> list[str]:
     processes = PeerProcesses(Path("up"), peer_names(3))
     for name, other in (("000", "001"), ("001", "000")):
         peers = {other: {"answered": rounds, "missed": 12, "sent_bytes": sent}}
-        status = {"round": rounds, "score": 0.5, "state": state, "peers": peers, "refused": {other: {"stale": 3}}}
+        status = {
+            "round": rounds,
+            "score": 0.5,
+            "state": state,
+            "peers": peers,
+            "refused": {other: {"stale": 3}},
+        }
         folder = Path("up") / SITES / name / "run"
         folder.mkdir(parents=True)
         (folder / "status.json").write_text(
-            json.dumps({**status, "sockets": {"sent": sent + sent // 50, "received": sent + sent // 50}})
+            json.dumps(
+                {**status, "sockets": {"sent": sent + sent // 50, "received": sent + sent // 50}}
+            )
         )
     written = io.StringIO()
     Console(file=written, width=width).print(table(processes, rounds))
@@ -80,7 +103,9 @@ def shown(width: int, *, sent: int, rounds: int, state: str) -> list[str]:
 def test_the_live_table_fits_into_80_columns_with_every_peer_on_one_line(width: int) -> None:
     lines = shown(width, sent=123_456_789_000, rounds=500, state="serving")
     assert len(lines) == 2 + 1 + 3  # two lines of headings, a rule and the peers
-    headings = {word for one in HEADINGS for word in one.split()} - {"score"} | {"accuracy"}  # the metric's name
+    headings = {word for one in HEADINGS for word in one.split()} - {"score"} | {
+        "accuracy"
+    }  # the metric's name
     assert {word for line in lines[:2] for word in line.split()} == headings
     assert " ".join(lines[3].split()) == "000 500/500 0.500 123457 123457 2.0 500 12 3 serving"
     assert max(map(len, lines)) <= 80

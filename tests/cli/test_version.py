@@ -16,7 +16,9 @@ def test_the_version_is_that_of_the_package() -> None:
     assert CliRunner().invoke(app, ["--version"]).output == f"dispfl {version('dispfl')}\n"
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["data"], ["data", "list"], ["peer", "init"]])
+@pytest.mark.parametrize(
+    "command", [[], ["run"], ["compare"], ["data"], ["data", "list"], ["peer", "init"]]
+)
 def test_h_is_help(command: list[str]) -> None:
     short, long = (CliRunner().invoke(app, [*command, option]) for option in ("-h", "--help"))
     assert short.exit_code == 0
@@ -28,7 +30,10 @@ def ask(**environment: str) -> str:
     """Ask the program for completions, as a shell does."""
     program = "import sys; from dispfl.cli import main; sys.argv = ['dispfl']; main()"
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
     )
     return done.stdout
 
@@ -37,7 +42,9 @@ def test_a_shell_completes_commands_and_options() -> None:
     """After `dispfl com<TAB>` and `dispfl compare --jo<TAB>`."""
     asked = {"_DISPFL_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
     assert ask(**asked, COMP_WORDS="dispfl com").split() == ["compare"]
-    assert ask(**asked | {"COMP_CWORD": "2"}, COMP_WORDS="dispfl compare --jo").split() == ["--jobs"]
+    assert ask(**asked | {"COMP_CWORD": "2"}, COMP_WORDS="dispfl compare --jo").split() == [
+        "--jobs"
+    ]
 
 
 def test_the_completion_script_exists_and_readme_says_how_to_install_it() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dispfl.core.averaging import average_of, average_of_holders, gossip_average
+from dispfl.core.averaging import average_of, gossip_average, masked_mean
 from dispfl.core.packed import PackedModel, chunk_slices
 
 ALL = torch.ones(1, dtype=torch.bool)
@@ -43,7 +43,9 @@ def test_a_weight_that_is_held_but_zero_counts_as_a_holder() -> None:
 
 def test_outside_our_own_mask_is_exactly_plus_zero_even_for_a_negative_or_nan_average() -> None:
     weights = [torch.tensor([-1.0, nan, 2.0])]
-    average = gossip_average(weights, [torch.ones(3, dtype=torch.bool)], torch.tensor([False, False, True]))
+    average = gossip_average(
+        weights, [torch.ones(3, dtype=torch.bool)], torch.tensor([False, False, True])
+    )
     assert average.view(torch.int32).tolist() == [0, 0, torch.tensor(2.0).view(torch.int32).item()]
 
 
@@ -65,7 +67,7 @@ def test_full_masks_give_the_plain_mean_bit_for_bit() -> None:
 
 
 def packed(*models: tuple[Tensor, Tensor]) -> list[PackedModel]:
-    """Models as peers hear them."""
+    """Models as peers receive from them."""
     return [PackedModel.pack(weights, mask) for weights, mask in models]
 
 
@@ -75,7 +77,9 @@ def test_packed_models_give_the_same_average() -> None:
 
 
 def test_averaging_in_chunks_equals_averaging_whole_vectors_bit_for_bit() -> None:
-    size = 2 * next(chunk_slices(10**9)).stop + 13  # two whole chunk_slices and a short one that ends within a byte
+    size = (
+        2 * next(chunk_slices(10**9)).stop + 13
+    )  # two whole chunk_slices and a short one that ends within a byte
     rng = torch.Generator().manual_seed(0)
     masks = [torch.rand(size, generator=rng) < density for density in (0.5, 0.1, 0.9)]
     masks.append(torch.ones(size, dtype=torch.bool))
@@ -101,20 +105,27 @@ def test_the_average_of_holders_takes_the_fallback_where_nobody_holds_a_weight()
         (torch.tensor([4.0, 0.0, 0.0, 0.0]), torch.tensor([True, False, False, True])),
     ]
     fallback = torch.full((4,), 9.0)
-    assert average_of_holders(packed(*models), fallback).tolist() == [3.0, 5.0, 9.0, 0.0]  # a held zero is a value
+    assert masked_mean(packed(*models), fallback).tolist() == [
+        3.0,
+        5.0,
+        9.0,
+        0.0,
+    ]  # a held zero is a value
     assert fallback.tolist() == [9.0] * 4
     assert models[0][0].tolist() == [2.0, 5.0, 0.0, 0.0]
 
 
 def test_the_average_of_no_holders_at_all_is_the_fallback() -> None:
-    assert average_of_holders([], torch.tensor([1.0, -2.0])).tolist() == [1.0, -2.0]
+    assert masked_mean([], torch.tensor([1.0, -2.0])).tolist() == [1.0, -2.0]
 
 
 def test_with_full_masks_the_average_of_holders_is_the_gossip_average_bit_for_bit() -> None:
     weights = list(torch.randn(3, 1000, generator=torch.Generator().manual_seed(0)))
     full = torch.ones(1000, dtype=torch.bool)
     models = packed(*((w, full) for w in weights))
-    assert average_of_holders(models, torch.full((1000,), nan)).equal(gossip_average(weights, [full] * 3, full))
+    assert masked_mean(models, torch.full((1000,), nan)).equal(
+        gossip_average(weights, [full] * 3, full)
+    )
 
 
 def by_the_book(peers: list[list[tuple[float, bool]]], m_k: list[bool]) -> list[float]:
@@ -131,10 +142,14 @@ def by_the_book(peers: list[list[tuple[float, bool]]], m_k: list[bool]) -> list[
 
 
 @given(st.data(), st.integers(1, 5), st.integers(1, 8))
-def test_a_loop_over_single_coordinates_agrees_exactly(data: st.DataObject, peers: int, size: int) -> None:
+def test_a_loop_over_single_coordinates_agrees_exactly(
+    data: st.DataObject, peers: int, size: int
+) -> None:
     coordinate = st.tuples(st.floats(-100, 100, width=32), st.booleans())
     models = [data.draw(st.lists(coordinate, min_size=size, max_size=size)) for _ in range(peers)]
     m_k = data.draw(st.lists(st.booleans(), min_size=size, max_size=size))
-    weights = [torch.tensor([weight if held else 0.0 for weight, held in model]) for model in models]
+    weights = [
+        torch.tensor([weight if held else 0.0 for weight, held in model]) for model in models
+    ]
     masks = [torch.tensor([held for _, held in model]) for model in models]
     assert gossip_average(weights, masks, torch.tensor(m_k)).tolist() == by_the_book(models, m_k)

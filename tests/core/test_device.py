@@ -1,7 +1,8 @@
 """Training on a device that is not the host's memory.
 
-Every build of torch has a second device that computes on the CPU but refuses the CPU's tensors: the lazy tensors'. So
-what would fail on a graphics card, a host tensor among the device's, fails here too.
+Every build of torch has a second device that computes on the CPU but refuses the CPU's tensors: the
+lazy tensors'. So what would fail on a graphics card, a host tensor among the device's, fails here
+too.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from rounds import FinishedRound
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dispfl.core.live import LiveModel, resolve_device
+from dispfl.core.flat_module import FlatModule, resolve_device
 from dispfl.core.optimizers import sgd_step
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
@@ -40,7 +41,8 @@ def test_the_second_device_refuses_the_hosts_tensors(remote_peers: str) -> None:
 
 
 def stepwise(outputs: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy; and the device computes what it has put off, before it becomes one large program to compile."""
+    """Cross entropy; and the device computes what it has put off, before it becomes one large
+    program to compile."""
     torch._lazy.mark_step()
     return functional.cross_entropy(outputs, labels)
 
@@ -51,14 +53,18 @@ def normed_net() -> nn.Module:
 
 
 def trainer(points: Points, module: nn.Module, device: str, **settings: Any) -> Trainer:
-    live = LiveModel(module, device)
+    live = FlatModule(module, device)
     train, test = (ResidentSamples(*points(20, which)) for which in (0, 1))
     trainer_ = Train(**{"epochs": 2, "batch_size": 8, **settings})
-    return Trainer(live, train, test, trainer_, Task(stepwise), 5, "001", 3, 10, buffers=live.read_buffers())
+    return Trainer(
+        live, train, test, trainer_, Task(stepwise), 5, "001", 3, 10, buffers=live.read_buffers()
+    )
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, 10.0, 0.0])
-def test_learning_on_another_device_gives_the_same_result(remote_peers: str, points: Points, clip_norm: float) -> None:
+def test_learning_on_another_device_gives_the_same_result(
+    remote_peers: str, points: Points, clip_norm: float
+) -> None:
     module = normed_net()
     results = []
     for device in ("cpu", remote_peers):
@@ -68,15 +74,21 @@ def test_learning_on_another_device_gives_the_same_result(remote_peers: str, poi
         weights = weights.where(mask, 0.0)
         learned = trainer_.learn(weights, mask, prox=(0.1, weights))
         gradient, loss = trainer_.gradient(learned), trainer_.loss(learned, trainer_.test)
-        assert {tensor.device.type for tensor in (learned, gradient, *trainer_.buffers.values())} == {"cpu"}
+        assert {
+            tensor.device.type for tensor in (learned, gradient, *trainer_.buffers.values())
+        } == {"cpu"}
         assert learned[~mask].count_nonzero() == 0
-        results.append((learned, gradient, trainer_.buffers, torch.tensor([loss, trainer_.score(learned)])))
+        results.append(
+            (learned, gradient, trainer_.buffers, torch.tensor([loss, trainer_.score(learned)]))
+        )
     torch.testing.assert_close(*results, rtol=1e-4, atol=1e-6)
 
 
 def test_a_peers_tensors_stay_on_the_host_and_unchanged(remote_peers: str, points: Points) -> None:
     trainer_ = trainer(points, normed_net(), remote_peers)
-    assert {tensor.device.type for tensor in (trainer_.live.weights, trainer_.live.grad)} == {remote_peers}
+    assert {tensor.device.type for tensor in (trainer_.live.weights, trainer_.live.grad)} == {
+        remote_peers
+    }
     weights, buffers = trainer_.live.read(), trainer_.buffers
     before = weights.clone(), deepcopy(buffers)
     learned = trainer_.learn(weights, torch.ones(weights.numel(), dtype=torch.bool))
@@ -84,23 +96,30 @@ def test_a_peers_tensors_stay_on_the_host_and_unchanged(remote_peers: str, point
     torch.testing.assert_close((weights, buffers), before, rtol=0, atol=0)
 
 
-def test_the_number_of_device_synchronizations_does_not_grow_with_the_steps(remote_peers: str, points: Points) -> None:
+def test_the_number_of_device_synchronizations_does_not_grow_with_the_steps(
+    remote_peers: str, points: Points
+) -> None:
     from torch._lazy import metrics
 
     counts = []
     for epochs in (1, 4):
-        trainer_ = trainer(points, normed_net(), remote_peers, epochs=epochs, clip_norm=0.05, noise_std=0.01)
+        trainer_ = trainer(
+            points, normed_net(), remote_peers, epochs=epochs, clip_norm=0.05, noise_std=0.01
+        )
         weights = trainer_.live.read()
         metrics.reset()  # type: ignore[no-untyped-call]
         trainer_.learn(weights, torch.ones(weights.numel(), dtype=torch.bool))
-        counts.append([metrics.counter_value(f"aten::{read}") for read in ("_local_scalar_dense", "copy")])
+        counts.append(
+            [metrics.counter_value(f"aten::{read}") for read in ("_local_scalar_dense", "copy")]
+        )
     assert counts[0] == counts[1]
     assert counts[0][0] > 0  # the checks at the end are seen
 
 
 def test_a_clipped_step_on_a_device_by_hand(remote_peers: str) -> None:
     weights, grad, bits = (
-        torch.tensor(values).to(remote_peers) for values in ([1.0, 2.0, 0.0], [3.0, 4.0, 9.0], [-1, -1, 0])
+        torch.tensor(values).to(remote_peers)
+        for values in ([1.0, 2.0, 0.0], [3.0, 4.0, 9.0], [-1, -1, 0])
     )
     sgd_step(weights, grad, bits.to(torch.int32), lr=0.1, weight_decay=0.5, clip_norm=1.0)
     # The gradient (3, 4) is clipped to (0.6, 0.8); decay adds 0.5 * (1, 2).
@@ -115,7 +134,9 @@ def test_every_method_trains_on_another_device_with_the_same_result(
     method: str, remote_peers: str, make_context: Callable[..., RunContext], run_all: RunAll
 ) -> None:
     def models(device: str) -> list[tuple[Tensor, Tensor]]:
-        context = make_context(peers=3, method=METHODS[method](name=method), task=Task(stepwise), device=device)
+        context = make_context(
+            peers=3, method=METHODS[method](name=method), task=Task(stepwise), device=device
+        )
         last = run_all(context)[-1]
         assert not any(result.report.failure for result in last.steps.values())
         return [state.model.unpack() for state in (last.evaluated or last.states).values()]
@@ -124,7 +145,13 @@ def test_every_method_trains_on_another_device_with_the_same_result(
 
 
 def test_auto_is_the_best_available_device() -> None:
-    best = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    best = (
+        "cuda"
+        if torch.cuda.is_available()
+        else "mps"
+        if torch.backends.mps.is_available()
+        else "cpu"
+    )
     assert resolve_device("auto") == best
 
 
@@ -135,5 +162,8 @@ def test_an_available_device_is_used_by_name() -> None:
 
 @pytest.mark.parametrize("device", ["abacus", "cpu:1", "cuda:99", "cpu:x", "", "Auto"])
 def test_an_unavailable_device_is_refused_with_a_sentence(device: str) -> None:
-    with pytest.raises(ConfigError, match=f"^device is '{device}', which this machine or this build of torch does not"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^device is '{device}', which this machine or this build of torch does not",
+    ):
         resolve_device(device)

@@ -20,7 +20,8 @@ def test_a_4_by_6_and_a_2_by_2_layer_at_half_density_keep_10_of_24_and_all_of_4(
 
 
 def test_a_layer_that_would_exceed_1_becomes_dense_and_the_rest_is_solved_again() -> None:
-    # raw: 0.2 and 1. First eps = 51 / (20 + 2) = 2.3, too much for the bias. Then eps = (51 - 2) / 20 = 2.45.
+    # raw: 0.2 and 1. First eps = 51 / (20 + 2) = 2.3, too much for the bias. Then eps = (51 - 2) /
+    # 20 = 2.45.
     found = erk_densities({"weight": (10, 10), "bias": (2,)}, 0.5)
     assert found == pytest.approx({"weight": 0.49, "bias": 1.0})
 
@@ -37,11 +38,15 @@ def test_a_scalar_parameter_counts_as_a_layer_of_one() -> None:
     assert erk_densities({"weight": (10, 10), "scale": ()}, 0.5)["scale"] == 1.0
 
 
-shapes_strategy = st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6)
+shapes_strategy = st.lists(
+    st.lists(st.integers(1, 9), min_size=1, max_size=4), min_size=1, max_size=6
+)
 
 
 @given(shapes_strategy, st.floats(0.01, 1))
-def test_densities_are_in_0_to_1_and_keep_the_requested_share_overall(shapes: list[list[int]], density: float) -> None:
+def test_densities_are_in_0_to_1_and_keep_the_requested_share_overall(
+    shapes: list[list[int]], density: float
+) -> None:
     named = {str(number): shape for number, shape in enumerate(shapes)}
     found = erk_densities(named, density)
     assert all(0 < value <= 1 for value in found.values())
@@ -64,8 +69,13 @@ def test_resnet18_at_half_density_costs_the_busiest_of_ten_neighbours_the_papers
     with torch.device("meta"):
         layout = Layout.of(ResNet18(3, 10))
     densities = erk_densities(dict(zip(layout.names, layout.shapes, strict=True)), 0.5)
-    kept = {name: kept_count(size, densities[name]) for name, size in zip(layout.names, layout.sizes, strict=True)}
+    kept = {
+        name: kept_count(size, densities[name])
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    }
     assert 10 * 4 * sum(kept.values()) / 1e6 == pytest.approx(223.48, rel=5e-4)
     assert 10 * 4 * layout.size / 1e6 == pytest.approx(446.96, abs=0.005)
-    flat = [name for name, shape in zip(layout.names, layout.shapes, strict=True) if len(shape) == 1]
+    flat = [
+        name for name, shape in zip(layout.names, layout.shapes, strict=True) if len(shape) == 1
+    ]
     assert all(densities[name] == 1.0 for name in flat)  # norms and biases come out dense

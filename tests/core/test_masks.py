@@ -13,17 +13,29 @@ LAYOUT = Layout.from_shapes({"weight": (10, 10), "bias": (7,), "scale": ()})
 DENSITIES = {"weight": 0.255, "bias": 0.5, "scale": 0.1}
 
 
-def test_a_random_mask_keeps_the_integer_part_of_density_times_size_and_at_least_one_a_layer() -> None:
+def test_a_random_mask_keeps_the_integer_part_of_density_times_size_and_at_least_one_a_layer() -> (
+    None
+):
     mask = random_mask(LAYOUT, DENSITIES, rng=stream(0, "mask"))
     assert kept_per_layer(mask, LAYOUT) == [25, 3, 1]  # 25.5, 3.5 and 0.1
 
 
 @pytest.mark.parametrize(
     ("size", "density", "kept"),
-    [(100, 0.29, 29), (7, 0.5, 3), (7, 1.0, 7), (1000, 0.0001, 1), (1, 0.5, 1), (5, 0.2, 1), (10, 0.999, 9)],
+    [
+        (100, 0.29, 29),
+        (7, 0.5, 3),
+        (7, 1.0, 7),
+        (1000, 0.0001, 1),
+        (1, 0.5, 1),
+        (5, 0.2, 1),
+        (10, 0.999, 9),
+    ],
 )
 def test_kept_counts(size: int, density: float, kept: int) -> None:
-    assert kept_count(size, density) == kept  # 0.29 * 100 is 28.999... in floating point, and still 29
+    assert (
+        kept_count(size, density) == kept
+    )  # 0.29 * 100 is 28.999... in floating point, and still 29
 
 
 def test_the_same_stream_gives_the_same_mask_and_another_peers_stream_a_different_one() -> None:

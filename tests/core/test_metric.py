@@ -27,7 +27,10 @@ FOUR = one_hot(0, 0, 1, 2), torch.tensor([0, 0, 0, 1])
     [
         ("accuracy", 2 / 4),
         ("balanced_accuracy", (2 / 3 + 0) / 2),  # class 0: 2 of 3; class 1: 0 of 1
-        ("macro_f1", (2 * 2 / (2 + 3) + 0 + 0) / 3),  # class 0: 2 right, 2 found, 3 wanted; classes 1 and 2: 0 right
+        (
+            "macro_f1",
+            (2 * 2 / (2 + 3) + 0 + 0) / 3,
+        ),  # class 0: 2 right, 2 found, 3 wanted; classes 1 and 2: 0 right
     ],
 )
 def test_metrics_of_classification(name: str, expected: float) -> None:
@@ -41,18 +44,24 @@ def test_the_accuracy_of_sequences_is_that_of_all_their_labels() -> None:
     assert METRICS["accuracy"](outputs, torch.tensor([[0, 1], [2, 0]])) == 0.75
 
 
-@pytest.mark.parametrize(("name", "expected"), [("mse", (1 + 9) / 2), ("rmse", sqrt(5)), ("mae", 2)])
+@pytest.mark.parametrize(
+    ("name", "expected"), [("mse", (1 + 9) / 2), ("rmse", sqrt(5)), ("mae", 2)]
+)
 @pytest.mark.parametrize("shape", [(2,), (2, 1)])
 def test_errors_of_regression_are_better_when_lower_whatever_the_shape_of_one_output(
     name: str, expected: float, shape: tuple[int, ...]
 ) -> None:
-    """Errors of 1 and 3; comparing (2, 1) with (2,) as torch does would compare each output with both labels."""
-    assert METRICS[name](torch.tensor([2.0, 1.0]).reshape(shape), torch.tensor([1.0, 4.0])) == pytest.approx(expected)
+    """Errors of 1 and 3; comparing (2, 1) with (2,) as torch does would compare each output with
+    both labels."""
+    assert METRICS[name](
+        torch.tensor([2.0, 1.0]).reshape(shape), torch.tensor([1.0, 4.0])
+    ) == pytest.approx(expected)
     assert not METRICS[name].higher_is_better
 
 
 def test_metrics_of_several_labels_per_sample() -> None:
-    """Found 1 0 / 1 1, wanted 1 1 / 0 1: two of four agree; two right ones of three found and three wanted."""
+    """Found 1 0 / 1 1, wanted 1 1 / 0 1: two of four agree; two right ones of three found and three
+    wanted."""
     outputs, labels = torch.tensor([[2.0, -1.0], [1.0, 3.0]]), torch.tensor([[1, 1], [0, 1]])
     assert METRICS["multilabel_accuracy"](outputs, labels) == 0.5
     assert METRICS["multilabel_f1"](outputs, labels) == pytest.approx(2 * 2 / (3 + 3))
@@ -60,7 +69,9 @@ def test_metrics_of_several_labels_per_sample() -> None:
 
 
 def test_outputs_of_another_shape_than_the_labels_are_refused() -> None:
-    sentence = r"The metric rmse needs outputs and labels of the same shape, got \(4, 3\) and \(4,\)\."
+    sentence = (
+        r"The metric rmse needs outputs and labels of the same shape, got \(4, 3\) and \(4,\)\."
+    )
     with pytest.raises(ConfigError, match=sentence):
         METRICS["rmse"](*FOUR)
 
@@ -78,7 +89,9 @@ def far(outputs: Tensor, labels: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("function", "higher"), [(auc, True), (my_rmse, False)])
-def test_a_functions_name_may_say_its_direction(function: Callable[[Tensor, Tensor], float], higher: bool) -> None:
+def test_a_functions_name_may_say_its_direction(
+    function: Callable[[Tensor, Tensor], float], higher: bool
+) -> None:
     (metric,) = as_metrics(function)
     assert (metric.name, metric.higher_is_better) == (function.__name__, higher)
 
@@ -86,12 +99,27 @@ def test_a_functions_name_may_say_its_direction(function: Callable[[Tensor, Tens
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        (far, "Is a higher or a lower far better? Say it: Metric(far, higher_is_better=True), or False."),
-        (lambda *_: 0.5, "A metric needs a name: Metric(<lambda>, name=..., higher_is_better=True), got '<lambda>'."),
+        (
+            far,
+            (
+                "Is a higher or a lower far better? Say it: Metric(far, higher_is_better=True), or"
+                " False."
+            ),
+        ),
+        (
+            lambda *_: 0.5,
+            (
+                "A metric needs a name: Metric(<lambda>, name=..., higher_is_better=True), got"
+                " '<lambda>'."
+            ),
+        ),
         ("acuracy", "metric 'acuracy' does not exist. Did you mean accuracy?"),
         (3, "A metric is a function of outputs and labels, got 3."),
         ([], "`metric` is empty; give at least one metric, such as 'accuracy'."),
-        (["mse", "mse"], "Two metrics have the same name, got mse, mse; give Metric(..., name=...)."),
+        (
+            ["mse", "mse"],
+            "Two metrics have the same name, got mse, mse; give Metric(..., name=...).",
+        ),
     ],
 )
 def test_what_is_no_metric_or_has_no_direction_is_refused(given: object, sentence: str) -> None:
@@ -102,7 +130,9 @@ def test_what_is_no_metric_or_has_no_direction_is_refused(given: object, sentenc
 
 @pytest.mark.parametrize("format_", ["", ".3", "d", ">8.3f", "+.3f", "s", "{}"])
 def test_only_formats_of_numbers_are_accepted(format_: str) -> None:
-    with pytest.raises(ConfigError, match=r"The format of the metric auc must be like \.3f, \.1% or \.2e, got "):
+    with pytest.raises(
+        ConfigError, match=r"The format of the metric auc must be like \.3f, \.1% or \.2e, got "
+    ):
         Metric(auc, format=format_)
 
 
@@ -121,12 +151,22 @@ def test_better_is_lower_where_lower_is_better() -> None:
     assert [high.reaches(value, 0.5) for value in (0.4, 0.5, 0.6)] == [False, True, True]
 
 
-@pytest.mark.parametrize("loss", [functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss()])
-def test_a_loss_of_classification_has_the_accuracy_as_its_metric(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "loss", [functional.cross_entropy, functional.nll_loss, nn.CrossEntropyLoss()]
+)
+def test_a_loss_of_classification_has_the_accuracy_as_its_metric(
+    loss: Callable[[Tensor, Tensor], Tensor],
+) -> None:
     assert Task.of(loss).metric.name == "accuracy"
 
 
 def test_any_other_loss_without_a_metric_is_refused() -> None:
-    with pytest.raises(ConfigError, match="The loss mse_loss needs a metric that fits it: give metric='rmse', another"):
+    with pytest.raises(
+        ConfigError,
+        match="The loss mse_loss needs a metric that fits it: give metric='rmse', another",
+    ):
         Task.of(functional.mse_loss)
-    assert [metric.name for metric in Task.of(functional.mse_loss, ["rmse", "mae"]).metrics] == ["rmse", "mae"]
+    assert [metric.name for metric in Task.of(functional.mse_loss, ["rmse", "mae"]).metrics] == [
+        "rmse",
+        "mae",
+    ]

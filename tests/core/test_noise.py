@@ -8,7 +8,7 @@ import torch
 from rounds import FinishedRound
 from torch import Tensor, nn
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.optimizers import sgd_step
 from dispfl.core.rng import stream
 from dispfl.core.task import Task
@@ -24,12 +24,20 @@ SIZE = 10_000
 
 
 def trainer(noise: float, slope: float = 0.0, samples: int = 1, **changes: Any) -> Trainer:
-    """A model of 10,000 weights, the loss `slope * sum(w)`, batches of one sample and a learning rate of 0.1."""
-    settings = {"epochs": 1, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, "noise_std": noise}
+    """A model of 10,000 weights, the loss `slope * sum(w)`, batches of one sample and a learning
+    rate of 0.1."""
+    settings = {
+        "epochs": 1,
+        "batch_size": 1,
+        "lr": 0.1,
+        "weight_decay": 0.0,
+        "clip_norm": 0.0,
+        "noise_std": noise,
+    }
     who: dict[str, Any] = {"seed": 5, "peer": "001", "t": 0, "T": 10}
     data = ResidentSamples(torch.ones(samples, SIZE), torch.arange(float(samples)))
     return Trainer(
-        live=LiveModel(nn.Linear(SIZE, 1, bias=False)),
+        live=FlatModule(nn.Linear(SIZE, 1, bias=False)),
         train=data,
         test=data,
         settings=Train(**settings | changes.pop("settings", {})),
@@ -60,7 +68,8 @@ def test_weights_outside_the_mask_get_no_noise_and_those_inside_the_same_as_with
 
 
 def test_noise_comes_after_clipping_and_is_not_clipped_itself() -> None:
-    """The gradient of 10,000 ones has norm 100 and is clipped to norm 1, that is to 0.01 a weight."""
+    """The gradient of 10,000 ones has norm 100 and is clipped to norm 1, that is to 0.01 a
+    weight."""
     learned = trainer(noise=2.0, slope=1.0, settings={"clip_norm": 1.0}).learn(ZERO, ALL)
     torch.testing.assert_close(learned, -0.1 * (0.01 + drawn(2.0)))
 
@@ -70,19 +79,24 @@ def test_a_step_with_noise_by_hand() -> None:
     bits = torch.tensor([-1, -1, 0], dtype=torch.int32)  # the third is not kept
     sgd_step(weights, grad, bits, 0.1, 0.5, 1.0, noise=torch.tensor([7.0, -7.0, 7.0]))
     # The gradient (3, 4) is clipped to (0.6, 0.8); decay adds 0.5 * (1, 2).
-    assert weights.tolist() == pytest.approx([1 - 0.1 * (0.6 + 7 + 0.5), 2 - 0.1 * (0.8 - 7 + 1.0), 0.0])
+    assert weights.tolist() == pytest.approx(
+        [1 - 0.1 * (0.6 + 7 + 0.5), 2 - 0.1 * (0.8 - 7 + 1.0), 0.0]
+    )
 
 
 def test_every_step_of_a_round_has_different_noise() -> None:
     first, second = trainer(noise=1.0), trainer(noise=1.0, samples=2)
     one_step, two_steps = first.learn(ZERO, ALL), second.learn(ZERO, ALL)
-    assert float(two_steps.std()) == pytest.approx(0.1 * 2**0.5, rel=0.03)  # independent: variances add
+    assert float(two_steps.std()) == pytest.approx(
+        0.1 * 2**0.5, rel=0.03
+    )  # independent: variances add
     assert first.learn(one_step, ALL).equal(two_steps)  # a second stretch of learning draws on
 
 
 def test_noise_is_reproducible_and_differs_between_peers_rounds_and_seeds() -> None:
     same, again, peer, t, seed = (
-        trainer(noise=1.0, **who).learn(ZERO, ALL) for who in ({}, {}, {"peer": "002"}, {"t": 1}, {"seed": 6})
+        trainer(noise=1.0, **who).learn(ZERO, ALL)
+        for who in ({}, {}, {"peer": "002"}, {"t": 1}, {"seed": 6})
     )
     assert again.equal(same)
     for other in (peer, t, seed):
@@ -123,8 +137,12 @@ def test_every_method_learns_reproducibly_with_noise(
     def weights(noise: float, workers: int = 1) -> list[bytes]:
         train = Train(epochs=1, batch_size=8, noise_std=noise)
         kind = METHODS[method]
-        everyone = {"cohort": 3} if issubclass(kind, ServerMethod) else {}  # who is not selected does not train
-        context = make_context(peers=3, method=kind(name=method, **everyone), topology=Full(), train=train, rounds=2)
+        everyone = (
+            {"cohort": 3} if issubclass(kind, ServerMethod) else {}
+        )  # who is not selected does not train
+        context = make_context(
+            peers=3, method=kind(name=method, **everyone), topology=Full(), train=train, rounds=2
+        )
         last = run_all(context, workers)[-1]
         return [bits(state)["values"] for state in (last.evaluated or last.states).values()]
 

@@ -11,15 +11,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dispfl import Federation, Train
+from dispfl.channels.unit_counts import random_units
+from dispfl.channels.units import UnitMask
 from dispfl.config import compose
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import Moments, as_parameter
 from dispfl.core.packed import PackedMask
 from dispfl.core.train import Trainer
-from dispfl.core.units import UnitMask
-from dispfl.core.widths import random_units
 from dispfl.errors import ConfigError
-from dispfl.methods.base import GossipMethod, Method, PeerState, fresh_state
+from dispfl.methods.base import GossipMethod, Method, PeerState, initial_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.fedavg import FedAvg
@@ -42,7 +42,9 @@ def of_torch(settings: Train, module: nn.Module) -> torch.optim.Optimizer:
     parameters, s = module.parameters(), settings
     match s.optimizer:
         case "sgd":
-            return torch.optim.SGD(parameters, s.lr, s.momentum, weight_decay=s.weight_decay, nesterov=s.nesterov)
+            return torch.optim.SGD(
+                parameters, s.lr, s.momentum, weight_decay=s.weight_decay, nesterov=s.nesterov
+            )
         case "adam":
             return torch.optim.Adam(parameters, s.lr, s.betas, s.eps, s.weight_decay)
         case "adamw":
@@ -74,7 +76,9 @@ def test_dense_training_is_that_of_torchs_optimizer_on_the_module(
 def test_masked_weights_and_their_moments_stay_zero(
     settings: dict[str, Any], noise: float, make_context: MakeContext, trainer_for: MakeTrainer
 ) -> None:
-    trainer = trainer_for(make_context(train=Train(epochs=2, batch_size=8, noise_std=noise, **settings)))
+    trainer = trainer_for(
+        make_context(train=Train(epochs=2, batch_size=8, noise_std=noise, **settings))
+    )
     start = trainer.live.read()
     mask = torch.arange(start.numel()) % 3 > 0
     learned = trainer.learn(torch.where(mask, start, 0.0), mask, prox=(0.1, start))
@@ -89,7 +93,8 @@ def test_a_regrown_weight_begins_with_zero_moments_and_a_kept_one_goes_on() -> N
     """Of four weights, the old mask keeps 0, 1 and 3, the new one 1, 2 and 3."""
     weights, grad = torch.ones(4), torch.tensor([1.0, 2.0, 0.0, 4.0])
     old, new = (
-        PackedMask.pack(torch.tensor(flags)) for flags in ([True, True, False, True], [False, True, True, True])
+        PackedMask.pack(torch.tensor(flags))
+        for flags in ([True, True, False, True], [False, True, True, True])
     )
     flat = as_parameter(weights, grad)
     optimizer = torch.optim.Adam([flat], lr=0.1, betas=(0.5, 0.75))
@@ -150,7 +155,13 @@ STOPPED = 1
 @pytest.mark.parametrize("settings", [*OPTIMIZERS, {"optimizer": "own"}])
 @pytest.mark.parametrize(
     "method",
-    [DisPFL(), DisPFL(structure="channels"), Ditto(cohort=2), FedAvg(cohort=2), SubFedAvg(cohort=2)],
+    [
+        DisPFL(),
+        DisPFL(structure="channels"),
+        Ditto(cohort=2),
+        FedAvg(cohort=2),
+        SubFedAvg(cohort=2),
+    ],
     ids=["dispfl", "channels", "ditto", "fedavg", "subfedavg"],
 )
 def test_a_stopped_run_resumes_to_the_bit_with_every_optimizer(
@@ -167,7 +178,9 @@ def test_a_stopped_run_resumes_to_the_bit_with_every_optimizer(
     train = Train(epochs=2, batch_size=8, keep_moments=keep, **({} if own else settings))
     peers = [(points(20, k), points(10, 100 + k)) for k in range(3)]
     optimizer = rmsprop if own else None
-    federation = Federation(model, peers, method, Full(), train=train, optimizer=optimizer, workers=1)
+    federation = Federation(
+        model, peers, method, Full(), train=train, optimizer=optimizer, workers=1
+    )
     whole = federation.run(4)
     with pytest.raises(KeyboardInterrupt):
         federation.run(4, out=tmp_path / "run", on_round=stop)
@@ -192,7 +205,9 @@ def test_an_own_optimizers_learning_rate_follows_the_schedule(
         made.append(torch.optim.SGD([weights], lr=0.4))
         return made[-1]
 
-    trainer = trainer_for(make_context(train=Train(epochs=1, schedule="step", lr_step=2, lr_decay=0.5)), t=3)
+    trainer = trainer_for(
+        make_context(train=Train(epochs=1, schedule="step", lr_step=2, lr_decay=0.5)), t=3
+    )
     trainer.optimizer = own
     start = trainer.live.read()
     trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
@@ -216,21 +231,32 @@ def test_an_own_optimizers_state_of_another_shape_is_refused_only_where_it_is_to
     start = trainer.live.read()
     ones = torch.ones_like(start, dtype=torch.bool)
     if keep:
-        with pytest.raises(ConfigError, match=r"'history' has the shape \(2, \d+\).*Use train\.keep_moments=false"):
+        with pytest.raises(
+            ConfigError, match=r"'history' has the shape \(2, \d+\).*Use train\.keep_moments=false"
+        ):
             trainer.learn(start, ones)
     else:
         assert not trainer.learn(trainer.learn(start, ones), ones).equal(start)
 
 
-def test_what_is_no_optimizer_of_the_weights_is_refused(make_context: MakeContext, trainer_for: MakeTrainer) -> None:
+def test_what_is_no_optimizer_of_the_weights_is_refused(
+    make_context: MakeContext, trainer_for: MakeTrainer
+) -> None:
     trainer = trainer_for(make_context())
     start = trainer.live.read()
     ones = torch.ones_like(start, dtype=torch.bool)
     trainer.optimizer = lambda weights, layout: None  # type: ignore[assignment, return-value]
-    with pytest.raises(ConfigError, match=r"`optimizer` must return a torch\.optim\.Optimizer, got NoneType\."):
+    with pytest.raises(
+        ConfigError, match=r"`optimizer` must return a torch\.optim\.Optimizer, got NoneType\."
+    ):
         trainer.learn(start, ones)
-    trainer.optimizer = lambda weights, layout: torch.optim.SGD([torch.zeros(3, requires_grad=True)])
-    with pytest.raises(ConfigError, match=r"other parameters than the flat weights.*torch\.optim\.Adam\(\[weights\]\)"):
+    trainer.optimizer = lambda weights, layout: torch.optim.SGD(
+        [torch.zeros(3, requires_grad=True)]
+    )
+    with pytest.raises(
+        ConfigError,
+        match=r"other parameters than the flat weights.*torch\.optim\.Adam\(\[weights\]\)",
+    ):
         trainer.learn(start, ones)
 
 
@@ -240,13 +266,24 @@ def test_schedules_by_hand() -> None:
 
     assert rates(schedule="constant") == [0.8] * 8
     assert rates(lr_decay=0.5)[:3] == [0.8, 0.4, 0.2]
-    assert rates(schedule="step", lr_decay=0.5, lr_step=3) == [0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.2, 0.2]
+    assert rates(schedule="step", lr_decay=0.5, lr_step=3) == [
+        0.8,
+        0.8,
+        0.8,
+        0.4,
+        0.4,
+        0.4,
+        0.2,
+        0.2,
+    ]
     cosine = rates(schedule="cosine")
     assert cosine[0] == 0.8
     assert cosine[4] == pytest.approx(0.4)
     assert cosine[7] == pytest.approx(0.4 * (1 + cos(pi * 7 / 8)))
     assert rates(schedule="constant", warmup=3) == pytest.approx([0.2, 0.4, 0.6, *[0.8] * 5])
-    assert rates(schedule="cosine", warmup=4)[4:] == pytest.approx([0.4 * (1 + cos(pi * k / 4)) for k in range(4)])
+    assert rates(schedule="cosine", warmup=4)[4:] == pytest.approx(
+        [0.4 * (1 + cos(pi * k / 4)) for k in range(4)]
+    )
 
 
 def test_adam_has_a_learning_rate_of_its_own() -> None:
@@ -257,7 +294,8 @@ def test_adam_has_a_learning_rate_of_its_own() -> None:
 
 
 def test_steps_replace_epochs(make_context: MakeContext, trainer_for: MakeTrainer) -> None:
-    """20 samples in batches of 8 are 3 batches; 7 steps pass 20 + 20 + 8 samples. 6 steps are two epochs."""
+    """20 samples in batches of 8 are 3 batches; 7 steps pass 20 + 20 + 8 samples. 6 steps are two
+    epochs."""
 
     def learned(**settings: Any) -> tuple[Tensor, int]:
         trainer = trainer_for(make_context(train=Train(batch_size=8, **settings)))
@@ -276,9 +314,13 @@ def test_steps_replace_epochs(make_context: MakeContext, trainer_for: MakeTraine
 def test_ditto_divides_steps_as_its_epochs_and_subfedavg_counts_its_first_epoch(
     make_context: MakeContext, run_all: Callable[..., list[Any]]
 ) -> None:
-    """Two of five parts of 5 steps are 2, the others 3; SubFedAvg's first epoch has 3 of 5 steps."""
+    """Two of five parts of 5 steps are 2, the others 3; SubFedAvg's first epoch has 3 of 5
+    steps."""
     train = Train(steps=5, batch_size=8)
-    for method, expected in ((Ditto(cohort=10), [8 + 8, 8 + 8 + 4]), (SubFedAvg(cohort=10), [20, 16])):
+    for method, expected in (
+        (Ditto(cohort=10), [8 + 8, 8 + 8 + 4]),
+        (SubFedAvg(cohort=10), [20, 16]),
+    ):
         finished = run_all(make_context(method=method, train=train, rounds=1))[0]
         assert [samples for samples, _ in finished.results["000"].report.passes] == expected
 
@@ -288,17 +330,19 @@ class OwnLoop(GossipMethod):
 
     communicates = False
 
-    def step(self, peer: Trainer, state: PeerState, heard: Any) -> PeerState:
+    def step(self, trainer: Trainer, state: PeerState, received: Any) -> PeerState:
         weights, mask = state.model.unpack()
-        peer.begin(weights, mask)
+        trainer.begin(weights, mask)
         losses = []
-        for x, y in peer.batches():
-            losses.append(peer.backward(x, y))
-            peer.live.weights.sub_(peer.live.grad.sign(), alpha=0.01)
-        return fresh_state(peer.end(torch.stack(losses).mean()), mask)
+        for x, y in trainer.batches():
+            losses.append(trainer.backward(x, y))
+            trainer.live.weights.sub_(trainer.live.grad.sign(), alpha=0.01)
+        return initial_state(trainer.end(torch.stack(losses).mean()), mask)
 
 
-def test_a_method_with_its_own_loop_is_charged_for_what_it_trains(points: Callable[..., Any]) -> None:
+def test_a_method_with_its_own_loop_is_charged_for_what_it_trains(
+    points: Callable[..., Any],
+) -> None:
     def run(method: Method) -> Any:
         peers = [(points(20, k), points(10, 100 + k)) for k in range(2)]
         train = Train(epochs=3, batch_size=8)
@@ -313,12 +357,18 @@ def test_a_method_with_its_own_loop_is_charged_for_what_it_trains(points: Callab
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"optimizer": "lion"}, r"^train\.optimizer must be 'sgd', 'adam' or 'adamw', got 'lion'\.$"),
+        (
+            {"optimizer": "lion"},
+            r"^train\.optimizer must be 'sgd', 'adam' or 'adamw', got 'lion'\.$",
+        ),
         (
             {"optimizer": "adam", "momentum": 0.9},
             r"^train\.momentum is 0\.9, which adam does not use; use train\.betas\.$",
         ),
-        ({"nesterov": True}, r"^train\.nesterov needs a momentum: give train\.momentum too, for example 0\.9\.$"),
+        (
+            {"nesterov": True},
+            r"^train\.nesterov needs a momentum: give train\.momentum too, for example 0\.9\.$",
+        ),
         ({"steps": 0}, r"^train\.steps must be at least 1, got 0\.$"),
         ({"momentum": 1.0}, r"^train\.momentum must be in \[0, 1\), got 1\.0\.$"),
         (
@@ -328,6 +378,8 @@ def test_a_method_with_its_own_loop_is_charged_for_what_it_trains(points: Callab
         ({"betas": (0.9, 1.5)}, r"^train\.betas.*1\.5"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused_in_a_sentence(settings: dict[str, Any], sentence: str) -> None:
+def test_settings_that_do_not_fit_are_refused_in_a_sentence(
+    settings: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         Train(**settings)

@@ -25,9 +25,18 @@ def test_any_mask_round_trips(flags: list[bool]) -> None:
     assert packed.bits.numel() == -(-len(flags) // 8)
 
 
-@given(st.lists(st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), min_size=1, max_size=40))
-def test_any_model_round_trips_and_is_zero_outside_its_mask(pairs: list[tuple[float, bool]]) -> None:
-    weights, mask = torch.tensor([value for value, _ in pairs]), torch.tensor([kept for _, kept in pairs])
+@given(
+    st.lists(
+        st.tuples(st.floats(width=32, allow_nan=False), st.booleans()), min_size=1, max_size=40
+    )
+)
+def test_any_model_round_trips_and_is_zero_outside_its_mask(
+    pairs: list[tuple[float, bool]],
+) -> None:
+    weights, mask = (
+        torch.tensor([value for value, _ in pairs]),
+        torch.tensor([kept for _, kept in pairs]),
+    )
     values, unpacked = PackedModel.pack(weights, mask).unpack()
     assert unpacked.equal(mask)
     assert values.tolist() == [value if kept else 0.0 for value, kept in pairs]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.live import LiveModel, Precision
+from dispfl.core.flat_module import FlatModule, Precision
 from dispfl.core.metric import Metric
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
@@ -19,23 +19,27 @@ from dispfl.models.settings import Model
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
-def trainer(points: Points, module: nn.Module, precision: Precision = "bf16", task: Task | None = None) -> Trainer:
+def trainer(
+    points: Points, module: nn.Module, precision: Precision = "bf16", task: Task | None = None
+) -> Trainer:
     """60 training and 200 test points, four epochs."""
-    live = LiveModel(module, precision=precision)
+    live = FlatModule(module, precision=precision)
     train, test = ResidentSamples(*points(60, 0)), ResidentSamples(*points(200, 1))
-    return Trainer(live, train, test, Train(epochs=4, batch_size=8), task or Task(), 5, "001", 3, 10)
+    return Trainer(
+        live, train, test, Train(epochs=4, batch_size=8), task or Task(), 5, "001", 3, 10
+    )
 
 
-def every(live: LiveModel) -> Tensor:
+def every(live: FlatModule) -> Tensor:
     return torch.ones(live.layout.size, dtype=torch.bool)
 
 
-def learned(peer: Trainer) -> Tensor:
-    return peer.learn(peer.live.read(), every(peer.live))
+def learned(trainer: Trainer) -> Tensor:
+    return trainer.learn(trainer.live.read(), every(trainer.live))
 
 
 def test_a_product_is_rounded_to_8_bits_and_returned_as_float32() -> None:
-    live = LiveModel(nn.Linear(1, 1, bias=False), precision="bf16")
+    live = FlatModule(nn.Linear(1, 1, bias=False), precision="bf16")
     live.weights.fill_(1 + 2**-9)  # 8 bits cannot hold it
     output = live(torch.ones(1, 1))
     assert output.item() == 1.0
@@ -69,17 +73,23 @@ def test_weights_gradients_and_buffers_stay_float32(points: Points) -> None:
 
 def test_a_step_too_small_for_8_bits_is_not_lost() -> None:
     """0.1 * 0.01 is lost in bf16 beside 1, whose next smaller neighbour there is 1 - 2^-8."""
-    live = LiveModel(nn.Linear(1, 1, bias=False), precision="bf16")
+    live = FlatModule(nn.Linear(1, 1, bias=False), precision="bf16")
     data = ResidentSamples(torch.ones(1, 1), torch.zeros(1))
     task = Task(loss=lambda outputs, labels: 0.01 * outputs.sum())
     settings = Train(epochs=1, lr=0.1, weight_decay=0, clip_norm=0)
-    after = Trainer(live, data, data, settings, task, 5, "001", 0, 10).learn(torch.ones(1), every(live))
+    after = Trainer(live, data, data, settings, task, 5, "001", 0, 10).learn(
+        torch.ones(1), every(live)
+    )
     assert after.item() == pytest.approx(0.999, abs=1e-5)
 
 
-def test_results_are_near_those_of_float32_and_not_the_same(points: Points, net: Callable[[], nn.Module]) -> None:
+def test_results_are_near_those_of_float32_and_not_the_same(
+    points: Points, net: Callable[[], nn.Module]
+) -> None:
     module = net()
-    fine, coarse = (trainer(points, deepcopy(module), precision) for precision in ("float32", "bf16"))
+    fine, coarse = (
+        trainer(points, deepcopy(module), precision) for precision in ("float32", "bf16")
+    )
     one, other = learned(fine), learned(coarse)
     assert one.isfinite().all()
     assert not other.equal(one)
@@ -95,7 +105,9 @@ def tied() -> nn.Module:
 
 
 @pytest.mark.parametrize("build", [tied, lambda: Model(name="mlp").network((4,), 3)])
-def test_every_run_gives_the_same_bits_with_several_threads_too(points: Points, build: Callable[[], nn.Module]) -> None:
+def test_every_run_gives_the_same_bits_with_several_threads_too(
+    points: Points, build: Callable[[], nn.Module]
+) -> None:
     module = build()
     alone = learned(trainer(points, deepcopy(module)))
     with ThreadPoolExecutor(4, initializer=torch.set_num_threads, initargs=(1,)) as threads:
@@ -103,15 +115,20 @@ def test_every_run_gives_the_same_bits_with_several_threads_too(points: Points, 
         assert all(one.equal(alone) for one in threads.map(learned, trainers))
 
 
-def test_float32_is_the_bare_module_to_the_bit(points: Points, net: Callable[[], nn.Module]) -> None:
+def test_float32_is_the_bare_module_to_the_bit(
+    points: Points, net: Callable[[], nn.Module]
+) -> None:
     module, x = net(), points(20, 3)[0]
-    assert LiveModel(deepcopy(module), precision="float32")(x).equal(module(x))
-    assert LiveModel(deepcopy(module))(x).equal(module(x))
+    assert FlatModule(deepcopy(module), precision="float32")(x).equal(module(x))
+    assert FlatModule(deepcopy(module))(x).equal(module(x))
 
 
 def test_a_convolution_learns_in_bf16() -> None:
-    images, labels = torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
-    live = LiveModel(Model(name="cnn").network((1, 8, 8), 3), precision="bf16")
+    images, labels = (
+        torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
+        torch.arange(8) % 3,
+    )
+    live = FlatModule(Model(name="cnn").network((1, 8, 8), 3), precision="bf16")
     data = ResidentSamples(images, labels)
     peer = Trainer(live, data, data, Train(epochs=15, batch_size=8), Task(), 5, "001", 0, 10)
     assert peer.score(learned(peer)) == 1.0
@@ -119,4 +136,4 @@ def test_a_convolution_learns_in_bf16() -> None:
 
 def test_a_precision_that_does_not_exist_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"^precision must be float32 or bf16, got 'fp8'\.$"):
-        LiveModel(nn.Linear(1, 1), precision="fp8")  # type: ignore[arg-type]
+        FlatModule(nn.Linear(1, 1), precision="fp8")  # type: ignore[arg-type]

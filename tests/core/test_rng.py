@@ -13,12 +13,20 @@ from dispfl.core.rng import forked_generators, global_stream, stream, stream_see
 def test_the_same_names_give_the_same_number_in_a_process_with_another_hash_salt() -> None:
     code = "from dispfl.core.rng import stream_seed; print(stream_seed(7, 'regrow', '003', 12))"
     salted = {**os.environ, "PYTHONHASHSEED": "12345"}
-    answer = subprocess.run([sys.executable, "-c", code], env=salted, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", code], env=salted, capture_output=True, text=True, check=True
+    )
     assert int(answer.stdout) == stream_seed(7, "regrow", "003", 12)
 
 
 @pytest.mark.parametrize(
-    "names", [(7, "regrow", "003", 13), (7, "regrow", "004", 12), (7, "evolve", "003", 12), (8, "regrow", "003", 12)]
+    "names",
+    [
+        (7, "regrow", "003", 13),
+        (7, "regrow", "004", 12),
+        (7, "evolve", "003", 12),
+        (8, "regrow", "003", 12),
+    ],
 )
 def test_changing_any_one_name_gives_another_number(names: tuple[int, str, str, int]) -> None:
     assert stream_seed(*names) != stream_seed(7, "regrow", "003", 12)
@@ -41,7 +49,9 @@ def test_stream_seeds_fill_the_range_from_0_to_2_to_the_63() -> None:
 def test_a_stream_restarts_each_time_it_is_requested() -> None:
     first, second = stream(0, "batches", "000", 3), stream(0, "batches", "000", 3)
     assert torch.rand(5, generator=first).equal(torch.rand(5, generator=second))
-    assert not torch.rand(5, generator=first).equal(torch.rand(5, generator=stream(0, "batches", "001", 3)))
+    assert not torch.rand(5, generator=first).equal(
+        torch.rand(5, generator=stream(0, "batches", "001", 3))
+    )
 
 
 def test_global_stream_seeds_the_global_generator_and_restores_the_callers_state() -> None:
@@ -61,7 +71,8 @@ def test_global_stream_restores_the_callers_state_after_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "initialized", "cards"), [("cpu", False, []), ("cpu", True, [0, 1]), ("cuda", False, [0, 1])]
+    ("device", "initialized", "cards"),
+    [("cpu", False, []), ("cpu", True, [0, 1]), ("cuda", False, [0, 1])],
 )
 def test_generators_of_initialized_gpus_are_restored_and_others_not_initialized(
     monkeypatch: pytest.MonkeyPatch, device: str, initialized: bool, cards: list[int]
@@ -72,7 +83,9 @@ def test_generators_of_initialized_gpus_are_restored_and_others_not_initialized(
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: initialized)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda card: states[card])
-    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, card: restored.update({card: state}))
+    monkeypatch.setattr(
+        torch.cuda, "set_rng_state", lambda state, card: restored.update({card: state})
+    )
     with forked_generators(device):
         assert not restored
     assert list(restored) == cards

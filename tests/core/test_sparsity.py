@@ -33,7 +33,8 @@ def test_prune_rate_falls_from_alpha_0_through_half_of_it_to_nothing() -> None:
 
 
 def test_the_two_smallest_of_four_are_pruned_and_the_two_largest_gradients_regrown() -> None:
-    # Pruned: 0.1 at place 0 and -0.2 at place 3. Empty then: places 0, 3, 4, 5 with gradients 0, 1, 5, -7.
+    # Pruned: 0.1 at place 0 and -0.2 at place 3. Empty then: places 0, 3, 4, 5 with gradients 0, 1,
+    # 5, -7.
     assert evolved([0.1, -0.5, 0.3, -0.2, 0, 0], [0, 9, 9, 1, 5, -7], 0.5) == [1, 2, 4, 5]
 
 
@@ -63,7 +64,9 @@ def test_rate_0_changes_nothing_and_rate_1_selects_by_gradient_alone() -> None:
 def test_each_layer_is_searched_separately() -> None:
     layout = Layout.from_shapes({"first": (3,), "second": (3,)})
     mask = torch.tensor([True, False, False, True, False, False])
-    weights = torch.tensor([9.0, 0, 0, 0.1, 0, 0])  # the second layer's weight is the smallest of all
+    weights = torch.tensor(
+        [9.0, 0, 0, 0.1, 0, 0]
+    )  # the second layer's weight is the smallest of all
     grad = torch.tensor([0.0, 1, 2, 0, 200, 100])  # and its gradients are the largest
     assert prune_and_regrow(weights, mask, grad, 1.0, layout).nonzero()[:, 0].tolist() == [2, 4]
 
@@ -74,7 +77,11 @@ def test_a_dense_layer_never_changes() -> None:
 
 
 def test_the_inputs_are_not_modified() -> None:
-    weights, mask, grad = torch.tensor([0.1, 2, 3, 4, 0, 0]), FOUR_OF_SIX.clone(), torch.tensor([0.0, 0, 0, 0, 1, 2])
+    weights, mask, grad = (
+        torch.tensor([0.1, 2, 3, 4, 0, 0]),
+        FOUR_OF_SIX.clone(),
+        torch.tensor([0.0, 0, 0, 0, 1, 2]),
+    )
     next_mask = prune_and_regrow(weights, mask, grad, 0.5, ONE_LAYER)
     assert weights.equal(torch.tensor([0.1, 2, 3, 4, 0, 0]))
     assert grad.equal(torch.tensor([0.0, 0, 0, 0, 1, 2]))
@@ -82,7 +89,9 @@ def test_the_inputs_are_not_modified() -> None:
     assert not next_mask.equal(mask)
 
 
-def by_full_sorts(weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: Layout) -> list[bool]:
+def by_full_sorts(
+    weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: Layout
+) -> list[bool]:
     """Algorithm 2 with whole sorts over Python numbers."""
     result: list[bool] = []
     for where in layout.slices:
@@ -116,6 +125,8 @@ def test_full_sorts_agree(search: tuple[Tensor, Tensor, Tensor, float, Layout]) 
 
 
 @given(searches())
-def test_a_layers_kept_count_never_changes(search: tuple[Tensor, Tensor, Tensor, float, Layout]) -> None:
+def test_a_layers_kept_count_never_changes(
+    search: tuple[Tensor, Tensor, Tensor, float, Layout],
+) -> None:
     _, mask, _, _, layout = search
     assert kept_per_layer(prune_and_regrow(*search), layout) == kept_per_layer(mask, layout)

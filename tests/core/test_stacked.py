@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.stacked import can_be_stacked, can_stack, learn_stacked
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
@@ -23,12 +23,16 @@ def mlp() -> nn.Module:
     return Model(name="mlp").network((4,), 3)
 
 
-def trainers(points: Points, count: int = 3, live: LiveModel | None = None, **settings: Any) -> list[Trainer]:
+def trainers(
+    points: Points, count: int = 3, live: FlatModule | None = None, **settings: Any
+) -> list[Trainer]:
     """Peers with 20 points each, in batches of 8, 8 and 4."""
-    live = live or LiveModel(mlp())
+    live = live or FlatModule(mlp())
     data = [ResidentSamples(*points(20, which)) for which in range(count)]
     train = Train(**{"epochs": 2, "batch_size": 8, **settings})
-    return [Trainer(live, own, own, train, Task(), 5, f"{k:03}", 3, 10) for k, own in enumerate(data)]
+    return [
+        Trainer(live, own, own, train, Task(), 5, f"{k:03}", 3, 10) for k, own in enumerate(data)
+    ]
 
 
 def starts(peers: list[Trainer]) -> tuple[list[Tensor], list[Tensor]]:
@@ -37,15 +41,23 @@ def starts(peers: list[Trainer]) -> tuple[list[Tensor], list[Tensor]]:
     size = peers[0].live.layout.size
     masks = [torch.rand(size, generator=rng) < 0.5 for _ in peers]
     first = peers[0].live.read()
-    return [(first + 0.1 * torch.randn(size, generator=rng)).where(mask, 0.0) for mask in masks], masks
+    return [
+        (first + 0.1 * torch.randn(size, generator=rng)).where(mask, 0.0) for mask in masks
+    ], masks
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip_norm": 0.05}, {"clip_norm": 0.0}, {"noise_std": 0.1}])
-def test_stacked_peers_learn_the_same_as_one_by_one(points: Points, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "settings", [{}, {"clip_norm": 0.05}, {"clip_norm": 0.0}, {"noise_std": 0.1}]
+)
+def test_stacked_peers_learn_the_same_as_one_by_one(
+    points: Points, settings: dict[str, Any]
+) -> None:
     alone, vmap_peers = trainers(points, **settings), trainers(points, **settings)
     weights, masks = starts(alone)
     before = [own.clone() for own in weights]
-    expected = [peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)]
+    expected = [
+        peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)
+    ]
     learned = learn_stacked(vmap_peers, weights, masks)
     torch.testing.assert_close(learned, expected, rtol=1e-4, atol=1e-5)
     assert weights[0].equal(before[0])
@@ -59,8 +71,12 @@ def test_stacked_peers_learn_the_same_as_one_by_one(points: Points, settings: di
 def test_stacked_peers_learn_with_a_learning_rate_of_their_own_too(points: Points) -> None:
     alone, vmap_peers = trainers(points), trainers(points)
     weights, masks = starts(alone)
-    expected = [peer.learn(own, mask, lr=0.5) for peer, own, mask in zip(alone, weights, masks, strict=True)]
-    torch.testing.assert_close(learn_stacked(vmap_peers, weights, masks, lr=0.5), expected, rtol=1e-4, atol=1e-5)
+    expected = [
+        peer.learn(own, mask, lr=0.5) for peer, own, mask in zip(alone, weights, masks, strict=True)
+    ]
+    torch.testing.assert_close(
+        learn_stacked(vmap_peers, weights, masks, lr=0.5), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> None:
@@ -84,7 +100,7 @@ def test_only_peers_with_equally_many_samples_are_stacked(points: Points) -> Non
 
 
 def test_a_model_with_buffers_is_not_stacked(points: Points) -> None:
-    live = LiveModel(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    live = FlatModule(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
     assert not can_stack(trainers(points, live=live))
 
 
@@ -123,7 +139,7 @@ class DecidesByValue(nn.Linear):
 def test_a_batch_shows_which_models_can_be_stacked(
     points: Points, module: Callable[[], nn.Module], expected: bool
 ) -> None:
-    live, samples = LiveModel(module()), ResidentSamples(*points(20, 0))
+    live, samples = FlatModule(module()), ResidentSamples(*points(20, 0))
     before = live.read()
     assert can_be_stacked(live, Task(), samples) == expected
     assert live.read().equal(before)
@@ -131,12 +147,18 @@ def test_a_batch_shows_which_models_can_be_stacked(
 
 
 def test_a_model_in_bf16_is_not_stacked(points: Points) -> None:
-    assert not can_be_stacked(LiveModel(mlp(), precision="bf16"), Task(), ResidentSamples(*points(20, 0)))
+    assert not can_be_stacked(
+        FlatModule(mlp(), precision="bf16"), Task(), ResidentSamples(*points(20, 0))
+    )
 
 
 def test_a_layer_used_twice_and_a_frozen_one_are_stacked_too(points: Points) -> None:
-    live = LiveModel(Tied())
+    live = FlatModule(Tied())
     alone, vmap_peers = trainers(points, live=live), trainers(points, live=live)
     weights, masks = starts(alone)
-    expected = [peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)]
-    torch.testing.assert_close(learn_stacked(vmap_peers, weights, masks), expected, rtol=1e-4, atol=1e-5)
+    expected = [
+        peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)
+    ]
+    torch.testing.assert_close(
+        learn_stacked(vmap_peers, weights, masks), expected, rtol=1e-4, atol=1e-5
+    )

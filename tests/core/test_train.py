@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel
 from dispfl.core.metric import Metric, accuracy
 from dispfl.core.optimizers import sgd_step
 from dispfl.core.rng import stream
@@ -40,7 +40,7 @@ def make_trainer(points: Points) -> Callable[..., Trainer]:
             "t": 3,
             "T": 10,
         }
-        live = LiveModel(module)
+        live = FlatModule(module)
         return Trainer(live, **{"buffers": live.read_buffers(), **defaults, **changes})
 
     return make
@@ -51,11 +51,15 @@ def half_mask(size: int) -> Tensor:
     return torch.arange(size) % 2 == 0
 
 
-def optimizer_loop(module: nn.Module, mask: Tensor, data: ResidentSamples, settings: Train, t: int) -> Tensor:
+def optimizer_loop(
+    module: nn.Module, mask: Tensor, data: ResidentSamples, settings: Train, t: int
+) -> Tensor:
     """Algorithm 1, lines 9-13, with torch's own SGD and clipping: the reference."""
     parameters = list(module.parameters())
     masks = Layout.of(module).views(mask)
-    optimizer = torch.optim.SGD(parameters, lr=settings.lr * 0.998**t, weight_decay=settings.weight_decay)
+    optimizer = torch.optim.SGD(
+        parameters, lr=settings.lr * 0.998**t, weight_decay=settings.weight_decay
+    )
     order = stream(5, "batches", "001", t)
     for _ in range(settings.epochs):
         for x, y in data.batches(settings.batch_size, rng=order):
@@ -80,7 +84,7 @@ def test_learning_equals_torchs_sgd_on_the_clipped_masked_gradient(
 ) -> None:
     module = net()
     mask = half_mask(67)
-    weights = LiveModel(deepcopy(module)).read() * mask
+    weights = FlatModule(deepcopy(module)).read() * mask
     nn.utils.vector_to_parameters(weights.clone(), module.parameters())
     settings = Train(epochs=2, batch_size=8, clip_norm=clip_norm, weight_decay=weight_decay)
     trainer = make_trainer(deepcopy(module), settings=settings)
@@ -92,26 +96,34 @@ def test_learning_equals_torchs_sgd_on_the_clipped_masked_gradient(
     assert not learned.allclose(weights, atol=1e-4)  # something was learned at all
 
 
-def test_weights_outside_the_mask_stay_exactly_zero(make_trainer: Callable[..., Trainer], net: Net) -> None:
+def test_weights_outside_the_mask_stay_exactly_zero(
+    make_trainer: Callable[..., Trainer], net: Net
+) -> None:
     mask = half_mask(67)
     learned = make_trainer(net()).learn(torch.ones(67).where(mask, 0.0), mask)
     assert learned[~mask].view(torch.int32).count_nonzero() == 0
     assert learned[mask].count_nonzero() == 34
 
 
-def test_the_inputs_of_learning_are_not_modified(make_trainer: Callable[..., Trainer], net: Net) -> None:
+def test_the_inputs_of_learning_are_not_modified(
+    make_trainer: Callable[..., Trainer], net: Net
+) -> None:
     weights, mask = torch.ones(67), torch.ones(67, dtype=torch.bool)
     make_trainer(net()).learn(weights, mask)
     assert weights.equal(torch.ones(67))
     assert mask.all()
 
 
-def one_step(make: Callable[..., Trainer], t: int = 0, slope: float = 1.0, **settings: Any) -> float:
+def one_step(
+    make: Callable[..., Trainer], t: int = 0, slope: float = 1.0, **settings: Any
+) -> float:
     """How far one step on the loss `slope * w` moves a single weight from 1."""
     trainer = make(
         nn.Linear(1, 1, bias=False),
         train=ResidentSamples(torch.ones(1, 1), torch.zeros(1)),
-        settings=Train(**{"epochs": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, **settings}),
+        settings=Train(
+            **{"epochs": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, **settings}
+        ),
         task=Task(loss=lambda outputs, labels: slope * outputs.sum()),
         t=t,
     )
@@ -135,7 +147,9 @@ def test_a_gradient_of_100_is_clipped_to_10_and_with_clip_norm_0_it_is_not(
 
 def test_weight_decay_is_added_after_clipping(make_trainer: Callable[..., Trainer]) -> None:
     # The gradient 100 is clipped to 1; then 0.5 * w is added: 0.1 * (1 + 0.5).
-    assert one_step(make_trainer, slope=100.0, clip_norm=1.0, weight_decay=0.5) == pytest.approx(-0.15)
+    assert one_step(make_trainer, slope=100.0, clip_norm=1.0, weight_decay=0.5) == pytest.approx(
+        -0.15
+    )
 
 
 def test_only_the_masked_gradient_is_clipped(make_trainer: Callable[..., Trainer]) -> None:
@@ -166,14 +180,20 @@ def test_the_reported_loss_is_the_mean_over_steps(make_trainer: Callable[..., Tr
 
 def test_a_nan_loss_names_peer_and_round(make_trainer: Callable[..., Trainer], net: Net) -> None:
     trainer = make_trainer(net(), task=Task(loss=lambda outputs, labels: outputs.sum() * nan))
-    with pytest.raises(NonFiniteError, match=r"^Peer 001, round 3: the training loss became infinite or nan"):
+    with pytest.raises(
+        NonFiniteError, match=r"^Peer 001, round 3: the training loss became infinite or nan"
+    ):
         trainer.learn(torch.ones(67), torch.ones(67, dtype=torch.bool))
     assert trainer.report.loss is None
 
 
-def test_a_nan_gradient_in_the_mask_search_names_peer_and_round(make_trainer: Callable[..., Trainer], net: Net) -> None:
+def test_a_nan_gradient_in_the_mask_search_names_peer_and_round(
+    make_trainer: Callable[..., Trainer], net: Net
+) -> None:
     trainer = make_trainer(net(), task=Task(loss=lambda outputs, labels: outputs.sum() * nan))
-    with pytest.raises(NonFiniteError, match=r"^Peer 001, round 3: the gradient became infinite or nan"):
+    with pytest.raises(
+        NonFiniteError, match=r"^Peer 001, round 3: the gradient became infinite or nan"
+    ):
         trainer.gradient(torch.ones(67))
 
 
@@ -186,7 +206,9 @@ def test_the_gradient_is_dense_and_that_of_one_batch(make_trainer: Callable[...,
     assert trainer.gradient(torch.tensor([1.0, 0.0])).tolist() == [3.0, 4.0]
 
 
-def test_learning_moves_the_peers_buffers_and_the_mask_search_does_not(make_trainer: Callable[..., Trainer]) -> None:
+def test_learning_moves_the_peers_buffers_and_the_mask_search_does_not(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     trainer = make_trainer(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     weights = trainer.live.read()
     trainer.learn(weights, torch.ones(weights.numel(), dtype=torch.bool))
@@ -212,7 +234,9 @@ def test_a_score_is_computed_over_all_test_samples_for_any_number_of_batches(
     assert trainer.score(trainer.live.read()) == 1203
 
 
-def test_the_mixed_model_is_evaluated_only_in_rounds_with_evaluation(make_trainer: Callable[..., Trainer]) -> None:
+def test_the_mixed_model_is_evaluated_only_in_rounds_with_evaluation(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     for evaluate in (True, False):
         trainer = make_trainer(nn.Linear(4, 3), evaluate=evaluate)
         trainer.observe_mixed(trainer.live.read())
@@ -242,22 +266,36 @@ ONE = torch.ones(1, dtype=torch.bool)
 
 
 def sloped(make: Callable[..., Trainer], samples: int = 1, **settings: Any) -> Trainer:
-    """One weight w, the loss w on every batch of one sample, and a learning rate of 0.1 in round 0."""
+    """One weight w, the loss w on every batch of one sample, and a learning rate of 0.1 in
+    round 0."""
     return make(
         nn.Linear(1, 1, bias=False),
         train=ResidentSamples(torch.ones(samples, 1), torch.zeros(samples)),
-        settings=Train(**{"epochs": 1, "batch_size": 1, "lr": 0.1, "weight_decay": 0.0, "clip_norm": 0.0, **settings}),
+        settings=Train(
+            **{
+                "epochs": 1,
+                "batch_size": 1,
+                "lr": 0.1,
+                "weight_decay": 0.0,
+                "clip_norm": 0.0,
+                **settings,
+            }
+        ),
         task=Task(loss=lambda outputs, labels: outputs.sum()),
         t=0,
     )
 
 
-def test_a_proximal_term_of_a_half_adds_half_the_distance_to_the_gradient(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_proximal_term_of_a_half_adds_half_the_distance_to_the_gradient(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     learned = sloped(make_trainer).learn(torch.tensor([5.0]), ONE, prox=(0.5, torch.tensor([1.0])))
     assert learned.tolist() == pytest.approx([5 - 0.1 * (1 + 0.5 * 4)])
 
 
-def test_the_proximal_term_comes_after_clipping_and_beside_weight_decay(make_trainer: Callable[..., Trainer]) -> None:
+def test_the_proximal_term_comes_after_clipping_and_beside_weight_decay(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     trainer = sloped(make_trainer, clip_norm=0.25, weight_decay=0.2)
     learned = trainer.learn(torch.tensor([5.0]), ONE, prox=(0.5, torch.tensor([1.0])))
     assert learned.tolist() == pytest.approx([5 - 0.1 * (0.25 + 0.2 * 5 + 0.5 * 4)])
@@ -268,7 +306,10 @@ def test_a_proximal_term_of_0_equals_none_bit_for_bit_and_keeps_the_anchor(
 ) -> None:
     weights, mask, anchor = torch.ones(67), torch.ones(67, dtype=torch.bool), torch.full((67,), 3.0)
     module = net()
-    plain, pulled = (make_trainer(deepcopy(module)).learn(weights, mask, prox=prox) for prox in (None, (0.0, anchor)))
+    plain, pulled = (
+        make_trainer(deepcopy(module)).learn(weights, mask, prox=prox)
+        for prox in (None, (0.0, anchor))
+    )
     assert pulled.equal(plain)
     assert anchor.equal(torch.full((67,), 3.0))
 
@@ -281,21 +322,29 @@ def test_an_sgd_step_by_hand() -> None:
     assert weights.tolist() == pytest.approx([1 - 0.1 * (0.6 + 0.5), 2 - 0.1 * (0.8 - 1.0), 0.0])
 
 
-def test_a_given_learning_rate_replaces_the_rounds_own(make_trainer: Callable[..., Trainer]) -> None:
+def test_a_given_learning_rate_replaces_the_rounds_own(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     assert sloped(make_trainer).learn(torch.ones(1), ONE, lr=0.5).tolist() == pytest.approx([0.5])
     assert sloped(make_trainer).learn(torch.ones(1), ONE).tolist() == pytest.approx([0.9])
 
 
-def test_given_epochs_and_samples_replace_the_settings(make_trainer: Callable[..., Trainer]) -> None:
+def test_given_epochs_and_samples_replace_the_settings(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     trainer = sloped(make_trainer, samples=4)
     assert trainer.learn(torch.ones(1), ONE).tolist() == pytest.approx([1 - 4 * 0.1])
     assert trainer.learn(torch.ones(1), ONE, 3).tolist() == pytest.approx([1 - 12 * 0.1])
     some = trainer.train.take(torch.tensor([0, 2]))
-    assert trainer.learn(torch.ones(1), ONE, 3, samples=some).tolist() == pytest.approx([1 - 6 * 0.1])
+    assert trainer.learn(torch.ones(1), ONE, 3, samples=some).tolist() == pytest.approx(
+        [1 - 6 * 0.1]
+    )
     assert trainer.report.passes == [(4, [1]), (12, [1]), (6, [1])]
 
 
-def test_two_trainings_of_a_round_see_their_batches_in_different_orders(make_trainer: Callable[..., Trainer]) -> None:
+def test_two_trainings_of_a_round_see_their_batches_in_different_orders(
+    make_trainer: Callable[..., Trainer],
+) -> None:
     seen: list[float] = []
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -304,14 +353,18 @@ def test_two_trainings_of_a_round_see_their_batches_in_different_orders(make_tra
 
     train = ResidentSamples(torch.ones(20, 1), torch.arange(20.0))
     settings = Train(epochs=1, batch_size=1)
-    trainer = make_trainer(nn.Linear(1, 1, bias=False), train=train, settings=settings, task=Task(loss=loss))
+    trainer = make_trainer(
+        nn.Linear(1, 1, bias=False), train=train, settings=settings, task=Task(loss=loss)
+    )
     for _ in range(2):
         trainer.learn(torch.ones(1), ONE)
     assert sorted(seen[:20]) == sorted(seen[20:]) == list(range(20))
     assert seen[:20] != seen[20:]
 
 
-def test_the_mask_search_passes_one_batch_through_a_dense_model(make_trainer: Callable[..., Trainer], net: Net) -> None:
+def test_the_mask_search_passes_one_batch_through_a_dense_model(
+    make_trainer: Callable[..., Trainer], net: Net
+) -> None:
     trainer, mask = make_trainer(net()), half_mask(67)
     learned = trainer.learn(torch.ones(67).where(mask, 0.0), mask)
     trainer.gradient(learned)
@@ -351,7 +404,9 @@ def test_a_lasting_stream_is_the_same_in_every_round_and_differs_between_peers(
     assert drawn("something else", t=0) != first
 
 
-@pytest.mark.parametrize("wrong", [{"lr": 0}, {"epochs": 0}, {"batch_size": 0}, {"lr_decay": 1.1}, {"clip_norm": -1}])
+@pytest.mark.parametrize(
+    "wrong", [{"lr": 0}, {"epochs": 0}, {"batch_size": 0}, {"lr_decay": 1.1}, {"clip_norm": -1}]
+)
 def test_invalid_settings_are_refused_by_name(wrong: dict[str, Any]) -> None:
     [(name, value)] = wrong.items()
     with pytest.raises(ConfigError, match=rf"train\.{name} must be .*, got {value}"):

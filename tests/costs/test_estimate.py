@@ -1,4 +1,5 @@
-"""Costs found without training: by hand, against the paper, and against what a real round then costs."""
+"""Costs found without training: by hand, against the paper, and against what a real round then
+costs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,19 +9,19 @@ import torch
 from rounds import FinishedRound
 from torch import Tensor
 
+from dispfl.channels.small_network import small_network
+from dispfl.channels.units import UnitMask
 from dispfl.config import compose
-from dispfl.core.compact import compact_module
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.train import Train
-from dispfl.core.units import UnitMask
 from dispfl.costs import estimate as module
 from dispfl.costs.estimate import CostInputs, estimate, links, network, wire_costs
 from dispfl.costs.flops import forward_cost
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import load_dataset
 from dispfl.experiment import Experiment
-from dispfl.methods.base import Method, PeerState, fresh_state
+from dispfl.methods.base import Method, PeerState, initial_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
@@ -53,7 +54,9 @@ def plan(method: Method, **changes: Any) -> CostInputs:
 
 def small(method: Method, **changes: Any) -> CostInputs:
     """The small CNN on 28x28 grey images: 105,962 parameters."""
-    return plan(method, **{"model": Model(), "data": describe("fashion-mnist"), "peers": 12} | changes)
+    return plan(
+        method, **{"model": Model(), "data": describe("fashion-mnist"), "peers": 12} | changes
+    )
 
 
 def test_dense_resnet18_costs_446_96_mb_and_8_33e12() -> None:
@@ -80,7 +83,8 @@ def test_the_layers_add_up_and_only_large_ones_are_thinned() -> None:
 
 
 def test_the_server_hears_its_cohort_and_other_peers_hear_nothing() -> None:
-    """5 of 12 peers: the server downloads 5 models of 105,962 x 4 bytes, a peer 5/12 of one on average."""
+    """5 of 12 peers: the server downloads 5 models of 105,962 x 4 bytes, a peer 5/12 of one on
+    average."""
     costs = estimate(small(FedAvg(cohort=5)))
     assert costs.busiest_mb == pytest.approx(5 * 105_962 * 4 / 1e6)
     assert costs.mean_mb == pytest.approx(5 / 12 * 105_962 * 4 / 1e6)
@@ -89,11 +93,18 @@ def test_the_server_hears_its_cohort_and_other_peers_hear_nothing() -> None:
 def test_local_sends_nothing() -> None:
     assert list(links(small(Local()).context)) == []
     costs, wire = estimate(small(Local())), wire_costs(small(Local()))
-    assert (costs.busiest_mb, costs.mean_mb, wire.busiest_up_mb, wire.busiest_down_mb, wire.mean_mb) == (0, 0, 0, 0, 0)
+    assert (
+        costs.busiest_mb,
+        costs.mean_mb,
+        wire.busiest_up_mb,
+        wire.busiest_down_mb,
+        wire.mean_mb,
+    ) == (0, 0, 0, 0, 0)
 
 
 def test_in_a_ring_of_a_half_dense_and_two_dense_peers_the_first_hears_most() -> None:
-    """It hears both dense peers; each of these hears a dense one and the half-dense one."""
+    """It receives from both dense peers; each of these receives from a dense one and the half-dense
+    one."""
     costs = estimate(small(DisPFL(density=(0.5, 1.0, 1.0)), peers=3, topology=Ring()))
     half, dense = (group.kept for group in costs.groups)
     assert [(group.density, group.peers) for group in costs.groups] == [(0.5, 1), (1.0, 2)]
@@ -104,10 +115,15 @@ def test_in_a_ring_of_a_half_dense_and_two_dense_peers_the_first_hears_most() ->
 
 def test_the_mask_search_is_one_dense_batch_and_random_regrowth_needs_none() -> None:
     _, forward = network(Model(), (1, 28, 28), 10)
-    searching, not_searching = (estimate(small(DisPFL(regrow=regrow))) for regrow in ("gradient", "random"))
+    searching, not_searching = (
+        estimate(small(DisPFL(regrow=regrow))) for regrow in ("gradient", "random")
+    )
     assert searching.flops_per_peer - not_searching.flops_per_peer == 3 * 128 * forward.dense()
     fewer = estimate(small(DisPFL(), samples=50)).flops_per_peer
-    assert fewer - estimate(small(DisPFL(regrow="random"), samples=50)).flops_per_peer == 3 * 50 * forward.dense()
+    assert (
+        fewer - estimate(small(DisPFL(regrow="random"), samples=50)).flops_per_peer
+        == 3 * 50 * forward.dense()
+    )
 
 
 def test_the_paper_charges_masked_dpsgd_a_search_and_fedfomo_all_samples() -> None:
@@ -115,7 +131,9 @@ def test_the_paper_charges_masked_dpsgd_a_search_and_fedfomo_all_samples() -> No
     masked, fomo = small(DPSGD(density=0.5)), small(FedFOMO(validation=0.1))
     search = estimate(masked, as_printed=True).flops_per_peer - estimate(masked).flops_per_peer
     assert search == 3 * 128 * forward.dense()
-    assert estimate(fomo).flops_per_peer == pytest.approx(0.9 * estimate(fomo, as_printed=True).flops_per_peer)
+    assert estimate(fomo).flops_per_peer == pytest.approx(
+        0.9 * estimate(fomo, as_printed=True).flops_per_peer
+    )
     assert estimate(small(DPSGD()), as_printed=True) == estimate(small(DPSGD()))
 
 
@@ -125,21 +143,28 @@ def test_ditto_has_its_own_epochs() -> None:
 
 
 @pytest.mark.parametrize("density", [0.07, 0.5, 1.0])
-@pytest.mark.parametrize("method", [DisPFL(), DisPFL(layers="uniform"), DPSGD(), Local(), FedFOMO()])
+@pytest.mark.parametrize(
+    "method", [DisPFL(), DisPFL(layers="uniform"), DPSGD(), Local(), FedFOMO()]
+)
 def test_kept_counts_are_those_of_drawn_masks(method: Method, density: float) -> None:
     layout, _ = network(Model(), (1, 28, 28), 10)
-    drawn = method.start(torch.zeros(layout.size), layout, density, seed=0, peer="000").next_mask.unpack()
+    drawn = method.start(
+        torch.zeros(layout.size), layout, density, seed=0, peer="000"
+    ).next_mask.unpack()
     assert method.kept_counts(layout, density) == tuple(kept_per_layer(drawn, layout))
 
 
 class EveryOther(Local):
-    """A custom method: each peer keeps every other weight, and requests these from its neighbours."""
+    """A custom method: each peer keeps every other weight, and requests these from its
+    neighbours."""
 
     communicates = True
     pulls_masked = True
 
-    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
-        return fresh_state(weights, torch.arange(layout.size) % 2 == 0)
+    def start(
+        self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
+    ) -> PeerState:
+        return initial_state(weights, torch.arange(layout.size) % 2 == 0)
 
 
 def test_a_custom_methods_first_mask_is_counted() -> None:
@@ -148,9 +173,12 @@ def test_a_custom_methods_first_mask_is_counted() -> None:
 
 @pytest.mark.parametrize("exchange", ["pull", "push"])
 def test_a_sparse_start_without_densities_is_charged_with_the_bytes_of_its_encoded_messages(
-    make_context: Callable[..., RunContext], run_all: Callable[..., list[FinishedRound]], exchange: str
+    make_context: Callable[..., RunContext],
+    run_all: Callable[..., list[FinishedRound]],
+    exchange: str,
 ) -> None:
-    """34 of 67 weights are kept, some in every layer: masks are sent, as 67 bits or as the 34 requested ones."""
+    """34 of 67 weights are kept, some in every layer: masks are sent, as 67 bits or as the 34
+    requested ones."""
     context = make_context(peers=3, method=EveryOther(), rounds=1, wire=Wire(exchange=exchange))  # type: ignore[arg-type]
     state, rng = initial_states(context)["000"], torch.Generator()
     codec = context.codec
@@ -185,12 +213,23 @@ SMALL_RUN: dict[str, Any] = {
         ["method.density=0.3"],
         ["method.density=[0.2,0.5,1.0]"],
         ["method.density=0.3", "method.structure=channels"],
-        ["method.density=[0.2,0.5,1.0]", "method.structure=channels", "method.layers=erk", "wire.coding=zstd"],
+        [
+            "method.density=[0.2,0.5,1.0]",
+            "method.structure=channels",
+            "method.layers=erk",
+            "wire.coding=zstd",
+        ],
         ["method.density=0.3", "method.structure=channels", "wire.exchange=push"],
         ["method.density=0.3", "wire.exchange=push"],
         ["method.density=0.3", "wire.coding=zstd"],
         ["method=dpsgd", "method.density=0.5", "wire.values=int8"],
-        ["method.density=0.3", "method.regrow=random", "topology=ring", "topology.offline_prob=0.3", "seed=3"],
+        [
+            "method.density=0.3",
+            "method.regrow=random",
+            "topology=ring",
+            "topology.offline_prob=0.3",
+            "seed=3",
+        ],
     ],
     ids=" ".join,
 )
@@ -218,18 +257,25 @@ def test_the_estimate_is_what_a_real_first_round_costs(
     assert wire.peers_drawn == 6
 
 
-def _first_round(experiment: Experiment, run_all: Callable[..., list[FinishedRound]]) -> dict[str, Any]:
+def _first_round(
+    experiment: Experiment, run_all: Callable[..., list[FinishedRound]]
+) -> dict[str, Any]:
     images = load_dataset(experiment.data)
     context = experiment.split_context(images, experiment.split(images))
     model = context.module()
     sample = next(context.peers["000"].train.batches(1))[0]
-    return round_metrics(0, run_all(context)[0], context.task, forward_cost(model, Layout.of(model), sample), 0.0)
+    return round_metrics(
+        0, run_all(context)[0], context.task, forward_cost(model, Layout.of(model), sample), 0.0
+    )
 
 
 @pytest.mark.parametrize(
-    "method", [DisPFL(density=0.3), DisPFL(density=(0.2, 0.6, 1.0)), DPSGD(density=0.4), FedAvg(cohort=10)]
+    "method",
+    [DisPFL(density=0.3), DisPFL(density=(0.2, 0.6, 1.0)), DPSGD(density=0.4), FedAvg(cohort=10)],
 )
-def test_two_masks_per_density_represent_all_the_others(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_masks_per_density_represent_all_the_others(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
     exact = wire_costs(small(method))
     monkeypatch.setattr(module, "MAX_DRAWN_WEIGHTS", 0)
     sampled = wire_costs(small(method))
@@ -241,7 +287,9 @@ def test_two_masks_per_density_represent_all_the_others(method: Method, monkeypa
 
 
 def test_pulling_costs_less_than_pushing_and_pushing_more_than_the_papers_values() -> None:
-    pulled, pushed = (wire_costs(small(DisPFL(density=0.2), wire=Wire(exchange=how))) for how in ("pull", "push"))
+    pulled, pushed = (
+        wire_costs(small(DisPFL(density=0.2), wire=Wire(exchange=how))) for how in ("pull", "push")
+    )
     paper = estimate(small(DisPFL(density=0.2)))
     assert pulled.mean_mb < paper.mean_mb < pushed.mean_mb
 
@@ -260,7 +308,7 @@ def test_with_channels_flops_are_those_of_the_small_network() -> None:
     costs = estimate(inputs)
     mask = initial_states(inputs.context, {"000"})["000"].next_mask
     assert isinstance(mask, UnitMask)
-    network = compact_module(inputs.context.module(), mask)
+    network = small_network(inputs.context.module(), mask)
     counted = forward_cost(network, Layout.of(network), torch.zeros(1, 1, 28, 28))
     assert [layer.small_shape for layer in costs.layers] == list(mask.small.shapes)
     assert sum(layer.flops for layer in costs.layers) == counted.dense()
@@ -270,7 +318,10 @@ def test_with_channels_flops_are_those_of_the_small_network() -> None:
 
 def test_with_single_weights_and_with_several_densities_there_is_no_small_shape() -> None:
     assert estimate(small(DisPFL())).layers[0].small_shape is None
-    assert estimate(small(DisPFL(structure="channels", density=(0.2, 1.0)))).layers[0].small_shape is None
+    assert (
+        estimate(small(DisPFL(structure="channels", density=(0.2, 1.0)))).layers[0].small_shape
+        is None
+    )
 
 
 def test_layers_whose_units_may_not_be_left_out_are_named() -> None:

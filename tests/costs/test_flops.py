@@ -50,7 +50,12 @@ def test_a_transposed_convolution_uses_its_weight_at_each_place_of_its_input() -
 
 
 def test_norms_and_activations_are_free() -> None:
-    assert cost_of(nn.Sequential(nn.GroupNorm(1, 4), nn.ReLU(), nn.Linear(4, 1)), 4).per_weight == (0, 0, 2, 1)
+    assert cost_of(nn.Sequential(nn.GroupNorm(1, 4), nn.ReLU(), nn.Linear(4, 1)), 4).per_weight == (
+        0,
+        0,
+        2,
+        1,
+    )
 
 
 def test_a_layer_that_is_used_twice_costs_twice_and_tied_weights_add_up() -> None:
@@ -111,8 +116,11 @@ class Steps(nn.Module):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_a_recurrent_layer_uses_each_weight_at_each_of_five_steps(kind: Callable[..., nn.Module], device: str) -> None:
-    """Weights of the input, weights of the state, and their biases: 2, 2, 1 and 1 operations a step."""
+def test_a_recurrent_layer_uses_each_weight_at_each_of_five_steps(
+    kind: Callable[..., nn.Module], device: str
+) -> None:
+    """Weights of the input, weights of the state, and their biases: 2, 2, 1 and 1 operations a
+    step."""
     with torch.device(device):
         module, sample = kind(3, 2, batch_first=True), torch.zeros(1, 5, 3)
     cost = forward_cost(module, Layout.of(module), sample)
@@ -124,7 +132,9 @@ def test_a_recurrent_layer_uses_each_weight_at_each_of_five_steps(kind: Callable
 
 
 @pytest.mark.parametrize("kind", [nn.RNN, nn.GRU, nn.LSTM])
-def test_two_layers_in_two_directions_without_biases_are_four_recurrent_layers(kind: Callable[..., nn.Module]) -> None:
+def test_two_layers_in_two_directions_without_biases_are_four_recurrent_layers(
+    kind: Callable[..., nn.Module],
+) -> None:
     module = kind(3, 2, num_layers=2, bidirectional=True, bias=False, batch_first=True)
     assert cost_of(module, 5, 3).per_weight == (10,) * 8
 
@@ -148,8 +158,11 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("need_weights", [True, False])
-def test_attention_over_three_tokens_costs_its_four_projections_and_two_products(need_weights: bool) -> None:
-    """Projections: 4 x 4 x 4 weights at 3 positions. Products: 2 heads x 3 x 3 pairs x 2 dimensions, twice."""
+def test_attention_over_three_tokens_costs_its_four_projections_and_two_products(
+    need_weights: bool,
+) -> None:
+    """Projections: 4 x 4 x 4 weights at 3 positions. Products: 2 heads x 3 x 3 pairs x 2
+    dimensions, twice."""
     cost = cost_of(Attention(need_weights=need_weights), 3, 4)
     assert cost.per_weight == (6, 3, 6, 3)
     assert cost.fixed == 2 * (2 * 3 * 3 * 2) * 2
@@ -165,7 +178,8 @@ class CrossAttention(Attention):
 
 
 def test_in_cross_attention_queries_keys_and_values_are_projected_at_their_own_positions() -> None:
-    """Queries at 2 positions, keys and values at 5: (4 + 10 + 10) / 3 a weight. 2 x 5 pairs, 4 dimensions."""
+    """Queries at 2 positions, keys and values at 5: (4 + 10 + 10) / 3 a weight. 2 x 5 pairs, 4
+    dimensions."""
     cost = cost_of(CrossAttention(), 7, 4)
     assert cost.per_weight == (8, 4, 4, 2)
     assert cost.fixed == 2 * (2 * 5 * 4) * 2
@@ -194,11 +208,16 @@ def test_scaled_dot_product_attention_costs_two_products(device: str) -> None:
 
 
 def test_a_transformer_layer_is_counted_although_torch_has_a_fused_kernel_for_it() -> None:
-    """In eval mode torch runs one kernel, in which no layer is called. Norms are free, and everything else is used."""
+    """In eval mode torch runs one kernel, in which no layer is called. Norms are free, and
+    everything else is used."""
     module = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, batch_first=True)
     cost = cost_of(module, 3, 4)
     by_name = dict(zip(Layout.of(module).names, cost.per_weight, strict=True))
-    assert (by_name["linear1.weight"], by_name["linear2.bias"], by_name["self_attn.in_proj_weight"]) == (6, 3, 6)
+    assert (
+        by_name["linear1.weight"],
+        by_name["linear2.bias"],
+        by_name["self_attn.in_proj_weight"],
+    ) == (6, 3, 6)
     assert (by_name["norm1.weight"], by_name["norm2.bias"]) == (0, 0)
     assert cost.fixed == 144
     assert torch.backends.mha.get_fastpath_enabled()
@@ -260,12 +279,21 @@ class Odd(nn.Module):
 
 def test_what_is_not_counted_is_named_and_norms_are_free() -> None:
     cost = cost_of(Odd(), 4)
-    assert cost.uncounted == ("pair (Bilinear)", "spare (Linear)", "fft_r2c (an operation)", "trilinear (an operation)")
-    assert cost.omission == (
-        "FLOPs do not include pair (Bilinear), spare (Linear), fft_r2c (an operation), trilinear (an operation): "
-        "there is no formula for these operations."
+    assert cost.uncounted == (
+        "pair (Bilinear)",
+        "spare (Linear)",
+        "fft_r2c (an operation)",
+        "trilinear (an operation)",
     )
-    assert cost_of(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4)), 4).omission is None
+    assert (
+        cost.omission
+        == "FLOPs do not include pair (Bilinear), spare (Linear), fft_r2c (an operation), trilinear"
+        " (an operation): there is no formula for these operations."
+    )
+    assert (
+        cost_of(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.GroupNorm(2, 4)), 4).omission
+        is None
+    )
 
 
 class Uncountable(nn.Module):
@@ -294,7 +322,9 @@ def test_a_sparse_layer_costs_in_proportion_to_what_it_keeps() -> None:
     assert cost_of(nn.Linear(3, 2), 3).sparse([4, 1]) == 2 * 4 + 1
 
 
-def test_a_local_training_is_three_passes_over_every_sample_and_a_dense_batch_for_the_search() -> None:
+def test_a_local_training_is_three_passes_over_every_sample_and_a_dense_batch_for_the_search() -> (
+    None
+):
     cost = cost_of(nn.Linear(3, 2), 3)  # dense 14, with 4 and 1 kept 9
     assert cost.local_training([4, 1], samples=500) == 3 * 5 * 100 * 9
     assert cost.local_training([4, 1], samples=500, search_batch=32) == 3 * (5 * 100 * 9 + 32 * 14)
@@ -307,9 +337,14 @@ def test_resnet18_on_cifar10_costs_the_papers_8_3e12_dense_and_7_0e12_at_half_de
     layout = Layout.of(module)
     cost = forward_cost(module, layout, sample)
     densities = erk_densities(dict(zip(layout.names, layout.shapes, strict=True)), 0.5)
-    kept = [kept_count(size, densities[name]) for name, size in zip(layout.names, layout.sizes, strict=True)]
+    kept = [
+        kept_count(size, densities[name])
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    ]
     assert cost.local_training(layout.sizes, samples=2500) == pytest.approx(8.33e12, rel=1e-3)
-    assert cost.local_training(kept, samples=2500, search_batch=128) == pytest.approx(7.06e12, rel=1e-3)
+    assert cost.local_training(kept, samples=2500, search_batch=128) == pytest.approx(
+        7.06e12, rel=1e-3
+    )
 
 
 def test_counting_does_not_load_torchs_compiler() -> None:

@@ -1,4 +1,5 @@
-"""FLOPs in the metrics of runs: recurrent and attention networks, a method's own loop, and what is not counted."""
+"""FLOPs in the metrics of runs: recurrent and attention networks, a method's own loop, and what is
+not counted."""
 
 import logging
 from collections.abc import Mapping
@@ -37,7 +38,9 @@ class TokenTransformer(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(10, 4)
         self.position = nn.Parameter(torch.zeros(6, 4))
-        self.layer = nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, dropout=0.0, batch_first=True)
+        self.layer = nn.TransformerEncoderLayer(
+            4, 2, dim_feedforward=8, dropout=0.0, batch_first=True
+        )
         self.head = nn.Linear(4, 2)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -58,13 +61,15 @@ def flops(model: type[nn.Module], method: GossipMethod) -> list[float]:
 
 
 def test_a_federation_of_grus_is_charged_by_hand() -> None:
-    """Six tokens: 24 looked-up values; three gates of 3 x 4 and 3 x 3 weights and two biases; the head once."""
+    """Six tokens: 24 looked-up values; three gates of 3 x 4 and 3 x 3 weights and two biases; the
+    head once."""
     forward = 24 + 6 * 3 * (2 * 12 + 2 * 9 + 3 + 3) + (2 * 6 + 2)
     assert flops(TokenGRU, Local()) == [3 * 2 * SAMPLES * forward] * 2
 
 
 def test_a_federation_of_small_transformers_is_charged_by_hand() -> None:
-    """Projections of 4 x 4 weights, four of them; two products over 6 x 6 pairs; the two linear layers; the head."""
+    """Projections of 4 x 4 weights, four of them; two products over 6 x 6 pairs; the two linear
+    layers; the head."""
     attention = 6 * 4 * (2 * 16 + 4) + 2 * (6 * 6 * 4) * 2
     linear = 6 * (2 * 32 + 8) + 6 * (2 * 32 + 4)
     forward = 24 + 24 + attention + linear + (2 * 8 + 2)
@@ -74,32 +79,38 @@ def test_a_federation_of_small_transformers_is_charged_by_hand() -> None:
 class OwnLoop(GossipMethod):
     """Trains through the network alone, without any of the trainer's functions."""
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         weights, mask = state.model.unpack()
-        peer.live.load(weights, {})
+        trainer.live.load(weights, {})
         for _ in range(2):
-            for x, y in peer.train.batches(8, rng=peer.batch_rng):
-                peer.live.grad.zero_()
-                functional.cross_entropy(peer.live(x), y).backward()
-                peer.live.weights.sub_(peer.live.grad, alpha=0.1)
-        model = PackedModel.pack(peer.live.read(), mask)
+            for x, y in trainer.train.batches(8, rng=trainer.batch_rng):
+                trainer.live.grad.zero_()
+                functional.cross_entropy(trainer.live(x), y).backward()
+                trainer.live.weights.sub_(trainer.live.grad, alpha=0.1)
+        model = PackedModel.pack(trainer.live.read(), mask)
         return PeerState(model, model.mask)
 
 
 class HalfOwnLoop(GossipMethod):
     """Trains with the trainer first, and then on its own."""
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         weights, mask = state.model.unpack()
-        learned = PackedModel.pack(peer.learn(weights, mask, epochs=1), mask)
-        peer.live.load(learned.unpack()[0], {})
-        for x, y in peer.train.batches(8, rng=peer.batch_rng):
-            functional.cross_entropy(peer.live(x), y).backward()
+        learned = PackedModel.pack(trainer.learn(weights, mask, epochs=1), mask)
+        trainer.live.load(learned.unpack()[0], {})
+        for x, y in trainer.train.batches(8, rng=trainer.batch_rng):
+            functional.cross_entropy(trainer.live(x), y).backward()
         return PeerState(learned, learned.mask)
 
 
 @pytest.mark.parametrize("method", [OwnLoop(), HalfOwnLoop()], ids=["whole", "half"])
-def test_a_method_with_a_loop_of_its_own_is_charged_as_much_as_one_that_learns(method: GossipMethod) -> None:
+def test_a_method_with_a_loop_of_its_own_is_charged_as_much_as_one_that_learns(
+    method: GossipMethod,
+) -> None:
     assert flops(TokenGRU, method) == flops(TokenGRU, Local())
 
 
@@ -120,5 +131,6 @@ def test_a_run_names_once_what_it_does_not_count(caplog: pytest.LogCaptureFixtur
         flops(Pairs, Local())
     said = [record.getMessage() for record in caplog.records if "FLOPs" in record.getMessage()]
     assert said == [
-        "FLOPs do not include pair (Bilinear), trilinear (an operation): there is no formula for these operations."
+        "FLOPs do not include pair (Bilinear), trilinear (an operation): there is no formula for"
+        " these operations."
     ]

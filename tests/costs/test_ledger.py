@@ -4,7 +4,9 @@ from dispfl.costs.ledger import Busiest, Ledger, MessageCost
 
 
 def test_each_directed_link_is_charged_for_what_it_carries() -> None:
-    ledger = Ledger.of([MessageCost("a", "b", 80, 90), MessageCost("a", "b", 20, 30), MessageCost("b", "a", 4, 14)])
+    ledger = Ledger.of(
+        [MessageCost("a", "b", 80, 90), MessageCost("a", "b", 20, 30), MessageCost("b", "a", 4, 14)]
+    )
     assert ledger.paper == {("a", "b"): 100, ("b", "a"): 4}
     assert ledger.wire == {("a", "b"): 120, ("b", "a"): 14}
 
@@ -18,7 +20,8 @@ def test_the_busiest_node_may_be_busy_sending_while_the_paper_counts_downloads()
 
 
 def test_a_request_is_no_connection_of_its_own() -> None:
-    """The server hears two peers; whoever asks them for nothing but a model is heard by neither."""
+    """The server receives from two peers; whoever asks them for nothing but a model is received by
+    neither."""
     models = [MessageCost(peer, "server", 40, 50) for peer in ("a", "b")]
     requests = [MessageCost(peer, "a", 0, 5) for peer in ("b", "c", "server")]
     assert Ledger.of([*models, *requests]).busiest().connections == 2
@@ -30,7 +33,10 @@ def test_every_node_has_its_bytes_up_and_down() -> None:
 
 
 def test_of_several_equally_busy_nodes_the_first_in_the_roster_is_named() -> None:
-    assert Ledger.of([MessageCost("c", "b", 40, 50), MessageCost("b", "c", 40, 50)]).busiest().peer == "b"
+    assert (
+        Ledger.of([MessageCost("c", "b", 40, 50), MessageCost("b", "c", 40, 50)]).busiest().peer
+        == "b"
+    )
 
 
 def test_a_round_without_messages_has_no_busiest_node() -> None:

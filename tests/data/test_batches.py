@@ -1,4 +1,5 @@
-"""Batches: normalization, crops and flips against explicit loops, and the data that users may pass."""
+"""Batches: normalization, crops and flips against explicit loops, and the data that users may
+pass."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,7 +27,9 @@ MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 def images(count: int, height: int = 5, width: int = 6, channels: int = 3) -> Tensor:
     """Different bytes everywhere, none of them black, channels last."""
     size = (count, height, width, channels)
-    return torch.randint(1, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        1, 256, size, dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def numbered(count: int) -> ResidentSamples:
@@ -54,7 +57,12 @@ def test_networks_get_row_major_images(channels: int, training: bool) -> None:
     transform = ImageTransform(MEAN[:channels], STD[:channels], crop=True, flip=True)
     floats = transform(images(4, channels=channels), rng=stream(0, "batches") if training else None)
     assert floats.shape == (4, channels, 5, 6)
-    assert floats.stride() == (channels * 30, 30, 6, 1)  # of one channel too, whose strides would select other kernels
+    assert floats.stride() == (
+        channels * 30,
+        30,
+        6,
+        1,
+    )  # of one channel too, whose strides would select other kernels
 
 
 def test_without_a_generator_nothing_is_random() -> None:
@@ -86,7 +94,12 @@ def test_each_crop_is_one_of_the_81_windows_of_the_padded_image_and_they_vary() 
     cropped = random_crop(given, stream(0, "batches"))
     places = set()
     for before, after in zip(given, cropped, strict=True):
-        found = [(top, left) for top in range(9) for left in range(9) if window(before, top, left).equal(after)]
+        found = [
+            (top, left)
+            for top in range(9)
+            for left in range(9)
+            if window(before, top, left).equal(after)
+        ]
         assert found, "not a window of the padded image"
         places.add(found[0])
     assert len(places) > 6
@@ -112,7 +125,9 @@ def test_each_flip_is_the_image_or_its_mirror_image_about_half_of_the_time() -> 
 
 def test_without_a_generator_rows_come_in_order_and_with_one_each_comes_once() -> None:
     assert torch.cat([labels for _, labels in numbered(10).batches(4)]).tolist() == list(range(10))
-    shuffled = torch.cat([labels for _, labels in numbered(10).batches(4, rng=stream(0, "batches"))]).tolist()
+    shuffled = torch.cat(
+        [labels for _, labels in numbered(10).batches(4, rng=stream(0, "batches"))]
+    ).tolist()
     assert shuffled != list(range(10))
     assert sorted(shuffled) == list(range(10))
 
@@ -130,9 +145,18 @@ def test_inputs_and_labels_stay_together() -> None:
 
 @pytest.mark.parametrize(
     ("count", "size", "expected"),
-    [(9, 4, [4, 5]), (10, 4, [4, 4, 2]), (8, 4, [4, 4]), (1, 4, [1]), (5, 4, [5]), (3, 1, [1, 1, 1])],
+    [
+        (9, 4, [4, 5]),
+        (10, 4, [4, 4, 2]),
+        (8, 4, [4, 4]),
+        (1, 4, [1]),
+        (5, 4, [5]),
+        (3, 1, [1, 1, 1]),
+    ],
 )
-def test_a_last_batch_of_one_is_merged_with_the_previous_one(count: int, size: int, expected: list[int]) -> None:
+def test_a_last_batch_of_one_is_merged_with_the_previous_one(
+    count: int, size: int, expected: list[int]
+) -> None:
     assert sizes(numbered(count), size) == expected
     assert sizes(DatasetSamples(Numbered(count)), size) == expected
 
@@ -215,23 +239,55 @@ class Endless(IterableDataset[tuple[Tensor, Tensor]]):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ((torch.zeros(3, 2), torch.zeros(2)), "Peer 3's data has 3 inputs but 2 labels; give as many of each."),
-        ((torch.zeros(0, 2), torch.zeros(0)), "Peer 3's data is empty; every peer needs at least one sample."),
+        (
+            (torch.zeros(3, 2), torch.zeros(2)),
+            "Peer 3's data has 3 inputs but 2 labels; give as many of each.",
+        ),
+        (
+            (torch.zeros(0, 2), torch.zeros(0)),
+            "Peer 3's data is empty; every peer needs at least one sample.",
+        ),
         (Numbered(0), "Peer 3's data is empty; every peer needs at least one sample."),
-        ((torch.zeros(3),), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (Tensor)."),
+        (
+            (torch.zeros(3),),
+            "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (Tensor).",
+        ),
         (
             TensorDataset(torch.zeros(3)),
             "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (Tensor).",
         ),
-        (([1, 2], [0, 1]), "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (list, list)."),
+        (
+            ([1, 2], [0, 1]),
+            (
+                "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (list,"
+                " list)."
+            ),
+        ),
         (
             (np.zeros(2), np.zeros(2)),
-            "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got (ndarray, ndarray). Convert "
-            "arrays with torch.from_numpy.",
+            (
+                "Peer 3's data must be a Dataset or a pair (inputs, labels) of tensors, got"
+                " (ndarray, ndarray). Convert arrays with torch.from_numpy."
+            ),
         ),
-        (torch.zeros(3, 2), "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got Tensor."),
-        (Endless(), "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got Endless."),
-        (None, "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got NoneType."),
+        (
+            torch.zeros(3, 2),
+            "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got Tensor.",
+        ),
+        (
+            Endless(),
+            (
+                "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got"
+                " Endless."
+            ),
+        ),
+        (
+            None,
+            (
+                "Peer 3's data must be a Dataset with a length or a pair (inputs, labels), got"
+                " NoneType."
+            ),
+        ),
     ],
 )
 def test_invalid_samples_are_refused_with_one_sentence(given: Any, sentence: str) -> None:

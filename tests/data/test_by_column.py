@@ -1,4 +1,5 @@
-"""Natural partitions by a column, of CSV tables and of data sets of Hugging Face `datasets` on the disk."""
+"""Natural partitions by a column, of CSV tables and of data sets of Hugging Face `datasets` on the
+disk."""
 
 from collections import Counter
 from pathlib import Path
@@ -17,14 +18,23 @@ from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_split
 
 SITES = {"north": 30, "south": 20, "west": 10}
-SMALL = ["peers=3", "rounds=1", "topology=full", "model=mlp", "train.epochs=1", "partition=by_column"]
+SMALL = [
+    "peers=3",
+    "rounds=1",
+    "topology=full",
+    "model=mlp",
+    "train.epochs=1",
+    "partition=by_column",
+]
 
 
 def rows() -> list[dict[str, Any]]:
     """Samples of three sites; `b` says which site it is: north 0, south 1, west 2."""
     found = []
     for number, (site, count) in enumerate(SITES.items()):
-        found += [{"a": k / 7, "site": site, "b": float(number), "label": k % 2} for k in range(count)]
+        found += [
+            {"a": k / 7, "site": site, "b": float(number), "label": k % 2} for k in range(count)
+        ]
     return [found[k] for k in np.random.default_rng(0).permutation(len(found))]
 
 
@@ -47,7 +57,10 @@ def sites_of(found: Experiment) -> list[set[float]]:
     split = found.split(data)
     values = []
     for train, test in zip(split.train, split.test, strict=True):
-        inputs = [samples.take(mine).batches(1000) for samples, mine in ((data.train, train), (data.test, test))]
+        inputs = [
+            samples.take(mine).batches(1000)
+            for samples, mine in ((data.train, train), (data.test, test))
+        ]
         values.append({float(b) for batches in inputs for x, _ in batches for b in x[:, 1]})
     return values
 
@@ -62,7 +75,10 @@ def test_each_peer_has_the_samples_of_one_site_in_the_order_of_their_names(table
 
 
 def test_fewer_peers_are_those_with_the_most_samples(table: Path) -> None:
-    assert sites_of(experiment(f"data.path={table}", "partition.column=site", "peers=2")) == [{0.0}, {1.0}]
+    assert sites_of(experiment(f"data.path={table}", "partition.column=site", "peers=2")) == [
+        {0.0},
+        {1.0},
+    ]
 
 
 def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
@@ -81,7 +97,9 @@ def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
     assert [len(mine) for mine in split.unseen.train] == [6]
 
 
-def test_a_run_by_column_can_be_repeated_from_its_config_and_resumed(table: Path, tmp_path: Path) -> None:
+def test_a_run_by_column_can_be_repeated_from_its_config_and_resumed(
+    table: Path, tmp_path: Path
+) -> None:
     found = experiment(f"data.path={table}", "partition.column=site")
     first = found.run(tmp_path / "run")
     assert found.to_toml() == compose(found.to_toml()).to_toml()
@@ -95,22 +113,40 @@ def test_a_run_by_column_can_be_repeated_from_its_config_and_resumed(table: Path
 @pytest.mark.parametrize(
     ("changes", "error", "sentence"),
     [
-        (["partition.column=hospital"], DataError, "has no column 'hospital', which data.group names."),
+        (
+            ["partition.column=hospital"],
+            DataError,
+            "has no column 'hospital', which data.group names.",
+        ),
         (
             ["partition.column=site", "peers=4"],
             PartitionError,
             "peers is 4 but the column site has 3 values",
         ),
-        (["data.group=site", "peers=4"], PartitionError, "peers is 4 but the column of data.group has 3 values"),
+        (
+            ["data.group=site", "peers=4"],
+            PartitionError,
+            "peers is 4 but the column of data.group has 3 values",
+        ),
         (
             ["partition.column=site", "unseen_peers=1"],
             PartitionError,
-            "peers is 4 but the column site has 3 values in the training data; use at most 3. These are peers=3 and "
-            "unseen_peers=1.",
+            (
+                "peers is 4 but the column site has 3 values in the training data; use at most 3."
+                " These are peers=3 and unseen_peers=1."
+            ),
         ),
         (["partition.column=label"], DataError, ""),
-        ([], ConfigError, "partition.column is missing: name the column whose values are the peers."),
-        (["partition.column=site", "partition.sizes=dirichlet"], ConfigError, "by_column has the sizes of the data"),
+        (
+            [],
+            ConfigError,
+            "partition.column is missing: name the column whose values are the peers.",
+        ),
+        (
+            ["partition.column=site", "partition.sizes=dirichlet"],
+            ConfigError,
+            "by_column has the sizes of the data",
+        ),
     ],
 )
 def test_a_column_that_cannot_be_used_is_refused(
@@ -126,7 +162,9 @@ def test_a_column_that_cannot_be_used_is_refused(
 
 
 def test_data_without_columns_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"partition=by_column needs a table with that column: give data\.path"):
+    with pytest.raises(
+        ConfigError, match=r"partition=by_column needs a table with that column: give data\.path"
+    ):
         experiment("partition.column=site")
 
 
@@ -145,7 +183,9 @@ def test_a_saved_data_set_is_divided_by_a_column(tmp_path: Path, datasets: Any) 
     assert len(found.run(tmp_path / "run").accuracy) == 3
 
 
-def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(tmp_path: Path, datasets: Any) -> None:
+def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(
+    tmp_path: Path, datasets: Any
+) -> None:
     whole = datasets.Dataset.from_list(rows())
     classes = datasets.ClassLabel(names=["well", "ill"])
     folder = tmp_path / "parquet"
@@ -171,21 +211,37 @@ def test_images_and_arrays_of_a_saved_data_set_become_inputs(tmp_path: Path, dat
     for name, saved in (("pictures", pictures), ("signals", signals)):
         saved.save_to_disk(str(tmp_path / name))
     settings = ["peers=1", "model=mlp", "topology=full"]
-    seen = load_dataset(compose({}, [*settings, f"data.hub={tmp_path / 'pictures'}", "data.size=8"]).data)
-    heard = load_dataset(compose({}, [*settings, f"data.hub={tmp_path / 'signals'}"]).data)
+    seen = load_dataset(
+        compose({}, [*settings, f"data.hub={tmp_path / 'pictures'}", "data.size=8"]).data
+    )
+    received = load_dataset(compose({}, [*settings, f"data.hub={tmp_path / 'signals'}"]).data)
     assert isinstance(seen, ImageDataset)
-    assert (seen.shape, seen.train_inputs.dtype, len(seen.train_labels)) == ((3, 8, 8), torch.uint8, 6)
-    assert set(torch.cat([seen.train_inputs, seen.test_inputs])[:, 0, 0, 0].tolist()) == {20 * k for k in range(8)}
-    assert (heard.shape, heard.classes) == ((2, 2), ("x", "y"))
+    assert (seen.shape, seen.train_inputs.dtype, len(seen.train_labels)) == (
+        (3, 8, 8),
+        torch.uint8,
+        6,
+    )
+    assert set(torch.cat([seen.train_inputs, seen.test_inputs])[:, 0, 0, 0].tolist()) == {
+        20 * k for k in range(8)
+    }
+    assert (received.shape, received.classes) == ((2, 2), ("x", "y"))
 
 
 @pytest.mark.parametrize(
     ("content", "changes", "sentence"),
     [
-        ({"text": ["a", "b"], "label": [0, 1]}, [], "column text, is not numbers of one shape; remove it, or prepare"),
+        (
+            {"text": ["a", "b"], "label": [0, 1]},
+            [],
+            "column text, is not numbers of one shape; remove it, or prepare",
+        ),
         ({"a": [1.0, 2.0]}, [], "has no column called label; name one in data.label: a."),
         ({"a": [1.0, 2.0], "label": [0, 1]}, ["data.label=lable"], "Did you mean label?"),
-        ({"a": [1.0, None], "label": [0, 1]}, [], "column a, has values that are missing, infinite or too large"),
+        (
+            {"a": [1.0, None], "label": [0, 1]},
+            [],
+            "column a, has values that are missing, infinite or too large",
+        ),
         ({"label": [0, 1]}, [], "has no column besides the label"),
     ],
 )
@@ -193,7 +249,9 @@ def test_a_data_set_that_cannot_be_used_is_refused(
     tmp_path: Path, datasets: Any, content: dict[str, list[Any]], changes: list[str], sentence: str
 ) -> None:
     datasets.Dataset.from_dict(content).save_to_disk(str(tmp_path / "saved"))
-    found = compose({}, ["peers=1", "model=mlp", "topology=full", f"data.hub={tmp_path / 'saved'}", *changes])
+    found = compose(
+        {}, ["peers=1", "model=mlp", "topology=full", f"data.hub={tmp_path / 'saved'}", *changes]
+    )
     with pytest.raises(DataError) as refused:
         load_dataset(found.data)
     assert sentence in str(refused.value)

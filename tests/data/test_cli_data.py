@@ -43,7 +43,9 @@ def test_list_shows_where_each_data_set_is_or_how_to_download_it(cifar100: Path)
     assert len(rows) == 1 + len(datasets.DATASETS)
 
 
-def test_list_as_json_is_one_record_per_data_set(cifar100: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_as_json_is_one_record_per_data_set(
+    cifar100: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DISPFL_DATA", str(cifar100.parent))
     records = {record["name"]: record for record in json.loads(run("list", "--json").stdout)}
     assert list(records) == list(datasets.DATASETS)
@@ -69,11 +71,18 @@ def test_path_of_a_missing_data_set_is_a_data_error_with_the_fix() -> None:
 def test_get_prints_an_existing_folder_without_a_download(cifar100: Path) -> None:
     result = run("get", "fashion-sample", "cifar100", "--data-dir", str(cifar100.parent))
     assert result.exit_code == 0
-    assert [Path(line).name for line in result.stdout.splitlines()] == ["bundled", "cifar-100-binary"]
+    assert [Path(line).name for line in result.stdout.splitlines()] == [
+        "bundled",
+        "cifar-100-binary",
+    ]
 
 
-def test_get_refuses_a_mistyped_name_before_it_downloads_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DISPFL_MIRROR", "http://127.0.0.1:9")  # a download would fail there with a DataError
+def test_get_refuses_a_mistyped_name_before_it_downloads_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(
+        "DISPFL_MIRROR", "http://127.0.0.1:9"
+    )  # a download would fail there with a DataError
     error = run("get", "mnist", "cifar1").exception
     assert isinstance(error, ConfigError)
     assert "Did you mean cifar10?" in str(error)

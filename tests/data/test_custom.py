@@ -1,4 +1,5 @@
-"""Custom data of every format: the test share, the paths, and the partition over simulated peers."""
+"""Custom data of every format: the test share, the paths, and the partition over simulated
+peers."""
 
 from collections import Counter
 from pathlib import Path
@@ -60,19 +61,24 @@ def test_relative_paths_are_looked_up_in_data_dir_the_sites_folder_or_the_workin
     monkeypatch.chdir(tmp_path.parent)
     name = "points.csv"
     assert load_custom(CustomData(path=name), folder=tmp_path).shape == (3,)
-    assert load_custom(CustomData(path=name, dir=str(tmp_path)), folder=Path("/elsewhere")).shape == (3,)
+    assert load_custom(
+        CustomData(path=name, dir=str(tmp_path)), folder=Path("/elsewhere")
+    ).shape == (3,)
     with pytest.raises(DataError) as caught:
         load_custom(CustomData(path=name))
     missing = tmp_path.parent / name
-    assert str(caught.value) == (
-        f"data.path is {missing}, which does not exist; data.dir sets another folder to look in."
+    assert (
+        str(caught.value)
+        == f"data.path is {missing}, which does not exist; data.dir sets another folder to look in."
     )
     with pytest.raises(DataError) as caught:
         load_custom(CustomData(path=str(missing)))
     assert str(caught.value) == f"data.path is {missing}, which does not exist."
     monkeypatch.chdir(tmp_path)
     assert load_custom(CustomData(path=name)).shape == (3,)
-    with pytest.raises(DataError, match=r"^data\.test_path is .*none\.csv, which does not exist; data\.dir sets"):
+    with pytest.raises(
+        DataError, match=r"^data\.test_path is .*none\.csv, which does not exist; data\.dir sets"
+    ):
         load_custom(CustomData(path=name, test_path="none.csv"))
 
 
@@ -81,14 +87,22 @@ def test_other_formats_are_refused_with_a_list_of_the_supported_ones(tmp_path: P
     path.write_bytes(b"PK")
     with pytest.raises(ConfigError) as caught:
         load_custom(CustomData(path=str(path)))
-    assert str(caught.value) == (
-        f"data.path must be a .csv file, an .npz file or a folder of images, got {str(path)!r}."
+    assert (
+        str(caught.value)
+        == f"data.path must be a .csv file, an .npz file or a folder of images, got {str(path)!r}."
     )
 
 
 def test_simulated_peers_partition_a_custom_table_and_learn_from_it(tmp_path: Path) -> None:
     path = write_points(tmp_path, 400)
-    words = ["peers=4", "rounds=3", "topology=full", "partition.samples_per_peer=60", "workers=1", "model=mlp"]
+    words = [
+        "peers=4",
+        "rounds=3",
+        "topology=full",
+        "partition.samples_per_peer=60",
+        "workers=1",
+        "model=mlp",
+    ]
     experiment = compose({}, [*words, f"data.path={path}"])
     data = load_dataset(experiment.data)
     split = experiment.split(data)

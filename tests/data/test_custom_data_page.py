@@ -1,4 +1,5 @@
-"""The examples in the documentation run as they stand: every config, after the commands and the code beside it."""
+"""The examples in the documentation run as they stand: every config, after the commands and the
+code beside it."""
 
 import re
 import shlex
@@ -29,7 +30,8 @@ def write_what_the_page_speaks_of(folder: Path) -> None:
     rng = np.random.default_rng(0)
     header, *shown = TABLE.splitlines()
     more = [
-        f"{age:.1f},{bmi:.1f},120,{'ill' if age > 50 else 'well'}" for age, bmi in rng.normal([50, 25], 9, (400, 2))
+        f"{age:.1f},{bmi:.1f},120,{'ill' if age > 50 else 'well'}"
+        for age, bmi in rng.normal([50, 25], 9, (400, 2))
     ]
     (folder / "patients.csv").write_text("\n".join([header, *shown, *more]))
     lines = [f"{line},{name}" for line, name in zip(more, "ABCDE" * 80, strict=True)]
@@ -54,11 +56,19 @@ WORDS = [*shlex.split(COMMAND)[3:], "workers=1"]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=["table", "arrays", "folder", "hub", "function"])
-def test_every_config_on_the_page_trains_with_the_settings_on_the_page(config: str, workplace: Path) -> None:
+def test_every_config_on_the_page_trains_with_the_settings_on_the_page(
+    config: str, workplace: Path
+) -> None:
     if "hub" in tomllib.loads(config)["data"]:
         datasets = pytest.importorskip("datasets")
-        columns = zip(*(line.split(",") for line in (workplace / "patients.csv").read_text().splitlines()), strict=True)
-        table = {name: [v if name == "diagnosis" else float(v) for v in values] for name, *values in columns}
+        columns = zip(
+            *(line.split(",") for line in (workplace / "patients.csv").read_text().splitlines()),
+            strict=True,
+        )
+        table = {
+            name: [v if name == "diagnosis" else float(v) for v in values]
+            for name, *values in columns
+        }
         datasets.Dataset.from_dict(table).save_to_disk("patients")
     (workplace / "my.toml").write_text(config)
     experiment = compose(read_toml(workplace / "my.toml"), WORDS)
@@ -67,18 +77,31 @@ def test_every_config_on_the_page_trains_with_the_settings_on_the_page(config: s
     assert fmean(run.accuracy) > 0.6  # two classes: guessing gives a half
 
 
-def test_the_command_on_the_page_writes_a_run_directory_with_its_data_settings(workplace: Path) -> None:
+def test_the_command_on_the_page_writes_a_run_directory_with_its_data_settings(
+    workplace: Path,
+) -> None:
     (workplace / "my.toml").write_text(CONFIGS[-1])
-    done = CliRunner().invoke(app, [*shlex.split(COMMAND)[1:], "rounds=1", "workers=1", "--out", "run"])
+    done = CliRunner().invoke(
+        app, [*shlex.split(COMMAND)[1:], "rounds=1", "workers=1", "--out", "run"]
+    )
     assert done.exception is None, done.output
     written = tomllib.loads((workplace / "run" / "config.toml").read_text())
     assert written["data"]["factory"] == "mine:load"
     assert written["model"] == {"name": "custom", "factory": "mine:Net"}
 
 
-@pytest.mark.parametrize("command", [BY_COLUMN, f"{UNSEEN.strip()} peers=4"], ids=["by column", "unseen peers"])
+@pytest.mark.parametrize(
+    "command", [BY_COLUMN, f"{UNSEEN.strip()} peers=4"], ids=["by column", "unseen peers"]
+)
 def test_the_other_commands_on_the_page_run(command: str, workplace: Path) -> None:
-    arguments = [*shlex.split(command)[1:], "rounds=1", "workers=1", "train.epochs=1", "--out", "run"]
+    arguments = [
+        *shlex.split(command)[1:],
+        "rounds=1",
+        "workers=1",
+        "train.epochs=1",
+        "--out",
+        "run",
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exception is None, done.output
     assert (workplace / "run" / "summary.json").exists()

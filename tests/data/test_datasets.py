@@ -17,7 +17,8 @@ from dispfl.data.readers.idx import read_bundled
 from dispfl.errors import ConfigError, DataError
 
 FOUR = tuple(
-    f"{part}-ubyte" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    f"{part}-ubyte"
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
 
 
@@ -34,7 +35,11 @@ def write_idx(folder: Path, value: int = 7) -> Path:
     folder.mkdir(parents=True)
     for name in FOUR:
         shape = (2, 28, 28) if "images" in name else (2,)
-        values = np.full(shape, value, dtype=np.uint8) if "images" in name else np.array([0, 9], dtype=np.uint8)
+        values = (
+            np.full(shape, value, dtype=np.uint8)
+            if "images" in name
+            else np.array([0, 9], dtype=np.uint8)
+        )
         header = struct.pack(f">{1 + len(shape)}I", 0x0800 + len(shape), *shape)
         (folder / f"{name}.gz").write_bytes(gzip.compress(header + values.tobytes()))
     return folder
@@ -68,8 +73,12 @@ def test_no_image_of_the_sample_is_in_it_twice() -> None:
 
 @pytest.mark.parametrize("directions", [2, 4])
 def test_the_turned_sample_has_a_class_for_each_direction(directions: int) -> None:
-    """Of the images of a class every second or fourth is turned by a half or a quarter: left, over, right."""
-    plain, turned = load_dataset(Data()), load_dataset(Data(name=f"fashion-turned-{10 * directions}"))
+    """Of the images of a class every second or fourth is turned by a half or a quarter: left, over,
+    right."""
+    plain, turned = (
+        load_dataset(Data()),
+        load_dataset(Data(name=f"fashion-turned-{10 * directions}")),
+    )
     assert turned.train_labels.bincount().tolist() == [400 // directions] * (10 * directions)
     assert turned.test_labels.bincount().tolist() == [200 // directions] * (10 * directions)
     assert (turned.train_labels // directions).equal(plain.train_labels)
@@ -102,7 +111,8 @@ def test_every_description_is_complete_without_files(name: str) -> None:
 
 def test_describing_and_listing_does_not_import_torch() -> None:
     code = (
-        "import sys; from dispfl.data.datasets import describe; describe('cifar10'); sys.exit('torch' in sys.modules)"
+        "import sys; from dispfl.data.datasets import describe; describe('cifar10');"
+        " sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -110,7 +120,9 @@ def test_describing_and_listing_does_not_import_torch() -> None:
 def test_mistyped_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(ConfigError, match=r"Unknown data set cifar-10. Did you mean cifar10\?"):
         describe("cifar-10")
-    with pytest.raises(ConfigError, match=r"data.name must be a known data set, got 'minst'. Did you mean mnist\?"):
+    with pytest.raises(
+        ConfigError, match=r"data.name must be a known data set, got 'minst'. Did you mean mnist\?"
+    ):
         Data(name="minst")
     with pytest.raises(ConfigError, match=r"Known data sets: fashion-sample, .*tiny-imagenet"):
         describe("zzz")
@@ -141,14 +153,17 @@ def test_tiny_imagenet_loads_from_its_folder_and_reports_progress(tmp_path: Path
     (root / "val" / "val_annotations.txt").write_text("a.JPEG\tn1\n")
     calls: list[tuple[int, int]] = []
     images = load_dataset(
-        Data(name="tiny-imagenet", dir=str(tmp_path)), lambda done, total: calls.append((done, total))
+        Data(name="tiny-imagenet", dir=str(tmp_path)),
+        lambda done, total: calls.append((done, total)),
     )
     assert images.classes == ("n1",)
     assert calls == [(2, 2)]
 
 
 @pytest.mark.parametrize("folder", ["", "fashion-mnist", "FashionMNIST/raw"])
-def test_folder_is_found_as_itself_under_its_name_and_where_torchvision_puts_it(tmp_path: Path, folder: str) -> None:
+def test_folder_is_found_as_itself_under_its_name_and_where_torchvision_puts_it(
+    tmp_path: Path, folder: str
+) -> None:
     written = write_idx(tmp_path / "data" / folder)
     assert locate("fashion-mnist", tmp_path / "data") == written
 
@@ -183,7 +198,10 @@ def test_binary_version_of_cifar_is_preferred_to_the_python_version(tmp_path: Pa
     for name in [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch"]:
         (python / name).write_bytes(b".")
     assert locate("cifar10", tmp_path) == python
-    assert locate("cifar10", write_cifar10(tmp_path / "cifar-10-batches-bin").parent).name == "cifar-10-batches-bin"
+    assert (
+        locate("cifar10", write_cifar10(tmp_path / "cifar-10-batches-bin").parent).name
+        == "cifar-10-batches-bin"
+    )
 
 
 def test_missing_files_are_named_with_the_places_and_the_fix(tmp_path: Path) -> None:
@@ -193,14 +211,17 @@ def test_missing_files_are_named_with_the_places_and_the_fix(tmp_path: Path) -> 
     assert "looked for train.bin test.bin, or train test meta in" in sentence
     assert f"{tmp_path / 'cache'}, {tmp_path / 'system'}" in sentence
     assert (
-        "Run `dispfl data get cifar100`, or name the folder that has them with --data-dir or DISPFL_DATA." in sentence
+        "Run `dispfl data get cifar100`, or name the folder that has them with --data-dir or"
+        " DISPFL_DATA." in sentence
     )
 
 
 def test_one_missing_file_of_six_is_named(tmp_path: Path) -> None:
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
     (folder / "data_batch_3.bin").unlink()
-    with pytest.raises(DataError, match=r"cifar-10-batches-bin has only some of them: data_batch_3.bin missing"):
+    with pytest.raises(
+        DataError, match=r"cifar-10-batches-bin has only some of them: data_batch_3.bin missing"
+    ):
         load_dataset(Data(name="cifar10", dir=str(tmp_path)))
 
 

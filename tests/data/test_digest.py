@@ -20,7 +20,9 @@ from dispfl.testing.rounds import tiny_network
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
 
 
-def test_equal_data_have_equal_digests_and_every_value_label_and_order_counts(points: Points) -> None:
+def test_equal_data_have_equal_digests_and_every_value_label_and_order_counts(
+    points: Points,
+) -> None:
     x, y = points(20, 0)
     same, other, relabelled = x.clone(), x.clone(), y.clone()
     other[7, 2] += 1e-6
@@ -40,7 +42,9 @@ def test_equal_data_have_equal_digests_and_every_value_label_and_order_counts(po
 def test_a_part_of_the_samples_has_the_digest_of_its_own_rows(points: Points) -> None:
     x, y = points(20, 0)
     rows = torch.tensor([1, 5, 6])
-    assert data_digest([ResidentSamples(x, y).take(rows)]) == data_digest([ResidentSamples(x[rows], y[rows])])
+    assert data_digest([ResidentSamples(x, y).take(rows)]) == data_digest(
+        [ResidentSamples(x[rows], y[rows])]
+    )
 
 
 class Noisy(Dataset[tuple[Tensor, Tensor]]):
@@ -72,7 +76,9 @@ class Streamed:
     def __len__(self) -> int:
         return 2
 
-    def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, *, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         yield torch.zeros(2, 3), torch.tensor([0, 1])
 
     def take(self, rows: Tensor) -> Samples:
@@ -93,7 +99,9 @@ def test_a_python_resume_with_other_data_is_refused(points: Points, tmp_path: Pa
 
     run(0.0, resume=False)
     run(0.0, resume=True)
-    with pytest.raises(ConfigError, match=r"^The peers' data are not those that .*run was run with; use the same"):
+    with pytest.raises(
+        ConfigError, match=r"^The peers' data are not those that .*run was run with; use the same"
+    ):
         run(0.5, resume=True)
 
 
@@ -118,22 +126,44 @@ def test_the_command_line_refuses_other_inputs_with_the_same_labels(tmp_path: Pa
     experiment.run(tmp_path / "run")
     experiment.run(tmp_path / "run", resume=True)
     table(1.0)
-    with pytest.raises(RunError, match=r"is not the one that .* was run with: its samples differ\."):
+    with pytest.raises(
+        RunError, match=r"is not the one that .* was run with: its samples differ\."
+    ):
         experiment.run(tmp_path / "run", resume=True)
     table(0.0, 30)
     with pytest.raises(RunError, match=r"its number of samples differs\."):
         experiment.run(tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("part", ["global_test", "unseen/train/000", "unseen/test/000", "validation/000"])
-def test_data_without_the_rows_of_any_part_of_the_split_are_refused(part: str, tmp_path: Path) -> None:
-    settings = ["peers=2", "rounds=1", "topology=full", "unseen_peers=1", "train.epochs=1", "unseen_steps=1"]
-    division = ["partition.samples_per_peer=12", "partition.validation=0.5", "partition.global_test_samples=5"]
+@pytest.mark.parametrize(
+    "part", ["global_test", "unseen/train/000", "unseen/test/000", "validation/000"]
+)
+def test_data_without_the_rows_of_any_part_of_the_split_are_refused(
+    part: str, tmp_path: Path
+) -> None:
+    settings = [
+        "peers=2",
+        "rounds=1",
+        "topology=full",
+        "unseen_peers=1",
+        "train.epochs=1",
+        "unseen_steps=1",
+    ]
+    division = [
+        "partition.samples_per_peer=12",
+        "partition.validation=0.5",
+        "partition.global_test_samples=5",
+    ]
     experiment = compose({}, [*settings, *division])
     experiment.run(tmp_path / "run")
     file = tmp_path / "run" / "split.safetensors"
-    split, metadata = safetensors.torch.load_file(file), {"data_sha256": read_data_digest(tmp_path / "run")}
-    split[part][-1] = 4000  # the bundled sample has 4,000 training samples, and half as many test samples
+    split, metadata = (
+        safetensors.torch.load_file(file),
+        {"data_sha256": read_data_digest(tmp_path / "run")},
+    )
+    split[part][-1] = (
+        4000  # the bundled sample has 4,000 training samples, and half as many test samples
+    )
     safetensors.torch.save_file(split, file, metadata)
     with pytest.raises(RunError, match=r"its number of samples differs\."):
         experiment.run(tmp_path / "run", resume=True)

@@ -93,11 +93,16 @@ def entries(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_files_are_downloaded_into_their_folder_once(file_server: FileServer, tmp_path: Path) -> None:
+def test_files_are_downloaded_into_their_folder_once(
+    file_server: FileServer, tmp_path: Path
+) -> None:
     downloads = [offer(file_server, "/a.gz", b"first"), offer(file_server, "/b.gz", b"second")]
     folder = fetch(downloads, "numbers", tmp_path / "cache")
     assert folder == tmp_path / "cache" / "numbers"
-    assert {name: (folder / name).read_bytes() for name in entries(folder)} == {"a.gz": b"first", "b.gz": b"second"}
+    assert {name: (folder / name).read_bytes() for name in entries(folder)} == {
+        "a.gz": b"first",
+        "b.gz": b"second",
+    }
     (folder / "b.gz").write_bytes(b"damaged since")
     fetch(downloads, "numbers", tmp_path / "cache")
     assert file_server.requested == ["/a.gz", "/b.gz", "/b.gz"]
@@ -105,8 +110,14 @@ def test_files_are_downloaded_into_their_folder_once(file_server: FileServer, tm
 
 
 @pytest.mark.parametrize(("pack", "name"), [(tar, "/set.tar.gz"), (zipped, "/set.zip")])
-def test_archive_is_unpacked_and_deleted(file_server: FileServer, tmp_path: Path, pack: Pack, name: str) -> None:
-    download = offer(file_server, name, pack({"set/one.bin": b"1", "set/deep/two.bin": b"22", "README": b"beside"}))
+def test_archive_is_unpacked_and_deleted(
+    file_server: FileServer, tmp_path: Path, pack: Pack, name: str
+) -> None:
+    download = offer(
+        file_server,
+        name,
+        pack({"set/one.bin": b"1", "set/deep/two.bin": b"22", "README": b"beside"}),
+    )
     folder = fetch([download], "set", tmp_path)
     assert (folder / "one.bin").read_bytes() == b"1"
     assert (folder / "deep" / "two.bin").read_bytes() == b"22"
@@ -115,7 +126,12 @@ def test_archive_is_unpacked_and_deleted(file_server: FileServer, tmp_path: Path
 
 def test_progress_ends_at_the_total(file_server: FileServer, tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
-    fetch([offer(file_server, "/a", bytes(3_000_000))], "x", tmp_path, lambda done, total: calls.append((done, total)))
+    fetch(
+        [offer(file_server, "/a", bytes(3_000_000))],
+        "x",
+        tmp_path,
+        lambda done, total: calls.append((done, total)),
+    )
     assert calls[0] == (1_048_576, 3_000_000)
     assert calls[-1] == (3_000_000, 3_000_000)
 
@@ -123,7 +139,9 @@ def test_progress_ends_at_the_total(file_server: FileServer, tmp_path: Path) -> 
 def test_wrong_checksum_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
     download = offer(file_server, "/set.zip", zipped({"set/a": b"right"}))
     file_server.files["/set.zip"] = zipped({"set/a": b"wrong"})
-    with pytest.raises(DataError, match=rf"set.zip does not have the SHA-256 {download.sha256}.*discarded"):
+    with pytest.raises(
+        DataError, match=rf"set.zip does not have the SHA-256 {download.sha256}.*discarded"
+    ):
         fetch([download], "set", tmp_path)
     assert entries(tmp_path) == []
 
@@ -131,7 +149,10 @@ def test_wrong_checksum_keeps_nothing(file_server: FileServer, tmp_path: Path) -
 def test_download_that_breaks_off_keeps_nothing(file_server: FileServer, tmp_path: Path) -> None:
     download = offer(file_server, "/a.gz", bytes(1000))
     file_server.cut.add("/a.gz")
-    with pytest.raises(DataError, match=r"127.0.0.1:\d+ closed the connection while sending http://127.0.0.1:\d+/a.gz"):
+    with pytest.raises(
+        DataError,
+        match=r"127.0.0.1:\d+ closed the connection while sending http://127.0.0.1:\d+/a.gz",
+    ):
         fetch([download], "x", tmp_path)
     assert entries(tmp_path / "x") == []
 
@@ -146,7 +167,10 @@ def test_interrupted_download_keeps_nothing(file_server: FileServer, tmp_path: P
 
 
 def test_missing_file_names_the_http_error(file_server: FileServer, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"refused the download: 404 .*/gone.zip. Try again later, or .*DISPFL_MIRROR"):
+    with pytest.raises(
+        DataError,
+        match=r"refused the download: 404 .*/gone.zip. Try again later, or .*DISPFL_MIRROR",
+    ):
         fetch([Download(f"{file_server.address}/gone.zip", "0" * 64, 1)], "x", tmp_path)
 
 
@@ -154,7 +178,8 @@ def test_unreachable_host_is_named(tmp_path: Path) -> None:
     with FileServer() as closed:
         address = closed.address
     with pytest.raises(
-        DataError, match=rf"Cannot reach {address.removeprefix('http://')} to download .*Check the network"
+        DataError,
+        match=rf"Cannot reach {address.removeprefix('http://')} to download .*Check the network",
     ):
         fetch([Download(f"{address}/a.zip", "0" * 64, 1)], "x", tmp_path)
 
@@ -163,13 +188,19 @@ def test_full_disk_is_reported_and_keeps_nothing(file_server: FileServer, tmp_pa
     def fill_up(done: int, total: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    with pytest.raises(DataError, match=r"The disk of .* is full. Free some space, or .*DISPFL_CACHE"):
+    with pytest.raises(
+        DataError, match=r"The disk of .* is full. Free some space, or .*DISPFL_CACHE"
+    ):
         fetch([offer(file_server, "/a.gz", bytes(10))], "x", tmp_path, fill_up)
     assert entries(tmp_path / "x") == []
 
 
-def test_too_small_disk_is_reported_before_the_download(file_server: FileServer, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"needs about 3,000,000,000,000 MB and only [\d,]+ MB are free"):
+def test_too_small_disk_is_reported_before_the_download(
+    file_server: FileServer, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"needs about 3,000,000,000,000 MB and only [\d,]+ MB are free"
+    ):
         fetch([Download(f"{file_server.address}/a.zip", "0" * 64, 10**18)], "x", tmp_path)
     assert file_server.requested == []
 
@@ -214,7 +245,10 @@ def test_tar_with_a_link_to_the_outside_is_refused(file_server: FileServer, tmp_
 
 @pytest.mark.parametrize(
     ("content", "reason"),
-    [(tar({"other/a": b""}), "has no folder set"), (tar({"set/a": bytes(999)})[:60], "cannot be unpacked safely")],
+    [
+        (tar({"other/a": b""}), "has no folder set"),
+        (tar({"set/a": bytes(999)})[:60], "cannot be unpacked safely"),
+    ],
     ids=["another folder", "cut"],
 )
 def test_archive_with_other_content_is_refused(
@@ -222,7 +256,9 @@ def test_archive_with_other_content_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=reason):
         fetch([offer(file_server, "/set.tar.gz", content)], "set", tmp_path)
-    assert entries(tmp_path) == ["set.tar.gz"]  # it has the right checksum, so it is kept; the folder is not there
+    assert entries(tmp_path) == [
+        "set.tar.gz"
+    ]  # it has the right checksum, so it is kept; the folder is not there
 
 
 def test_incomplete_folder_is_not_changed(file_server: FileServer, tmp_path: Path) -> None:
@@ -250,7 +286,9 @@ def test_invalid_mirror_url_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         fetch([Download("http://127.0.0.1:9/a.gz", "0" * 64, 1)], "x", tmp_path)
 
 
-def test_cache_folder_is_the_configured_one_or_the_users(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_folder_is_the_configured_one_or_the_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("DISPFL_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     monkeypatch.delenv("DISPFL_CACHE")
@@ -272,7 +310,10 @@ def test_get_downloads_a_data_set_once_and_load_reads_it(
     assert datasets.download("cifar10", tmp_path) == folder
     assert file_server.requested == ["/cifar-10-binary.tar.gz"]
     assert (
-        datasets.load_dataset(datasets.Data(name="cifar10", dir=os.fspath(tmp_path))).train_labels.tolist() == [3] * 5
+        datasets.load_dataset(
+            datasets.Data(name="cifar10", dir=os.fspath(tmp_path))
+        ).train_labels.tolist()
+        == [3] * 5
     )
 
 
@@ -281,5 +322,7 @@ def test_get_refuses_a_mirror_that_serves_something_else(
 ) -> None:
     file_server.files["/train-images-idx3-ubyte.gz"] = b"not the clothes"
     monkeypatch.setenv("DISPFL_MIRROR", file_server.address)
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz does not have the SHA-256 3aede38d"):
+    with pytest.raises(
+        DataError, match=r"train-images-idx3-ubyte.gz does not have the SHA-256 3aede38d"
+    ):
         datasets.download("fashion-mnist", tmp_path)

@@ -1,4 +1,5 @@
-"""Partitions: every peer gets the same number, no sample twice, and the classes that its partition specifies."""
+"""Partitions: every peer gets the same number, no sample twice, and the classes that its partition
+specifies."""
 
 from itertools import pairwise
 from typing import Any
@@ -10,15 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dispfl.data.apportion import Counts, fit_to_supply, unequal_sizes
 from dispfl.data.by_column import ByColumn
+from dispfl.data.class_counts import Counts, fit_to_supply, unequal_sizes
 from dispfl.data.partition import IID, Dirichlet, Grouped, Partition, Pathological
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.registry import PARTITIONS
 
 ALPHAS = (0.01, 0.1, 0.3, 1.0, 100.0)
-NOT_LABELS = "The training labels must be one integer per sample, got torch.float32 of shape (4, 1)."
+NOT_LABELS = (
+    "The training labels must be one integer per sample, got torch.float32 of shape (4, 1)."
+)
 NO_CLASS_1 = (
     "Class 1 is assigned to peers but the test labels have none of it; "
     "add test samples of class 1 or remove it from the training data."
@@ -27,7 +30,9 @@ NO_CLASS_1 = (
 
 def labels_of(*class_sizes: int) -> Tensor:
     """Labels 0, 0, ..., 1, 1, ...: as many of each class as given."""
-    return torch.repeat_interleave(torch.arange(len(class_sizes)), torch.tensor(class_sizes, dtype=torch.int64))
+    return torch.repeat_interleave(
+        torch.arange(len(class_sizes)), torch.tensor(class_sizes, dtype=torch.int64)
+    )
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -69,7 +74,9 @@ def test_no_training_sample_is_used_twice_and_peers_get_equally_many(
 @settings(max_examples=60, deadline=None)
 @given(
     alpha=st.sampled_from((0.001, *ALPHAS)),
-    supply=st.lists(st.integers(0, 400), min_size=1, max_size=25).filter(lambda sizes: sum(sizes) >= 15),
+    supply=st.lists(st.integers(0, 400), min_size=1, max_size=25).filter(
+        lambda sizes: sum(sizes) >= 15
+    ),
     peers=st.integers(1, 15),
     seed=st.integers(0, 999),
 )
@@ -84,7 +91,9 @@ def test_dirichlet_uses_all_it_can_and_respects_the_supply_for_any_alpha(
 
 @settings(max_examples=40, deadline=None)
 @given(partition=partitions, supply=supplies, n=st.integers(3, 6), seed=st.integers(0, 999))
-def test_partition_samples_is_met_exactly(partition: Partition, supply: list[int], n: int, seed: int) -> None:
+def test_partition_samples_is_met_exactly(
+    partition: Partition, supply: list[int], n: int, seed: int
+) -> None:
     wanted = partition.model_copy(update={"samples_per_peer": n})
     assert counts_of(wanted, supply, 4, seed).sum(axis=1).tolist() == [n] * 4
 
@@ -138,24 +147,29 @@ def test_iid_counts_differ_by_at_most_one_from_the_exact_share() -> None:
 
 
 def test_priors_stay_as_drawn_when_no_class_is_short() -> None:
-    """With 20 samples per peer of 20,000 there is no shortage: doubling the supply changes nothing."""
+    """With 20 samples per peer of 20,000 there is no shortage: doubling the supply changes
+    nothing."""
     scarce, ample = ([size] * 4 for size in (5_000, 10_000))
     partition = Dirichlet(samples_per_peer=20)
-    assert np.array_equal(counts_of(partition, scarce, peers=50), counts_of(partition, ample, peers=50))
+    assert np.array_equal(
+        counts_of(partition, scarce, peers=50), counts_of(partition, ample, peers=50)
+    )
 
 
 def test_fitting_to_the_supply_keeps_the_odds_between_peers() -> None:
-    """Priors 1:1 and 4:1, all of 300 + 300 used: (100 / 200) / (200 / 100) = 1/4, as (1 / 1) / (4 / 1)."""
+    """Priors 1:1 and 4:1, all of 300 + 300 used: (100 / 200) / (200 / 100) = 1/4, as (1 / 1) / (4 /
+    1)."""
     log_priors = np.log([[1.0, 1.0], [4.0, 1.0]])
-    fitted = fit_to_supply(log_priors, np.array([300, 300]), np.array([300, 300]))
-    assert fitted.tolist() == [[100, 200], [200, 100]]
+    resolved = fit_to_supply(log_priors, np.array([300, 300]), np.array([300, 300]))
+    assert resolved.tolist() == [[100, 200], [200, 100]]
 
 
 def test_peers_that_compete_for_one_class_share_it_and_take_their_second_choice() -> None:
-    """Priors this far apart cannot be fitted in bounded time: class 0 is halved, the second choice fills the rest."""
+    """Priors this far apart cannot be fitted in bounded time: class 0 is halved, the second choice
+    fills the rest."""
     log_priors = np.array([[0.0, -1e6, -2e6], [0.0, -2e6, -1e6]])
-    fitted = fit_to_supply(log_priors, np.array([10, 10]), np.array([10, 10, 10]))
-    assert fitted.tolist() == [[5, 5, 0], [5, 0, 5]]
+    resolved = fit_to_supply(log_priors, np.array([10, 10]), np.array([10, 10, 10]))
+    assert resolved.tolist() == [[5, 5, 0], [5, 0, 5]]
 
 
 def test_all_samples_are_assigned_when_everything_is_used() -> None:
@@ -188,7 +202,9 @@ def test_peers_of_a_group_have_equal_counts_up_to_one() -> None:
     groups = counts.reshape(4, 5, 10)
     assert np.ptp(groups, axis=1).max() <= 1
     means = groups.mean(axis=1)
-    assert all(np.abs(means[i] - means[j]).sum() > 25 for i in range(4) for j in range(i))  # of 250 samples per peer
+    assert all(
+        np.abs(means[i] - means[j]).sum() > 25 for i in range(4) for j in range(i)
+    )  # of 250 samples per peer
 
 
 def test_ten_peers_in_four_groups_are_blocks_of_three_three_two_and_two() -> None:
@@ -229,7 +245,8 @@ def test_each_class_goes_to_equally_many_peers_and_is_equally_frequent_there(
 
 
 def test_everything_is_assigned_even_when_samples_do_not_divide_by_classes() -> None:
-    """100 peers with 3 of 10 classes: 500 = 167 + 167 + 166, and each class must come out at 5000 exactly."""
+    """100 peers with 3 of 10 classes: 500 = 167 + 167 + 166, and each class must come out at 5000
+    exactly."""
     for seed in range(5):
         counts = counts_of(Pathological(classes=3), [5000] * 10, peers=100, seed=seed)
         assert counts.sum(axis=0).tolist() == [5000] * 10
@@ -237,7 +254,8 @@ def test_everything_is_assigned_even_when_samples_do_not_divide_by_classes() -> 
 
 
 def test_the_scarcest_class_limits_all_peers() -> None:
-    """Four peers with both classes: the 8 of class 0 give 2 each, and class 1 one more than that."""
+    """Four peers with both classes: the 8 of class 0 give 2 each, and class 1 one more than
+    that."""
     assert counts_of(Pathological(classes=2), [8, 1000], peers=4).tolist() == [[2, 3]] * 4
 
 
@@ -288,11 +306,29 @@ def test_too_few_test_images_are_repeated_evenly() -> None:
             IID(samples_per_peer=6),
             [4, 6],
             2,
-            "partition.samples_per_peer is 6 but 10 training samples give each of 2 peers at most 5;",
+            (
+                "partition.samples_per_peer is 6 but 10 training samples give each of 2 peers at"
+                " most 5;"
+            ),
         ),
-        (Grouped(groups=8), [40, 40], 4, "partition.groups is 8 but peers is 4; use at most 4 groups."),
-        (Pathological(classes=3), [9, 9], 2, "partition.classes is 3 but the training labels have 2 classes;"),
-        (Pathological(classes=2), [3, 90], 4, "partition.classes is 2 but for 4 peers some class has fewer training"),
+        (
+            Grouped(groups=8),
+            [40, 40],
+            4,
+            "partition.groups is 8 but peers is 4; use at most 4 groups.",
+        ),
+        (
+            Pathological(classes=3),
+            [9, 9],
+            2,
+            "partition.classes is 3 but the training labels have 2 classes;",
+        ),
+        (
+            Pathological(classes=2),
+            [3, 90],
+            4,
+            "partition.classes is 2 but for 4 peers some class has fewer training",
+        ),
         (
             Pathological(samples_per_peer=6),
             [8, 99],
@@ -320,7 +356,9 @@ def test_a_request_that_the_supply_cannot_meet_is_refused(
         (labels_of(3, 3), labels_of(3), NO_CLASS_1),
     ],
 )
-def test_labels_that_cannot_be_split_are_refused(train: Tensor, test: Tensor, sentence: str) -> None:
+def test_labels_that_cannot_be_split_are_refused(
+    train: Tensor, test: Tensor, sentence: str
+) -> None:
     with pytest.raises(PartitionError) as refused:
         IID().split(train, test, 1, rng=seeded())
     assert str(refused.value) == sentence
@@ -330,7 +368,11 @@ def test_labels_that_cannot_be_split_are_refused(train: Tensor, test: Tensor, se
     ("kind", "values", "beginning"),
     [
         (Dirichlet, {"alpha": 0}, "partition.alpha must be in [0.001, 10000], got 0."),
-        (Dirichlet, {"alpha": float("nan")}, "partition.alpha must be a finite number in [0.001, 10000], got nan."),
+        (
+            Dirichlet,
+            {"alpha": float("nan")},
+            "partition.alpha must be a finite number in [0.001, 10000], got nan.",
+        ),
         (Grouped, {"groups": 0}, "partition.groups must be at least 1, got 0."),
         (
             IID,
@@ -345,27 +387,41 @@ def test_labels_that_cannot_be_split_are_refused(train: Tensor, test: Tensor, se
         ),
     ],
 )
-def test_an_invalid_setting_is_refused_by_name(kind: type[Partition], values: dict[str, Any], beginning: str) -> None:
+def test_an_invalid_setting_is_refused_by_name(
+    kind: type[Partition], values: dict[str, Any], beginning: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         kind(**values)
     assert str(refused.value).startswith(beginning)
 
 
 def test_unequal_sizes_are_proportional_with_a_minimum() -> None:
-    """100 by 6 : 3 : 1 : 0 with at least 15: the last two get 15, the others divide 70 by 2 : 1, as 47 and 23."""
+    """100 by 6 : 3 : 1 : 0 with at least 15: the last two get 15, the others divide 70 by 2 : 1, as
+    47 and 23."""
     assert unequal_sizes(np.array([6.0, 3.0, 1.0, 0.0]), 100, 15).tolist() == [47, 23, 15, 15]
     assert unequal_sizes(np.array([1.0, 1.0, 1.0]), 10, 3).tolist() == [4, 3, 3]
     assert unequal_sizes(np.array([1.0, 0.0]), 6, 3).tolist() == [3, 3]
 
 
 skews = st.one_of(
-    st.builds(lambda alpha: {"sizes": "dirichlet", "size_alpha": alpha}, st.sampled_from((0.001, 0.1, 1.0, 100.0))),
-    st.builds(lambda sigma: {"sizes": "lognormal", "size_sigma": sigma}, st.sampled_from((0.1, 1.0, 10.0))),
+    st.builds(
+        lambda alpha: {"sizes": "dirichlet", "size_alpha": alpha},
+        st.sampled_from((0.001, 0.1, 1.0, 100.0)),
+    ),
+    st.builds(
+        lambda sigma: {"sizes": "lognormal", "size_sigma": sigma}, st.sampled_from((0.1, 1.0, 10.0))
+    ),
 )
 
 
 @settings(max_examples=80, deadline=None)
-@given(partition=partitions, skew=skews, supply=supplies, peers=st.integers(3, 12), seed=st.integers(0, 999))
+@given(
+    partition=partitions,
+    skew=skews,
+    supply=supplies,
+    peers=st.integers(3, 12),
+    seed=st.integers(0, 999),
+)
 def test_with_unequal_sizes_no_training_sample_is_used_twice_and_everyone_has_the_minimum(
     partition: Partition, skew: dict[str, Any], supply: list[int], peers: int, seed: int
 ) -> None:
@@ -388,7 +444,9 @@ def test_with_unequal_sizes_no_training_sample_is_used_twice_and_everyone_has_th
 
 def test_dirichlet_sizes_have_the_mean_and_variance_of_the_distribution() -> None:
     """Dirichlet(1) over 2,000 peers: shares with mean 1/n and standard deviation close to 1/n."""
-    counts = counts_of(IID(sizes="dirichlet", samples_per_peer=1000, min_samples=1), [10**7], peers=2000)
+    counts = counts_of(
+        IID(sizes="dirichlet", samples_per_peer=1000, min_samples=1), [10**7], peers=2000
+    )
     sizes = counts.sum(axis=1)
     assert sizes.mean() == 1000
     assert sizes.std() == pytest.approx(1000, rel=0.1)
@@ -410,7 +468,9 @@ def test_unequal_iid_peers_have_the_same_label_proportions() -> None:
 
 
 def test_unequal_peers_of_a_group_share_its_proportions() -> None:
-    counts = counts_of(Grouped(groups=2, alpha=0.3, sizes="lognormal", min_samples=20), [500] * 4, peers=8)
+    counts = counts_of(
+        Grouped(groups=2, alpha=0.3, sizes="lognormal", min_samples=20), [500] * 4, peers=8
+    )
     shares = counts / counts.sum(axis=1, keepdims=True)
     assert np.abs(shares[:4] - shares[0]).max() < 0.1
     assert np.abs(shares[4:] - shares[4]).max() < 0.1
@@ -418,7 +478,9 @@ def test_unequal_peers_of_a_group_share_its_proportions() -> None:
 
 
 def test_unequal_pathological_peers_have_their_classes_with_equal_counts_up_to_one() -> None:
-    counts = counts_of(Pathological(classes=2, sizes="dirichlet", samples_per_peer=100), [5000] * 10, peers=20)
+    counts = counts_of(
+        Pathological(classes=2, sizes="dirichlet", samples_per_peer=100), [5000] * 10, peers=20
+    )
     assert ((counts > 0).sum(axis=1) == 2).all()
     assert all(np.ptp(mine[mine > 0]) <= 1 for mine in counts)
     assert counts.sum() == 2000
@@ -437,7 +499,10 @@ def test_unequal_pathological_peers_have_their_classes_with_equal_counts_up_to_o
             Pathological(classes=1, sizes="lognormal", min_samples=20),
             [20, 400],
             20,
-            "partition.min_samples is 20 but 1 classes for each of 20 peers leave one with 1 training samples;",
+            (
+                "partition.min_samples is 20 but 1 classes for each of 20 peers leave one with 1"
+                " training samples;"
+            ),
         ),
     ],
 )
@@ -452,13 +517,21 @@ def test_unequal_sizes_that_the_supply_cannot_meet_are_refused(
 @pytest.mark.parametrize(
     ("kind", "values", "sentence"),
     [
-        (IID, {"sizes": "zipf"}, "partition.sizes must be 'equal', 'dirichlet' or 'lognormal', got 'zipf'."),
+        (
+            IID,
+            {"sizes": "zipf"},
+            "partition.sizes must be 'equal', 'dirichlet' or 'lognormal', got 'zipf'.",
+        ),
         (
             IID,
             {"min_samples": 2},
             "partition.min_samples needs unequal partition.sizes: dirichlet or lognormal; omit it.",
         ),
-        (IID, {"size_alpha": 2}, "partition.size_alpha needs partition.sizes=dirichlet, which is equal; omit it."),
+        (
+            IID,
+            {"size_alpha": 2},
+            "partition.size_alpha needs partition.sizes=dirichlet, which is equal; omit it.",
+        ),
         (
             IID,
             {"size_sigma": 2, "sizes": "dirichlet"},
@@ -467,30 +540,41 @@ def test_unequal_sizes_that_the_supply_cannot_meet_are_refused(
         (
             Pathological,
             {"sizes": "dirichlet", "min_samples": 1},
-            "partition.classes is 2 but partition.min_samples is 1; a peer needs a sample of each class.",
+            (
+                "partition.classes is 2 but partition.min_samples is 1; a peer needs a sample of"
+                " each class."
+            ),
         ),
     ],
 )
-def test_a_setting_of_other_sizes_is_refused(kind: type[Partition], values: dict[str, Any], sentence: str) -> None:
+def test_a_setting_of_other_sizes_is_refused(
+    kind: type[Partition], values: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         kind(**values)
     assert str(refused.value) == sentence
 
 
 def test_a_quarter_is_held_out_for_validation_in_the_proportions_of_the_labels() -> None:
-    """12 + 4 + 4 samples: 3 + 1 + 1 are held out. Together they are the samples of the split without validation."""
+    """12 + 4 + 4 samples: 3 + 1 + 1 are held out. Together they are the samples of the split
+    without validation."""
     train, test = labels_of(12, 4, 4), labels_of(20, 20, 20)
     whole = IID().split(train, test, 1, rng=seeded())
     split = IID(validation=0.25).split(train, test, 1, rng=seeded())
     assert torch.bincount(train[split.validation[0]]).tolist() == [3, 1, 1]
     assert torch.bincount(train[split.train[0]]).tolist() == [9, 3, 3]
-    assert torch.cat([split.train[0], split.validation[0]]).sort().values.tolist() == whole.train[0].tolist()
+    assert (
+        torch.cat([split.train[0], split.validation[0]]).sort().values.tolist()
+        == whole.train[0].tolist()
+    )
     assert split.test[0].tolist() == whole.test[0].tolist()
     assert whole.validation == ()
 
 
 @settings(max_examples=40, deadline=None)
-@given(partition=partitions, share=st.floats(0.001, 0.999), supply=supplies, seed=st.integers(0, 999))
+@given(
+    partition=partitions, share=st.floats(0.001, 0.999), supply=supplies, seed=st.integers(0, 999)
+)
 def test_every_peer_trains_on_a_sample_and_validates_with_another(
     partition: Partition, share: float, supply: list[int], seed: int
 ) -> None:
@@ -504,4 +588,6 @@ def test_every_peer_trains_on_a_sample_and_validates_with_another(
 def test_a_peer_with_one_sample_cannot_hold_one_out() -> None:
     with pytest.raises(PartitionError) as refused:
         IID(validation=0.5).split(labels_of(2), labels_of(2), 2, rng=seeded())
-    assert str(refused.value).startswith("partition.validation is 0.5, but a peer has a single training sample;")
+    assert str(refused.value).startswith(
+        "partition.validation is 0.5, but a peer has a single training sample;"
+    )

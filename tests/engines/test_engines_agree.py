@@ -1,4 +1,5 @@
-"""Ray workers give the bits of the in-process engine, also when workers are killed. A real Ray on this machine."""
+"""Ray workers give the bits of the in-process engine, also when workers are killed. A real Ray on
+this machine."""
 
 import logging
 import os
@@ -66,7 +67,9 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
 
 def run(experiment: Experiment, path: Path, progress: RunCallbacks | None = None) -> list[str]:
     digests: list[str] = (
-        ExperimentRun.create(experiment, path).run(progress or RunCallbacks()).summary["weights_sha256"]
+        ExperimentRun.create(experiment, path)
+        .run(progress or RunCallbacks())
+        .summary["weights_sha256"]
     )
     return digests
 
@@ -80,10 +83,21 @@ def a_context(experiment: Experiment) -> RunContext:
     "overrides",
     [
         ["wire.values=int8", "wire.coding=zstd"],
-        ["method.structure=channels", "method.density=[0.3,0.8]", "wire.values=int8", "wire.coding=zstd"],
+        [
+            "method.structure=channels",
+            "method.density=[0.3,0.8]",
+            "wire.values=int8",
+            "wire.coding=zstd",
+        ],
         ["method=fedfomo", "topology.offline_prob=0.2"],
         ["method=dpsgd-ft", "wire.values=float16"],
-        ["attack=noise", "liars=0.2", "method.robust=clip", "method.liars=1", "topology.degree=4"],
+        [
+            "attack=noise",
+            "byzantine=0.2",
+            "method.robust=clip",
+            "method.byzantine=1",
+            "topology.degree=4",
+        ],
         [
             "method=subfedavg",
             "train.epochs=2",
@@ -95,7 +109,9 @@ def a_context(experiment: Experiment) -> RunContext:
     ],
     ids=lambda overrides: overrides[0],
 )
-def test_two_ray_workers_give_the_weights_scores_and_bytes_of_two_threads(overrides: list[str], tmp_path: Path) -> None:
+def test_two_ray_workers_give_the_weights_scores_and_bytes_of_two_threads(
+    overrides: list[str], tmp_path: Path
+) -> None:
     here = run(tiny(*overrides), tmp_path / "here")
     there = run(tiny(*overrides, "engine=ray"), tmp_path / "there")
     assert here == there
@@ -140,7 +156,10 @@ class Killer:
 
 @pytest.mark.parametrize("structure", ["weights", "channels"])
 def test_workers_killed_during_and_between_rounds_are_replaced_and_nothing_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, structure: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    structure: str,
 ) -> None:
     masks = f"method.structure={structure}"
     here = run(tiny(masks), tmp_path / "here")
@@ -156,11 +175,16 @@ def test_workers_killed_during_and_between_rounds_are_replaced_and_nothing_chang
 def test_workers_killed_before_any_call_are_replaced_and_nothing_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """D-PSGD: after its round the average of all models is evaluated; a lost worker loses these states too."""
+    """D-PSGD: after its round the average of all models is evaluated; a lost worker loses these
+    states too."""
     from dispfl.engines.ray_driver import RayEngine
     from dispfl.engines.ray_pool import WorkerPool
 
-    context, original, started = a_context(tiny("method=dpsgd", "rounds=1")), WorkerPool._new_worker, []
+    context, original, started = (
+        a_context(tiny("method=dpsgd", "rounds=1")),
+        WorkerPool._new_worker,
+        [],
+    )
 
     def third_dies_at_start(pool: WorkerPool) -> Any:
         started.append(original(pool))
@@ -185,7 +209,9 @@ def test_workers_killed_before_any_call_are_replaced_and_nothing_changes(
         here.restore(0)
         expected = run_round(context, None, 0, here)
         assert scores == {peer: result.report.score for peer, result in expected.results.items()}
-        assert evaluated_digests == [weights_sha256(state.model) for state in here.evaluated.values()]
+        assert evaluated_digests == [
+            weights_sha256(state.model) for state in here.evaluated.values()
+        ]
         assert states == [weights_sha256(state.model) for state in here.states.values()]
 
 
@@ -193,7 +219,8 @@ def test_a_step_saved_before_its_worker_is_lost_is_reported_and_counts_once(tmp_
     from dispfl.engines.ray_driver import RayEngine
 
     class LosesWorkers(RayEngine):
-        """The second worker saves its two steps and is lost before one is reported; the first at the end."""
+        """The second worker saves its two steps and is lost before one is reported; the first at
+        the end."""
 
         def _receive(self, task: PeerTask, remote: Any) -> Any:
             if self.pool.assignment[task.peer] == 1 and not lost:
@@ -261,7 +288,9 @@ def test_a_model_that_no_worker_can_build_is_a_sentence_with_the_reason(tmp_path
         return torch.nn.Linear(4, 3)
 
     context = replace(a_context(tiny()), model=only_here)
-    sentence = r"could not start: .*only_here \(.*\) raised ImportError: not on this machine\. Does every"
+    sentence = (
+        r"could not start: .*only_here \(.*\) raised ImportError: not on this machine\. Does every"
+    )
     with (
         closing(RayEngine(context, 1, Checkpoints(tmp_path))) as engine,
         pytest.raises(WorkersLostError, match=sentence),
@@ -282,7 +311,11 @@ def test_a_run_stopped_under_ray_is_resumed_in_process_and_vice_versa(tmp_path: 
         finished = ExperimentRun.resume(path, [f"engine={second}"]).run(RunCallbacks())
         assert finished.summary["weights_sha256"] == whole
         assert [weights_sha256(state.model) for state in finished.states.values()] == whole
-    assert metrics_of(tmp_path / "ray") == metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "inprocess")
+    assert (
+        metrics_of(tmp_path / "ray")
+        == metrics_of(tmp_path / "whole")
+        == metrics_of(tmp_path / "inprocess")
+    )
 
 
 def test_slow_peers_move_to_the_other_worker_and_nothing_changes(tmp_path: Path) -> None:
@@ -292,7 +325,9 @@ def test_slow_peers_move_to_the_other_worker_and_nothing_changes(tmp_path: Path)
         """Reports all peers of the first worker as slow."""
 
         def _receive(self, task: PeerTask, remote: Any) -> Any:
-            return super()._receive(task, replace(remote, seconds=9.0 if before[task.peer] == 0 else 1.0))
+            return super()._receive(
+                task, replace(remote, seconds=9.0 if before[task.peer] == 0 else 1.0)
+            )
 
     context = a_context(tiny())
     with closing(Uneven(context, 2, Checkpoints(tmp_path))) as engine:
@@ -323,10 +358,14 @@ def test_a_federation_runs_on_ray_and_an_exception_in_its_loss_is_a_sentence(
     def network() -> torch.nn.Module:
         return torch.nn.Linear(4, 3)
 
-    here, there = (Federation(network, peers, engine=e, **made).run(2) for e in ("inprocess", "ray"))  # type: ignore[arg-type]
+    here, there = (
+        Federation(network, peers, engine=e, **made).run(2) for e in ("inprocess", "ray")
+    )  # type: ignore[arg-type]
     assert here.summary["weights_sha256"] == there.summary["weights_sha256"]
     assert there.out is None
-    with pytest.raises(RunError, match=r"Peer 00\d, round 0: failing \(.*\) raised ZeroDivisionError: not mine\."):
+    with pytest.raises(
+        RunError, match=r"Peer 00\d, round 0: failing \(.*\) raised ZeroDivisionError: not mine\."
+    ):
         Federation(network, peers, engine="ray", loss=failing, metric="accuracy", **made).run(1)
 
 
@@ -335,7 +374,10 @@ def test_a_run_directory_that_workers_cannot_see_is_one_sentence(tmp_path: Path)
 
     with closing(RayEngine(a_context(tiny()), 1, Checkpoints(tmp_path / "here"))) as engine:
         shutil.rmtree(tmp_path / "here")
-        with pytest.raises(ConfigError, match=r"does not see .*here. On a cluster the run directory \(--out\) must be"):
+        with pytest.raises(
+            ConfigError,
+            match=r"does not see .*here. On a cluster the run directory \(--out\) must be",
+        ):
             engine.restore(0)
 
 
@@ -350,5 +392,8 @@ def test_more_workers_than_cores_cause_a_warning_that_they_wait(
 
 def test_missing_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"engine=ray needs ray, which is not installed: pip install 'dispfl\[ray\]'"):
+    with pytest.raises(
+        ConfigError,
+        match=r"engine=ray needs ray, which is not installed: pip install 'dispfl\[ray\]'",
+    ):
         tiny("engine=ray")

@@ -1,4 +1,5 @@
-"""The in-process engine: results that do not depend on the number of threads, and errors raised unchanged."""
+"""The in-process engine: results that do not depend on the number of threads, and errors raised
+unchanged."""
 
 import signal
 import threading
@@ -14,7 +15,7 @@ from rounds import FinishedRound
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
 from dispfl.core.task import Samples
 from dispfl.core.train import Trainer
@@ -58,7 +59,9 @@ def test_one_two_and_three_threads_give_identical_weights(
     assert len(set(one)) == 4
 
 
-def test_the_state_of_the_callers_global_generator_does_not_matter(make_context: MakeContext, run_all: RunAll) -> None:
+def test_the_state_of_the_callers_global_generator_does_not_matter(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     context = make_context(model=dropout_net)
     first = digests(run_all(context)[-1])
     torch.rand(7)
@@ -76,7 +79,10 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
 
 
 def noisy(context: RunContext) -> RunContext:
-    return replace(context, peers={p: PeerData(DatasetSamples(Noisy()), d.test) for p, d in context.peers.items()})
+    return replace(
+        context,
+        peers={p: PeerData(DatasetSamples(Noisy()), d.test) for p, d in context.peers.items()},
+    )
 
 
 def test_dropout_and_random_data_use_the_global_generator_and_a_plain_network_does_not(
@@ -89,7 +95,7 @@ def test_dropout_and_random_data_use_the_global_generator_and_a_plain_network_do
         (noisy(make_context()), True),
     ]
     for context, expected in cases:
-        live = LiveModel(context.module())
+        live = FlatModule(context.module())
         buffers, state = live.read_buffers(), torch.get_rng_state()
         assert uses_global_rng(context, live) == expected
         assert torch.get_rng_state().equal(state)
@@ -138,7 +144,11 @@ def test_an_exception_in_a_users_network_is_the_cause_of_a_sentence_and_the_engi
         assert isinstance(raised.value.__cause__, UserError)
         inputs.copy_(good)
         engine.restore(0)
-        assert sorted(peer for peer, _ in engine.run_tasks(tasks_of(context))) == ["000", "001", "002"]
+        assert sorted(peer for peer, _ in engine.run_tasks(tasks_of(context))) == [
+            "000",
+            "001",
+            "002",
+        ]
 
 
 def threads_used(context: RunContext, meeting: threading.Barrier | None) -> int:
@@ -165,8 +175,11 @@ def test_three_peers_train_on_three_threads_or_on_one_if_they_use_the_global_gen
     assert threads_used(make_context(peers=3, model=dropout_net), None) == 1
 
 
-def test_closing_the_iterator_stops_running_steps_between_two_batches(make_context: MakeContext) -> None:
-    """Peer 000 finishes; peer 001 would train for minutes, and is stopped when the caller closes the iterator."""
+def test_closing_the_iterator_stops_running_steps_between_two_batches(
+    make_context: MakeContext,
+) -> None:
+    """Peer 000 finishes; peer 001 would train for minutes, and is stopped when the caller closes
+    the iterator."""
     context = make_context(peers=2)
     finished, short = threading.Event(), context.peers["001"].train
 
@@ -174,7 +187,9 @@ def test_closing_the_iterator_stops_running_steps_between_two_batches(make_conte
         def __len__(self) -> int:
             return 20_000 * len(short)
 
-        def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+        def batches(
+            self, size: int, *, rng: torch.Generator | None = None
+        ) -> Iterator[tuple[Tensor, Tensor]]:
             for _ in range(20_000):
                 yield from short.batches(size, rng=rng)
             finished.set()
@@ -197,15 +212,17 @@ class Interrupted(Local):
 
     stopped: ClassVar[list[str]] = []
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         time.sleep(0.3)  # until the main thread waits
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             try:
-                peer.before_batch()
+                trainer.before_batch()
             except InterruptedError:
-                self.stopped.append(peer.peer)
+                self.stopped.append(trainer.peer)
                 raise
             time.sleep(0.01)
         return state

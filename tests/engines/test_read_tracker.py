@@ -15,11 +15,13 @@ MakeContext = Callable[..., RunContext]
 
 
 def tasks_of(context: RunContext) -> list[PeerTask]:
-    heard = context.topology.heard(context.seed, 0, context.roster)
-    return [PeerTask(peer, 0, heard) for peer in context.roster]
+    received = context.topology.online_neighbours(context.seed, 0, context.roster)
+    return [PeerTask(peer, 0, received) for peer in context.roster]
 
 
-def test_in_a_ring_a_state_is_released_when_its_peer_and_both_neighbours_are_done(make_context: MakeContext) -> None:
+def test_in_a_ring_a_state_is_released_when_its_peer_and_both_neighbours_are_done(
+    make_context: MakeContext,
+) -> None:
     context = make_context(peers=4, topology=Ring())
     tasks = tasks_of(context)
     tracker = ReadTracker(context, tasks, initial_states(context))

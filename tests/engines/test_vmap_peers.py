@@ -44,10 +44,12 @@ class Uneven(GossipMethod):
     name: Literal["uneven"] = "uneven"
     communicates = False
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         weights, mask = state.model.unpack()
-        for _ in range(int(peer.peer) + 1):
-            weights = peer.learn(weights, mask)
+        for _ in range(int(trainer.peer) + 1):
+            weights = trainer.learn(weights, mask)
         return replace(state, model=PackedModel.pack(weights, mask))
 
 
@@ -58,12 +60,15 @@ def assert_equal_up_to_rounding(one: FinishedRound, other: FinishedRound) -> Non
         torch.testing.assert_close(
             theirs.next_state.model.unpack(), step.next_state.model.unpack(), rtol=1e-4, atol=1e-5
         )
-        torch.testing.assert_close(theirs.report.loss, step.report.loss, rtol=1e-4, atol=1e-5)  # None is None
+        torch.testing.assert_close(
+            theirs.report.loss, step.report.loss, rtol=1e-4, atol=1e-5
+        )  # None is None
         assert theirs.report.passes == step.report.passes
         assert theirs.messages == step.messages
 
 
-# A weight regrown otherwise would be no rounding any more, so Dis-PFL's masks evolve only once, after its learning.
+# A weight regrown otherwise would be no rounding any more, so Dis-PFL's masks evolve only once,
+# after its learning.
 @pytest.mark.parametrize(
     ("method", "rounds"),
     [
@@ -83,16 +88,21 @@ def test_five_peers_in_stacks_of_two_learn_the_same_as_one_by_one(
     make_context: MakeContext, run_all: RunAll, method: Method, rounds: int
 ) -> None:
     context = make_context(peers=5, method=method, rounds=rounds)
-    for one, other in zip(run_all(context), run_all(replace(context, vmap_peers=2), 2), strict=True):
+    for one, other in zip(
+        run_all(context), run_all(replace(context, vmap_peers=2), 2), strict=True
+    ):
         assert_equal_up_to_rounding(one, other)
     if one.evaluated:
         assert other.evaluated is not None
         for peer, state in one.evaluated.items():
-            torch.testing.assert_close(other.evaluated[peer].model.values, state.model.values, rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                other.evaluated[peer].model.values, state.model.values, rtol=1e-4, atol=1e-5
+            )
 
 
 def loss_calls(context: RunContext, tuning: FineTuning | None = None) -> int:
-    """Count the calls of the loss in a round or in fine-tuning, without those of the engine's check of the model."""
+    """Count the calls of the loss in a round or in fine-tuning, without those of the engine's check
+    of the model."""
     calls = 0
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
@@ -104,7 +114,8 @@ def loss_calls(context: RunContext, tuning: FineTuning | None = None) -> int:
         calls = 0
         engine.restore(0)
         tasks = [
-            PeerTask(peer, 0, idle=tuning is not None, fine_tuning=tuning, evaluate=False) for peer in context.roster
+            PeerTask(peer, 0, idle=tuning is not None, fine_tuning=tuning, evaluate=False)
+            for peer in context.roster
         ]
         list(engine.run_tasks(tasks))
     return calls
@@ -123,10 +134,14 @@ def test_four_peers_are_fine_tuned_in_one_stack_at_either_learning_rate(
 ) -> None:
     method = FedAvgFT(cohort=4, tune_epochs=2, tune_rate=rate)
     context = make_context(peers=4, method=method)
-    assert [loss_calls(replace(context, vmap_peers=size), method.fine_tuning) for size in (1, 4)] == [24, 6]
+    assert [
+        loss_calls(replace(context, vmap_peers=size), method.fine_tuning) for size in (1, 4)
+    ] == [24, 6]
 
 
-def test_networks_of_one_density_are_stacked_where_others_are_smaller(make_context: MakeContext) -> None:
+def test_networks_of_one_density_are_stacked_where_others_are_smaller(
+    make_context: MakeContext,
+) -> None:
     """Two peers keep 2 of 8 units and two keep 6: a stack of two sizes is two stacks."""
     context = make_context(peers=4, method=DisPFL(density=(0.3, 0.8), structure="channels"))
     assert [loss_calls(replace(context, vmap_peers=size)) for size in (1, 2, 4)] == [12, 6, 6]
@@ -138,7 +153,10 @@ def test_networks_of_one_density_are_stacked_where_others_are_smaller(make_conte
         ({"train": Train(epochs=1, batch_size=8)}, [0.75] * 4),
         ({"train": Train(epochs=1, batch_size=8, optimizer="adam")}, [3.0] * 4),
         ({"train": Train(epochs=1, batch_size=8, momentum=0.9)}, [3.0] * 4),
-        ({"method": DisPFL(density=(0.3, 0.8, 0.8, 0.8), structure="channels")}, [3.0, 1.0, 1.0, 1.0]),
+        (
+            {"method": DisPFL(density=(0.3, 0.8, 0.8, 0.8), structure="channels")},
+            [3.0, 1.0, 1.0, 1.0],
+        ),
     ],
     ids=["stacked", "adam", "momentum", "one of another size"],
 )
@@ -150,10 +168,12 @@ def test_each_batch_counts_once_in_the_seconds_of_the_peers_that_it_trains(
     seconds: list[float],
     threads: int,
 ) -> None:
-    """Four peers have three batches each. A batch takes a second, of which each peer of a stack has its share."""
+    """Four peers have three batches each. A batch takes a second, of which each peer of a stack has
+    its share."""
     passed: dict[int, float] = defaultdict(float)
     clock = SimpleNamespace(
-        thread_time=lambda: passed[threading.get_ident()], perf_counter=lambda: sum(list(passed.values()))
+        thread_time=lambda: passed[threading.get_ident()],
+        perf_counter=lambda: sum(list(passed.values())),
     )
     monkeypatch.setattr("dispfl.core.train.time", clock)
 
@@ -161,7 +181,9 @@ def test_each_batch_counts_once_in_the_seconds_of_the_peers_that_it_trains(
         passed[threading.get_ident()] += 1
         return nn.functional.cross_entropy(outputs, labels)
 
-    context = make_context(**{"peers": 4, "method": Local(), "vmap_peers": 4} | changes, task=Task(loss))
+    context = make_context(
+        **{"peers": 4, "method": Local(), "vmap_peers": 4} | changes, task=Task(loss)
+    )
     with closing(InProcess(context, threads)) as engine:
         engine.restore(0)
         tasks = [PeerTask(peer, 0, evaluate=False) for peer in context.roster]
@@ -169,14 +191,20 @@ def test_each_batch_counts_once_in_the_seconds_of_the_peers_that_it_trains(
     assert [results[peer].report.seconds for peer in context.roster] == pytest.approx(seconds)
 
 
-def test_any_number_of_threads_gives_the_same_bits(make_context: MakeContext, run_all: RunAll, bits: Bits) -> None:
+def test_any_number_of_threads_gives_the_same_bits(
+    make_context: MakeContext, run_all: RunAll, bits: Bits
+) -> None:
     context = make_context(peers=7, vmap_peers=3, rounds=3)
     first, *others = (run_all(context, threads)[-1].states for threads in (1, 1, 2, 3))
     for states in others:
-        assert {peer: bits(state) for peer, state in states.items()} == {p: bits(state) for p, state in first.items()}
+        assert {peer: bits(state) for peer, state in states.items()} == {
+            p: bits(state) for p, state in first.items()
+        }
 
 
-def test_a_peer_with_nan_in_its_data_fails_alone(make_context: MakeContext, run_all: RunAll) -> None:
+def test_a_peer_with_nan_in_its_data_fails_alone(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     context = make_context(peers=4, method=Local(), rounds=1)
     context.peers["001"].train.inputs[5] = nan  # type: ignore[attr-defined]
     expected, found = run_all(context)[0], run_all(replace(context, vmap_peers=4))[0]
@@ -189,7 +217,9 @@ def test_a_peer_with_nan_in_its_data_fails_alone(make_context: MakeContext, run_
 def sized(points: Points, *counts: int) -> dict[str, PeerData]:
     """Peers with these numbers of samples."""
     return {
-        f"{k:03}": PeerData(ResidentSamples(*points(count, k)), ResidentSamples(*points(10, 1000 + k)))
+        f"{k:03}": PeerData(
+            ResidentSamples(*points(count, k)), ResidentSamples(*points(10, 1000 + k))
+        )
         for k, count in enumerate(counts)
     }
 
@@ -264,7 +294,9 @@ def test_a_model_that_cannot_be_stacked_trains_peer_by_peer_with_the_same_bits(
 ) -> None:
     context = make_context(peers=3, model=model)
     one, other = (run_all(replace(context, vmap_peers=size))[-1].states for size in (1, 3))
-    assert {peer: bits(state) for peer, state in one.items()} == {peer: bits(state) for peer, state in other.items()}
+    assert {peer: bits(state) for peer, state in one.items()} == {
+        peer: bits(state) for peer, state in other.items()
+    }
 
 
 class UserError(Exception):
@@ -274,13 +306,17 @@ class UserError(Exception):
 class RepeatedSamples:
     """A user's samples: repeated in an epoch, with a callback before each repetition."""
 
-    def __init__(self, under: Samples, times: int, first: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, under: Samples, times: int, first: Callable[[], None] = lambda: None
+    ) -> None:
         self.under, self.times, self.first = under, times, first
 
     def __len__(self) -> int:
         return len(self.under)
 
-    def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, *, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         for _ in range(self.times):
             self.first()
             yield from self.under.batches(size, rng=rng)
@@ -290,7 +326,9 @@ class RepeatedSamples:
 
 
 def with_samples(context: RunContext, own: Mapping[str, Samples]) -> RunContext:
-    return replace(context, peers={p: PeerData(own.get(p, d.train), d.test) for p, d in context.peers.items()})
+    return replace(
+        context, peers={p: PeerData(own.get(p, d.train), d.test) for p, d in context.peers.items()}
+    )
 
 
 @pytest.mark.parametrize("method", [Local(), Uneven()], ids=["while stacked", "or later"])
@@ -298,7 +336,9 @@ def test_an_exception_in_a_users_data_is_the_cause_of_a_sentence_and_the_engine_
     make_context: MakeContext, method: Method
 ) -> None:
     context, broken, read = make_context(peers=3, method=method, vmap_peers=3), True, 0
-    when = 2 if isinstance(method, Local) else 4  # after a first look; peer 002 learns three times, the third by itself
+    when = (
+        2 if isinstance(method, Local) else 4
+    )  # after a first look; peer 002 learns three times, the third by itself
 
     def first() -> None:
         nonlocal read
@@ -311,7 +351,9 @@ def test_an_exception_in_a_users_data_is_the_cause_of_a_sentence_and_the_engine_
     before = threading.active_count()
     with closing(InProcess(context, 2)) as engine:
         engine.restore(0)
-        with pytest.raises(RunError, match=r"^Peer \d+, round 0: .* raised UserError: cannot be read\.$") as raised:
+        with pytest.raises(
+            RunError, match=r"^Peer \d+, round 0: .* raised UserError: cannot be read\.$"
+        ) as raised:
             list(engine.run_tasks(tasks))
         assert isinstance(raised.value.__cause__, UserError)
         broken = False
@@ -320,12 +362,16 @@ def test_an_exception_in_a_users_data_is_the_cause_of_a_sentence_and_the_engine_
     assert threading.active_count() == before
 
 
-def test_closing_the_iterator_stops_a_stack_between_two_batches(make_context: MakeContext, points: Points) -> None:
-    """Peer 000 finishes; the stack of the others would train for minutes, but stops when the iterator is closed."""
+def test_closing_the_iterator_stops_a_stack_between_two_batches(
+    make_context: MakeContext, points: Points
+) -> None:
+    """Peer 000 finishes; the stack of the others would train for minutes, but stops when the
+    iterator is closed."""
     context = make_context(peers=sized(points, 9, 20, 20), vmap_peers=2)
     times: list[int] = []
     lengthy = {
-        peer: RepeatedSamples(context.peers[peer].train, 20_000, lambda: times.append(1)) for peer in ("001", "002")
+        peer: RepeatedSamples(context.peers[peer].train, 20_000, lambda: times.append(1))
+        for peer in ("001", "002")
     }
     context = with_samples(context, lengthy)
     with closing(InProcess(context, 2)) as engine:
@@ -336,7 +382,9 @@ def test_closing_the_iterator_stops_a_stack_between_two_batches(make_context: Ma
     assert len(times) < 2 * 20_000
 
 
-def test_vmap_peers_is_refused_with_ray_and_below_one(points: Points, net: Callable[[], nn.Module]) -> None:
+def test_vmap_peers_is_refused_with_ray_and_below_one(
+    points: Points, net: Callable[[], nn.Module]
+) -> None:
     pytest.importorskip("ray")
     sentence = "vmap_peers is 4, but engine=ray trains peers one by one; use engine=inprocess."
     with pytest.raises(ConfigError, match=sentence):
@@ -354,11 +402,15 @@ def test_a_run_is_resumed_with_the_same_vmap_peers_only(
     pairs = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
 
     def federation(vmap_peers: int) -> Federation:
-        return Federation(net, pairs, Local(), train=Train(epochs=1, batch_size=8), vmap_peers=vmap_peers)
+        return Federation(
+            net, pairs, Local(), train=Train(epochs=1, batch_size=8), vmap_peers=vmap_peers
+        )
 
     run = federation(3).run(2, out=tmp_path / "new")
     assert federation(3).run(2, out=tmp_path / "new", resume=True).accuracy == run.accuracy
-    with pytest.raises(ConfigError, match="was run with vmap_peers = 3, got 1; use the same to resume"):
+    with pytest.raises(
+        ConfigError, match="was run with vmap_peers = 3, got 1; use the same to resume"
+    ):
         federation(1).run(2, out=tmp_path / "new", resume=True)
 
 

@@ -1,4 +1,5 @@
-"""Fixtures for tests of exported models: a small complete run, and one peer's model in every format."""
+"""Fixtures for tests of exported models: a small complete run, and one peer's model in every
+format."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +24,8 @@ TINY = [
 
 @pytest.fixture(scope="session")
 def make_run() -> Callable[..., Path]:
-    """`make_run(path, "method=local")`: a finished run of four peers and two rounds on the bundled images."""
+    """`make_run(path, "method=local")`: a finished run of four peers and two rounds on the bundled
+    images."""
 
     def make(path: Path, *words: str) -> Path:
         ExperimentRun.create(compose({}, [*TINY, *words]), path).run(RunCallbacks())
@@ -45,7 +47,9 @@ def personal(finished: Path) -> PersonalModel:
 
 
 @pytest.fixture(scope="session")
-def exported(tmp_path_factory: pytest.TempPathFactory, personal: PersonalModel) -> Callable[[str], Path]:
+def exported(
+    tmp_path_factory: pytest.TempPathFactory, personal: PersonalModel
+) -> Callable[[str], Path]:
     """`exported(".onnx")`: that model as a file, written once."""
     folder = tmp_path_factory.mktemp("exported")
 

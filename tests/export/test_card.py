@@ -29,7 +29,9 @@ def test_strings_are_stored_as_they_are_and_the_rest_as_json() -> None:
 
 
 def test_a_card_is_read_back_from_its_strings_and_unknown_keys_are_ignored() -> None:
-    card = a_card(model=Model(), data="mnist", peer="003", score=0.1 + 0.2, rounds=5, structure="channels")
+    card = a_card(
+        model=Model(), data="mnist", peer="003", score=0.1 + 0.2, rounds=5, structure="channels"
+    )
     assert Card.from_strings({**card.to_strings(), "quantized_by": "somebody else"}) == card
 
 
@@ -41,7 +43,10 @@ def test_a_peer_called_003_stays_a_string() -> None:
     ("changes", "sentence"),
     [
         ({"mean": (0.1, 0.2)}, "mean must have a number for each of 1 channels, got 2."),
-        ({"shape": (3, 28, 28), "mean": (0, 0, 0)}, "std must have a number for each of 3 channels, got 1."),
+        (
+            {"shape": (3, 28, 28), "mean": (0, 0, 0)},
+            "std must have a number for each of 3 channels, got 1.",
+        ),
         (
             {"shape": (1, 20, 30), "model": Model()},
             "The built-in networks need square images, got shape [1, 20, 30].",
@@ -49,14 +54,31 @@ def test_a_peer_called_003_stays_a_string() -> None:
         ({"classes": ("boot\x1b[2J",)}, r"classes must be printable, got 'boot\x1b[2J'."),
         ({"std": (0.0,)}, "std: Input should be greater than 0, got 0.0."),
         ({"shape": (1, 28)}, "shape must be [channels, height, width], got [1, 28]."),
-        ({"columns": ("age", "bmi")}, "shape must be [2], the number of different columns, got [1, 28, 28]."),
-        ({"columns": ("age", "age"), "shape": (2,)}, "shape must be [1], the number of different columns, got [2]."),
-        ({"columns": ("age", "bmi"), "shape": (2,)}, "mean must have a number for each of 2 columns, got 1."),
-        ({"structure": "layers"}, "structure: Input should be 'weights' or 'channels', got 'layers'."),
-        ({"shape": (1, 9999, 1)}, "shape must be at most 4096 in each dimension, got [1, 9999, 1]."),
+        (
+            {"columns": ("age", "bmi")},
+            "shape must be [2], the number of different columns, got [1, 28, 28].",
+        ),
+        (
+            {"columns": ("age", "age"), "shape": (2,)},
+            "shape must be [1], the number of different columns, got [2].",
+        ),
+        (
+            {"columns": ("age", "bmi"), "shape": (2,)},
+            "mean must have a number for each of 2 columns, got 1.",
+        ),
+        (
+            {"structure": "layers"},
+            "structure: Input should be 'weights' or 'channels', got 'layers'.",
+        ),
+        (
+            {"shape": (1, 9999, 1)},
+            "shape must be at most 4096 in each dimension, got [1, 9999, 1].",
+        ),
     ],
 )
-def test_an_invalid_card_is_refused_with_one_sentence(changes: dict[str, Any], sentence: str) -> None:
+def test_an_invalid_card_is_refused_with_one_sentence(
+    changes: dict[str, Any], sentence: str
+) -> None:
     with pytest.raises(ConfigError) as refused:
         a_card(**changes)
     assert str(refused.value) == sentence

@@ -27,7 +27,9 @@ def test_classes_are_sorted_by_probability(tmp_path: Path) -> None:
     """Softmax of (0, 0.2, 1): 1, 1.2214 and 2.7183 over 4.9397."""
     [found] = BRIGHTEST.predict([image(tmp_path / "a.png", 0, 51, 255)])
     assert [name for name, _ in found.guesses] == ["right", "middle", "left"]
-    assert [share for _, share in found.guesses] == pytest.approx([0.5503, 0.2473, 0.2024], abs=1e-4)
+    assert [share for _, share in found.guesses] == pytest.approx(
+        [0.5503, 0.2473, 0.2024], abs=1e-4
+    )
     assert (found.resized_from, found.problem) == (None, None)
 
 
@@ -68,12 +70,14 @@ def test_no_images_give_no_predictions() -> None:
 
 def test_a_model_with_more_outputs_than_classes_is_refused() -> None:
     two = CARD.model_copy(update={"classes": ("left", "right")})
-    with pytest.raises(DataError, match=r"returns shape \[4, 3\]; according to its card it is \[4, 2\]\."):
+    with pytest.raises(
+        DataError, match=r"returns shape \[4, 3\]; according to its card it is \[4, 2\]\."
+    ):
         Classifier.of(DeployedModel(nn.Flatten(), two), two).probabilities(torch.zeros(4, 1, 1, 3))
 
 
 def test_a_model_that_does_not_accept_its_declared_input_is_refused() -> None:
     with pytest.raises(DataError, match=r"The model does not accept images of \[1, 1, 3\]: "):
-        Classifier.of(DeployedModel(nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), CARD), CARD).probabilities(
-            torch.zeros(4, 1, 1, 3)
-        )
+        Classifier.of(
+            DeployedModel(nn.Sequential(nn.Flatten(), nn.Linear(5, 3)), CARD), CARD
+        ).probabilities(torch.zeros(4, 1, 1, 3))

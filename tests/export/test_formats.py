@@ -1,4 +1,5 @@
-"""The three formats: what is in the files, that they compute what torch computes, and what is refused."""
+"""The three formats: what is in the files, that they compute what torch computes, and what is
+refused."""
 
 import json
 import sys
@@ -27,7 +28,8 @@ Exported = Callable[[str], Path]
 
 
 def test_a_deployed_network_normalizes_and_gives_probabilities() -> None:
-    """(0.75 - 0.5) / 0.25 = 1 and (0.5 - 0.5) / 0.25 = 0; softmax of (1, 0) is e / (e + 1) = 0.7311 and 0.2689."""
+    """(0.75 - 0.5) / 0.25 = 1 and (0.5 - 0.5) / 0.25 = 0; softmax of (1, 0) is e / (e + 1) = 0.7311
+    and 0.2689."""
     card = Card(classes=("a", "b"), shape=(1, 1, 2), mean=(0.5,), std=(0.25,))
     found = DeployedModel(nn.Flatten(), card)(torch.tensor([[[[0.75, 0.5]]]]))
     assert found.tolist() == [pytest.approx([0.7311, 0.2689], abs=1e-4)]
@@ -47,11 +49,17 @@ def test_a_file_gives_the_card_and_torchs_probabilities_for_any_batch_size(
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_accuracy_on_the_peers_test_images_is_the_runs(exported: Exported, finished: Path, ending: str) -> None:
+def test_the_accuracy_on_the_peers_test_images_is_the_runs(
+    exported: Exported, finished: Path, ending: str
+) -> None:
     data, saved = load_dataset(Data()), read_split(finished)
     assert saved is not None
     rows = saved[0].test[1]
-    guesses = load_model(exported(ending), trust=True).probabilities(data.test_inputs[rows] / 255).argmax(1)
+    guesses = (
+        load_model(exported(ending), trust=True)
+        .probabilities(data.test_inputs[rows] / 255)
+        .argmax(1)
+    )
     right = int((guesses == data.test_labels[rows]).sum())
     assert right / len(rows) == read_metrics(finished)[-1]["scores"]["accuracy"]["per_peer"][1]
 
@@ -68,18 +76,34 @@ def test_safetensors_contains_the_parameters_by_name_with_zeros_for_pruned_weigh
     weights, mask = final_states(finished)["001"].model.unpack()
     assert torch.equal(values, weights)
     assert not values[~mask].any()
-    assert (~mask).sum() == pytest.approx(105_962 / 2, abs=12)  # each of 12 parameters keeps the integer part
+    assert (~mask).sum() == pytest.approx(
+        105_962 / 2, abs=12
+    )  # each of 12 parameters keeps the integer part
 
 
 def test_an_onnx_file_names_its_input_output_and_classes(exported: Exported) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra dispfl[export] is not installed")
+    onnxruntime = pytest.importorskip(
+        "onnxruntime", reason="the extra dispfl[export] is not installed"
+    )
     session = onnxruntime.InferenceSession(exported(".onnx"), providers=["CPUExecutionProvider"])
     [takes], [gives] = session.get_inputs(), session.get_outputs()
-    assert (takes.name, takes.type, takes.shape) == ("images", "tensor(float)", ["batch", 1, 28, 28])
-    assert (gives.name, gives.type, gives.shape) == ("probabilities", "tensor(float)", ["batch", 10])
+    assert (takes.name, takes.type, takes.shape) == (
+        "images",
+        "tensor(float)",
+        ["batch", 1, 28, 28],
+    )
+    assert (gives.name, gives.type, gives.shape) == (
+        "probabilities",
+        "tensor(float)",
+        ["batch", 10],
+    )
     about = session.get_modelmeta().custom_metadata_map
     assert json.loads(about["classes"])[:2] == ["T-shirt/top", "Trouser"]
-    assert (about["peer"], json.loads(about["mean"]), json.loads(about["std"])) == ("001", [0.286], [0.353])
+    assert (about["peer"], json.loads(about["mean"]), json.loads(about["std"])) == (
+        "001",
+        [0.286],
+        [0.353],
+    )
 
 
 def test_a_pt2_file_contains_no_pickle(exported: Exported) -> None:
@@ -100,7 +124,9 @@ def test_a_graph_contains_no_paths_of_this_machine(exported: Exported, ending: s
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_damaged_model_is_refused_with_one_sentence(tmp_path: Path, exported: Exported, ending: str) -> None:
+def test_a_damaged_model_is_refused_with_one_sentence(
+    tmp_path: Path, exported: Exported, ending: str
+) -> None:
     whole = exported(ending).read_bytes()
     path = tmp_path / f"cut{ending}"
     for content in (whole[: len(whole) // 2], b"", b"no model at all"):
@@ -113,18 +139,23 @@ def test_a_damaged_model_is_refused_with_one_sentence(tmp_path: Path, exported: 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".pt2"])
 def test_a_missing_model_is_refused_with_one_sentence(tmp_path: Path, ending: str) -> None:
-    with pytest.raises(DataError, match=r"The model .*none\.\w+ does not exist; `dispfl export` writes one\."):
+    with pytest.raises(
+        DataError, match=r"The model .*none\.\w+ does not exist; `dispfl export` writes one\."
+    ):
         load_model(tmp_path / f"none{ending}", trust=True)
 
 
 def test_an_untrusted_pt2_is_not_read(tmp_path: Path) -> None:
     with pytest.raises(
-        DataError, match=r"any\.pt2 was not opened: .* add --trust .*; \.safetensors and \.onnx do not need"
+        DataError,
+        match=r"any\.pt2 was not opened: .* add --trust .*; \.safetensors and \.onnx do not need",
     ):
         load_model(tmp_path / "any.pt2")
 
 
-def test_an_unknown_suffix_is_refused_with_the_three_known_ones(tmp_path: Path, personal: PersonalModel) -> None:
+def test_an_unknown_suffix_is_refused_with_the_three_known_ones(
+    tmp_path: Path, personal: PersonalModel
+) -> None:
     sentence = rf"{tmp_path / 'model.pth'} must end in \.safetensors, \.onnx or \.pt2\."
     with pytest.raises(ConfigError, match=sentence):
         save_model(personal.network, personal.card, tmp_path / "model.pth")
@@ -142,17 +173,25 @@ def test_onnx_without_its_extra_is_refused_with_the_command_that_fixes_it(
     monkeypatch.setitem(sys.modules, package, None)  # makes the import fail
     with pytest.raises(ConfigError) as refused:
         save_model(personal.network, personal.card, tmp_path / "model.onnx")
-    assert str(refused.value) == f"A .onnx file needs {package}, which is not installed: pip install 'dispfl[export]'."
+    assert (
+        str(refused.value)
+        == f"A .onnx file needs {package}, which is not installed: pip install 'dispfl[export]'."
+    )
     assert not list(tmp_path.iterdir())
 
 
-def test_weights_of_another_network_are_refused_without_building_it(tmp_path: Path, exported: Exported) -> None:
-    """The card declares images of 4096 x 4096, whose first linear layer would have two thousand million weights."""
+def test_weights_of_another_network_are_refused_without_building_it(
+    tmp_path: Path, exported: Exported
+) -> None:
+    """The card declares images of 4096 x 4096, whose first linear layer would have two thousand
+    million weights."""
     tensors = safetensors.torch.load_file(exported(".safetensors"))
     card = load_model(exported(".safetensors")).card.model_copy(update={"shape": (1, 4096, 4096)})
     path = tmp_path / "other.safetensors"
     safetensors.torch.save_file(tensors, path, card.to_strings())
-    with pytest.raises(DataError, match="Its tensors are not those of the network that its card names"):
+    with pytest.raises(
+        DataError, match="Its tensors are not those of the network that its card names"
+    ):
         load_model(path)
 
 
@@ -161,8 +200,10 @@ def test_a_file_without_a_card_is_refused(tmp_path: Path) -> None:
     safetensors.torch.save_file({"w": torch.zeros(2)}, path)
     with pytest.raises(DataError) as refused:
         load_model(path)
-    assert str(refused.value) == (
-        f"{path} is not a model that dispfl can run. It has no card, so `dispfl export` did not write it."
+    assert (
+        str(refused.value)
+        == f"{path} is not a model that dispfl can run. It has no card, so `dispfl export` did not"
+        " write it."
     )
 
 
@@ -180,7 +221,9 @@ def test_a_custom_network_with_buffers_can_be_saved_as_a_graph(tmp_path: Path) -
 
 
 def test_a_custom_network_cannot_be_saved_as_weights_only(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"safetensors contains weights only; export it as \.onnx or \.pt2"):
+    with pytest.raises(
+        ConfigError, match=r"safetensors contains weights only; export it as \.onnx or \.pt2"
+    ):
         save_model(own_network(), OWN, tmp_path / "own.safetensors")
 
 
@@ -192,7 +235,9 @@ def test_a_model_that_is_not_finite_is_not_written(tmp_path: Path) -> None:
     assert not (tmp_path / "own.pt2").exists()
 
 
-def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_computes_something_else_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An encoder that writes the weights of another network."""
     other = own_network()
     written = formats.FORMATS[".pt2"]
@@ -202,7 +247,8 @@ def test_a_file_that_computes_something_else_is_not_written(tmp_path: Path, monk
 
     monkeypatch.setitem(formats.FORMATS, ".pt2", written._replace(encode=wrong))
     with pytest.raises(
-        DataError, match=r"own\.pt2 was not written: its probabilities would differ from torch's by 0\."
+        DataError,
+        match=r"own\.pt2 was not written: its probabilities would differ from torch's by 0\.",
     ):
         save_model(own_network(), OWN, tmp_path / "own.pt2")
     assert not (tmp_path / "own.pt2").exists()

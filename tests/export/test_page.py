@@ -47,7 +47,8 @@ def test_dispfl_predict_and_the_ten_lines_with_onnxruntime_agree(
 ) -> None:
     export, of_a_site, predict = COMMANDS
     assert words(of_a_site)[:2] == ["export", "alice"]  # tried in test_site_model.py
-    # In a separate process, because torch emits most of its warnings once per process, during import.
+    # In a separate process, because torch emits most of its warnings once per process, during
+    # import.
     program = Path(sys.executable).with_name("dispfl")
     done = subprocess.run([program, *words(export)], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")  # none of them reaches the user
@@ -62,10 +63,21 @@ def test_dispfl_predict_and_the_ten_lines_with_onnxruntime_agree(
     said, probability = capsys.readouterr().out.rsplit(maxsplit=1)
     assert said == best["class"]
     assert float(probability) == pytest.approx(best["probability"], abs=1e-6)
-    assert len([line for line in DEPLOY.splitlines() if line and not line.startswith(("import", "from"))]) <= 10
+    assert (
+        len(
+            [
+                line
+                for line in DEPLOY.splitlines()
+                if line and not line.startswith(("import", "from"))
+            ]
+        )
+        <= 10
+    )
 
 
-def test_a_custom_network_is_exported_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_custom_network_is_exported_from_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
     exec(compile(OWN, "export.md", "exec"), names)  # our own text

@@ -28,7 +28,8 @@ def copy(finished: Path, tmp_path: Path) -> Path:
 def test_the_exported_weights_and_accuracy_are_those_of_the_summary(
     tmp_path: Path, make_run: MakeRun, method: str
 ) -> None:
-    """Own models, a server's, a consensus, the server's under a mask, and fine-tuned ones: bit for bit."""
+    """Own models, a server's, a consensus, the server's under a mask, and fine-tuned ones: bit for
+    bit."""
     path = make_run(tmp_path / "run", f"method={method}", "workers=1")
     summary = read_summary(path)
     assert summary is not None
@@ -40,7 +41,13 @@ def test_the_exported_weights_and_accuracy_are_those_of_the_summary(
 
 def test_the_card_describes_the_models_origin(personal: PersonalModel) -> None:
     card = personal.card
-    assert (card.data, card.method, card.seed, card.rounds, card.peer) == ("fashion-sample", "dispfl", 0, 2, "001")
+    assert (card.data, card.method, card.seed, card.rounds, card.peer) == (
+        "fashion-sample",
+        "dispfl",
+        0,
+        2,
+        "001",
+    )
     assert card.classes[9] == "Ankle boot"
     assert (card.shape, card.mean, card.std) == ((1, 28, 28), (0.286,), (0.353,))
     assert card.model is not None
@@ -48,7 +55,9 @@ def test_the_card_describes_the_models_origin(personal: PersonalModel) -> None:
 
 
 def test_an_index_and_a_name_give_the_same_peer(finished: Path, personal: PersonalModel) -> None:
-    assert personal_model(finished, "001").card == personal_model(finished, "1").card == personal.card
+    assert (
+        personal_model(finished, "001").card == personal_model(finished, "1").card == personal.card
+    )
     assert personal_model(finished, "0").card.weights_sha256 != personal.card.weights_sha256
 
 
@@ -56,7 +65,10 @@ def test_an_index_and_a_name_give_the_same_peer(finished: Path, personal: Person
 def test_an_unknown_peer_is_refused(finished: Path, peer: str) -> None:
     with pytest.raises(ConfigError) as refused:
         personal_model(finished, peer)
-    assert str(refused.value) == f"There is no peer {peer} in {finished}; there are 4, from 000 to 003."
+    assert (
+        str(refused.value)
+        == f"There is no peer {peer} in {finished}; there are 4, from 000 to 003."
+    )
 
 
 def test_an_incomplete_run_gives_its_newest_complete_checkpoint(copy: Path) -> None:
@@ -73,7 +85,9 @@ def test_a_round_without_evaluation_has_no_accuracy(copy: Path) -> None:
     assert personal_model(copy, "0").card.score is None
 
 
-def test_a_run_trained_on_another_device_is_exported_on_this_one(copy: Path, personal: PersonalModel) -> None:
+def test_a_run_trained_on_another_device_is_exported_on_this_one(
+    copy: Path, personal: PersonalModel
+) -> None:
     config = copy / "config.toml"
     config.write_text(config.read_text().replace('device = "cpu"', 'device = "cuda"'))
     assert personal_model(copy, "1").card == personal.card
@@ -101,37 +115,50 @@ def test_fine_tuning_needs_the_runs_split_and_does_not_change_threads_and_random
 def test_a_checkpoint_of_another_network_is_refused(copy: Path) -> None:
     config = copy / "config.toml"
     config.write_text(config.read_text().replace('name = "cnn"', 'name = "resnet18"'))
-    with pytest.raises(RunError, match=r"The checkpoint has 105,962 weights; the run's network has 11,172,810"):
+    with pytest.raises(
+        RunError, match=r"The checkpoint has 105,962 weights; the run's network has 11,172,810"
+    ):
         personal_model(copy, "0")
 
 
 def test_a_federation_made_in_python_is_exported_there(tmp_path: Path) -> None:
     x = torch.randn(2, 8, 4)
     data = [((x[k], x[k, :, :2].argmax(1)), (x[k], x[k, :, :2].argmax(1))) for k in range(2)]
-    Federation(model=lambda: nn.Linear(4, 2), peers=data, topology=Full()).run(1, out=tmp_path / "own")
+    Federation(model=lambda: nn.Linear(4, 2), peers=data, topology=Full()).run(
+        1, out=tmp_path / "own"
+    )
     with pytest.raises(
-        RunError, match=r"own was made in Python, .*formats\.save_model\(run\.model\(1\), Card\(\.\.\.\), PATH\)"
+        RunError,
+        match=(
+            r"own was made in Python, .*formats\.save_model\(run\.model\(1\), Card\(\.\.\.\),"
+            r" PATH\)"
+        ),
     ):
         personal_model(tmp_path / "own", "1")
 
 
 @pytest.fixture
 def hundred_classes(tmp_path: Path) -> Path:
-    """CIFAR-100's binary files with four training images and one test image of each class, and its names."""
+    """CIFAR-100's binary files with four training images and one test image of each class, and its
+    names."""
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
     for name, each in (("train", 4), ("test", 1)):
         labels = np.tile(np.arange(100, dtype=np.uint8), each)
         pixels = np.zeros((len(labels), 3 * 32 * 32), np.uint8)
         (folder / f"{name}.bin").write_bytes(np.column_stack([labels, labels, pixels]).tobytes())
-    (folder / "fine_label_names.txt").write_text("".join(f"kind-{number}\n" for number in range(100)))
+    (folder / "fine_label_names.txt").write_text(
+        "".join(f"kind-{number}\n" for number in range(100))
+    )
     return folder
 
 
 def test_class_names_are_read_from_the_data_where_the_catalogue_has_none(
     tmp_path: Path, make_run: MakeRun, hundred_classes: Path
 ) -> None:
-    path = make_run(tmp_path / "run", "data=cifar100", f"data.dir='{hundred_classes}'", "partition=iid")
+    path = make_run(
+        tmp_path / "run", "data=cifar100", f"data.dir='{hundred_classes}'", "partition=iid"
+    )
     moved = hundred_classes.rename(tmp_path / "moved")
     with pytest.raises(DataError, match="The files of cifar100 were not found"):
         personal_model(path, "0")
@@ -142,10 +169,18 @@ def test_class_names_are_read_from_the_data_where_the_catalogue_has_none(
 def test_fine_tuning_on_other_data_than_the_runs_is_refused(
     tmp_path: Path, make_run: MakeRun, hundred_classes: Path
 ) -> None:
-    words = ["data=cifar100", f"data.dir='{hundred_classes}'", "partition=iid", "method=fedavg-ft", "rounds=1"]
+    words = [
+        "data=cifar100",
+        f"data.dir='{hundred_classes}'",
+        "partition=iid",
+        "method=fedavg-ft",
+        "rounds=1",
+    ]
     path = make_run(tmp_path / "run", *words)
     images = bytearray((hundred_classes / "train.bin").read_bytes())
     images[1 :: 2 + 3 * 32 * 32] = bytes(reversed(images[1 :: 2 + 3 * 32 * 32]))  # the fine labels
     (hundred_classes / "train.bin").write_bytes(images)
-    with pytest.raises(RunError, match=r"cifar100 is not the one that .*run was run with: its labels differ\."):
+    with pytest.raises(
+        RunError, match=r"cifar100 is not the one that .*run was run with: its labels differ\."
+    ):
         personal_model(path, "0")

@@ -27,7 +27,9 @@ def test_grey_pixels_are_divided_by_255_and_lie_row_by_row(tmp_path: Path) -> No
 
 def test_colours_become_channels(tmp_path: Path) -> None:
     path = save(tmp_path / "two.png", "RGB", (2, 1), (255, 0, 51), (0, 255, 102))
-    assert torch.allclose(read_image(path, (3, 1, 2)).pixels, torch.tensor([[[1.0, 0]], [[0, 1]], [[0.2, 0.4]]]))
+    assert torch.allclose(
+        read_image(path, (3, 1, 2)).pixels, torch.tensor([[[1.0, 0]], [[0, 1]], [[0.2, 0.4]]])
+    )
 
 
 def test_red_is_the_grey_76_of_255(tmp_path: Path) -> None:
@@ -42,7 +44,8 @@ def test_grey_is_the_same_in_all_three_channels(tmp_path: Path) -> None:
 
 
 def test_another_size_is_averaged_down_and_reported_as_width_and_height(tmp_path: Path) -> None:
-    """Four columns of 0 and four of 204 make a dark and a light pixel, with a little of each other at the seam."""
+    """Four columns of 0 and four of 204 make a dark and a light pixel, with a little of each other
+    at the seam."""
     path = save(tmp_path / "wide.png", "L", (8, 1), 0, 0, 0, 0, 204, 204, 204, 204)
     image = read_image(path, (1, 1, 2))
     dark, light = image.pixels[0, 0].tolist()
@@ -52,7 +55,8 @@ def test_another_size_is_averaged_down_and_reported_as_width_and_height(tmp_path
 
 
 def test_a_photograph_is_rotated_by_its_exif_data(tmp_path: Path) -> None:
-    """Orientation 6: the camera lay on its side, so the left column of the file is the upper row."""
+    """Orientation 6: the camera lay on its side, so the left column of the file is the upper
+    row."""
     image = Image.new("L", (2, 1))
     image.putdata([0, 255])
     exif = Image.Exif()
@@ -68,7 +72,9 @@ def test_transparent_areas_are_black(tmp_path: Path) -> None:
 
 def test_more_than_eight_bits_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "deep.png", "I;16", (1, 1), 40_000)
-    with pytest.raises(DataError, match=r"deep.png cannot be read: more than 8 bits per channel; save it with 8\."):
+    with pytest.raises(
+        DataError, match=r"deep.png cannot be read: more than 8 bits per channel; save it with 8\."
+    ):
         read_image(path, (1, 1, 1))
 
 
@@ -94,14 +100,22 @@ def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
         read_image(tmp_path / "cut.png", (1, 30, 30))
 
 
-@pytest.mark.parametrize("allowed", [6, 2])  # above once it is a warning of Pillow's, above twice an error
-def test_an_image_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int) -> None:
+@pytest.mark.parametrize(
+    "allowed", [6, 2]
+)  # above once it is a warning of Pillow's, above twice an error
+def test_an_image_that_is_too_large_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, allowed: int
+) -> None:
     path = save(tmp_path / "large.png", "L", (3, 3), *range(9))
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", allowed)
-    with pytest.raises(DataError, match=r"large.png cannot be read: too large; make it smaller first\."):
+    with pytest.raises(
+        DataError, match=r"large.png cannot be read: too large; make it smaller first\."
+    ):
         read_image(path, (1, 3, 3))
 
 
 def test_a_model_of_four_channels_does_not_take_image_files(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"The model needs images of 4 channels; image files have 1 or 3."):
+    with pytest.raises(
+        DataError, match=r"The model needs images of 4 channels; image files have 1 or 3."
+    ):
         read_image(tmp_path / "any.png", (4, 1, 1))

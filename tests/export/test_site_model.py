@@ -12,10 +12,10 @@ from dispfl.cli import app
 from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
 from dispfl.export.personal import site_model
-from dispfl.peer.config import SiteConfig
-from dispfl.peer.local import create_run, free_ports
-from dispfl.peer.run import run_site
+from dispfl.peer.local_federation import create_run, free_ports
+from dispfl.peer.run_site import run_site
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import SiteConfig
 from dispfl.peer.store import rounds_of
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.files import is_site
@@ -56,7 +56,12 @@ def test_the_model_is_that_of_the_sites_last_round(finished: Site) -> None:
     card = personal.card
     assert card.weights_sha256 == weights_sha256(state.model)
     assert card.score == rounds_of(finished.run_folder)[1]["report"]["scores"][str(card.metric)]
-    assert (card.peer, card.rounds, card.classes, card.shape) == ("alice", 2, ("dark", "light"), (1, 28, 28))
+    assert (card.peer, card.rounds, card.classes, card.shape) == (
+        "alice",
+        2,
+        ("dark", "light"),
+        (1, 28, 28),
+    )
     assert card.density == pytest.approx(0.4, abs=0.01)
     kept = sum(int(parameter.count_nonzero()) for parameter in personal.network.parameters())
     assert kept <= state.model.mask.kept
@@ -66,7 +71,9 @@ def test_the_exported_model_predicts(finished: Site, tmp_path: Path) -> None:
     to = tmp_path / "alice.safetensors"
     result = dispfl("export", finished.folder, "--to", to)
     assert result.exit_code == 0, result.output
-    assert result.stdout.startswith(f"{to}: peer alice of {finished.folder} after 2 rounds, accuracy ")
+    assert result.stdout.startswith(
+        f"{to}: peer alice of {finished.folder} after 2 rounds, accuracy "
+    )
     said = dispfl("predict", to, finished.folder / "scans/light/3.png", "--json")
     assert said.exit_code == 0
     [prediction] = json.loads(said.stdout)
@@ -96,7 +103,9 @@ def test_a_custom_network_is_found_in_the_sites_folder(tmp_path: Path) -> None:
 
 def test_a_site_without_a_complete_round_is_refused(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
-    with pytest.raises(RunError, match=r"has no complete round yet\. Start the node: dispfl peer run"):
+    with pytest.raises(
+        RunError, match=r"has no complete round yet\. Start the node: dispfl peer run"
+    ):
         site_model(site.folder)
 
 

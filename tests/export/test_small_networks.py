@@ -1,4 +1,5 @@
-"""Models whose masks leave out channels: every format contains the small network and computes what the run did."""
+"""Models whose masks leave out channels: every format contains the small network and computes what
+the run did."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from dispfl import DisPFL, Federation, Full
+from dispfl.channels.find_units import masked
+from dispfl.channels.units import UnitMask
 from dispfl.cli import app
 from dispfl.config import compose
-from dispfl.core.find_units import masked
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import global_stream
-from dispfl.core.units import UnitMask
 from dispfl.data.datasets import Data, load_dataset
 from dispfl.errors import DataError, RunError
 from dispfl.export.card import Card
@@ -27,10 +28,10 @@ from dispfl.export.classifier import DeployedModel
 from dispfl.export.formats import NORM_GROUPS, load_model, save_model
 from dispfl.export.personal import PersonalModel, personal_model, site_model
 from dispfl.models.settings import Model
-from dispfl.peer.config import SiteConfig
-from dispfl.peer.local import free_ports
-from dispfl.peer.run import run_site
+from dispfl.peer.local_federation import free_ports
+from dispfl.peer.run_site import run_site
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import SiteConfig
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import final_states, read_config, read_split, read_summary
 
@@ -96,7 +97,7 @@ class Small:
     def whole(self) -> nn.Module:
         """The whole network, with zeros for the weights that the peer does not keep."""
         with global_stream(0, "model"):
-            live = LiveModel(compose(read_config(self.path), []).model.network((1, 28, 28), 10))
+            live = FlatModule(compose(read_config(self.path), []).model.network((1, 28, 28), 10))
         state = final_states(self.path)["001"]
         live.load(state.model.unpack()[0], state.buffers)
         return live.module.eval()
@@ -135,8 +136,14 @@ def needed(ending: str, personal: PersonalModel) -> None:
 
 def test_the_card_says_what_is_left_out_and_how_much_is_kept(small: Small) -> None:
     card, summary = small.personal.card, read_summary(small.path)
-    whole = sum(parameter.numel() for parameter in small.whole().parameters() if parameter.requires_grad)
-    kept = sum(parameter.numel() for parameter in small.personal.network.parameters() if parameter.requires_grad)
+    whole = sum(
+        parameter.numel() for parameter in small.whole().parameters() if parameter.requires_grad
+    )
+    kept = sum(
+        parameter.numel()
+        for parameter in small.personal.network.parameters()
+        if parameter.requires_grad
+    )
     assert (card.structure, card.parameters, card.whole_parameters) == ("channels", kept, whole)
     assert card.density == kept / whole == pytest.approx(0.3, abs=0.02)
     assert summary is not None
@@ -177,10 +184,14 @@ def test_a_file_is_smaller_by_four_bytes_for_each_weight_that_is_left_out(
     ]
     assert card.whole_parameters is not None
     assert card.parameters is not None
-    assert sizes[1] - sizes[0] == pytest.approx(4 * (card.whole_parameters - card.parameters), abs=4_000)
+    assert sizes[1] - sizes[0] == pytest.approx(
+        4 * (card.whole_parameters - card.parameters), abs=4_000
+    )
 
 
-def test_a_fine_tuned_small_network_is_exported_as_the_run_evaluated_it(own_code: Path, make_run: MakeRun) -> None:
+def test_a_fine_tuned_small_network_is_exported_as_the_run_evaluated_it(
+    own_code: Path, make_run: MakeRun
+) -> None:
     path = make_run(own_code / "tuned", *CHANNELS, "method=own_small_net:Tuned")
     summary, card = read_summary(path), personal_model(path, "1").card
     assert summary is not None
@@ -189,15 +200,19 @@ def test_a_fine_tuned_small_network_is_exported_as_the_run_evaluated_it(own_code
     assert card.density == pytest.approx(0.3, abs=0.02)
 
 
-def test_a_network_that_has_changed_since_the_run_is_refused(own_code: Path, make_run: MakeRun) -> None:
+def test_a_network_that_has_changed_since_the_run_is_refused(
+    own_code: Path, make_run: MakeRun
+) -> None:
     path = make_run(own_code / "changed", *CHANNELS, "model.factory=own_small_net:net")
     (own_code / "renamed_net.py").write_text(OWN_CODE.replace("conv1", "first"))
     config = path / "config.toml"
     config.write_text(config.read_text().replace("own_small_net:net", "renamed_net:net"))
     with pytest.raises(RunError) as refused:
         personal_model(path, "1")
-    assert str(refused.value) == (
-        "The channels of the checkpoint are not those of the run's network: its layers have changed."
+    assert (
+        str(refused.value)
+        == "The channels of the checkpoint are not those of the run's network: its layers have"
+        " changed."
     )
 
 
@@ -211,12 +226,17 @@ def test_a_federation_made_in_python_gives_the_small_network_and_saves_it(tmp_pa
     with torch.no_grad():
         right = (network(images[1]).argmax(1) == labels[1]).float().mean()
     assert float(right) == pytest.approx(run.accuracy[1])
-    assert sum(parameter.numel() for parameter in network.parameters()) == run.personal["001"].model.mask.kept
+    assert (
+        sum(parameter.numel() for parameter in network.parameters())
+        == run.personal["001"].model.mask.kept
+    )
     card = Card(classes=("a", "b"), shape=(1, 28, 28), mean=(0.0,), std=(1.0,), model=Model())
     save_model(network, card, tmp_path / "small.safetensors")
     with torch.no_grad():
         wanted = network(images[1]).softmax(1)
-    assert torch.allclose(load_model(tmp_path / "small.safetensors").probabilities(images[1]), wanted, atol=1e-6)
+    assert torch.allclose(
+        load_model(tmp_path / "small.safetensors").probabilities(images[1]), wanted, atol=1e-6
+    )
 
 
 def test_a_site_exports_its_small_network_and_predicts_with_it(tmp_path: Path) -> None:
@@ -232,14 +252,19 @@ def test_a_site_exports_its_small_network_and_predicts_with_it(tmp_path: Path) -
         for k in range(10):
             Image.new("L", (28, 28), shade + k).save(site.folder / "scans" / name / f"{k}.png")
     run_site(site)
-    card, mask = site_model(site.folder).card, Checkpoints(site.run_folder / "checkpoints").load(2)["alice"].next_state
+    card, mask = (
+        site_model(site.folder).card,
+        Checkpoints(site.run_folder / "checkpoints").load(2)["alice"].next_state,
+    )
     assert (card.structure, card.parameters) == ("channels", mask.model.mask.kept)
 
     to = tmp_path / "alice.safetensors"
     told = CliRunner().invoke(app, ["export", str(site.folder), "--to", str(to)])
     assert told.exit_code == 0, told.output
-    assert told.stdout.splitlines()[1] == (
-        f"Small network: {card.parameters:,} of the {card.whole_parameters:,} parameters of the whole one."
+    assert (
+        told.stdout.splitlines()[1]
+        == f"Small network: {card.parameters:,} of the {card.whole_parameters:,} parameters of the"
+        " whole one."
     )
     image = str(site.folder / "scans/light/3.png")
     said = CliRunner().invoke(app, ["predict", str(to), image, "--json"])
@@ -262,7 +287,11 @@ GOOD = '{"norm1": 4, "norm2": 4}'
     ("change", "norm_groups", "sentence"),
     [
         (with_tensor("conv2.weight", lambda x: x[:, :1]), GOOD, "Its layers do not fit together: "),
-        (with_tensor("hidden.weight", lambda x: x[:, :-1]), GOOD, "Its layers do not fit together: "),
+        (
+            with_tensor("hidden.weight", lambda x: x[:, :-1]),
+            GOOD,
+            "Its layers do not fit together: ",
+        ),
         (with_tensor("linear.weight", lambda x: x[:2]), GOOD, "Its layers do not fit together: "),
         (with_tensor("linear.weight", lambda x: x.repeat(1, 9)), GOOD, NOT_THOSE),
         (with_tensor("conv1.weight", lambda x: x[:0]), GOOD, NOT_THOSE),
@@ -271,16 +300,44 @@ GOOD = '{"norm1": 4, "norm2": 4}'
         (lambda tensors: tensors.update(extra=torch.zeros(3)), GOOD, NOT_THOSE),
         (dict, '{"norm1": 3, "norm2": 4}', "Its layers do not fit together: "),
         (dict, '{"norm1": 4}', "Its norm_groups are not those of the network that its card names."),
-        (dict, '{"norm1": 4, "conv2": 4}', "Its norm_groups are not those of the network that its card names."),
-        (dict, f'{{"norm1": {10**30}, "norm2": 4}}', "Its norm_groups are not those of the network"),
-        (dict, '{"norm1": 0, "norm2": 4}', "norm_groups must be JSON with a positive number for each layer, got '{"),
-        (dict, '{"norm1": "\x1b[2J", "norm2": 4}', "norm_groups must be JSON with a positive number for each"),
-        (dict, "[4, 4]", "norm_groups must be JSON with a positive number for each layer, got '[4, 4]'."),
-        (dict, "[" * 100_000, "norm_groups must be JSON with a positive number for each layer, got '[[["),
+        (
+            dict,
+            '{"norm1": 4, "conv2": 4}',
+            "Its norm_groups are not those of the network that its card names.",
+        ),
+        (
+            dict,
+            f'{{"norm1": {10**30}, "norm2": 4}}',
+            "Its norm_groups are not those of the network",
+        ),
+        (
+            dict,
+            '{"norm1": 0, "norm2": 4}',
+            "norm_groups must be JSON with a positive number for each layer, got '{",
+        ),
+        (
+            dict,
+            '{"norm1": "\x1b[2J", "norm2": 4}',
+            "norm_groups must be JSON with a positive number for each",
+        ),
+        (
+            dict,
+            "[4, 4]",
+            "norm_groups must be JSON with a positive number for each layer, got '[4, 4]'.",
+        ),
+        (
+            dict,
+            "[" * 100_000,
+            "norm_groups must be JSON with a positive number for each layer, got '[[[",
+        ),
     ],
 )
 def test_a_damaged_or_hostile_file_is_refused_with_one_sentence(
-    tmp_path: Path, cnn: PersonalModel, change: Callable[[Tensors], Any], norm_groups: str, sentence: str
+    tmp_path: Path,
+    cnn: PersonalModel,
+    change: Callable[[Tensors], Any],
+    norm_groups: str,
+    sentence: str,
 ) -> None:
     path = tmp_path / "small.safetensors"
     save_model(cnn.network, cnn.card, path)
@@ -293,11 +350,15 @@ def test_a_damaged_or_hostile_file_is_refused_with_one_sentence(
     assert str(refused.value).isprintable()
 
 
-def test_a_card_that_declares_huge_images_needs_no_memory(tmp_path: Path, cnn: PersonalModel) -> None:
+def test_a_card_that_declares_huge_images_needs_no_memory(
+    tmp_path: Path, cnn: PersonalModel
+) -> None:
     """The first linear layer of the whole network would have two thousand million weights."""
     path = tmp_path / "small.safetensors"
     save_model(cnn.network, cnn.card, path)
     card = cnn.card.model_copy(update={"shape": (1, 4096, 4096)})
-    safetensors.torch.save_file(safetensors.torch.load_file(path), path, card.to_strings() | {NORM_GROUPS: GOOD})
+    safetensors.torch.save_file(
+        safetensors.torch.load_file(path), path, card.to_strings() | {NORM_GROUPS: GOOD}
+    )
     with pytest.raises(DataError, match="Its layers do not fit together"):
         load_model(path)

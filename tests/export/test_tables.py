@@ -1,4 +1,5 @@
-"""Models for tables: the inputs of their files, the same results as at the site, and what is refused."""
+"""Models for tables: the inputs of their files, the same results as at the site, and what is
+refused."""
 
 import json
 import re
@@ -16,22 +17,26 @@ from dispfl.config import compose
 from dispfl.errors import ConfigError
 from dispfl.export.formats import load_model
 from dispfl.export.personal import personal_model, site_model
-from dispfl.peer.config import SiteConfig
-from dispfl.peer.local import free_ports
-from dispfl.peer.run import run_site
-from dispfl.peer.setup import site_data
+from dispfl.peer.local_federation import free_ports
+from dispfl.peer.participant import site_data
+from dispfl.peer.run_site import run_site
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import SiteConfig
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.loop import RunCallbacks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 COMMANDS = [line for line in re.findall(r"```sh\n(.*?)```", PAGE, re.S)[1].splitlines() if line]
-ROWS = [(20 + 7 * k % 60, 1000 + 3 * k % 17, "ill" if 7 * k % 60 > 30 else "well") for k in range(60)]
+ROWS = [
+    (20 + 7 * k % 60, 1000 + 3 * k % 17, "ill" if 7 * k % 60 > 30 else "well") for k in range(60)
+]
 """Two columns of very different size; the first determines the class."""
 
 
 def write(path: Path, rows: list[tuple[int, int, str]]) -> Path:
-    path.write_text("age,pressure,diagnosis\n" + "".join(f"{age},{more},{label}\n" for age, more, label in rows))
+    path.write_text(
+        "age,pressure,diagnosis\n" + "".join(f"{age},{more},{label}\n" for age, more, label in rows)
+    )
     return path
 
 
@@ -43,7 +48,12 @@ def dispfl(*words: str | Path) -> Result:
 def clinic(tmp_path_factory: pytest.TempPathFactory) -> Site:
     """A site that has taken its two rounds, alone, on 40 rows; tested on 20 others."""
     folder = tmp_path_factory.mktemp("tables") / "clinic"
-    data = {"path": "patients.csv", "test_path": "others.csv", "label": "diagnosis", "standardize": True}
+    data = {
+        "path": "patients.csv",
+        "test_path": "others.csv",
+        "label": "diagnosis",
+        "standardize": True,
+    }
     train = {"epochs": 2, "batch_size": 8}
     config = SiteConfig.from_values({"data": data, "model": "mlp", "rounds": 2, "train": train})
     where = SiteInfo(name="clinic", listen=f"127.0.0.1:{free_ports(1)[0]}")
@@ -71,7 +81,9 @@ def test_the_card_names_the_columns_in_order_and_how_each_is_scaled(clinic: Site
 
 
 @pytest.mark.parametrize("ending", [".safetensors", ".onnx", ".pt2"])
-def test_raw_rows_get_the_probabilities_of_the_sites_own_model(clinic: Site, tmp_path: Path, ending: str) -> None:
+def test_raw_rows_get_the_probabilities_of_the_sites_own_model(
+    clinic: Site, tmp_path: Path, ending: str
+) -> None:
     if ending == ".onnx":
         for package in ("onnx", "onnxscript", "onnxruntime"):
             pytest.importorskip(package, reason="the extra dispfl[export] is not installed")
@@ -88,23 +100,36 @@ def test_raw_rows_get_the_probabilities_of_the_sites_own_model(clinic: Site, tmp
     raw = torch.tensor([[float(age), float(more)] for age, more, _ in ROWS[40:]])
     assert torch.allclose(classifier.probabilities(raw), wanted, atol=1e-5)
     found = classifier.predict([clinic.folder / "others.csv"])
-    assert [one.guesses[0][0] for one in found] == [personal.card.classes[k] for k in wanted.argmax(1)]
-    right = sum(one.guesses[0][0] == personal.card.classes[k] for one, k in zip(found, labels, strict=True))
+    assert [one.guesses[0][0] for one in found] == [
+        personal.card.classes[k] for k in wanted.argmax(1)
+    ]
+    right = sum(
+        one.guesses[0][0] == personal.card.classes[k] for one, k in zip(found, labels, strict=True)
+    )
     assert right / 20 == personal.card.score
 
 
 def test_an_onnx_file_of_a_table_takes_rows(clinic: Site, tmp_path: Path) -> None:
-    onnxruntime = pytest.importorskip("onnxruntime", reason="the extra dispfl[export] is not installed")
+    onnxruntime = pytest.importorskip(
+        "onnxruntime", reason="the extra dispfl[export] is not installed"
+    )
     assert dispfl("export", clinic.folder, "--to", tmp_path / "clinic.onnx").exit_code == 0
-    session = onnxruntime.InferenceSession(tmp_path / "clinic.onnx", providers=["CPUExecutionProvider"])
+    session = onnxruntime.InferenceSession(
+        tmp_path / "clinic.onnx", providers=["CPUExecutionProvider"]
+    )
     [takes] = session.get_inputs()
     assert (takes.name, takes.shape) == ("rows", ["batch", 2])
     assert json.loads(session.get_modelmeta().custom_metadata_map["columns"]) == ["age", "pressure"]
 
 
 def test_columns_are_found_by_name_and_the_label_is_ignored(model: Path, tmp_path: Path) -> None:
-    """The same row three times: as in training, in another order without the label, and with a label left empty."""
-    texts = ["age,pressure,diagnosis\n70,1005,well\n", "pressure;age\n1005;70\n", "diagnosis,age,pressure\n,70,1005\n"]
+    """The same row three times: as in training, in another order without the label, and with a
+    label left empty."""
+    texts = [
+        "age,pressure,diagnosis\n70,1005,well\n",
+        "pressure;age\n1005;70\n",
+        "diagnosis,age,pressure\n,70,1005\n",
+    ]
     paths = [tmp_path / f"{k}.csv" for k in range(3)]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text)
@@ -129,9 +154,18 @@ def test_rows_are_shown_by_file_and_line_and_as_json(model: Path, tmp_path: Path
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("age,diagnosis\n50,ill\n", "FILE has no column 'pressure', which the model requires; add it."),
-        ("age,pressure,sex\n50,1,M\n", "FILE has a column 'sex', which the model does not know; remove it."),
-        ("age,pressure\n50,\n", "FILE, line 2, column pressure: the value is missing; fill it in or remove the line"),
+        (
+            "age,diagnosis\n50,ill\n",
+            "FILE has no column 'pressure', which the model requires; add it.",
+        ),
+        (
+            "age,pressure,sex\n50,1,M\n",
+            "FILE has a column 'sex', which the model does not know; remove it.",
+        ),
+        (
+            "age,pressure\n50,\n",
+            "FILE, line 2, column pressure: the value is missing; fill it in or remove the line",
+        ),
         (None, "The table FILE does not exist."),
     ],
 )
@@ -145,10 +179,15 @@ def test_a_table_with_other_columns_is_refused_with_exit_code_1(
     assert result.exit_code == 1
     assert result.stderr.replace(str(path), "FILE").startswith(f"dispfl: {sentence}")
     assert f"{good}:3" in result.stdout  # the other table is predicted all the same
-    assert json.loads(dispfl("predict", model, path, good, "--json").stdout)[0].keys() == {"table", "problem"}
+    assert json.loads(dispfl("predict", model, path, good, "--json").stdout)[0].keys() == {
+        "table",
+        "problem",
+    }
 
 
-def test_columns_that_were_not_standardized_are_not_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_that_were_not_standardized_are_not_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path / "patients.csv", ROWS)
     words = [
@@ -177,7 +216,9 @@ def test_arrays_without_names_are_refused(tmp_path: Path, monkeypatch: pytest.Mo
         "model=mlp",
     ]
     ExperimentRun.create(compose({"data": {"path": "signals.npz"}}, words), tmp_path / "run").run()
-    with pytest.raises(ConfigError, match=r"models for images and tables, but these inputs have shape \[5\]"):
+    with pytest.raises(
+        ConfigError, match=r"models for images and tables, but these inputs have shape \[5\]"
+    ):
         personal_model(tmp_path / "run", "1")
 
 

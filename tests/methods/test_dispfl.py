@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 from rounds import FinishedRound
-from tests.core.test_blocks import TINY, tiny
+from tests.channels.test_block_average import TINY, tiny
 from torch import Tensor
 
-from dispfl.core.live import LiveModel
+from dispfl.channels.units import UnitMask
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import hamming, kept_count, kept_per_layer
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import erk_densities
 from dispfl.core.train import Trainer
-from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
@@ -36,11 +36,14 @@ def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask
     ours = PackedModel.pack(torch.tensor([2.0, 0.0, 4.0]), torch.tensor([True, False, True]))
     theirs = PackedModel.pack(torch.tensor([6.0, 5.0, 0.0]), torch.tensor([True, True, False]))
     # Held by both: (2 + 6) / 2. Regrown by us, held by them: 5. Given up by us: 0, whatever it was.
-    assert DisPFL().mix({"000": ours, "001": theirs}, torch.tensor([True, True, False])).tolist() == [4.0, 5.0, 0.0]
+    assert DisPFL().mix(
+        {"000": ours, "001": theirs}, torch.tensor([True, True, False])
+    ).tolist() == [4.0, 5.0, 0.0]
 
 
-def mixed_by(method: DisPFL, state: PeerState, heard: PackedModel) -> Tensor:
-    """Return the weights that a step starts to train from; the trainer has only what such a step needs."""
+def mixed_by(method: DisPFL, state: PeerState, received: PackedModel) -> Tensor:
+    """Return the weights that a step starts to train from; the trainer has only what such a step
+    needs."""
     found: list[Tensor] = []
 
     def learn(weights: Tensor, mask: object) -> Tensor:
@@ -48,19 +51,31 @@ def mixed_by(method: DisPFL, state: PeerState, heard: PackedModel) -> Tensor:
         return weights
 
     trainer: Any = SimpleNamespace(
-        peer="000", t=0, T=1, learn=learn, buffers={}, observe_mixed=lambda weights: None, stream=lambda name: stream(0)
+        peer="000",
+        t=0,
+        T=1,
+        learn=learn,
+        buffers={},
+        observe_mixed=lambda weights: None,
+        stream=lambda name: stream(0),
     )
     trainer.first_weights = lambda: torch.arange(1.0, TINY.size + 1) / 100
-    method.step(trainer, state, {"001": heard})
+    method.step(trainer, state, {"001": received})
     return found[0]
 
 
 @pytest.mark.parametrize(("warm_up", "regrown"), [(True, 5.0), (False, 0.0)])
-def test_a_regrown_weight_starts_from_its_neighbours_average_or_from_zero(warm_up: bool, regrown: float) -> None:
+def test_a_regrown_weight_starts_from_its_neighbours_average_or_from_zero(
+    warm_up: bool, regrown: float
+) -> None:
     ours = PackedModel.pack(torch.tensor([2.0, 0.0, 4.0]), torch.tensor([True, False, True]))
     theirs = PackedModel.pack(torch.tensor([6.0, 5.0, 0.0]), torch.tensor([True, True, False]))
     state = PeerState(ours, PackedMask.pack(torch.tensor([True, True, False])))
-    assert mixed_by(DisPFL(alpha_0=0, warm_up=warm_up), state, theirs).tolist() == [4.0, regrown, 0.0]
+    assert mixed_by(DisPFL(alpha_0=0, warm_up=warm_up), state, theirs).tolist() == [
+        4.0,
+        regrown,
+        0.0,
+    ]
 
 
 def test_without_warm_up_a_peer_that_has_no_model_yet_still_starts_from_its_neighbours() -> None:
@@ -98,27 +113,42 @@ def test_common_first_masks_are_the_same_for_all_peers_of_a_density(
     assert len({tuple(state.next_mask.bits.tolist()) for state in states.values()}) == groups
 
 
-def test_own_first_weights_differ_between_peers_and_follow_from_the_seed(make_context: MakeContext) -> None:
+def test_own_first_weights_differ_between_peers_and_follow_from_the_seed(
+    make_context: MakeContext,
+) -> None:
     context = make_context(method=DisPFL(first_weights="own", density=1))
     weights = [state.model.values for state in initial_states(context).values()]
-    assert not any(one.equal(other) for one, other in combinations([*weights, context.first_weights], 2))
-    again = initial_states(make_context(method=DisPFL(first_weights="own", density=1)), ["001"])["001"]
+    assert not any(
+        one.equal(other) for one, other in combinations([*weights, context.first_weights], 2)
+    )
+    again = initial_states(make_context(method=DisPFL(first_weights="own", density=1)), ["001"])[
+        "001"
+    ]
     assert again.model.values.equal(weights[1])
 
 
-def test_own_first_weights_of_a_network_that_draws_none_are_refused(make_context: MakeContext) -> None:
+def test_own_first_weights_of_a_network_that_draws_none_are_refused(
+    make_context: MakeContext,
+) -> None:
     network = make_context().module()
     context = make_context(method=DisPFL(first_weights="own"), model=lambda: deepcopy(network))
-    with pytest.raises(ConfigError, match=r"method\.first_weights is own, but the network has the same weights"):
+    with pytest.raises(
+        ConfigError, match=r"method\.first_weights is own, but the network has the same weights"
+    ):
         initial_states(context)
 
 
-def test_every_layer_keeps_its_count_through_all_rounds(make_context: MakeContext, run_all: RunAll) -> None:
+def test_every_layer_keeps_its_count_through_all_rounds(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     context = make_context(method=DisPFL(density=0.4), rounds=4)
-    layout = LiveModel(context.module()).layout
+    layout = FlatModule(context.module()).layout
     shapes = dict(zip(layout.names, layout.shapes, strict=True))
     evaluates_global = erk_densities(shapes, 0.4)
-    allowed = [kept_count(size, evaluates_global[name]) for name, size in zip(layout.names, layout.sizes, strict=True)]
+    allowed = [
+        kept_count(size, evaluates_global[name])
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    ]
     for states in (initial_states(context), *(round_.states for round_ in run_all(context))):
         for state in states.values():
             assert kept_per_layer(state.model.mask.unpack(), layout) == allowed
@@ -127,8 +157,13 @@ def test_every_layer_keeps_its_count_through_all_rounds(make_context: MakeContex
 
 def test_uniform_layers_all_have_the_density(make_context: MakeContext) -> None:
     context = make_context(method=DisPFL(density=0.5, layers="uniform"))
-    layout = LiveModel(context.module()).layout
-    assert kept_per_layer(initial_states(context)["000"].model.mask.unpack(), layout) == [16, 4, 12, 1]
+    layout = FlatModule(context.module()).layout
+    assert kept_per_layer(initial_states(context)["000"].model.mask.unpack(), layout) == [
+        16,
+        4,
+        12,
+        1,
+    ]
 
 
 def test_a_list_of_densities_makes_groups_in_roster_order() -> None:
@@ -150,7 +185,9 @@ def test_the_mask_search_replaces_half_of_a_layer_in_round_0_and_its_smallest_we
     assert 0 < hamming(evolved, mask) <= 16
 
 
-def test_with_prune_rate_0_the_mask_does_not_change(make_context: MakeContext, run_all: RunAll) -> None:
+def test_with_prune_rate_0_the_mask_does_not_change(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     for round_ in run_all(make_context(method=DisPFL(alpha_0=0.0))):
         for step in round_.steps.values():
             assert step.next_state.next_mask.unpack().equal(step.next_state.model.mask.unpack())
@@ -159,7 +196,10 @@ def test_with_prune_rate_0_the_mask_does_not_change(make_context: MakeContext, r
 def test_regrowth_by_gradient_costs_one_dense_batch_and_at_random_or_never_nothing(
     make_context: MakeContext, run_all: RunAll
 ) -> None:
-    by_gradient, by_chance = DisPFL(regrow="gradient", layers="uniform"), DisPFL(regrow="random", layers="uniform")
+    by_gradient, by_chance = (
+        DisPFL(regrow="gradient", layers="uniform"),
+        DisPFL(regrow="random", layers="uniform"),
+    )
     never = DisPFL(alpha_0=0, layers="uniform")
     for method, search in ((by_gradient, [(8, [32, 8, 24, 3])]), (by_chance, []), (never, [])):
         [round_] = run_all(make_context(method=method, rounds=1))
@@ -170,7 +210,10 @@ def test_channels_at_density_1_are_the_paper_at_density_1_bit_for_bit(
     make_context: MakeContext, run_all: RunAll
 ) -> None:
     """And that is D-PSGD (test_dpsgd.py). The mask never changes."""
-    runs = [run_all(make_context(method=method, rounds=3)) for method in (DisPFL(density=1), CHANNELS, DPSGD())]
+    runs = [
+        run_all(make_context(method=method, rounds=3))
+        for method in (DisPFL(density=1), CHANNELS, DPSGD())
+    ]
     for ours, channels, dpsgd in zip(*runs, strict=True):
         for peer, state in channels.states.items():
             assert state.model.unpack()[0].equal(ours.states[peer].model.unpack()[0])
@@ -179,11 +222,15 @@ def test_channels_at_density_1_are_the_paper_at_density_1_bit_for_bit(
             assert channels.steps[peer].report.loss == ours.steps[peer].report.loss
 
 
-def test_channels_without_pruning_keep_their_first_masks(make_context: MakeContext, run_all: RunAll) -> None:
+def test_channels_without_pruning_keep_their_first_masks(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     context = make_context(method=DisPFL(structure="channels", alpha_0=0), rounds=3)
     start = {peer: state.next_mask.bits for peer, state in initial_states(context).items()}
     assert len({tuple(mask.tolist()) for mask in start.values()}) > 1
     for finished_round in run_all(context):
-        assert all(state.next_mask.bits.equal(start[peer]) for peer, state in finished_round.states.items())
+        assert all(
+            state.next_mask.bits.equal(start[peer]) for peer, state in finished_round.states.items()
+        )
     moving = run_all(make_context(method=DisPFL(structure="channels"), rounds=3))[-1]
     assert any(not state.next_mask.bits.equal(start[peer]) for peer, state in moving.states.items())

@@ -25,7 +25,9 @@ def dense(*values: float) -> PackedModel:
 
 
 def test_samples_of_1_and_3_weigh_a_quarter_and_three_quarters() -> None:
-    mean, mask = weighted_mean({"000": dense(4.0, 0.0), "001": dense(8.0, -4.0)}, {"000": 1, "001": 3})
+    mean, mask = weighted_mean(
+        {"000": dense(4.0, 0.0), "001": dense(8.0, -4.0)}, {"000": 1, "001": 3}
+    )
     assert mean.tolist() == [0.25 * 4 + 0.75 * 8, 0.75 * -4]
     assert mask.tolist() == [True, True]
 
@@ -36,13 +38,17 @@ def test_only_peers_that_sent_a_model_count_towards_the_total() -> None:
 
 
 def test_the_server_takes_the_weighted_mean_of_what_its_cohort_learned(
-    make_context: MakeContext, trainer_for: Callable[..., Trainer], run_all: Callable[..., list[FinishedRound]]
+    make_context: MakeContext,
+    trainer_for: Callable[..., Trainer],
+    run_all: Callable[..., list[FinishedRound]],
 ) -> None:
     """Three peers with 20, 20 and 10 samples: 0.4, 0.4 and 0.2."""
     context = make_context(method=FedAvg(cohort=3), rounds=1)
     few = context.peers["002"].train.take(torch.arange(10))
     context = make_context(
-        method=FedAvg(cohort=3), rounds=1, peers={**context.peers, "002": PeerData(few, context.peers["002"].test)}
+        method=FedAvg(cohort=3),
+        rounds=1,
+        peers={**context.peers, "002": PeerData(few, context.peers["002"].test)},
     )
     weights, mask = initial_states(context)[SERVER].model.unpack()
     learned = [trainer_for(context, peer).learn(weights, mask) for peer in context.roster]
@@ -53,7 +59,9 @@ def test_the_server_takes_the_weighted_mean_of_what_its_cohort_learned(
 
 
 def test_a_peer_keeps_no_model_and_is_evaluated_with_the_global_one(
-    make_context: MakeContext, trainer_for: Callable[..., Trainer], run_all: Callable[..., list[FinishedRound]]
+    make_context: MakeContext,
+    trainer_for: Callable[..., Trainer],
+    run_all: Callable[..., list[FinishedRound]],
 ) -> None:
     context = make_context(method=FedAvg(cohort=1))
     last = run_all(context)[-1]
@@ -71,7 +79,9 @@ def test_the_cohort_is_ten_of_the_online_peers_and_changes_every_round() -> None
     cohorts = [FedAvg(cohort=10).pick(0, t, roster) for t in range(20)]
     assert all(len(set(cohort)) == 10 and cohort == sorted(cohort) for cohort in cohorts)
     assert len({tuple(cohort) for cohort in cohorts}) == 20
-    assert {peer for cohort in cohorts for peer in cohort} == set(roster)  # missed by 20 draws: (2/3)^20, 0.03 %
+    assert {peer for cohort in cohorts for peer in cohort} == set(
+        roster
+    )  # missed by 20 draws: (2/3)^20, 0.03 %
     assert FedAvg(cohort=10).pick(0, 0, roster[:4]) == roster[:4]
     assert FedAvg(cohort=10).pick(0, 0, []) == []
 
@@ -80,14 +90,24 @@ def test_the_cohort_hardly_depends_on_which_other_peers_are_online() -> None:
     roster = [f"{k:03d}" for k in range(30)]
     whole = FedAvg(cohort=10).pick(0, 0, roster)
     gone = whole[0]
-    assert set(whole) - {gone} <= set(FedAvg(cohort=10).pick(0, 0, [peer for peer in roster if peer != gone]))
+    assert set(whole) - {gone} <= set(
+        FedAvg(cohort=10).pick(0, 0, [peer for peer in roster if peer != gone])
+    )
 
 
 @pytest.mark.parametrize(
     ("topology", "connections"),
-    [("random", 4), ("ring", 2), ("full", 15), ("grid", 4), ("exponential", 4)],  # 1, 2, 4 and 8 further on
+    [
+        ("random", 4),
+        ("ring", 2),
+        ("full", 15),
+        ("grid", 4),
+        ("exponential", 4),
+    ],  # 1, 2, 4 and 8 further on
 )
-def test_the_cohort_follows_the_topologys_degree_unless_stated(topology: str, connections: int) -> None:
+def test_the_cohort_follows_the_topologys_degree_unless_stated(
+    topology: str, connections: int
+) -> None:
     words = [f"topology={topology}", "peers=16"]
     assert vars(compose({}, ["method=fedavg", *words]).method)["cohort"] == connections
     assert vars(compose({}, ["method=ditto", *words, "method.cohort=9"]).method)["cohort"] == 9
@@ -97,7 +117,9 @@ def test_the_cohort_follows_the_topologys_degree_unless_stated(topology: str, co
 def test_a_server_of_a_federation_made_in_python_has_the_topologys_connections(
     make_context: MakeContext, run_all: RunAll
 ) -> None:
-    (round_,) = run_all(make_context(peers=5, method=FedAvg(), topology=RandomRegular(degree=3), rounds=1))
+    (round_,) = run_all(
+        make_context(peers=5, method=FedAvg(), topology=RandomRegular(degree=3), rounds=1)
+    )
     assert len([link for link in round_.ledger.paper if link[1] == SERVER]) == 3
 
 

@@ -13,7 +13,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
-from dispfl.methods.base import Neighbourhood, PeerState, fresh_state
+from dispfl.methods.base import Neighbourhood, PeerState, initial_state
 from dispfl.methods.fedfomo import FedFOMO, gain, moved
 from dispfl.round.context import PeerData, RunContext
 
@@ -23,7 +23,9 @@ EIGHT = [f"{k:03d}" for k in range(8)]
 
 
 def test_a_gain_is_the_loss_saved_for_each_unit_of_distance() -> None:
-    assert gain(torch.zeros(2), torch.tensor([3.0, 4.0]), 2.0, 1.0) == pytest.approx(0.2)  # 1 less, 5 away
+    assert gain(torch.zeros(2), torch.tensor([3.0, 4.0]), 2.0, 1.0) == pytest.approx(
+        0.2
+    )  # 1 less, 5 away
 
 
 def test_a_candidate_that_does_worse_or_is_the_model_itself_gains_nothing() -> None:
@@ -31,15 +33,24 @@ def test_a_candidate_that_does_worse_or_is_the_model_itself_gains_nothing() -> N
     assert gain(torch.ones(2), torch.ones(2), 2.0, 1.0) == 0.0
 
 
-@pytest.mark.parametrize(("loss", "candidate_loss"), [(1.0, nan), (nan, 1.0), (inf, 1.0), (1.0, inf), (inf, inf)])
+@pytest.mark.parametrize(
+    ("loss", "candidate_loss"), [(1.0, nan), (nan, 1.0), (inf, 1.0), (1.0, inf), (inf, inf)]
+)
 def test_a_nan_loss_gains_nothing(loss: float, candidate_loss: float) -> None:
     assert gain(torch.zeros(1), torch.ones(1), loss, candidate_loss) == 0.0
 
 
 def test_gains_of_3_and_1_move_the_model_by_three_quarters_and_a_quarter() -> None:
     theta = torch.tensor([1.0, 0.0])
-    candidates = {"000": torch.tensor([5.0, 0.0]), "001": torch.tensor([1.0, 8.0]), "002": torch.tensor([nan, nan])}
-    assert moved(theta, candidates, {"000": 3.0, "001": 1.0, "002": 0.0}).tolist() == [1 + 0.75 * 4, 0.25 * 8]
+    candidates = {
+        "000": torch.tensor([5.0, 0.0]),
+        "001": torch.tensor([1.0, 8.0]),
+        "002": torch.tensor([nan, nan]),
+    }
+    assert moved(theta, candidates, {"000": 3.0, "001": 1.0, "002": 0.0}).tolist() == [
+        1 + 0.75 * 4,
+        0.25 * 8,
+    ]
     assert theta.tolist() == [1.0, 0.0]
 
 
@@ -58,33 +69,38 @@ def bowl(make_context: MakeContext, *targets: float, lr: float = 0.25) -> RunCon
     )
 
 
-def mixed(trainer: Trainer, theta: float, heard: Mapping[str, float]) -> PeerState:
-    """What becomes of a peer whose weight is theta and who hears these weights."""
-    models = {name: PackedModel.pack(*one_weight(w)) for name, w in heard.items()}
-    return FedFOMO().step(trainer, fresh_state(*one_weight(theta)), models)
+def mixed(trainer: Trainer, theta: float, received: Mapping[str, float]) -> PeerState:
+    """What becomes of a peer whose weight is theta and who receives from these weights."""
+    models = {name: PackedModel.pack(*one_weight(w)) for name, w in received.items()}
+    return FedFOMO().step(trainer, initial_state(*one_weight(theta)), models)
 
 
 def liking(scores: Mapping[str, float], theta: float) -> PeerState:
     """A peer whose weight is theta and who remembers how much others have helped."""
     memory = {f"preference/{name}": torch.tensor(float(score)) for name, score in scores.items()}
-    return replace(fresh_state(*one_weight(theta)), memory=memory)
+    return replace(initial_state(*one_weight(theta)), memory=memory)
 
 
 def remembered(state: PeerState) -> dict[str, float]:
     return {key.removeprefix("preference/"): float(score) for key, score in state.memory.items()}
 
 
-def test_own_update_and_heard_models_are_weighted_together(make_context: MakeContext, trainer_for: TrainerFor) -> None:
-    """All targets 0, theta = 4: loss 16. The own update is 4 - 0.25 * 8 = 2: loss 4, 2 away, gain 6.
+def test_own_update_and_heard_models_are_weighted_together(
+    make_context: MakeContext, trainer_for: TrainerFor
+) -> None:
+    """All targets 0, theta = 4: loss 16. The own update is 4 - 0.25 * 8 = 2: loss 4, 2 away, gain
+    6.
 
-    A heard 3 has loss 9 and is 1 away: gain 7. A heard 5 has loss 25: no gain.
+    A received 3 has loss 9 and is 1 away: gain 7. A received 5 has loss 25: no gain.
     """
     state = mixed(trainer_for(bowl(make_context, 0.0, 0.0)), 4.0, {"001": 3.0, "002": 5.0})
     assert state.model.values.tolist() == pytest.approx([4 + 6 / 13 * -2 + 7 / 13 * -1])
     assert remembered(state) == pytest.approx({"001": 7 / 13})  # of others only
 
 
-def test_preferences_add_up_over_the_rounds(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+def test_preferences_add_up_over_the_rounds(
+    make_context: MakeContext, trainer_for: TrainerFor
+) -> None:
     trainer = trainer_for(bowl(make_context, 0.0, 0.0))
     remembering = liking({"001": 1.0, "002": 2.0}, 4.0)
     state = FedFOMO().step(trainer, remembering, {"001": PackedModel.pack(*one_weight(3.0))})
@@ -98,25 +114,38 @@ def test_a_preference_stays_with_its_peer_when_others_join_or_leave(
     """Somebody called 000a joins between 000 and 002, and 001 is gone."""
     liked = liking({"001": 5.0, "002": 2.0}, 4.0)
     neighbourhood = Neighbourhood(["000", "000a", "002"], ["000a"], ["000a", "002"])
-    assert FedFOMO(explore=0.0, models=1).choose(liked, neighbourhood, rng=torch.Generator()) == ["002"]
+    assert FedFOMO(explore=0.0, models=1).choose(liked, neighbourhood, rng=torch.Generator()) == [
+        "002"
+    ]
     state = FedFOMO().step(
-        trainer_for(bowl(make_context, 0.0, 0.0)), liked, {"000a": PackedModel.pack(*one_weight(3.0))}
+        trainer_for(bowl(make_context, 0.0, 0.0)),
+        liked,
+        {"000a": PackedModel.pack(*one_weight(3.0))},
     )
     assert remembered(state) == pytest.approx({"000a": 7 / 13, "001": 5.0, "002": 2.0})
 
 
-def test_without_neighbours_the_own_update_is_kept(make_context: MakeContext, trainer_for: TrainerFor) -> None:
-    assert mixed(trainer_for(bowl(make_context, 0.0, 0.0)), 4.0, {}).model.values.tolist() == pytest.approx([2.0])
+def test_without_neighbours_the_own_update_is_kept(
+    make_context: MakeContext, trainer_for: TrainerFor
+) -> None:
+    assert mixed(
+        trainer_for(bowl(make_context, 0.0, 0.0)), 4.0, {}
+    ).model.values.tolist() == pytest.approx([2.0])
 
 
-def test_if_no_model_helps_the_peer_keeps_its_own_update(make_context: MakeContext, trainer_for: TrainerFor) -> None:
-    """At a learning rate of 1.5, the step from 4 leads to 4 - 1.5 * 8 = -8, which is worse; and so is the heard 9."""
+def test_if_no_model_helps_the_peer_keeps_its_own_update(
+    make_context: MakeContext, trainer_for: TrainerFor
+) -> None:
+    """At a learning rate of 1.5, the step from 4 leads to 4 - 1.5 * 8 = -8, which is worse; and so
+    is the received 9."""
     state = mixed(trainer_for(bowl(make_context, 0.0, 0.0, lr=1.5)), 4.0, {"001": 9.0})
     assert state.model.values.tolist() == pytest.approx([-8.0])
     assert remembered(state) == {}
 
 
-def test_a_received_model_of_nan_is_ignored(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+def test_a_received_model_of_nan_is_ignored(
+    make_context: MakeContext, trainer_for: TrainerFor
+) -> None:
     state = mixed(trainer_for(bowl(make_context, 0.0, 0.0)), 4.0, {"001": nan, "002": inf})
     assert state.model.values.tolist() == pytest.approx([2.0])
 
@@ -124,16 +153,20 @@ def test_a_received_model_of_nan_is_ignored(make_context: MakeContext, trainer_f
 def test_candidates_are_evaluated_on_validation_data_and_trained_on_the_rest(
     make_context: MakeContext, trainer_for: TrainerFor
 ) -> None:
-    """Targets 0 and 8, one of them held back. From 4, learning goes 2 towards the other; candidates 1 and 7 are 3 away.
+    """Targets 0 and 8, one of them held back. From 4, learning goes 2 towards the other; candidates
+    1 and 7 are 3 away.
 
-    So the candidate on the held-back side gains, and the own update, which went the other way, does not.
+    So the candidate on the held-back side gains, and the own update, which went the other way, does
+    not.
     """
     state = mixed(trainer_for(bowl(make_context, 0.0, 8.0)), 4.0, {"001": 1.0, "002": 7.0})
     assert remembered(state) in ({"001": 1.0}, {"002": 1.0})
     assert state.model.values.tolist() in ([1.0], [7.0])
 
 
-def test_a_tenth_is_validation_data_the_same_in_every_round(make_context: MakeContext, trainer_for: TrainerFor) -> None:
+def test_a_tenth_is_validation_data_the_same_in_every_round(
+    make_context: MakeContext, trainer_for: TrainerFor
+) -> None:
     context = make_context(method=FedFOMO())
     seen: list[list[float]] = []
 
@@ -143,9 +176,14 @@ def test_a_tenth_is_validation_data_the_same_in_every_round(make_context: MakeCo
             return super().take(rows)
 
     for t in (0, 1):
-        trainer, (inputs, labels) = trainer_for(context, t=t), next(context.peers["000"].train.batches(20))
+        trainer, (inputs, labels) = (
+            trainer_for(context, t=t),
+            next(context.peers["000"].train.batches(20)),
+        )
         trainer.train = Watched(inputs, labels)
-        FedFOMO().step(trainer, fresh_state(torch.zeros(67), torch.ones(67, dtype=torch.bool)), {})
+        FedFOMO().step(
+            trainer, initial_state(torch.zeros(67), torch.ones(67, dtype=torch.bool)), {}
+        )
     learning, validation, learning_later, validation_later = seen
     assert (len(learning), len(validation)) == (18, 2)
     assert sorted(learning + validation) == list(range(20))
@@ -154,21 +192,28 @@ def test_a_tenth_is_validation_data_the_same_in_every_round(make_context: MakeCo
 
 
 @pytest.mark.parametrize("samples", [1, 2])
-def test_a_peer_with_one_or_two_samples_works(make_context: MakeContext, trainer_for: TrainerFor, samples: int) -> None:
+def test_a_peer_with_one_or_two_samples_works(
+    make_context: MakeContext, trainer_for: TrainerFor, samples: int
+) -> None:
     trainer = trainer_for(bowl(make_context, *[0.0] * samples))
     assert mixed(trainer, 4.0, {}).model.values.tolist() == pytest.approx([2.0])
     assert trainer.report.passes == [(1, [1])]
 
 
-def choose(method: FedFOMO, preference: list[float] | None, neighbourhood: Neighbourhood, seed: int = 0) -> list[str]:
+def choose(
+    method: FedFOMO, preference: list[float] | None, neighbourhood: Neighbourhood, seed: int = 0
+) -> list[str]:
     state = liking(dict(zip(neighbourhood.roster, preference or [], strict=False)), 0.0)
     return list(method.choose(state, neighbourhood, rng=torch.Generator().manual_seed(seed)))
 
 
 def test_half_of_the_choices_are_the_most_preferred_and_half_are_random() -> None:
-    """Peer 000 may hear four of seven: 005 and 003 helped most, the other two vary."""
+    """Peer 000 may receive from four of seven: 005 and 003 helped most, the other two vary."""
     neighbourhood = Neighbourhood(EIGHT, EIGHT[1:5], EIGHT[1:])
-    picks = [choose(FedFOMO(), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed) for seed in range(30)]
+    picks = [
+        choose(FedFOMO(), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed)
+        for seed in range(30)
+    ]
     for picked in picks:
         assert picked == sorted(set(picked))
         assert len(picked) == 4
@@ -190,13 +235,22 @@ def test_without_exploration_only_preferred_peers_are_chosen_if_there_are_any(
 ) -> None:
     neighbourhood = Neighbourhood(EIGHT, EIGHT[1:4], EIGHT[1:])
     picks = [
-        choose(FedFOMO(explore=explore), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed) for seed in range(30)
+        choose(FedFOMO(explore=explore), [0, 0.1, 0, 0.5, 0, 0.9, 0, 0.2], neighbourhood, seed)
+        for seed in range(30)
     ]
-    assert all(picked == liked for picked in picks) if liked else len({tuple(picked) for picked in picks}) > 10
+    assert (
+        all(picked == liked for picked in picks)
+        if liked
+        else len({tuple(picked) for picked in picks}) > 10
+    )
 
 
-@pytest.mark.parametrize(("models", "neighbours", "count"), [(10, 3, 3), (2, 5, 2), (10, 7, 7), (1, 5, 1)])
-def test_never_more_than_requested_or_than_there_are_neighbours(models: int, neighbours: int, count: int) -> None:
+@pytest.mark.parametrize(
+    ("models", "neighbours", "count"), [(10, 3, 3), (2, 5, 2), (10, 7, 7), (1, 5, 1)]
+)
+def test_never_more_than_requested_or_than_there_are_neighbours(
+    models: int, neighbours: int, count: int
+) -> None:
     neighbourhood = Neighbourhood(EIGHT, EIGHT[1 : 1 + neighbours], EIGHT[1:])
     assert len(choose(FedFOMO(models=models), [0, 1, 1, 1, 1, 1, 1, 1], neighbourhood)) == count
 

@@ -39,14 +39,19 @@ def test_tuning_is_never_carried_forward(
     plain: Method,
     tuned: Method,
 ) -> None:
-    without, with_tuning = (run_all(make_context(method=method, rounds=3)) for method in (plain, tuned))
+    without, with_tuning = (
+        run_all(make_context(method=method, rounds=3)) for method in (plain, tuned)
+    )
     for one, other in zip(without, with_tuning, strict=True):
         assert {name: bits(state) for name, state in one.states.items()} == {
             name: bits(state) for name, state in other.states.items()
         }
         assert one.ledger == other.ledger
         for peer in one.steps:
-            reports = [replace(round_.steps[peer].report, scores={}, test_loss=None) for round_ in (one, other)]
+            reports = [
+                replace(round_.steps[peer].report, scores={}, test_loss=None)
+                for round_ in (one, other)
+            ]
             assert reports[0] == reports[1]
 
 
@@ -84,7 +89,12 @@ def test_the_evaluated_model_is_the_global_one_after_five_epochs_on_the_peers_ow
     ],
 )
 def test_models_are_evaluated_only_every_n_rounds_and_after_the_last(
-    make_context: MakeContext, run_all: RunAll, kind: type[FedAvgFT], every: int, eval_every: int, evaluated: list[bool]
+    make_context: MakeContext,
+    run_all: RunAll,
+    kind: type[FedAvgFT],
+    every: int,
+    eval_every: int,
+    evaluated: list[bool],
 ) -> None:
     rounds = run_all(make_context(method=kind(tune_every=every), eval_every=eval_every, rounds=5))
     assert [round_.steps["000"].report.score is not None for round_ in rounds] == evaluated
@@ -92,7 +102,9 @@ def test_models_are_evaluated_only_every_n_rounds_and_after_the_last(
 
 
 @pytest.mark.parametrize("kind", [FedAvgFT, DPSGDFT])
-def test_the_default_is_five_epochs_every_ten_rounds_at_the_initial_rate(kind: type[FedAvgFT]) -> None:
+def test_the_default_is_five_epochs_every_ten_rounds_at_the_initial_rate(
+    kind: type[FedAvgFT],
+) -> None:
     fine_tuning = kind().fine_tuning
     assert (fine_tuning.epochs, fine_tuning.every, fine_tuning.rate) == (5, 10, "initial")
 
@@ -100,16 +112,26 @@ def test_the_default_is_five_epochs_every_ten_rounds_at_the_initial_rate(kind: t
 def test_a_failed_fine_tuning_is_reported_and_the_untuned_model_evaluated(
     make_context: MakeContext, run_all: RunAll
 ) -> None:
-    """One batch a round for each of two peers, so the third and the fourth loss are those of tuning."""
+    """One batch a round for each of two peers, so the third and the fourth loss are those of
+    tuning."""
     losses = iter([1.0, 1.0, nan, nan])
-    task = Task(loss=lambda outputs, _: (next(losses) if outputs.requires_grad else 1) * outputs.square().mean())
+    task = Task(
+        loss=lambda outputs, _: (
+            (next(losses) if outputs.requires_grad else 1) * outputs.square().mean()
+        )
+    )
     context = make_context(peers=2, method=FedAvgFT(cohort=2, tune_epochs=1), task=task, rounds=1)
-    peers = {p: replace(data, train=data.train.take(torch.arange(8))) for p, data in context.peers.items()}
+    peers = {
+        p: replace(data, train=data.train.take(torch.arange(8)))
+        for p, data in context.peers.items()
+    }
     [round_] = run_all(replace(context, peers=peers))
     assert round_.server is not None
     assert round_.evaluated is not None
     for peer, step in round_.steps.items():
         assert step.report.failure is not None
-        assert step.report.failure.startswith(f"Peer {peer}, round 0: the training loss became infinite or nan")
+        assert step.report.failure.startswith(
+            f"Peer {peer}, round 0: the training loss became infinite or nan"
+        )
         assert round_.evaluated[peer].model.values.equal(round_.server.model.values)
         assert step.report.score is not None

@@ -57,7 +57,9 @@ def test_shape_and_classes_are_passed_to_a_function_with_these_parameters(code: 
     assert network.linear.weight.shape == (5, 48)
 
 
-def test_a_function_without_parameters_or_with_defaults_is_called_without_arguments(code: Code) -> None:
+def test_a_function_without_parameters_or_with_defaults_is_called_without_arguments(
+    code: Code,
+) -> None:
     text = "from torch import nn\nNet = lambda hidden=7, **rest: nn.Linear(hidden, 2 + len(rest))\n"
     assert code(text).network((3,), 5).weight.shape == (2, 7)  # type: ignore[union-attr]
 
@@ -84,34 +86,52 @@ def test_checking_a_network_does_not_touch_the_callers_generator(code: Code) -> 
     [
         (
             "Net = lambda: 3",
-            "model.factory networks:Net must return an nn.Module, got int; return the network itself.",
+            (
+                "model.factory networks:Net must return an nn.Module, got int; return the network"
+                " itself."
+            ),
         ),
         (
             "from torch import nn\nNet = lambda: nn.ReLU",
-            "model.factory networks:Net must return an nn.Module, got the class ReLU; write ReLU().",
+            (
+                "model.factory networks:Net must return an nn.Module, got the class ReLU; write"
+                " ReLU()."
+            ),
         ),
         (
             "def Net(hidden): pass",
-            "model.factory networks:Net requires hidden, but only classes and shape can be passed. "
-            "Give hidden a default.",
+            (
+                "model.factory networks:Net requires hidden, but only classes and shape can be"
+                " passed. Give hidden a default."
+            ),
         ),
         (
             "from torch import nn\nNet = lambda: nn.Flatten()",
             None,
         ),
         (
-            "from torch import nn\nNet = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(16, classes - 1))",
-            "model.factory networks:Net must return 3 numbers for each input, one per class; its output has shape [2].",
+            (
+                "from torch import nn\nNet = lambda classes: nn.Sequential(nn.Flatten(),"
+                " nn.Linear(16, classes - 1))"
+            ),
+            (
+                "model.factory networks:Net must return 3 numbers for each input, one per class;"
+                " its output has shape [2]."
+            ),
         ),
         (
             VIEWING.replace("return self.linear", "return x, self.linear"),
-            "model.factory networks:Net must return 3 numbers for each input, one per class; "
-            "its output has type tuple.",
+            (
+                "model.factory networks:Net must return 3 numbers for each input, one per class; "
+                "its output has type tuple."
+            ),
         ),
         (
             VIEWING.replace("math.prod(shape)", "15"),
-            "model.factory networks:Net fails on inputs of shape [1, 4, 4]: RuntimeError: "
-            "mat1 and mat2 shapes cannot be multiplied (2x16 and 15x3) (networks.py, line 11).",
+            (
+                "model.factory networks:Net fails on inputs of shape [1, 4, 4]: RuntimeError: "
+                "mat1 and mat2 shapes cannot be multiplied (2x16 and 15x3) (networks.py, line 11)."
+            ),
         ),
         (
             "def Net():\n    raise OSError('no disk')",
@@ -119,7 +139,9 @@ def test_checking_a_network_does_not_touch_the_callers_generator(code: Code) -> 
         ),
     ],
 )
-def test_an_invalid_network_is_refused_with_one_sentence(code: Code, text: str, sentence: str | None) -> None:
+def test_an_invalid_network_is_refused_with_one_sentence(
+    code: Code, text: str, sentence: str | None
+) -> None:
     model = code(text)
     if sentence is None:  # more outputs than classes are accepted
         model.check_network(torch.zeros(2, 1, 4, 4), 3)
@@ -144,7 +166,9 @@ def test_simulated_peers_train_a_custom_network_on_built_in_images(code: Code) -
     assert min(run.accuracy) > 0.3  # ten classes
 
 
-def test_the_mlp_takes_inputs_of_any_shape_and_has_6530_parameters_for_30_columns_and_2_classes() -> None:
+def test_the_mlp_takes_inputs_of_any_shape_and_has_6530_parameters_for_30_columns_and_2_classes() -> (
+    None
+):
     """30*64+64 and 64*64+64 of hidden layers, 2*(64+64) of norms, 64*2+2 of outputs."""
     network = Model(name="mlp").network((30,), 2)
     assert sum(parameter.numel() for parameter in network.parameters()) == 6_530
@@ -152,11 +176,14 @@ def test_the_mlp_takes_inputs_of_any_shape_and_has_6530_parameters_for_30_column
 
 
 @pytest.mark.parametrize("shape", [(30,), (3, 8, 9)])
-def test_networks_for_images_refuse_inputs_that_are_not_square_images(shape: tuple[int, ...]) -> None:
+def test_networks_for_images_refuse_inputs_that_are_not_square_images(
+    shape: tuple[int, ...],
+) -> None:
     with pytest.raises(ConfigError) as caught:
         Model(name="resnet18").network(shape, 2)
-    assert str(caught.value) == (
-        f"model.name resnet18 needs square images, got inputs of shape {list(shape)}. "
+    assert (
+        str(caught.value)
+        == f"model.name resnet18 needs square images, got inputs of shape {list(shape)}. "
         "Use mlp, or your own network with model.factory."
     )
 

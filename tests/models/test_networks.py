@@ -27,13 +27,17 @@ def built(name: str, channels: int, classes: int, size: int) -> nn.Module:
         ("cnn", 1, 10, 28, 105_962),
     ],
 )
-def test_parameter_counts(name: str, channels: int, classes: int, size: int, parameters: int) -> None:
+def test_parameter_counts(
+    name: str, channels: int, classes: int, size: int, parameters: int
+) -> None:
     assert Layout.of(built(name, channels, classes, size)).size == parameters
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize(("channels", "classes", "size"), [(1, 10, 32), (3, 10, 32), (3, 200, 64)])
-def test_a_batch_of_two_gives_one_output_per_class(name: str, channels: int, classes: int, size: int) -> None:
+def test_a_batch_of_two_gives_one_output_per_class(
+    name: str, channels: int, classes: int, size: int
+) -> None:
     images = torch.empty(2, channels, size, size, device="meta")
     assert built(name, channels, classes, size)(images).shape == (2, classes)
 
@@ -53,11 +57,15 @@ def test_no_network_has_buffers_because_group_norm_needs_none(name: str) -> None
 def test_images_in_channels_last_memory_give_the_same_outputs() -> None:
     network = Model(name="cnn").build(3, 10, 16)
     images = torch.randn(2, 3, 16, 16)
-    torch.testing.assert_close(network(images.to(memory_format=torch.channels_last)), network(images))
+    torch.testing.assert_close(
+        network(images.to(memory_format=torch.channels_last)), network(images)
+    )
 
 
 def test_an_unknown_network_is_refused_with_the_nearest_name() -> None:
-    with pytest.raises(ConfigError, match=r"model\.name 'resnet' does not exist\. Did you mean resnet18\?"):
+    with pytest.raises(
+        ConfigError, match=r"model\.name 'resnet' does not exist\. Did you mean resnet18\?"
+    ):
         Model(name="resnet")
 
 
@@ -68,8 +76,13 @@ def test_vgg_refuses_images_too_small_for_five_poolings() -> None:
 
 def test_kaiming_initialization_draws_convolutions_with_the_fan_out_of_the_authors_vgg11() -> None:
     torch.manual_seed(0)
-    theirs, ours = (Model(name="vgg11", init=init).build(3, 10, 32) for init in ("kaiming", "torch"))
-    last = [[m for m in network.modules() if isinstance(m, torch.nn.Conv2d)][-1].weight for network in (theirs, ours)]
+    theirs, ours = (
+        Model(name="vgg11", init=init).build(3, 10, 32) for init in ("kaiming", "torch")
+    )
+    last = [
+        [m for m in network.modules() if isinstance(m, torch.nn.Conv2d)][-1].weight
+        for network in (theirs, ours)
+    ]
     assert last[0].std().item() == pytest.approx((2 / (512 * 9)) ** 0.5, rel=0.01)
     assert (last[0].std() / last[1].std()).item() == pytest.approx(6**0.5, rel=0.01)
 
@@ -78,4 +91,7 @@ def test_the_papers_experiments_start_vgg11_as_the_authors_do() -> None:
     files = (Path(__file__).parents[2] / "experiments" / "paper").glob("*.toml")
     with_vgg = [text for path in files if "vgg11" in (text := path.read_text())]
     assert len(with_vgg) == 2
-    assert all(text.count("vgg11") == text.count('{ name = "vgg11", init = "kaiming" }') for text in with_vgg)
+    assert all(
+        text.count("vgg11") == text.count('{ name = "vgg11", init = "kaiming" }')
+        for text in with_vgg
+    )

@@ -25,12 +25,16 @@ from dispfl.paper.figures import draw_costs, draw_curves, draw_drop, draw_groups
 from dispfl.report.comparison import ComparisonRow, RunPoint, SeedRun
 
 TABLES = {table.label: table for table in paper.tables()}
-MAIN, SPARSITY, HETEROGENEOUS = (TABLES[name] for name in ("centralized-main-table", "tab:spa", "extended-table"))
+MAIN, SPARSITY, HETEROGENEOUS = (
+    TABLES[name] for name in ("centralized-main-table", "tab:spa", "extended-table")
+)
 ACCURACY = Measure("accuracy", higher_is_better=True)
 ROUNDS, TOPOLOGIES = TABLES["CIFAR10-convergence"], TABLES["tab:de-cifar100"]
 
 
-def a_row(*histories: Sequence[float], mb: float = 0.85, flops: float = 5e8, path: Path = Path("run")) -> ComparisonRow:
+def a_row(
+    *histories: Sequence[float], mb: float = 0.85, flops: float = 5e8, path: Path = Path("run")
+) -> ComparisonRow:
     """Return a row with one seed per sequence of accuracies; the last accuracy counts."""
     runs = []
     for seed, history in enumerate(histories):
@@ -43,13 +47,20 @@ def a_row(*histories: Sequence[float], mb: float = 0.85, flops: float = 5e8, pat
 
 
 def compared(printed: paper.PrintedRow, row: ComparisonRow, **more: object) -> ComparedRow:
-    names = {key: str(getattr(printed, key)) for key in ("data", "partition", "model", "method", "density")}
+    names = {
+        key: str(getattr(printed, key))
+        for key in ("data", "partition", "model", "method", "density")
+    }
     names |= {"topology": printed.topology or "–", "drop": "0", "variant": "–"}
     return ComparedRow(replace(PaperReference(names, printed), **more), row)  # type: ignore[arg-type]
 
 
 def printed_rows(table: paper.PrintedTable, **wanted: object) -> list[paper.PrintedRow]:
-    return [row for row in table.rows if all(getattr(row, key) == value for key, value in wanted.items())]
+    return [
+        row
+        for row in table.rows
+        if all(getattr(row, key) == value for key, value in wanted.items())
+    ]
 
 
 def lines(found: ComparisonTable) -> list[str]:
@@ -60,7 +71,12 @@ def test_each_number_is_shown_twice_in_the_papers_units() -> None:
     """CIFAR-10 of Table 1, where ours are 61 % and 86 % for Local, 88.25 % and 95 % for Dis-PFL."""
     ours = {"local": (0.61, 0.86), "dispfl": (0.8825, 0.95)}
     rows = [
-        compared(row, a_row([0.1, ours[method][row.partition == "pathological"]], mb=0.85 * (method == "dispfl")))
+        compared(
+            row,
+            a_row(
+                [0.1, ours[method][row.partition == "pathological"]], mb=0.85 * (method == "dispfl")
+            ),
+        )
         for method in ours
         for row in printed_rows(MAIN, data="cifar10", method=method)
     ]
@@ -81,7 +97,12 @@ def test_each_number_is_shown_twice_in_the_papers_units() -> None:
         "local 61.55 61.0 86.48 86.0 – – 8.3 500.0",
         "dispfl 85.70 88.2 91.05 95.0 223.4 0.85 7.0 500.0",
     ]
-    assert found.best == {(1, 1), (1, 2), (1, 3), (1, 4)}  # Dis-PFL has the highest accuracies, there and here
+    assert found.best == {
+        (1, 1),
+        (1, 2),
+        (1, 3),
+        (1, 4),
+    }  # Dis-PFL has the highest accuracies, there and here
     assert found.notes == []  # two lines are too few for a rank correlation
 
 
@@ -91,7 +112,10 @@ def test_cells_of_a_missing_row_or_partition_are_empty() -> None:
     known = compared(local, a_row([0.9]))
     names = {**known.reference.labels, "partition": "dirichlet", "density": "0.3"}
     [found] = comparison_tables([known, ComparedRow(PaperReference(names), known.row)], MAIN)
-    assert lines(found) == ["local 1.0 86.48 90.0 – – – 0.85 8.3 500.0", "local 0.3 – – – 90.0 – 0.85 – 500.0"]
+    assert lines(found) == [
+        "local 1.0 86.48 90.0 – – – 0.85 8.3 500.0",
+        "local 0.3 – – – 90.0 – 0.85 – 500.0",
+    ]
 
 
 def test_flops_as_large_as_the_papers_have_the_same_unit() -> None:
@@ -109,21 +133,35 @@ def test_several_seeds_have_a_mean_and_a_standard_deviation() -> None:
 
 
 def test_the_order_of_rows_is_compared_by_rank_correlation() -> None:
-    """The paper's order of densities by accuracy is 0.2, 0.4, 0.8, 0.6, 0.5; ours is the same, then the reverse."""
+    """The paper's order of densities by accuracy is 0.2, 0.4, 0.8, 0.6, 0.5; ours is the same, then
+    the reverse."""
     order = [0.2, 0.4, 0.8, 0.6, 0.5]
-    for accuracies, rank in (([0.1, 0.2, 0.3, 0.4, 0.5], "1.00"), ([0.5, 0.4, 0.3, 0.2, 0.1], "-1.00")):
+    for accuracies, rank in (
+        ([0.1, 0.2, 0.3, 0.4, 0.5], "1.00"),
+        ([0.5, 0.4, 0.3, 0.2, 0.1], "-1.00"),
+    ):
         by_density = dict(zip(order, accuracies, strict=True))
-        rows = [compared(row, a_row([by_density[float(str(row.density))]])) for row in SPARSITY.rows]
+        rows = [
+            compared(row, a_row([by_density[float(str(row.density))]])) for row in SPARSITY.rows
+        ]
         [found] = comparison_tables(rows, SPARSITY)
-        assert found.notes == [f"Rank correlation of our accuracies with the paper's: dirichlet {rank}."]
+        assert found.notes == [
+            f"Rank correlation of our accuracies with the paper's: dirichlet {rank}."
+        ]
         assert found.headings[1] == ("den-", "sity")
 
 
 def test_below_a_table_rows_are_compared_with_dispfl_on_the_same_partition_and_topology() -> None:
-    """Our six peers have the same accuracy each; Local and Ditto, which have no topology, are compared with both."""
+    """Our six peers have the same accuracy each; Local and Ditto, which have no topology, are
+    compared with both."""
     ours = {"local": 0.6, "ring": 0.5, "full": 0.8}
     rows = [
-        compared(row, with_peers(a_row([ours[row.topology or "local"] + 0.1 * (row.method == "dpsgd")]), row.method))
+        compared(
+            row,
+            with_peers(
+                a_row([ours[row.topology or "local"] + 0.1 * (row.method == "dpsgd")]), row.method
+            ),
+        )
         for method in ("local", "dpsgd", "dispfl")
         for row in printed_rows(TOPOLOGIES, method=method, partition="dirichlet")
     ]
@@ -131,23 +169,30 @@ def test_below_a_table_rows_are_compared_with_dispfl_on_the_same_partition_and_t
     rows.append(ComparedRow(PaperReference(labels), replace(rows[0].row, name={"method": "ditto"})))
     [found] = comparison_tables(rows, TOPOLOGIES)
     assert found.notes[1:] == [
-        "Against dispfl on dirichlet, ring, in accuracy: local ahead, +0.100 [+0.100, +0.100]; "
-        "dpsgd ahead, +0.100 [+0.100, +0.100]; ditto ahead, +0.100 [+0.100, +0.100].",
-        "Against dispfl on dirichlet, full, in accuracy: local behind, -0.200 [-0.200, -0.200]; "
-        "dpsgd ahead, +0.100 [+0.100, +0.100]; ditto behind, -0.200 [-0.200, -0.200].",
+        (
+            "Against dispfl on dirichlet, ring, in accuracy: local ahead, +0.100 [+0.100, +0.100]; "
+            "dpsgd ahead, +0.100 [+0.100, +0.100]; ditto ahead, +0.100 [+0.100, +0.100]."
+        ),
+        (
+            "Against dispfl on dirichlet, full, in accuracy: local behind, -0.200 [-0.200, -0.200];"
+            " dpsgd ahead, +0.100 [+0.100, +0.100]; ditto behind, -0.200 [-0.200, -0.200]."
+        ),
     ]
 
 
 def test_rows_of_one_method_are_named_by_what_they_differ_in() -> None:
     """Our accuracies equal the densities."""
     rows = [
-        compared(row, with_peers(a_row([float(str(row.density))]), "dispfl", density=str(row.density)))
+        compared(
+            row, with_peers(a_row([float(str(row.density))]), "dispfl", density=str(row.density))
+        )
         for row in SPARSITY.rows
         if row.density in (0.2, 0.5)
     ]
     [found] = comparison_tables(rows, SPARSITY, {"density": "0.5"})
     assert found.notes == [
-        "Against dispfl (0.5) on dirichlet, in accuracy: dispfl (0.2) behind, -0.300 [-0.300, -0.300]."
+        "Against dispfl (0.5) on dirichlet, in accuracy: dispfl (0.2) behind, -0.300 [-0.300,"
+        " -0.300]."
     ]
 
 
@@ -155,18 +200,23 @@ def with_peers(row: ComparisonRow, method: str, **names: str) -> ComparisonRow:
     """Return the row of a method with six peers, each with the row's accuracy."""
     [run] = row.runs
     final = replace(run.points[-1], per_peer=[run.points[-1].score] * 6)
-    return replace(row, name={"method": method, **names}, runs=[replace(run, final=final, method=method)])
+    return replace(
+        row, name={"method": method, **names}, runs=[replace(run, final=final, method=method)]
+    )
 
 
 def test_our_megabytes_are_the_mean_over_nodes_where_the_paper_prints_it() -> None:
     rows = printed_rows(HETEROGENEOUS, model="vgg11", method="dpsgd", density=0.2)
-    [found] = comparison_tables([compared(row, a_row([0.7], mb=9.0), mean_mb=1.25) for row in rows], HETEROGENEOUS)
+    [found] = comparison_tables(
+        [compared(row, a_row([0.7], mb=9.0), mean_mb=1.25) for row in rows], HETEROGENEOUS
+    )
     assert lines(found) == ["dpsgd 66.00 70.0 59.60 70.0 73.8 1.25 5.7 500.0"]
     assert "mean download of a node" in table_legend(HETEROGENEOUS)[1]
 
 
 def test_rounds_to_our_targets_are_next_to_the_papers_rounds_to_its_targets() -> None:
-    """Ours reach 75 % in round 2 and 3 of two seeds, 80 % in rounds 3 and 3, 90 % in one seed only."""
+    """Ours reach 75 % in round 2 and 3 of two seeds, 80 % in rounds 3 and 3, 90 % in one seed
+    only."""
     [row] = printed_rows(ROUNDS, method="dispfl", partition="dirichlet")
     ours = a_row([0.7, 0.75, 0.8], [0.7, 0.7, 0.95])
     [found] = comparison_tables([compared(row, ours, targets=(0.75, 0.8, 0.9))], ROUNDS)
@@ -199,7 +249,10 @@ def test_misprints_in_the_shown_rows_are_listed() -> None:
 
 def test_markdown_is_a_table_with_the_best_in_bold() -> None:
     found = ComparisonTable(
-        "T", [("", "method"), ("den-", "sity"), ("Dir %", "paper")], [["a", "0.2", "5"]], frozenset({(0, 2)})
+        "T",
+        [("", "method"), ("den-", "sity"), ("Dir %", "paper")],
+        [["a", "0.2", "5"]],
+        frozenset({(0, 2)}),
     )
     assert found.markdown().splitlines() == [
         "### T",
@@ -227,14 +280,18 @@ def test_json_has_plain_units() -> None:
 @pytest.fixture
 def run_with_groups(tmp_path: Path) -> Path:
     """Create a finished run with two groups of peers."""
-    (tmp_path / "config.toml").write_text(tomli_w.dumps({"model": {"name": "cnn"}, "data": {"name": "fashion-sample"}}))
+    (tmp_path / "config.toml").write_text(
+        tomli_w.dumps({"model": {"name": "cnn"}, "data": {"name": "fashion-sample"}})
+    )
     groups = [{"density": 0.2, "mean": 0.7}, {"density": 1.0, "mean": 0.9}]
     (tmp_path / "summary.json").write_text(json.dumps({"groups": groups}))
     return tmp_path
 
 
 def test_the_accuracy_of_each_group_is_read_from_the_summaries(run_with_groups: Path) -> None:
-    [row] = printed_rows(HETEROGENEOUS, model="resnet18", partition="dirichlet", density=(0.2, 0.4, 0.6, 0.8, 1.0))
+    [row] = printed_rows(
+        HETEROGENEOUS, model="resnet18", partition="dirichlet", density=(0.2, 0.4, 0.6, 0.8, 1.0)
+    )
     ours = compared(row, a_row([0.8], [0.8], path=run_with_groups))
     assert group_accuracies([ours]) == {("dirichlet", "cnn"): {0.2: 0.7, 1.0: 0.9}}
 
@@ -243,9 +300,13 @@ def test_the_accuracy_of_each_group_is_read_from_the_summaries(run_with_groups: 
 def test_a_figure_is_an_image_and_contains_the_caveat(
     draw: Callable[[Sequence[ComparedRow], str, Path], None], run_with_groups: Path
 ) -> None:
-    rows = [compared(row, a_row([0.5, 0.8], [0.6, 0.9], path=run_with_groups)) for row in SPARSITY.rows]
+    rows = [
+        compared(row, a_row([0.5, 0.8], [0.6, 0.9], path=run_with_groups)) for row in SPARSITY.rows
+    ]
     reference = rows[-1].reference
-    rows.append(replace(rows[-1], reference=replace(reference, labels={**reference.labels, "drop": "–"})))
+    rows.append(
+        replace(rows[-1], reference=replace(reference, labels={**reference.labels, "drop": "–"}))
+    )
     plain, captioned = run_with_groups / "plain.png", run_with_groups / "captioned.png"
     draw(rows, "", plain)
     draw(rows, "Not the paper's experiment. " * 3, captioned)

@@ -1,4 +1,5 @@
-"""The experiment files: every run is a valid experiment, and at paper scale it has the paper's settings."""
+"""The experiment files: every run is a valid experiment, and at paper scale it has the paper's
+settings."""
 
 from itertools import product
 from pathlib import Path
@@ -11,7 +12,6 @@ from dispfl.config import differing_keys
 from dispfl.costs.estimate import estimate
 from dispfl.data.partition import Dirichlet, Pathological
 from dispfl.errors import ConfigError
-from dispfl.paper.costs import ComparedCost, CostColumn, CostVerdict
 from dispfl.paper.experiments import (
     SCALES,
     PaperRun,
@@ -22,6 +22,7 @@ from dispfl.paper.experiments import (
     read_experiment,
     select_runs,
 )
+from dispfl.paper.printed_costs import ComparedCost, CostColumn, CostVerdict
 from dispfl.paper.reproduce import dense_flops
 from dispfl.registry import METHODS
 from dispfl.topology import RandomRegular
@@ -82,10 +83,16 @@ def test_all_scales_have_the_same_experiments() -> None:
     }
 
 
-@pytest.mark.parametrize(("name", "scale"), [*product(CLAIMS, SCALES), *product(AT_THE_DESK, ["desktop"])])
+@pytest.mark.parametrize(
+    ("name", "scale"), [*product(CLAIMS, SCALES), *product(AT_THE_DESK, ["desktop"])]
+)
 def test_every_run_of_a_claim_is_another_row(name: str, scale: Scale) -> None:
     found = runs(name, scale, seeds=1)
-    assert len({tuple(run.cell.row.items()) for run in found}) == len({run.cell.path for run in found}) == len(found)
+    assert (
+        len({tuple(run.cell.row.items()) for run in found})
+        == len({run.cell.path for run in found})
+        == len(found)
+    )
     experiment = find_experiment(name, scale)
     if scale != "laptop":
         flops = dense_flops({run.cell.path: run.cell for run in experiment.runs(OUT)}.values())
@@ -104,22 +111,44 @@ def test_every_run_of_a_claim_is_another_row(name: str, scale: Scale) -> None:
     ],
 )
 def test_the_regimes_at_the_desk(
-    name: str, data: str, partition: float, samples: int, batch: int, rounds: int, decay: float, seeds: int, rows: int
+    name: str,
+    data: str,
+    partition: float,
+    samples: int,
+    batch: int,
+    rounds: int,
+    decay: float,
+    seeds: int,
+    rows: int,
 ) -> None:
-    """100 peers, 10 neighbours or a cohort of 10, 20 steps a round; the learning rate ends at 0.037."""
+    """100 peers, 10 neighbours or a cohort of 10, 20 steps a round; the learning rate ends at
+    0.037."""
     found = runs(name, "desktop")
     assert len(found) == seeds * rows
     for run in found:
         ours, labels = run.cell.experiment, run.labels
-        assert (ours.data.name, ours.peers, ours.rounds, ours.model.name) == (data, 100, rounds, "cnn")
+        assert (ours.data.name, ours.peers, ours.rounds, ours.model.name) == (
+            data,
+            100,
+            rounds,
+            "cnn",
+        )
         split = ours.partition
-        assert (split.alpha if isinstance(split, Dirichlet) else getattr(split, "classes", None)) == partition
-        assert (ours.cost_inputs().samples, ours.train.batch_size, ours.train.lr_decay) == (samples, batch, decay)
+        assert (
+            split.alpha if isinstance(split, Dirichlet) else getattr(split, "classes", None)
+        ) == partition
+        assert (ours.cost_inputs().samples, ours.train.batch_size, ours.train.lr_decay) == (
+            samples,
+            batch,
+            decay,
+        )
         assert ours.train.local_steps(samples) == 20
         assert ours.train.lr * decay**rounds == pytest.approx(0.037, abs=0.0005)
         assert getattr(ours.method, "cohort", 10) == 10
         assert isinstance(ours.topology, RandomRegular)
-        assert ours.topology.degree == 10 or labels["variant"] == f"{ours.topology.degree} neighbours"
+        assert (
+            ours.topology.degree == 10 or labels["variant"] == f"{ours.topology.degree} neighbours"
+        )
         assert ours.eval_every == (10 if name == "little-data" else 1)
         assert (run.printed is None) == (
             labels["variant"] == "channels" or ours.method.name in NOT_PRINTED.get(name, ALL)
@@ -136,19 +165,28 @@ def test_the_parts_differ_from_dispfl_in_one_setting_each() -> None:
 
 
 def test_an_experiment_of_another_scale_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^little-data exists at desktop scale only: add --scale desktop\.$"):
+    with pytest.raises(
+        ConfigError, match=r"^little-data exists at desktop scale only: add --scale desktop\.$"
+    ):
         find_experiment("little-data", "laptop")
 
 
 def test_settings_that_make_variants_cannot_be_overridden() -> None:
-    with pytest.raises(ConfigError, match=r"parts varies method.warm_up itself, so method.warm_up=false cannot be set"):
+    with pytest.raises(
+        ConfigError,
+        match=r"parts varies method.warm_up itself, so method.warm_up=false cannot be set",
+    ):
         runs("parts", "laptop", overrides=["method.warm_up=false"])
-    assert {run.cell.experiment.rounds for run in runs("parts", "laptop", overrides=["rounds=2"])} == {2}
+    assert {
+        run.cell.experiment.rounds for run in runs("parts", "laptop", overrides=["rounds=2"])
+    } == {2}
 
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_run_is_valid_and_has_a_printed_row_where_the_paper_has_a_table(name: str, scale: Scale) -> None:
+def test_every_run_is_valid_and_has_a_printed_row_where_the_paper_has_a_table(
+    name: str, scale: Scale
+) -> None:
     experiment = find_experiment(name, scale)
     found = experiment.runs(OUT)
     parts, rows = len(experiment.about.parts), len(experiment.about.rows)
@@ -166,30 +204,47 @@ def test_every_printed_row_has_a_run_at_the_papers_scale(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("data", "rounds", "alpha", "classes", "samples"),
-    [("cifar10", 500, 0.3, 2, 500), ("cifar100", 500, 0.2, 10, 500), ("tiny-imagenet", 300, 0.2, 20, 1000)],
+    [
+        ("cifar10", 500, 0.3, 2, 500),
+        ("cifar100", 500, 0.2, 10, 500),
+        ("tiny-imagenet", 300, 0.2, 20, 1000),
+    ],
 )
 def test_the_papers_settings_are_100_peers_10_neighbours_and_5_epochs(
     data: str, rounds: int, alpha: float, classes: int, samples: int
 ) -> None:
     found = [
-        run.cell.experiment for name in TABLES for run in runs(name, "paper", seeds=1) if run.labels["data"] == data
+        run.cell.experiment
+        for name in TABLES
+        for run in runs(name, "paper", seeds=1)
+        if run.labels["data"] == data
     ]
     assert len(found) > 30
     for experiment in found:
         assert (experiment.peers, experiment.rounds, experiment.data.augment) == (100, rounds, True)
-        assert (experiment.train.epochs, experiment.train.batch_size, experiment.train.lr) == (5, 128, 0.1)
+        assert (experiment.train.epochs, experiment.train.batch_size, experiment.train.lr) == (
+            5,
+            128,
+            0.1,
+        )
         assert (experiment.train.lr_decay, experiment.train.weight_decay) == (0.998, 0.0005)
         assert experiment.cost_inputs().samples == samples
         assert experiment.partition.test_samples_per_peer == 100
         topology, partition = experiment.topology, experiment.partition
         assert not isinstance(topology, RandomRegular) or topology.degree == 10
         assert isinstance(partition, Dirichlet | Pathological)
-        assert (partition.alpha if isinstance(partition, Dirichlet) else partition.classes) in (alpha, classes)
+        assert (partition.alpha if isinstance(partition, Dirichlet) else partition.classes) in (
+            alpha,
+            classes,
+        )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_desktop_has_the_papers_federation_with_a_small_network_and_fewer_rounds(name: str) -> None:
-    """At the end of a run of T rounds the learning rate is that of the paper at its end: decay^T = 0.998^500."""
+def test_the_desktop_has_the_papers_federation_with_a_small_network_and_fewer_rounds(
+    name: str,
+) -> None:
+    """At the end of a run of T rounds the learning rate is that of the paper at its end: decay^T =
+    0.998^500."""
 
     def key(run: PaperRun) -> str:  # without the digest of the settings
         return str(run.cell.path.parent).rpartition("-")[0]
@@ -203,7 +258,9 @@ def test_the_desktop_has_the_papers_federation_with_a_small_network_and_fewer_ro
         assert getattr(ours.method, "cohort", 10) == 10
         assert ours.model.name == "cnn"
         assert ours.rounds == rounds[ours.data.name]
-        assert ours.train.lr_decay**ours.rounds == pytest.approx(paper.train.lr_decay**paper.rounds, rel=1e-4)
+        assert ours.train.lr_decay**ours.rounds == pytest.approx(
+            paper.train.lr_decay**paper.rounds, rel=1e-4
+        )
         fixed = {"lr_decay": 1.0}
         assert ours.train.model_copy(update=fixed) == paper.train.model_copy(update=fixed)
 
@@ -246,7 +303,9 @@ def test_a_round_costs_what_the_paper_prints(name: str) -> None:
         for column, printed, ours in figures:
             erratum = next((one for one in paper.errata() if one.concerns(row, column)), None)
             if printed or erratum:
-                assert ComparedCost(row, column, printed, ours, erratum).verdict is not CostVerdict.OFF
+                assert (
+                    ComparedCost(row, column, printed, ours, erratum).verdict is not CostVerdict.OFF
+                )
                 checked += 1
     assert checked >= len(table.rows) / 2
 
@@ -255,12 +314,16 @@ def test_a_round_costs_what_the_paper_prints(name: str) -> None:
 def test_tables_share_runs(scale: Scale) -> None:
     main = paths("main", scale)
     assert paths("curves", scale) <= main
-    assert all(paths(f"rounds-{data}", scale) <= main for data in ("cifar10", "cifar100", "tiny-imagenet"))
+    assert all(
+        paths(f"rounds-{data}", scale) <= main for data in ("cifar10", "cifar100", "tiny-imagenet")
+    )
     assert paths("groups", scale) <= paths("heterogeneous", scale)
     seeds = find_experiment("main", scale).about.seeds
     assert len(paths("sparsity", scale) & main) == seeds  # density 0.5
     assert len(paths("topologies-cifar10", scale) & main) == 2 * seeds  # Local, on both partitions
-    assert len(paths("drop", scale) & paths("topologies-cifar10", scale)) == 2 * seeds  # Local, and drop probability 0
+    assert (
+        len(paths("drop", scale) & paths("topologies-cifar10", scale)) == 2 * seeds
+    )  # Local, and drop probability 0
 
 
 @pytest.mark.parametrize("scale", ["desktop", "paper"])
@@ -273,64 +336,96 @@ def test_the_flops_in_the_file_are_approximately_those_of_its_runs(name: str, sc
 
 def test_an_experiment_is_found_by_its_name_and_by_its_table() -> None:
     assert {
-        find_experiment(name, "laptop").name for name in ("topologies-cifar10", "table-2", "Table 2", "table2")
+        find_experiment(name, "laptop").name
+        for name in ("topologies-cifar10", "table-2", "Table 2", "table2")
     } == {"topologies-cifar10"}
-    with pytest.raises(ConfigError, match=r"There is no experiment 'sparsty'. Did you mean sparsity\?"):
+    with pytest.raises(
+        ConfigError, match=r"There is no experiment 'sparsty'. Did you mean sparsity\?"
+    ):
         find_experiment("sparsty", "laptop")
 
 
 def test_a_config_for_dispfl_run_is_refused(tmp_path: Path) -> None:
     (tmp_path / "own.toml").write_text("rounds = 3\n")
-    with pytest.raises(ConfigError, match=r"own.toml has no table \[reproduce\]; run a plain config with dispfl run"):
+    with pytest.raises(
+        ConfigError,
+        match=r"own.toml has no table \[reproduce\]; run a plain config with dispfl run",
+    ):
         find_experiment(str(tmp_path / "own.toml"), "laptop")
 
 
 def test_only_selects_the_union_within_a_label_and_the_intersection_across_labels() -> None:
     everything = runs("main", "laptop")
     found = select_runs(everything, ["dispfl", "local", "dirichlet", "cifar100"])
-    assert [(run.labels["method"], run.labels["partition"], run.labels["data"]) for run in found] == [
+    assert [
+        (run.labels["method"], run.labels["partition"], run.labels["data"]) for run in found
+    ] == [
         ("local", "dirichlet", "cifar100"),
         ("dispfl", "dirichlet", "cifar100"),
     ]
     assert select_runs(everything, []) == everything
-    with pytest.raises(ConfigError, match=r"'dispf' matches no label of these runs. Did you mean dispfl\?"):
+    with pytest.raises(
+        ConfigError, match=r"'dispf' matches no label of these runs. Did you mean dispfl\?"
+    ):
         select_runs(everything, ["dispf"])
     with pytest.raises(ConfigError) as refused:
         select_runs(everything, ["xyz"])
-    assert str(refused.value) == (
-        "--only 'xyz' matches no label of these runs. They differ in data: cifar10, cifar100, tiny-imagenet; "
-        "partition: dirichlet, pathological; method: local, fedavg, fedavg-ft, dpsgd, dpsgd-ft, ditto, fedfomo, "
-        "subfedavg, dispfl; density: 1, 0.5."
+    assert (
+        str(refused.value)
+        == "--only 'xyz' matches no label of these runs. They differ in data: cifar10, cifar100,"
+        " tiny-imagenet; partition: dirichlet, pathological; method: local, fedavg, fedavg-ft,"
+        " dpsgd, dpsgd-ft, ditto, fedfomo, subfedavg, dispfl; density: 1, 0.5."
     )
     with pytest.raises(ConfigError, match="--only ring,local selects no run"):
         select_runs(runs("topologies-cifar10", "laptop"), ["ring", "local"])
 
 
 def test_a_key_that_an_experiment_varies_cannot_be_overridden() -> None:
-    with pytest.raises(ConfigError, match="sparsity varies method itself, so method=local cannot be set"):
+    with pytest.raises(
+        ConfigError, match="sparsity varies method itself, so method=local cannot be set"
+    ):
         runs("sparsity", "laptop", overrides=["method=local"])
-    with pytest.raises(ConfigError, match=r"main varies data itself, so data.name=mnist cannot be set"):
+    with pytest.raises(
+        ConfigError, match=r"main varies data itself, so data.name=mnist cannot be set"
+    ):
         runs("main", "paper", overrides=["data.name=mnist"])
     with pytest.raises(
-        ConfigError, match=r"sparsity varies method.density itself, so method.density=0.1 cannot be set"
+        ConfigError,
+        match=r"sparsity varies method.density itself, so method.density=0.1 cannot be set",
     ):
         runs("sparsity", "laptop", overrides=["method.density=0.1"])
-    found = runs("main", "laptop", overrides=["rounds=3", "partition.samples_per_peer=8", "method.alpha_0=0.1"])
-    assert {(run.cell.experiment.rounds, run.cell.experiment.partition.samples_per_peer) for run in found} == {(3, 8)}
+    found = runs(
+        "main",
+        "laptop",
+        overrides=["rounds=3", "partition.samples_per_peer=8", "method.alpha_0=0.1"],
+    )
+    assert {
+        (run.cell.experiment.rounds, run.cell.experiment.partition.samples_per_peer)
+        for run in found
+    } == {(3, 8)}
 
 
 def test_an_unknown_table_label_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "own.toml").write_text('[reproduce]\nshows = "Table 4"\ntitle = "Mine."\nlabel = "tab:spars"\n')
-    with pytest.raises(ConfigError, match=r"reproduce.label 'tab:spars' does not exist. Did you mean tab:spa\?"):
+    (tmp_path / "own.toml").write_text(
+        '[reproduce]\nshows = "Table 4"\ntitle = "Mine."\nlabel = "tab:spars"\n'
+    )
+    with pytest.raises(
+        ConfigError, match=r"reproduce.label 'tab:spars' does not exist. Did you mean tab:spa\?"
+    ):
         read_experiment(tmp_path / "own.toml").runs(OUT)
 
 
 def test_an_override_applies_to_runs_with_its_key_and_is_refused_if_none_has_it() -> None:
-    found = [run.cell.experiment.topology for run in runs("drop", "laptop", overrides=["topology.degree=3"])]
+    found = [
+        run.cell.experiment.topology
+        for run in runs("drop", "laptop", overrides=["topology.degree=3"])
+    ]
     assert [topology.name for topology in found] == ["random", *["full"] * 5]
     assert isinstance(found[0], RandomRegular)
     assert found[0].degree == 3
-    with pytest.raises(ConfigError, match=r"Unknown key topology.degre. Did you mean topology.degree\?"):
+    with pytest.raises(
+        ConfigError, match=r"Unknown key topology.degre. Did you mean topology.degree\?"
+    ):
         runs("drop", "laptop", overrides=["topology.degre=3"])
 
 

@@ -15,12 +15,15 @@ ROWS = [row for table in paper.tables() for row in table.rows]
 def row(number: int, **wanted: object) -> paper.PrintedRow:
     """Return the only row of a table with these values."""
     [table] = [table for table in paper.tables() if table.number == number]
-    [found] = [r for r in table.rows if all(getattr(r, name) == value for name, value in wanted.items())]
+    [found] = [
+        r for r in table.rows if all(getattr(r, name) == value for name, value in wanted.items())
+    ]
     return found
 
 
 def test_nine_tables_have_their_labels_and_all_lines_for_both_partitions() -> None:
-    """Table 1 has 27 lines, 2 columns of accuracy each; Table 4 (sparsity) has 5 columns and one partition."""
+    """Table 1 has 27 lines, 2 columns of accuracy each; Table 4 (sparsity) has 5 columns and one
+    partition."""
     assert {table.label: len(table.rows) for table in paper.tables()} == {
         "centralized-main-table": 27 * 2,
         "decentralized-main-table": 7 * 2,
@@ -63,12 +66,18 @@ def test_the_flops_of_the_heterogeneous_table_are_in_units_of_1e11() -> None:
 
 def test_rounds_to_an_unreached_target_are_none() -> None:
     found = row(5, method="fedfomo", partition="dirichlet")
-    assert [(to.target.value, to.rounds) for to in found.rounds_to] == [(0.6, 204), (0.7, None), (0.8, None)]
+    assert [(to.target.value, to.rounds) for to in found.rounds_to] == [
+        (0.6, 204),
+        (0.7, None),
+        (0.8, None),
+    ]
     assert found.accuracy is None
 
 
 def test_row_keys_are_unique() -> None:
-    keys = Counter((r.table, r.data, r.partition, r.topology, r.model, r.method, r.density) for r in ROWS)
+    keys = Counter(
+        (r.table, r.data, r.partition, r.topology, r.model, r.method, r.density) for r in ROWS
+    )
     assert max(keys.values()) == 1
 
 
@@ -87,15 +96,22 @@ def test_every_erratum_concerns_an_existing_number() -> None:
 
 def test_an_erratum_concerns_one_column_of_one_row() -> None:
     [erratum] = [e for e in paper.errata() if e.table == "tab:de-cifar100"]
-    ring, full = (row(8, topology=t, method="dispfl", partition="dirichlet") for t in ("ring", "full"))
+    ring, full = (
+        row(8, topology=t, method="dispfl", partition="dirichlet") for t in ("ring", "full")
+    )
     assert erratum.concerns(ring, "flops")
     assert not erratum.concerns(ring, "comm")
     assert not erratum.concerns(full, "flops")
 
 
 def test_targets_and_final_accuracies_are_consistent_up_to_known_errata() -> None:
-    """A transcription check across tables: rounds to 80 % need a final accuracy of about 80 %, and the reverse."""
-    final = {(r.data, r.partition, r.method): r.accuracy.value for r in ROWS if r.table[:3] == "cen" and r.accuracy}
+    """A transcription check across tables: rounds to 80 % need a final accuracy of about 80 %, and
+    the reverse."""
+    final = {
+        (r.data, r.partition, r.method): r.accuracy.value
+        for r in ROWS
+        if r.table[:3] == "cen" and r.accuracy
+    }
     odd = {
         (r.data, r.partition, r.method)
         for r in ROWS

@@ -24,7 +24,8 @@ from dispfl.runs.grid import GridRun
 
 
 def samples(*overrides: str) -> float:
-    """Count the samples of two rounds of 20 peers with 96 samples, 100 test samples and 5 epochs."""
+    """Count the samples of two rounds of 20 peers with 96 samples, 100 test samples and 5
+    epochs."""
     return samples_trained(compose({}, ["peers=20", "rounds=2", "topology.degree=4", *overrides]))
 
 
@@ -33,10 +34,18 @@ def test_the_samples_of_a_run_agree_with_hand_counts() -> None:
     assert samples("method=local") == pytest.approx(2 * 20 * 5 * 96 + evals)
     assert samples("method=fedavg", "method.cohort=4") == pytest.approx(2 * 4 * 5 * 96 + evals)
     assert samples("method=fedavg", "method.cohort=40") == samples("method=local")
-    assert samples("method=ditto", "method.cohort=4", "method.global_epochs=1") == pytest.approx(2 * 4 * 4 * 96 + evals)
-    assert samples("method=dispfl") == pytest.approx(2 * 20 * (5 * 96 + 32) + 2 * evals)  # also evaluated after mixing
-    assert samples("method=dispfl", "method.regrow=random") == pytest.approx(2 * 20 * 5 * 96 + 2 * evals)
-    assert samples("method=dpsgd-ft") == pytest.approx(2 * 20 * 5 * 96 + 20 * 5 * 96 + evals / 2)  # once, at the end
+    assert samples("method=ditto", "method.cohort=4", "method.global_epochs=1") == pytest.approx(
+        2 * 4 * 4 * 96 + evals
+    )
+    assert samples("method=dispfl") == pytest.approx(
+        2 * 20 * (5 * 96 + 32) + 2 * evals
+    )  # also evaluated after mixing
+    assert samples("method=dispfl", "method.regrow=random") == pytest.approx(
+        2 * 20 * 5 * 96 + 2 * evals
+    )
+    assert samples("method=dpsgd-ft") == pytest.approx(
+        2 * 20 * 5 * 96 + 20 * 5 * 96 + evals / 2
+    )  # once, at the end
     assert samples("method=local", "partition.samples_per_peer=all") == pytest.approx(
         2 * 20 * 5 * 200 + evals
     )  # 4,000 / 20
@@ -64,7 +73,10 @@ def test_half_a_run_takes_half_the_hours_and_a_finished_one_takes_none(tmp_path:
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
-        (0.001, (0.05 + 15 * 0.001) / 480),  # a peer's round of 15 batches is quick, and measured whole
+        (
+            0.001,
+            (0.05 + 15 * 0.001) / 480,
+        ),  # a peer's round of 15 batches is quick, and measured whole
         (1.0, (0.05 + 1.0) / 32),  # one batch
     ],
 )
@@ -93,9 +105,14 @@ def test_fixed_costs_of_a_step_count_as_often_as_in_a_run(
 
 
 def test_of_two_runs_with_one_training_the_second_is_only_evaluated(tmp_path: Path) -> None:
-    """FedAvg-FT evaluates once: 20 peers x 5 epochs x 96 samples, and 100 test samples each at a third."""
-    experiments = [compose({}, ["peers=20", "rounds=2", f"method={name}"]) for name in ("fedavg", "fedavg-ft")]
-    one, other = (GridRun({}, experiment, tmp_path / experiment.method.name) for experiment in experiments)
+    """FedAvg-FT evaluates once: 20 peers x 5 epochs x 96 samples, and 100 test samples each at a
+    third."""
+    experiments = [
+        compose({}, ["peers=20", "rounds=2", f"method={name}"]) for name in ("fedavg", "fedavg-ft")
+    ]
+    one, other = (
+        GridRun({}, experiment, tmp_path / experiment.method.name) for experiment in experiments
+    )
     assert samples_evaluated(experiments[1]) == pytest.approx(20 * 5 * 96 + 20 * 100 / 3)
     per_sample = dense_flops([one]) / samples_trained(experiments[0])
     assert dense_flops([one, other]) - dense_flops([one]) == pytest.approx(
@@ -105,16 +122,24 @@ def test_of_two_runs_with_one_training_the_second_is_only_evaluated(tmp_path: Pa
 
 def test_differences_from_the_paper_are_listed_in_one_line() -> None:
     def experiments(name: str, scale: Scale, *overrides: str) -> list[Experiment]:
-        return [run.cell.experiment for run in find_experiment(name, scale).runs(Path("out"), overrides=overrides)]
+        return [
+            run.cell.experiment
+            for run in find_experiment(name, scale).runs(Path("out"), overrides=overrides)
+        ]
 
     def line(name: str, scale: Scale, *overrides: str) -> str:
         return differences(experiments(name, scale, *overrides), experiments(name, "paper"))
 
-    assert line("sparsity", "laptop") == (
-        "Not the paper's experiment: fashion-sample instead of cifar10; cnn instead of resnet18; "
+    assert (
+        line("sparsity", "laptop")
+        == "Not the paper's experiment: fashion-sample instead of cifar10; cnn instead of"
+        " resnet18; "
         "20 instead of 100 peers; 4 instead of 10 neighbours; 20 instead of 500 rounds; "
         "96 instead of 500 samples per peer; 32 instead of 128 samples per batch."
     )
     assert "2 or 4 instead of 2, 10 or 20 classes per peer" in line("main", "laptop")
     assert line("sparsity", "paper") == ""
-    assert line("sparsity", "paper", "rounds=5") == "Not the paper's experiment: 5 instead of 500 rounds."
+    assert (
+        line("sparsity", "paper", "rounds=5")
+        == "Not the paper's experiment: 5 instead of 500 rounds."
+    )

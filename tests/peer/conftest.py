@@ -13,7 +13,9 @@ def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
     """A disk of 4 MB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "none", disk], capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip("mounting a small disk is not permitted here")
     yield SmallDisk(disk)

@@ -21,11 +21,16 @@ from small_disk import SmallDisk
 from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
-from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.doctor import machine
 from dispfl.peer.doctor.examine import examine
 from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
-from dispfl.peer.doctor.machine import check_key, check_run, check_training, disk_finding, memory_limits
+from dispfl.peer.doctor.machine import (
+    check_key,
+    check_run,
+    check_training,
+    disk_finding,
+    memory_limits,
+)
 from dispfl.peer.doctor.network import (
     Answers,
     _running_port,
@@ -35,14 +40,15 @@ from dispfl.peer.doctor.network import (
     check_network,
     names_of,
 )
-from dispfl.peer.local import free_ports
+from dispfl.peer.local_federation import free_ports
 from dispfl.peer.membership import identity
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.roster import Roster
-from dispfl.peer.run import open_node
-from dispfl.peer.setup import local_setup
+from dispfl.peer.participant import local_setup
+from dispfl.peer.run_site import open_node
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import Deadlines, SiteConfig
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import peer_step
 
@@ -75,8 +81,12 @@ def accept_each_other(*sites: Site) -> None:
 async def running(site: Site) -> AsyncIterator[list[str]]:
     """Run a site's node in this process; yields the names of its events."""
     events: list[str] = []
-    async with open_node(site, local_setup(site), Deadlines(), lambda event, _: events.append(event)) as (node, saving):
-        task = asyncio.create_task(node.run(*(saving.store.last() or (0, local_setup(site).initial_state()))))
+    async with open_node(
+        site, local_setup(site), Deadlines(), lambda event, _: events.append(event)
+    ) as (node, saving):
+        task = asyncio.create_task(
+            node.run(*(saving.store.last() or (0, local_setup(site).initial_state())))
+        )
         try:
             async with asyncio.timeout(PATIENCE):
                 while "starting" not in events:
@@ -89,11 +99,15 @@ async def running(site: Site) -> AsyncIterator[list[str]]:
 
 async def findings(site: Site) -> dict[str, Finding]:
     """Examine a site as another process does; the findings by topic."""
-    return {finding.topic: finding for finding in await asyncio.to_thread(lambda: list(examine(site.folder)))}
+    return {
+        finding.topic: finding
+        for finding in await asyncio.to_thread(lambda: list(examine(site.folder)))
+    }
 
 
 async def findings_of_a_process(site: Site) -> dict[str, Finding]:
-    """The same in a process of its own: nodes that train in this one draw from the same global generator."""
+    """The same in a process of its own: nodes that train in this one draw from the same global
+    generator."""
     command = [
         sys.executable,
         "-c",
@@ -105,7 +119,10 @@ async def findings_of_a_process(site: Site) -> dict[str, Finding]:
     ]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     printed, _ = await process.communicate()
-    found = [Finding(**{**finding, "level": Level(finding["level"])}) for finding in json.loads(printed)["findings"]]
+    found = [
+        Finding(**{**finding, "level": Level(finding["level"])})
+        for finding in json.loads(printed)["findings"]
+    ]
     return {finding.topic: finding for finding in found}
 
 
@@ -113,7 +130,18 @@ def test_a_new_site_is_sound_and_lacks_only_members(make_site: MakeSite) -> None
     found = asyncio.run(findings(alice := make_site("alice")))
     assert {topic: finding.level for topic, finding in found.items()} == {
         **dict.fromkeys(
-            ["key", "certificate", "settings", "run", "training", "memory", "disk", "address", "port"], "ok"
+            [
+                "key",
+                "certificate",
+                "settings",
+                "run",
+                "training",
+                "memory",
+                "disk",
+                "address",
+                "port",
+            ],
+            "ok",
         ),
         "members": "warning",
     }
@@ -123,7 +151,9 @@ def test_a_new_site_is_sound_and_lacks_only_members(make_site: MakeSite) -> None
     assert not alice.run_folder.exists()  # nothing was left behind
 
 
-def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(make_site: MakeSite) -> None:
+def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(
+    make_site: MakeSite,
+) -> None:
     alice, bob = make_site("alice"), make_site("bob")
     accept_each_other(alice, bob)
 
@@ -131,7 +161,9 @@ def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(make_sit
         found = await findings(alice)
         assert (found["members"].level, found["bob"].level) == (Level.FAILURE, Level.WARNING)
         assert found["bob"].text == f"cannot be reached at {bob.info.listen}: connection refused"
-        async with running(bob) as bobs_events:  # waits for alice in its first round, and tries to reach it
+        async with running(
+            bob
+        ) as bobs_events:  # waits for alice in its first round, and tries to reach it
             found = await findings(alice)
             assert found["bob"].text == f"reached at {bob.info.listen}, and it reaches us"
             assert found["clock"].text == "within 5 s of bob"
@@ -142,11 +174,20 @@ def test_members_are_checked_both_ways_whether_the_own_node_runs_or_not(make_sit
                 async with asyncio.timeout(PATIENCE):
                     while "round" not in events:
                         await asyncio.sleep(0.05)
-                    while not ((alice.status() or {}).get("peers") or {}).get("bob", {}).get("last_request"):
+                    while (
+                        not ((alice.status() or {}).get("peers") or {})
+                        .get("bob", {})
+                        .get("last_request")
+                    ):
                         await asyncio.sleep(0.05)
                 found = await findings_of_a_process(alice)
-        assert found["port"].text == f"{alice.info.listen} is in use by this site's own node, which runs"
-        assert found["bob"].text.startswith(f"reached at {bob.info.listen}, and its last request came ")
+        assert (
+            found["port"].text
+            == f"{alice.info.listen} is in use by this site's own node, which runs"
+        )
+        assert found["bob"].text.startswith(
+            f"reached at {bob.info.listen}, and its last request came "
+        )
         assert found["run"].text.endswith("of 100000 rounds are saved")
         assert {finding.level for finding in found.values()} == {Level.OK}
 
@@ -163,8 +204,10 @@ def test_every_setting_that_differs_is_named_with_the_member(make_site: MakeSite
 
     found = asyncio.run(story())
     assert found.level == Level.FAILURE
-    assert found.text == (
-        "alice cannot take part with bob: rounds is 7 at bob and 100000 at alice; seed is 3 at bob and 0 at alice."
+    assert (
+        found.text
+        == "alice cannot take part with bob: rounds is 7 at bob and 100000 at alice; seed is 3 at"
+        " bob and 0 at alice."
     )
 
 
@@ -176,7 +219,9 @@ def test_a_member_that_has_not_accepted_us_is_a_matter_of_fingerprints(make_site
         async with running(bob):
             return (await findings(alice))["bob"]
 
-    assert asyncio.run(story()).advice == "Has bob accepted our invite? Compare fingerprints by phone."
+    assert (
+        asyncio.run(story()).advice == "Has bob accepted our invite? Compare fingerprints by phone."
+    )
 
 
 def test_a_key_that_others_can_read_is_a_failure_and_ends_the_checks(make_site: MakeSite) -> None:
@@ -195,17 +240,24 @@ def test_a_port_that_another_program_uses_is_a_failure(make_site: MakeSite) -> N
     assert found.text == f"cannot listen on {alice.info.listen}: address already in use"
 
 
-def test_an_address_of_this_machine_alone_is_a_failure_for_members_elsewhere(make_site: MakeSite) -> None:
+def test_an_address_of_this_machine_alone_is_a_failure_for_members_elsewhere(
+    make_site: MakeSite,
+) -> None:
     alice, bob, carol = make_site("alice"), make_site("bob"), make_site("carol")
     alice.members.accept(bob.invite())
     assert check_address(alice, alice.members.accepted()).level == Level.OK
     alice.members.accept(replace(carol.invite(), address=Address.parse("192.0.2.7:7600")))
     found = check_address(alice, alice.members.accepted())
     assert found.level == Level.FAILURE
-    assert found.text == f"others reach this site at {alice.info.listen}, which is this machine for each of them"
+    assert (
+        found.text
+        == f"others reach this site at {alice.info.listen}, which is this machine for each of them"
+    )
 
 
-def test_missing_data_and_a_folder_that_is_no_site_are_failures(make_site: MakeSite, tmp_path: Path) -> None:
+def test_missing_data_and_a_folder_that_is_no_site_are_failures(
+    make_site: MakeSite, tmp_path: Path
+) -> None:
     alice = make_site("alice")
     (alice.folder / "table.csv").unlink()
     last = list(examine(alice.folder))[-1]
@@ -227,7 +279,9 @@ def test_a_full_disk_is_a_failure_with_the_missing_bytes(small_disk: SmallDisk) 
 def test_the_dates_of_a_certificate_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_certificate("bob", Identity.make("bob").certificate, "renew").level == Level.OK
     monkeypatch.setattr(identity, "_VALIDITY_YEARS", 0.1)
-    assert check_certificate("bob", Identity.make("bob").certificate, "renew").level == Level.WARNING
+    assert (
+        check_certificate("bob", Identity.make("bob").certificate, "renew").level == Level.WARNING
+    )
     monkeypatch.setattr(identity, "_VALIDITY_YEARS", -0.001)
     found = check_certificate("bob", Identity.make("bob").certificate, "renew")
     assert found.level == Level.FAILURE
@@ -244,8 +298,18 @@ def test_the_clock_is_compared_with_the_worst_member() -> None:
 
 
 def test_numbers_are_written_for_people() -> None:
-    assert [size(count) for count in (3e9, 123_456_789, 35_000_000, 1_200)] == ["3 GB", "123 MB", "35 MB", "1 kB"]
-    assert [duration(seconds) for seconds in (7200, 130, 31, 0.234)] == ["2 h", "2 min", "31 s", "0.23 s"]
+    assert [size(count) for count in (3e9, 123_456_789, 35_000_000, 1_200)] == [
+        "3 GB",
+        "123 MB",
+        "35 MB",
+        "1 kB",
+    ]
+    assert [duration(seconds) for seconds in (7200, 130, 31, 0.234)] == [
+        "2 h",
+        "2 min",
+        "31 s",
+        "0.23 s",
+    ]
     assert names_of(["bob"]) == "bob"
     assert names_of(["carol", "alice", "bob"]) == "alice, bob and carol"
     assert names_of([f"{number}" for number in range(7)]) == "0, 1, 2, 3 and 3 more"
@@ -273,7 +337,12 @@ def test_the_command_prints_80_columns_and_has_an_exit_code_and_json(
     assert result.exit_code == 1
     found = json.loads(result.stdout)
     assert (found["failures"], found["warnings"]) == (1, 2)
-    assert found["findings"][0] == {"topic": "key", "level": "ok", "text": "readable by its owner alone", "advice": ""}
+    assert found["findings"][0] == {
+        "topic": "key",
+        "level": "ok",
+        "text": "readable by its owner alone",
+        "advice": "",
+    }
 
 
 def test_a_key_of_another_user_is_a_warning(make_site: MakeSite) -> None:
@@ -299,7 +368,10 @@ def test_saved_rounds_are_read_and_damage_and_another_spec_are_named(make_site: 
     part = alice.run_folder / "checkpoints/round-000002/part-000.safetensors"
     part.write_bytes(part.read_bytes()[:-1])
     found = asyncio.run(findings(alice))["run"]
-    assert (found.level, found.text) == (Level.WARNING, f"The checkpoint {part} is damaged (it is truncated).")
+    assert (found.level, found.text) == (
+        Level.WARNING,
+        f"The checkpoint {part} is damaged (it is truncated).",
+    )
     assert part.exists()  # the doctor changes nothing
     settings = alice.folder / "site.toml"
     settings.write_text(settings.read_text().replace("rounds = 2", "rounds = 3"))
@@ -327,7 +399,10 @@ def test_rounds_that_a_running_node_could_not_save_are_a_failure(make_site: Make
     asyncio.run(one_round())
     status = {"save_problem": "No space left on device", "unsaved_rounds": 3}
     found = check_run(alice, setup, status, running=True)
-    assert (found.level, found.text) == (Level.FAILURE, "3 rounds are only in memory: No space left on device")
+    assert (found.level, found.text) == (
+        Level.FAILURE,
+        "3 rounds are only in memory: No space left on device",
+    )
     assert "do not stop the node" in found.advice
 
 
@@ -338,7 +413,11 @@ def test_time_and_memory_of_a_round_are_compared_with_deadlines_and_machine(
     config, setup = alice.config(), local_setup(alice)
     _, result = machine.measure_round(setup)
     gigabytes = {"needed": 1.0, "total": 8.0, "available": 4.0}
-    monkeypatch.setattr(machine, "memory_limits", lambda *_: (gigabytes["total"] * 1e9, gigabytes["available"] * 1e9))
+    monkeypatch.setattr(
+        machine,
+        "memory_limits",
+        lambda *_: (gigabytes["total"] * 1e9, gigabytes["available"] * 1e9),
+    )
 
     def found(seconds: float = 1.0, running: bool = False, **changes: float) -> dict[str, Level]:
         monkeypatch.setattr(machine, "measure_round", lambda _: (seconds, result))
@@ -347,7 +426,10 @@ def test_time_and_memory_of_a_round_are_compared_with_deadlines_and_machine(
                 patched.setitem(gigabytes, name, value)
             peak = int(gigabytes["needed"] * 1e9 / 1024)
             patched.setattr("resource.getrusage", lambda _: SimpleNamespace(ru_maxrss=peak))
-            return {each.topic: each.level for each in check_training(alice, setup, config, running=running)}
+            return {
+                each.topic: each.level
+                for each in check_training(alice, setup, config, running=running)
+            }
 
     assert found() == {"training": Level.OK, "memory": Level.OK, "disk": Level.OK}
     assert found(config.deadlines.min + 1)["training"] == Level.WARNING
@@ -360,9 +442,14 @@ def test_time_and_memory_of_a_round_are_compared_with_deadlines_and_machine(
 @pytest.mark.parametrize("privacy", [{}, {"noise_multiplier": 2.0}, {"epsilon": 8.0}])
 @pytest.mark.parametrize(("fixed", "each"), [(5.0, 2.0), (0.01, 0.02)], ids=["slow", "fast"])
 def test_the_time_of_a_round_is_that_of_its_batches(
-    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch, privacy: dict[str, float], fixed: float, each: float
+    make_site: MakeSite,
+    monkeypatch: pytest.MonkeyPatch,
+    privacy: dict[str, float],
+    fixed: float,
+    each: float,
 ) -> None:
-    """Two epochs of 12 samples in batches of 2 are 12 batches. Accounting, which takes 100 s here, is no part of it."""
+    """Two epochs of 12 samples in batches of 2 are 12 batches. Accounting, which takes 100 s here,
+    is no part of it."""
     train = {"epochs": 2, "batch_size": 2}
     setup = local_setup(make_site("alice", rounds=10, train=train, privacy=privacy))
     clock, measured = 0.0, []
@@ -382,13 +469,15 @@ def test_the_time_of_a_round_is_that_of_its_batches(
 
     monkeypatch.setattr(machine, "peer_step", step)
     monkeypatch.setattr("time.perf_counter", lambda: clock)
-    monkeypatch.setattr("dispfl.costs.privacy.spent_epsilon", account)
+    monkeypatch.setattr("dispfl.privacy.accountant.spent_epsilon", account)
     assert setup.run.train.local_steps(len(setup.run.peers["alice"].train)) == 12
     assert machine.measure_round(setup)[0] == pytest.approx(fixed + 12 * each)
     assert measured == [1, 1, 3 if fixed > 1 else 12]
 
 
-def test_a_batch_that_fails_is_a_failure(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_that_fails_is_a_failure(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alice = make_site("alice")
     config, setup = alice.config(), local_setup(alice)
 
@@ -400,23 +489,31 @@ def test_a_batch_that_fails_is_a_failure(make_site: MakeSite, monkeypatch: pytes
     assert (found.level, found.text) == (Level.FAILURE, "a batch failed: cannot allocate 9 GB")
 
 
-def test_a_disk_that_cannot_be_written_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_cannot_be_written_is_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("os.access", lambda *_: False)
     assert disk_finding(tmp_path, 1.0).text == f"{tmp_path} cannot be written"
 
 
-def test_addresses_are_checked_for_names_and_families(make_site: MakeSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_addresses_are_checked_for_names_and_families(
+    make_site: MakeSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     alice = make_site("alice")
     four, six = (socket.AF_INET, "192.0.2.7"), (socket.AF_INET6, "2001:db8::7")
 
     def found(listen: str, *resolved: tuple[int, str]) -> Level:
-        def getaddrinfo(*_: object, **__: object) -> list[tuple[int, int, int, str, tuple[str, int]]]:
+        def getaddrinfo(
+            *_: object, **__: object
+        ) -> list[tuple[int, int, int, str, tuple[str, int]]]:
             if not resolved:
                 raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
             return [(family, 1, 6, "", (ip, 7600)) for family, ip in resolved]
 
         monkeypatch.setattr("socket.getaddrinfo", getaddrinfo)
-        site = replace(alice, info=SiteInfo(name="alice", listen=listen, advertise="alice.example.org:7600"))
+        site = replace(
+            alice, info=SiteInfo(name="alice", listen=listen, advertise="alice.example.org:7600")
+        )
         return check_address(site, []).level
 
     assert found("0.0.0.0:7600") == Level.WARNING  # the name does not resolve
@@ -441,7 +538,9 @@ def test_members_that_cannot_be_reached_and_their_certificates_are_named(
     bob = make_site("bob")
     alice.members.accept(bob.invite())
     found = list(check_network(alice, local_setup(alice), alice.config(), {}, running=False))
-    assert ("members", Level.FAILURE, "not one can be reached: bob") in [(f.topic, f.level, f.text) for f in found]
+    assert ("members", Level.FAILURE, "not one can be reached: bob") in [
+        (f.topic, f.level, f.text) for f in found
+    ]
     [certificate, reach] = [finding for finding in found if finding.topic == "bob"]
     assert certificate.level == Level.WARNING
     assert certificate.text.startswith("its certificate is valid ")
@@ -449,7 +548,12 @@ def test_members_that_cannot_be_reached_and_their_certificates_are_named(
 
 
 def test_a_newer_roster_of_a_member_changes_nothing(make_site: MakeSite) -> None:
-    alice, bob, carol, key = make_site("alice"), make_site("bob"), make_site("carol"), Ed25519PrivateKey.generate()
+    alice, bob, carol, key = (
+        make_site("alice"),
+        make_site("bob"),
+        make_site("carol"),
+        Ed25519PrivateKey.generate(),
+    )
     first = Roster("dispfl", 1, 1, {"ann": key.public_key().public_bytes_raw()})
     first = first.with_members([alice.invite(), bob.invite()]).signed_by(key)
     for site in (alice, bob):
@@ -461,9 +565,13 @@ def test_a_newer_roster_of_a_member_changes_nothing(make_site: MakeSite) -> None
 
     async def story() -> list[Finding]:
         async with running(bob):
-            return await asyncio.to_thread(lambda: list(check_network(alice, setup, alice.config(), {}, running=True)))
+            return await asyncio.to_thread(
+                lambda: list(check_network(alice, setup, alice.config(), {}, running=True))
+            )
 
-    assert "reached" in next(finding.text for finding in asyncio.run(story()) if finding.topic == "bob")
+    assert "reached" in next(
+        finding.text for finding in asyncio.run(story()) if finding.topic == "bob"
+    )
     assert alice.members.path.read_bytes() == before
     assert alice.members.names() == ["bob"]
 
@@ -473,8 +581,9 @@ def test_what_is_known_of_a_member_decides_what_to_do(make_site: MakeSite) -> No
     alice.members.accept(bob.invite())
     [member] = alice.members.accepted()
     reached = Answers(replied={"bob"})
-    assert check_member(replace(member, address=None, record=None), reached, {}, True).text == (
-        "its address is not known yet"
+    assert (
+        check_member(replace(member, address=None, record=None), reached, {}, True).text
+        == "its address is not known yet"
     )
     refusing = Answers({"bob": "bob does not know us"}, ahead={"bob": 0.0})
     found = check_member(member, refusing, {}, True)
@@ -489,7 +598,9 @@ def test_what_is_known_of_a_member_decides_what_to_do(make_site: MakeSite) -> No
     assert silent.advice.startswith("Does bob run?")
 
 
-def test_a_network_that_fails_in_training_is_a_failure_and_the_json_is_whole(make_site: MakeSite) -> None:
+def test_a_network_that_fails_in_training_is_a_failure_and_the_json_is_whole(
+    make_site: MakeSite,
+) -> None:
     alice = make_site("alice", model={"factory": "mine:net"})
     (alice.folder / "mine.py").write_text(
         "from torch import nn\n\n\n"
@@ -503,7 +614,11 @@ def test_a_network_that_fails_in_training_is_a_failure_and_the_json_is_whole(mak
     )
     printed = CliRunner().invoke(app, ["doctor", str(alice.folder), "--json"])
     assert printed.exit_code == 1
-    [failed] = [finding for finding in json.loads(printed.stdout)["findings"] if finding["level"] == "failure"]
+    [failed] = [
+        finding
+        for finding in json.loads(printed.stdout)["findings"]
+        if finding["level"] == "failure"
+    ]
     assert failed["topic"] == "training"
     assert "raised ValueError: only in training" in failed["text"]
 

@@ -34,7 +34,9 @@ def test_a_request_is_answered_once(guard: RequestGuard) -> None:
     assert guard.refused == {"bob": {"replayed": 1}}
 
 
-def test_the_same_model_may_be_requested_twenty_times_because_connections_break(guard: RequestGuard) -> None:
+def test_the_same_model_may_be_requested_twenty_times_because_connections_break(
+    guard: RequestGuard,
+) -> None:
     for number in range(20):
         guard.check_nonce("bob", 0, str(number))
     with pytest.raises(Refused, match="has requested round 0 20 times already"):
@@ -48,7 +50,9 @@ def test_nonces_of_old_rounds_are_dropped(guard: RequestGuard) -> None:
     guard.check_nonce("bob", 3, "nonce")
 
 
-def test_ten_offences_within_a_minute_ban_a_peer_for_a_minute(guard: RequestGuard, clock: Clock) -> None:
+def test_ten_offences_within_a_minute_ban_a_peer_for_a_minute(
+    guard: RequestGuard, clock: Clock
+) -> None:
     for second in range(10):
         guard.check("bob")
         clock.now = float(second)
@@ -80,13 +84,17 @@ def test_a_response_may_be_resumed_twenty_times(guard: RequestGuard) -> None:
     guard.check_nonce("bob", 3, "nonce")
     for _ in range(20):
         guard.check_nonce("bob", 3, "nonce", resumes=True)
-    with pytest.raises(Refused, match="bob has resumed the same response for round 3 20 times already") as refused:
+    with pytest.raises(
+        Refused, match="bob has resumed the same response for round 3 20 times already"
+    ) as refused:
         guard.check_nonce("bob", 3, "nonce", resumes=True)
     assert refused.value.reason == Refusal.REPLAYED
     assert guard.refused == {"bob": {"replayed": 1}}
 
 
-def test_resuming_a_response_from_before_a_restart_counts_as_a_new_request(guard: RequestGuard) -> None:
+def test_resuming_a_response_from_before_a_restart_counts_as_a_new_request(
+    guard: RequestGuard,
+) -> None:
     for number in range(20):
         guard.check_nonce("bob", 3, str(number), resumes=True)
     with pytest.raises(Refused, match="has requested round 3 20 times already"):
@@ -95,7 +103,9 @@ def test_resuming_a_response_from_before_a_restart_counts_as_a_new_request(guard
         guard.check_nonce("bob", 3, "0")
 
 
-def test_five_thousand_records_of_a_sender_are_verified_within_a_minute(guard: RequestGuard, clock: Clock) -> None:
+def test_five_thousand_records_of_a_sender_are_verified_within_a_minute(
+    guard: RequestGuard, clock: Clock
+) -> None:
     assert guard.allow_records("bob", 3000) == 3000
     clock.now = 30.0
     assert guard.allow_records("bob", 3000) == 2000

@@ -1,4 +1,5 @@
-"""A peer that joins a running federation: which round it joins, and the weights that it begins with."""
+"""A peer that joins a running federation: which round it joins, and the weights that it begins
+with."""
 
 import asyncio
 from collections.abc import Mapping
@@ -39,7 +40,9 @@ def a_world(name: str, structure: str, rounds: int = 4) -> World:
 
 @pytest.mark.parametrize("structure", ["weights", "channels"])
 @pytest.mark.parametrize("name", MODELS)
-def test_a_joining_peer_accepts_the_first_weights_of_every_built_in_network(name: str, structure: str) -> None:
+def test_a_joining_peer_accepts_the_first_weights_of_every_built_in_network(
+    name: str, structure: str
+) -> None:
     world = a_world(name, structure)
     own, codec, run_ = world.start["002"], world.context.codec, world.context
     message = encode_model(run_, codec, world.start["000"].model, own.next_mask, "000", "002", 2)
@@ -50,7 +53,8 @@ def test_a_joining_peer_accepts_the_first_weights_of_every_built_in_network(name
             check_norm(world.start["000"].model, 0.0, "000")  # against a model that is still empty
     state = joining_state(world.context.method, own, {"000": model})
     assert state.model.mask.unpack().equal(own.next_mask.unpack())
-    # All peers have the same first weights, so their average is what the peer would have started with.
+    # All peers have the same first weights, so their average is what the peer would have started
+    # with.
     assert state.model.values.allclose(own.model.values)
 
 
@@ -59,13 +63,18 @@ class Watched(FakeTraining):
 
     begun: dict[int, tuple[PeerState, Mapping[str, PackedModel]]]
 
-    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
         self.begun[task.t] = (state, received)
         return await super().step(task, state, received)
 
 
-def join_late(world: World, deaf: bool = False) -> tuple[dict[int, tuple[PeerState, Mapping[str, PackedModel]]], Node]:
-    """Let 002 join after two rounds; `deaf` if no model reaches it. Return the states its steps begin with."""
+def join_late(
+    world: World, deaf: bool = False
+) -> tuple[dict[int, tuple[PeerState, Mapping[str, PackedModel]]], Node]:
+    """Let 002 join after two rounds; `deaf` if no model reaches it. Return the states its steps
+    begin with."""
     nodes = {}
 
     async def story() -> None:
@@ -91,15 +100,20 @@ def join_late(world: World, deaf: bool = False) -> tuple[dict[int, tuple[PeerSta
     return nodes["002"].training.begun, nodes["002"]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize(("name", "structure"), [("mlp", "weights"), ("mlp", "channels"), ("cnn", "weights")])
-def test_a_late_peer_hears_its_neighbours_and_is_heard_with_trained_weights(name: str, structure: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "structure"), [("mlp", "weights"), ("mlp", "channels"), ("cnn", "weights")]
+)
+def test_a_late_peer_hears_its_neighbours_and_is_heard_with_trained_weights(
+    name: str, structure: str
+) -> None:
     world = a_world(name, structure, rounds=8)
     begun, node = join_late(world)
     first = min(begun)
     assert sorted(begun[first][1]) == ["000", "001"]
-    assert sorted(world.stores["000"].heard[7]) == ["001", "002"]
+    assert sorted(world.stores["000"].received[7]) == ["001", "002"]
     assert all(reasons.keys() == {"joining"} for reasons in node.ctx.guard.refused.values())
-    # Nobody's weights shrink: those of the mlp had norms 12.7, 8.7, 6.1, 4.6 with a joining peer of zeros.
+    # Nobody's weights shrink: those of the mlp had norms 12.7, 8.7, 6.1, 4.6 with a joining peer of
+    # zeros.
     before = model_norm(world.start["000"].model)
     assert all(model_norm(world.finished[peer].model) > 0.8 * before for peer in ("000", "001"))
     assert not [event for _, _, event, _ in world.trace if event == "bad response"]
@@ -112,44 +126,71 @@ def test_a_late_peer_that_hears_nobody_begins_with_the_shared_first_weights() ->
     assert min(begun) >= 2
     assert received == {}
     assert state.model.values.equal(world.start["002"].model.values)
-    assert all(model.values.any() for (name, _), models in world.published.items() for model in models)
+    assert all(
+        model.values.any() for (name, _), models in world.published.items() for model in models
+    )
 
 
 @pytest.mark.parametrize("method", [METHOD, DPSGD(), FedFOMO()], ids=lambda method: method.name)
-def test_the_beginning_of_a_late_peer_is_the_average_of_those_it_hears(method: GossipMethod) -> None:
-    """Two of four weights by hand: one that both hold, one that one of them holds, one that nobody holds."""
+def test_the_beginning_of_a_late_peer_is_the_average_of_those_it_hears(
+    method: GossipMethod,
+) -> None:
+    """Two of four weights by hand: one that both hold, one that one of them holds, one that nobody
+    holds."""
     ones = torch.ones(4, dtype=torch.bool)
-    own = PeerState(PackedModel.pack(torch.full((4,), 9.0), ones), PackedModel.pack(torch.ones(4), ones).mask)
-    heard = {
-        "a": PackedModel.pack(torch.tensor([1.0, 2.0, 0.0, 0.0]), torch.tensor([True, True, False, False])),
-        "b": PackedModel.pack(torch.tensor([3.0, 0.0, 0.0, 5.0]), torch.tensor([True, False, False, True])),
+    own = PeerState(
+        PackedModel.pack(torch.full((4,), 9.0), ones), PackedModel.pack(torch.ones(4), ones).mask
+    )
+    received = {
+        "a": PackedModel.pack(
+            torch.tensor([1.0, 2.0, 0.0, 0.0]), torch.tensor([True, True, False, False])
+        ),
+        "b": PackedModel.pack(
+            torch.tensor([3.0, 0.0, 0.0, 5.0]), torch.tensor([True, False, False, True])
+        ),
     }
-    assert joining_state(method, own, heard).model.values.tolist() == [2.0, 2.0, 9.0, 5.0]
+    assert joining_state(method, own, received).model.values.tolist() == [2.0, 2.0, 9.0, 5.0]
 
 
 @pytest.mark.parametrize("rule", ["clip", "trim", "nnm"])
-def test_a_liar_among_the_first_answers_cannot_decide_the_beginning_of_a_late_peer(rule: str) -> None:
-    """Three honest peers send 2; a liar sends 100. All hold the first two weights, one honest peer each of the next
-    three, the liar alone the sixth and nobody the last one.
+def test_a_liar_among_the_first_answers_cannot_decide_the_beginning_of_a_late_peer(
+    rule: str,
+) -> None:
+    """Three honest peers send 2; a Byzantine peer sends 100. All hold the first two weights, one
+    honest peer each of the next three, the Byzantine peer alone the sixth and nobody the last one.
     """
     ones = torch.ones(7, dtype=torch.bool)
-    own = PeerState(PackedModel.pack(torch.full((7,), 9.0), ones), PackedModel.pack(torch.ones(7), ones).mask)
-    heard = {}
+    own = PeerState(
+        PackedModel.pack(torch.full((7,), 9.0), ones), PackedModel.pack(torch.ones(7), ones).mask
+    )
+    received = {}
     for place, name in enumerate("abcd"):
         held = torch.tensor([k < 2 or k == 2 + place for k in range(7)])
-        heard[name] = PackedModel.pack(torch.full((7,), 100.0 if name == "d" else 2.0), held)
-    plain = joining_state(DPSGD(), own, heard).model.values
+        received[name] = PackedModel.pack(torch.full((7,), 100.0 if name == "d" else 2.0), held)
+    plain = joining_state(DPSGD(), own, received).model.values
     assert plain.tolist() == [26.5, 26.5, 2.0, 2.0, 2.0, 100.0, 9.0]
-    method = DPSGD(robust=rule, liars=1)  # type: ignore[arg-type]
-    assert joining_state(method, own, heard).model.values.tolist() == [2.0, 2.0, 2.0, 2.0, 2.0, 9.0, 9.0]
+    method = DPSGD(robust=rule, byzantine=1)  # type: ignore[arg-type]
+    assert joining_state(method, own, received).model.values.tolist() == [
+        2.0,
+        2.0,
+        2.0,
+        2.0,
+        2.0,
+        9.0,
+        9.0,
+    ]
 
 
 def test_weights_that_are_all_zero_are_neither_sent_nor_accepted() -> None:
     world = World(3, reliable, peers=3, rounds=4)
-    zero = PackedModel(torch.zeros_like(world.start["002"].model.values), world.start["002"].model.mask)
+    zero = PackedModel(
+        torch.zeros_like(world.start["002"].model.values), world.start["002"].model.mask
+    )
     with pytest.raises(MessageError, match="002's weights are all zero"):
         check_norm(zero, 1.0, "002")
-    check_norm(PackedModel.pack(torch.ones(3), torch.zeros(3, dtype=torch.bool)), 1.0, "002")  # nothing in common
+    check_norm(
+        PackedModel.pack(torch.ones(3), torch.zeros(3, dtype=torch.bool)), 1.0, "002"
+    )  # nothing in common
     world.start["002"] = PeerState(zero, world.start["002"].next_mask)
 
     async def story() -> None:
@@ -158,8 +199,8 @@ def test_weights_that_are_all_zero_are_neither_sent_nor_accepted() -> None:
     run(story(), LIMIT)
     assert world.published["002", 0] == []
     assert world.published["002", 1] != []
-    heard = world.stores["000"].heard
-    assert (heard[0], heard[3]) == (["001"], ["001", "002"])
+    received = world.stores["000"].received
+    assert (received[0], received[3]) == (["001"], ["001", "002"])
 
 
 class Liar:
@@ -179,20 +220,23 @@ def test_one_liar_that_is_up_first_takes_no_site_out(claim: int) -> None:
     world = World(4, reliable, peers=5, rounds=20)
 
     async def story() -> None:
-        liar = Liar(world, "004", claim)
-        await liar.transport.serve(liar.answer)
+        attacker = Liar(world, "004", claim)
+        await attacker.transport.serve(attacker.answer)
         living = []
         for name in world.names[:4]:
             living.append(asyncio.create_task(world.live(name)))
             await asyncio.sleep(5)  # started by hand, one after another
         await asyncio.gather(*living)
-        await liar.transport.close()
+        await attacker.transport.close()
 
     run(story(), LIMIT)
     for name in world.names[:4]:
         store = world.stores[name]
         assert store.rounds == list(range(20))
-        assert all(heard == [peer for peer in world.names[:4] if peer != name] for heard in store.heard.values())
+        assert all(
+            received == [peer for peer in world.names[:4] if peer != name]
+            for received in store.received.values()
+        )
     assert world.members.joins == dict.fromkeys(world.names[:4], 0)
 
 
@@ -200,10 +244,10 @@ def test_a_liar_alone_is_believed_after_the_startup_period() -> None:
     world = World(4, reliable, peers=5, rounds=20)
 
     async def story() -> float:
-        liar = Liar(world, "004", 17)
-        await liar.transport.serve(liar.answer)
+        attacker = Liar(world, "004", 17)
+        await attacker.transport.serve(attacker.answer)
         await world.live("000")
-        await liar.transport.close()
+        await attacker.transport.close()
         return next(at for at, _, event, _ in world.trace if event == "joining")
 
     assert run(story(), LIMIT) >= 120  # seconds: the startup period

@@ -15,10 +15,13 @@ from dispfl.peer.log import event_logger, logging_as_events, shortened
 def test_a_value_with_spaces_and_line_breaks_is_quoted() -> None:
     out = io.StringIO()
     event_logger("alice", to=out)(
-        "unreachable", {"peer": "bob", "detail": "cannot be reached\n00:00:00  alice  finished", "score": None}
+        "unreachable",
+        {"peer": "bob", "detail": "cannot be reached\n00:00:00  alice  finished", "score": None},
     )
     [line] = out.getvalue().splitlines()
-    assert line.endswith(r'alice  unreachable  peer=bob  detail="cannot be reached\n00:00:00  alice  finished"')
+    assert line.endswith(
+        r'alice  unreachable  peer=bob  detail="cannot be reached\n00:00:00  alice  finished"'
+    )
 
 
 def test_no_value_reaches_the_terminal_with_control_characters() -> None:
@@ -43,10 +46,12 @@ def test_the_json_log_names_the_site() -> None:
 
 def test_json_has_no_numbers_that_other_programs_cannot_read() -> None:
     out = io.StringIO()
-    event_logger("alice", as_json=True, to=out)("round", {"score": nan, "each": [1.5, (inf, -inf)], "heard": 2})
+    event_logger("alice", as_json=True, to=out)(
+        "round", {"score": nan, "each": [1.5, (inf, -inf)], "received": 2}
+    )
     assert "NaN" not in out.getvalue()
     found = json.loads(out.getvalue())
-    assert (found["score"], found["each"], found["heard"]) == (None, [1.5, [None, None]], 2)
+    assert (found["score"], found["each"], found["received"]) == (None, [1.5, [None, None]], 2)
 
 
 def test_a_log_on_a_full_disk_or_a_closed_pipe_does_not_end_the_node() -> None:

@@ -1,6 +1,8 @@
-"""A federation of many members on a virtual clock: they start, join late, leave, are revoked, and finish.
+"""A federation of many members on a virtual clock: they start, join late, leave, are revoked, and
+finish.
 
-`DISPFL_MEMBERS=1000 pytest -s tests/peer/test_many_members.py` prints what a thousand members cost (docs/scaling.md).
+`DISPFL_MEMBERS=1000 pytest -s tests/peer/test_many_members.py` prints what a thousand members cost
+(docs/scaling.md).
 """
 
 import asyncio
@@ -30,7 +32,11 @@ def test_many_members_start_join_leave_are_revoked_and_finish_twenty_rounds() ->
 
     world = World(1, counted, peers=MEMBERS)
     names, world.members.is_fixed = list(world.names), False
-    late, leaving, revoked = names[:SOME], set(names[SOME : 2 * SOME]), set(names[2 * SOME : 3 * SOME])
+    late, leaving, revoked = (
+        names[:SOME],
+        set(names[SOME : 2 * SOME]),
+        set(names[2 * SOME : 3 * SOME]),
+    )
     for name in late:
         world.members.joins[name] = ROUNDS
 
@@ -55,14 +61,24 @@ def test_many_members_start_join_leave_are_revoked_and_finish_twenty_rounds() ->
     assert {first_round[name] for name in late} <= set(range(5, 10))
     for name in staying:
         store = world.stores[name]
-        assert store.rounds == list(range(first_round.get(name, 0), ROUNDS)), name  # no round was skipped
+        assert store.rounds == list(range(first_round.get(name, 0), ROUNDS)), (
+            name
+        )  # no round was skipped
         for t in store.rounds:
             missed = staying.intersection(
                 store.missed[t]
             )  # nobody, but late members have no model of their first round
-            assert not [peer for peer in missed if peer not in late or t > first_round[peer]], (name, t)
-            assert t < ROUNDS / 2 or not revoked.intersection(store.heard[t]), (name, t)
-    assert max(greetings[name, "sync"] for name in names) <= 2 * GREETINGS  # two requests each, if there are records
+            assert not [peer for peer in missed if peer not in late or t > first_round[peer]], (
+                name,
+                t,
+            )
+            assert t < ROUNDS / 2 or not revoked.intersection(store.received[t]), (name, t)
+    assert (
+        max(greetings[name, "sync"] for name in names) <= 2 * GREETINGS
+    )  # two requests each, if there are records
     steps, greeted = MEMBERS * ROUNDS, sum(greetings.values()) / MEMBERS
     each = f"{1000 * seconds / steps:.1f} ms and {sum(requests.values()) / steps:.1f} requests"
-    print(f"{MEMBERS} members: {each} for a member and round; {greeted:.0f} requests for a member's start")
+    print(
+        f"{MEMBERS} members: {each} for a member and round; {greeted:.0f} requests for a member's"
+        " start"
+    )

@@ -39,12 +39,16 @@ def test_a_peer_restarted_after_half_a_minute_is_within_two_rounds_of_the_others
         living["003"] = asyncio.create_task(world.live("003"))
         while len(world.stores["003"].rounds) == done:
             await asyncio.sleep(0.1)
-        assert world.stores["003"].rounds[-1] > 4 + 2  # it skipped the rounds that the others had finished
+        assert (
+            world.stores["003"].rounds[-1] > 4 + 2
+        )  # it skipped the rounds that the others had finished
         assert world.federation_round("003") - world.stores["003"].rounds[-1] <= 2
         await asyncio.gather(*living.values())
 
     run(story(), LIMIT)
-    assert all(store.last is not None and store.last[0] == ROUNDS for store in world.stores.values())
+    assert all(
+        store.last is not None and store.last[0] == ROUNDS for store in world.stores.values()
+    )
 
 
 def test_a_dead_peer_costs_the_others_one_deadline_and_then_probe_timeouts() -> None:
@@ -57,7 +61,8 @@ def test_a_dead_peer_costs_the_others_one_deadline_and_then_probe_timeouts() -> 
 
     took = run(story(), LIMIT)
     assert set(world.finished) == set(world.names) - {"007"}
-    # The first round waits 120 s. Later rounds train for 0.5 to 3 s, and some wait a probe timeout of 4 s.
+    # The first round waits 120 s. Later rounds train for 0.5 to 3 s, and some wait a probe timeout
+    # of 4 s.
     assert took < 120 + ROUNDS * (3 + 1 + 4) + 20 * 3
 
 
@@ -72,7 +77,9 @@ class Unresponsive(MemoryTransport):
         await super().serve(never)
 
 
-def test_a_peer_that_only_sends_requests_costs_the_others_one_deadline_and_then_probe_timeouts() -> None:
+def test_a_peer_that_only_sends_requests_costs_the_others_one_deadline_and_then_probe_timeouts() -> (
+    None
+):
     world = World(2, reliable, peers=4)
 
     async def story() -> None:
@@ -89,10 +96,11 @@ def test_a_peer_that_only_sends_requests_costs_the_others_one_deadline_and_then_
     for name in world.names[:3]:
         ends = [at for at, peer, event, _ in world.trace if (peer, event) == (name, "round")]
         assert len(ends) == ROUNDS
-        # The first round waits for it. Later rounds train for 0.5 to 3 s and wait 4 s; a deadline is 20 s.
+        # The first round waits for it. Later rounds train for 0.5 to 3 s and wait 4 s; a deadline
+        # is 20 s.
         assert max(after - before for before, after in itertools.pairwise(ends)) < 4 + 3 + 1
-        heard = [peers for t, peers in world.stores[name].heard.items() if t > 0]
-        assert heard == [[other for other in world.names[:3] if other != name]] * (ROUNDS - 1)
+        received = [peers for t, peers in world.stores[name].received.items() if t > 0]
+        assert received == [[other for other in world.names[:3] if other != name]] * (ROUNDS - 1)
 
 
 def test_no_peer_misses_another_that_starts_within_the_startup_period() -> None:
@@ -149,19 +157,25 @@ def test_a_peer_on_a_slow_link_is_heard_again_as_soon_as_it_can_be_reached() -> 
 class Slow(FakeTraining):
     """Trains for longer than the others' deadline, which is 20 s."""
 
-    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
         await asyncio.sleep(100)
         return await super().step(task, state, received)
 
 
-def test_a_quick_peer_that_restarts_waits_for_the_slow_majority_instead_of_running_ahead_alone() -> None:
+def test_a_quick_peer_that_restarts_waits_for_the_slow_majority_instead_of_running_ahead_alone() -> (
+    None
+):
     world = World(5, reliable, peers=4)
     make = world.node
 
     def slow(name: str) -> Node:
         node = make(name)
         training = node.training if name == "000" else Slow(world, random.Random(0))
-        return Node(node.ctx, node.client, training, node.store)  # whose rounds may exceed twice their deadline
+        return Node(
+            node.ctx, node.client, training, node.store
+        )  # whose rounds may exceed twice their deadline
 
     world.node = slow  # type: ignore[method-assign]
 
@@ -170,7 +184,9 @@ def test_a_quick_peer_that_restarts_waits_for_the_slow_majority_instead_of_runni
         await asyncio.sleep(150)
         living["000"].cancel()
         await asyncio.wait([living["000"]])
-        living["000"] = asyncio.create_task(world.live("000"))  # it does not know how long rounds take
+        living["000"] = asyncio.create_task(
+            world.live("000")
+        )  # it does not know how long rounds take
         await asyncio.gather(*living.values())
 
     run(story(), LIMIT)
@@ -182,7 +198,9 @@ def test_a_quick_peer_that_restarts_waits_for_the_slow_majority_instead_of_runni
 class Stuck(FakeTraining):
     """Never finishes round 3."""
 
-    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
         await asyncio.sleep(LIMIT if task.t == 3 else 0)
         return await super().step(task, state, received)
 
@@ -202,7 +220,11 @@ def test_a_peer_that_dies_after_responding_wait_does_not_get_the_startup_deadlin
         await living
 
     run(story(), LIMIT)
-    rounds = [(when, facts) for when, name, event, facts in world.trace if (name, event) == ("000", "round")]
+    rounds = [
+        (when, facts)
+        for when, name, event, facts in world.trace
+        if (name, event) == ("000", "round")
+    ]
     [waited] = [when for when, facts in rounds if "'round': 4" in facts]
     assert 40 < waited < 60
 
@@ -223,7 +245,11 @@ def test_an_absent_peer_and_a_restarted_peer_are_logged_once_each() -> None:
     run(story(), LIMIT)
     for name in ("000", "001"):
         assert events_about(world, name, "003") == ["waiting", "unreachable"]
-        assert [event for event in events_about(world, name, "002") if event in ("unreachable", "reconnected")] == [
+        assert [
+            event
+            for event in events_about(world, name, "002")
+            if event in ("unreachable", "reconnected")
+        ] == [
             "unreachable",
             "reconnected",
         ]
@@ -250,9 +276,9 @@ def test_two_halves_continue_alone_and_exchange_models_after_the_partition() -> 
     across = [
         sender
         for name, store in world.stores.items()
-        for t, heard in store.heard.items()
+        for t, received in store.received.items()
         if t > healed + 2
-        for sender in heard
+        for sender in received
         if (name in left) != (sender in left)
     ]
     assert across
@@ -296,8 +322,13 @@ def test_a_late_peer_starts_from_its_neighbours_average_under_its_own_mask() -> 
     assert own[held].allclose(average[held])  # so that its own weights do not change the average
     assert own[mask & ~held].equal(world.weights[mask & ~held])
     assert world.stores["015"].last is not None
-    heard_by_others = [t for name, store in world.stores.items() for t, heard in store.heard.items() if "015" in heard]
-    assert min(heard_by_others) > min(given)  # it is heard after its first round
+    heard_by_others = [
+        t
+        for name, store in world.stores.items()
+        for t, received in store.received.items()
+        if "015" in received
+    ]
+    assert min(heard_by_others) > min(given)  # it is received after its first round
 
 
 def test_a_late_peer_does_not_wait_for_peers_that_left_before_it_came() -> None:
@@ -318,13 +349,17 @@ def test_a_late_peer_does_not_wait_for_peers_that_left_before_it_came() -> None:
     assert store.rounds == list(range(first_round, ROUNDS))
     assert left == {name for missed in store.missed.values() for name in missed}
     ends = [at for at, peer, event, _ in world.trace if (peer, event) == ("007", "round")]
-    assert max(after - before for before, after in itertools.pairwise(ends)) < 4 + 3 + 3 + 1  # not the startup period
+    assert (
+        max(after - before for before, after in itertools.pairwise(ends)) < 4 + 3 + 3 + 1
+    )  # not the startup period
 
 
 class FailsAtFirst(FakeTraining):
     """The first step of a late peer fails: it keeps its state."""
 
-    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
         if isinstance(self.world, WorldWithFailure) and not self.world.failed:
             self.world.failed.append(task.t)
             return StepResult(Report(failure="nan"), state=state)
@@ -343,9 +378,11 @@ class WorldWithFailure(World):
         if name == "015":
             node.training, save = FailsAtFirst(self, random.Random(0)), node.store.save
 
-            async def save_good(t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+            async def save_good(
+                t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
+            ) -> None:
                 if not step.report.failure:
-                    await save(t, step, heard, missed)
+                    await save(t, step, received, missed)
 
             node.store.save = save_good  # type: ignore[method-assign]
         return node
@@ -377,7 +414,9 @@ def test_joining_in_the_last_round_is_refused() -> None:
         async with asyncio.timeout(600):
             while min((world.stores[name].last or (0, None))[0] for name in living) < ROUNDS - 1:
                 await asyncio.sleep(0.05)
-        with pytest.raises(RunError, match=r"in its last round \(20 of 20\); 005 is too late to join"):
+        with pytest.raises(
+            RunError, match=r"in its last round \(20 of 20\); 005 is too late to join"
+        ):
             await world.live("005")
         await asyncio.gather(*living.values())
 
@@ -405,7 +444,9 @@ class MaliciousPeer:
         if self.fault == "huge":
             model = PackedModel(model.values * 1e6, model.mask)
         elif self.fault == "dense":
-            model = PackedModel.pack(model.unpack()[0], torch.ones(model.mask.size, dtype=torch.bool))
+            model = PackedModel.pack(
+                model.unpack()[0], torch.ones(model.mask.size, dtype=torch.bool)
+            )
         frame = bytearray(self.codec.encode_answer(model, mask, rng=torch.Generator()))
         if self.fault == "noise":
             frame = bytearray(self.rng.randbytes(len(frame)))
@@ -415,7 +456,9 @@ class MaliciousPeer:
             t = int(t) + 1  # type: ignore[arg-type]
         elif self.fault == "another nonce":
             nonce = "0" * 32
-        return Response({"status": "model", "round": t, "nonce": nonce, "current_round": 10**9}, bytes(frame))
+        return Response(
+            {"status": "model", "round": t, "nonce": nonce, "current_round": 10**9}, bytes(frame)
+        )
 
 
 @pytest.mark.parametrize(
@@ -429,7 +472,9 @@ class MaliciousPeer:
         ("another nonce", "wrong-response"),
     ],
 )
-def test_bad_responses_are_discarded_and_counted_and_honest_peers_finish(fault: str, reason: str) -> None:
+def test_bad_responses_are_discarded_and_counted_and_honest_peers_finish(
+    fault: str, reason: str
+) -> None:
     world = World(7, reliable, peers=6, rounds=6)
     if fault == "dense":  # it announced fewer weights than the others request
         world.members.announced["002"] = [count // 2 for count in world.members.keeps]
@@ -451,13 +496,20 @@ def test_bad_responses_are_discarded_and_counted_and_honest_peers_finish(fault: 
 
     run(story(), LIMIT)
     assert set(world.finished) == set(world.names) - {"002"}
-    assert not any("002" in heard for store in world.stores.values() for heard in store.heard.values())
-    counted = [node.ctx.guard.refused["002"][reason] for node in nodes.values() if "002" in node.ctx.guard.refused]
+    assert not any(
+        "002" in received for store in world.stores.values() for received in store.received.values()
+    )
+    counted = [
+        node.ctx.guard.refused["002"][reason]
+        for node in nodes.values()
+        if "002" in node.ctx.guard.refused
+    ]
     assert sum(counted) > 0
 
 
 class FailingTransport(MemoryTransport):
-    """Raises an error of no expected kind for one peer, as a transport does for an address it cannot use."""
+    """Raises an error of no expected kind for one peer, as a transport does for an address it
+    cannot use."""
 
     async def request(self, peer: str, request: Request) -> Response:
         if peer == "002":
@@ -483,13 +535,16 @@ def test_an_unexpected_error_about_one_peer_is_logged_with_its_type_and_ends_no_
     assert set(world.finished) == set(world.names)
     for name in ("000", "001", "003"):
         assert world.stores[name].missed == {t: ["002"] for t in range(4)}
-        [logged] = [facts for _, logger, event, facts in world.trace if (logger, event) == (name, "failed")]
+        [logged] = [
+            facts for _, logger, event, facts in world.trace if (logger, event) == (name, "failed")
+        ]
         assert "'peer': '002'" in logged
         assert "UnicodeError: label empty or too long" in logged
 
 
 class Flooding(MaliciousPeer):
-    """Refuses every request with a long new sentence and a new reason; between two refusals it responds."""
+    """Refuses every request with a long new sentence and a new reason; between two refusals it
+    responds."""
 
     count = 0
 
@@ -501,7 +556,9 @@ class Flooding(MaliciousPeer):
 
 
 @pytest.mark.parametrize("fault", ["refuses", "responds"])
-def test_a_member_that_refuses_with_ever_new_sentences_fills_neither_log_nor_status(fault: str) -> None:
+def test_a_member_that_refuses_with_ever_new_sentences_fills_neither_log_nor_status(
+    fault: str,
+) -> None:
     world, nodes = World(7, reliable, peers=2, rounds=150), dict[str, Node]()
 
     async def story() -> None:
@@ -514,7 +571,9 @@ def test_a_member_that_refuses_with_ever_new_sentences_fills_neither_log_nor_sta
 
     run(story(), LIMIT)
     about = [facts for _, _, event, facts in world.trace if "'peer': '001'" in facts]
-    assert len(about) <= (3 if fault == "refuses" else MAX_LINES)  # once until it responds, and so many in an hour
+    assert len(about) <= (
+        3 if fault == "refuses" else MAX_LINES
+    )  # once until it responds, and so many in an hour
     assert len("".join(about)) < 100_000  # 13 MB before
     assert max(map(len, about)) < 500
     assert not any("x1b" in facts or "\\n" in facts for facts in about)
@@ -566,4 +625,4 @@ def test_a_response_that_may_not_be_resumed_again_is_requested_anew_in_the_same_
         assert other.refused == [0, 1, 2]
 
     run(story(), LIMIT)
-    assert world.stores["000"].heard == {t: ["001"] for t in range(3)}
+    assert world.stores["000"].received == {t: ["001"] for t in range(3)}

@@ -1,4 +1,5 @@
-"""A real site that trains with differential privacy: fresh noise in every attempt, and nothing spent is forgotten."""
+"""A real site that trains with differential privacy: fresh noise in every attempt, and nothing
+spent is forgotten."""
 
 import asyncio
 import io
@@ -12,17 +13,17 @@ import pytest
 import torch
 
 from dispfl import extras
-from dispfl.costs.privacy import StepsTaken, spent_epsilon
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.doctor.examine import examine
-from dispfl.peer.local import free_ports
+from dispfl.peer.local_federation import free_ports
 from dispfl.peer.log import event_logger
-from dispfl.peer.run import TrainingThread, open_node, run_node, run_site
-from dispfl.peer.setup import LocalSetup, local_setup
+from dispfl.peer.participant import LocalSetup, local_setup
+from dispfl.peer.run_site import TrainingThread, open_node, run_node, run_site
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import Deadlines, SiteConfig
 from dispfl.peer.store import PrivateRounds
+from dispfl.privacy.accountant import StepsTaken, spent_epsilon
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.runs.directory import SECRET_KEY, read_metrics, read_summary
 
@@ -57,7 +58,9 @@ def take_step(setup: LocalSetup, folder: Path, state: PeerState | None = None) -
         training.close()
 
 
-def test_a_site_finishes_within_its_budget_and_writes_no_key(make_site: Callable[..., Site]) -> None:
+def test_a_site_finishes_within_its_budget_and_writes_no_key(
+    make_site: Callable[..., Site],
+) -> None:
     site = make_site(3, epsilon=8.0)
     events: list[str] = []
 
@@ -91,7 +94,8 @@ def test_a_round_that_is_repeated_after_a_crash_has_new_noise_and_is_counted_aga
 def test_a_site_that_is_set_back_to_a_backup_does_not_repeat_its_noise(
     make_site: Callable[..., Site], tmp_path: Path
 ) -> None:
-    """Two models with the same noise, of different neighbours' models, would reveal the gradients without it."""
+    """Two models with the same noise, of different neighbours' models, would reveal the gradients
+    without it."""
     site, backup = make_site(2, noise_multiplier=2.0), tmp_path / "backup"
 
     def back_up(event: str, fields: Mapping[str, object]) -> None:
@@ -113,7 +117,9 @@ def privacy_finding(site: Site) -> tuple[str, str]:
     return finding.level, finding.text
 
 
-def test_doctor_warns_of_a_budget_that_does_not_last_for_all_rounds(make_site: Callable[..., Site]) -> None:
+def test_doctor_warns_of_a_budget_that_does_not_last_for_all_rounds(
+    make_site: Callable[..., Site],
+) -> None:
     site = make_site(5, noise_multiplier=2.0, epsilon=3.0)
     assert privacy_finding(site) == ("ok", "epsilon 0 is spent, with a budget of 3 (delta 1e-05)")
     quiet = event_logger("alice", to=io.StringIO())
@@ -138,10 +144,19 @@ def test_a_restarted_site_shows_and_announces_what_it_has_spent_before_its_next_
         async with open_node(Site.open(site.folder), setup, Deadlines(), quiet) as (node, _):
             return node.ctx.status.epsilon, node.ctx.about_us()["privacy"]
 
-    assert asyncio.run(restart(local_setup(site))) == (spent, {"epsilon": 20.0, "delta": 1e-5, "left": True})
-    assert privacy_finding(site) == ("ok", f"epsilon {spent:.3g} is spent, with a budget of 20 (delta 1e-05)")
+    assert asyncio.run(restart(local_setup(site))) == (
+        spent,
+        {"epsilon": 20.0, "delta": 1e-5, "left": True},
+    )
+    assert privacy_finding(site) == (
+        "ok",
+        f"epsilon {spent:.3g} is spent, with a budget of 20 (delta 1e-05)",
+    )
     lowered = change_settings(site, ("epsilon = 20.0", f"epsilon = {spent}"))
-    assert asyncio.run(restart(lowered)) == (spent, {"epsilon": spent, "delta": 1e-5, "left": False})
+    assert asyncio.run(restart(lowered)) == (
+        spent,
+        {"epsilon": spent, "delta": 1e-5, "left": False},
+    )
     assert privacy_finding(site)[0] == "ok"  # the run is finished
     (site.run_folder / "privacy.json").write_text("{")
     assert "cannot be read" in privacy_finding(site)[1]
@@ -203,14 +218,21 @@ def change_settings(site: Site, *changes: tuple[str, str]) -> LocalSetup:
     return local_setup(Site.open(site.folder))
 
 
-def test_spent_epsilon_stays_spent_when_the_settings_change(make_site: Callable[..., Site], tmp_path: Path) -> None:
+def test_spent_epsilon_stays_spent_when_the_settings_change(
+    make_site: Callable[..., Site], tmp_path: Path
+) -> None:
     site = make_site(10, noise_multiplier=1.0)
     setup = local_setup(site)
     first = [take_step(setup, tmp_path).report.epsilon or 0 for _ in range(2)][-1]
-    changed = change_settings(site, ("noise_multiplier = 1.0", "noise_multiplier = 2.0"), ("epochs = 1", "epochs = 2"))
+    changed = change_settings(
+        site, ("noise_multiplier = 1.0", "noise_multiplier = 2.0"), ("epochs = 1", "epochs = 2")
+    )
     second = take_step(changed, tmp_path).report.epsilon or 0
     n = len(setup.run.peers["alice"].train)
-    steps = [setup.run.privacy_plan("alice").steps_per_round, changed.run.privacy_plan("alice").steps_per_round]
+    steps = [
+        setup.run.privacy_plan("alice").steps_per_round,
+        changed.run.privacy_plan("alice").steps_per_round,
+    ]
     assert steps == [-(-n // 8) + 1, 2 * -(-n // 8) + 1]  # one is for the mask search
     assert PrivateRounds(tmp_path).begun.taken == (
         StepsTaken(8 / n, 1.0, 2 * steps[0]),
@@ -218,9 +240,14 @@ def test_spent_epsilon_stays_spent_when_the_settings_change(make_site: Callable[
     )
     assert first == spent_epsilon(8 / n, 1.0, 2 * steps[0], 1e-5)
     assert first < second < first + spent_epsilon(8 / n, 2.0, steps[1], 1e-5)
-    back = change_settings(site, ("noise_multiplier = 2.0", "noise_multiplier = 1.0"), ("epochs = 2", "epochs = 1"))
+    back = change_settings(
+        site, ("noise_multiplier = 2.0", "noise_multiplier = 1.0"), ("epochs = 2", "epochs = 1")
+    )
     assert (take_step(back, tmp_path).report.epsilon or 0) > second
-    assert [taken.steps for taken in PrivateRounds(tmp_path).begun.taken] == [steps[1], 3 * steps[0]]
+    assert [taken.steps for taken in PrivateRounds(tmp_path).begun.taken] == [
+        steps[1],
+        3 * steps[0],
+    ]
 
 
 def test_a_budget_that_earlier_settings_have_used_up_stays_used_up(
@@ -228,7 +255,9 @@ def test_a_budget_that_earlier_settings_have_used_up_stays_used_up(
 ) -> None:
     site = make_site(10, noise_multiplier=1.0)
     spent = [take_step(local_setup(site), tmp_path).report.epsilon or 0 for _ in range(2)][-1]
-    limited = change_settings(site, ("noise_multiplier = 1.0", f"noise_multiplier = 4.0\nepsilon = {spent}"))
+    limited = change_settings(
+        site, ("noise_multiplier = 1.0", f"noise_multiplier = 4.0\nepsilon = {spent}")
+    )
     result = take_step(limited, tmp_path)
     assert "does not last for another round" in (result.report.failure or "")
     assert result.report.exhausted
@@ -237,14 +266,24 @@ def test_a_budget_that_earlier_settings_have_used_up_stays_used_up(
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_privacy_is_neither_added_to_a_run_nor_removed_from_it(make_site: Callable[..., Site], private: bool) -> None:
+def test_privacy_is_neither_added_to_a_run_nor_removed_from_it(
+    make_site: Callable[..., Site], private: bool
+) -> None:
     site = make_site(1, **({"noise_multiplier": 2.0} if private else {}))
     setup = local_setup(site)
     log = event_logger("alice")
     asyncio.run(run_node(site, setup, Deadlines(min=0.1, startup=0.1), log))
-    change = ("noise_multiplier = 2.0", "") if private else ("[privacy]", "[privacy]\nnoise_multiplier = 2.0")
+    change = (
+        ("noise_multiplier = 2.0", "")
+        if private
+        else ("[privacy]", "[privacy]\nnoise_multiplier = 2.0")
+    )
     changed = change_settings(site, change)
-    sentence = "with the table privacy, and now it is missing" if private else "without the table privacy, and now it"
+    sentence = (
+        "with the table privacy, and now it is missing"
+        if private
+        else "without the table privacy, and now it"
+    )
     with pytest.raises(RunError, match=sentence):
         asyncio.run(run_node(site, changed, Deadlines(min=0.1, startup=0.1), log))
 
@@ -258,11 +297,18 @@ def test_privacy_is_neither_added_to_a_run_nor_removed_from_it(make_site: Callab
             {"noise_multiplier": 2.0},
             "not work with method.name=dpsgd-ft",
         ),
-        ({}, {"noise_multiplier": 0.5, "epsilon": 1.0}, "privacy.epsilon=1 does not last for one round"),
+        (
+            {},
+            {"noise_multiplier": 0.5, "epsilon": 1.0},
+            "privacy.epsilon=1 does not last for one round",
+        ),
     ],
 )
 def test_what_no_budget_covers_is_refused_before_the_first_round(
-    make_site: Callable[..., Site], settings: Mapping[str, object], privacy: Mapping[str, float], sentence: str
+    make_site: Callable[..., Site],
+    settings: Mapping[str, object],
+    privacy: Mapping[str, float],
+    sentence: str,
 ) -> None:
     site = make_site(10, settings, **privacy)
     with pytest.raises(ConfigError, match=sentence):
@@ -275,5 +321,7 @@ def test_a_private_site_without_the_accountant_names_the_extra(
 ) -> None:
     site = make_site(10, noise_multiplier=2.0)
     monkeypatch.setattr(extras, "find_spec", lambda package: None)
-    with pytest.raises(ConfigError, match=r"The table privacy needs dp_accounting.*dispfl\[privacy\]"):
+    with pytest.raises(
+        ConfigError, match=r"The table privacy needs dp_accounting.*dispfl\[privacy\]"
+    ):
         local_setup(site)

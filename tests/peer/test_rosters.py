@@ -19,9 +19,13 @@ from dispfl.topology import Topology
 
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
-def test_a_node_runs_to_the_end_while_all_others_are_revoked_and_accepted_again(topology: str) -> None:
+def test_a_node_runs_to_the_end_while_all_others_are_revoked_and_accepted_again(
+    topology: str,
+) -> None:
     world = World(5, reliable, peers=6, rounds=20)
-    object.__setattr__(world.context, "topology", TOPOLOGIES[topology](name=topology))  # a random one has degree 10
+    object.__setattr__(
+        world.context, "topology", TOPOLOGIES[topology](name=topology)
+    )  # a random one has degree 10
     everybody, world.members.is_fixed = list(world.names), False
 
     async def story() -> None:
@@ -33,10 +37,10 @@ def test_a_node_runs_to_the_end_while_all_others_are_revoked_and_accepted_again(
 
     run(story(), LIMIT)
     assert set(world.finished) == set(everybody)
-    heard = world.stores["000"].heard
-    assert sorted(heard) == list(range(20))
-    assert [] in heard.values()  # it was alone for a while
-    assert heard[19]
+    received = world.stores["000"].received
+    assert sorted(received) == list(range(20))
+    assert [] in received.values()  # it was alone for a while
+    assert received[19]
 
 
 class OnlyThree(Topology):
@@ -46,7 +50,9 @@ class OnlyThree(Topology):
         return {"000": ["001"], "001": ["002"], "002": ["000"]}
 
 
-def test_a_topology_that_does_not_fit_the_roster_costs_the_neighbours_of_the_round_and_not_the_node() -> None:
+def test_a_topology_that_does_not_fit_the_roster_costs_the_neighbours_of_the_round_and_not_the_node() -> (
+    None
+):
     world = World(5, reliable, peers=3, rounds=12)
     object.__setattr__(world.context, "topology", OnlyThree())
     world.members.is_fixed = False
@@ -59,7 +65,9 @@ def test_a_topology_that_does_not_fit_the_roster_costs_the_neighbours_of_the_rou
 
     run(story(), LIMIT)
     assert len(world.finished) == 3
-    problems = [facts for _, name, event, facts in world.trace if (name, event) == ("000", "problem")]
+    problems = [
+        facts for _, name, event, facts in world.trace if (name, event) == ("000", "problem")
+    ]
     assert "names the neighbour '002', which is not a peer" in problems[0]
 
 
@@ -79,7 +87,9 @@ def test_a_member_list_that_cannot_be_read_ends_no_node() -> None:
 
     run(story(), LIMIT)
     assert len(world.finished) == 3
-    problems = [facts for _, name, event, facts in world.trace if (name, event) == ("000", "problem")]
+    problems = [
+        facts for _, name, event, facts in world.trace if (name, event) == ("000", "problem")
+    ]
     assert len(problems) == 1
     assert "Input/output error" in problems[0]
 
@@ -88,7 +98,11 @@ def test_a_record_with_a_first_round_beyond_the_federations_is_an_offence_and_no
     world, merged = World(8, reliable, peers=2, rounds=20), list[JSON]()
 
     def record(first_round: int) -> JSON:
-        return {"record": {"name": "002", "first_round": first_round}, "chain": [], "signature": str(first_round)}
+        return {
+            "record": {"name": "002", "first_round": first_round},
+            "chain": [],
+            "signature": str(first_round),
+        }
 
     spec = federation_spec("test", world.context, world.context.layout, world.weights, 0.5)
     body = json.dumps({"records": [record(20), record(21), record(2**53)]}).encode()
@@ -119,10 +133,14 @@ def test_records_with_an_invalid_first_round_are_not_compared_with_each_other() 
     """Which would take the square of their number, while the node answers nobody else."""
     world = World(8, reliable, peers=2, rounds=20)
     ctx = world.node("000").ctx
-    records = [Record(record={"name": "002", "first_round": 21}, signature=str(k)) for k in range(100)]
+    records = [
+        Record(record={"name": "002", "first_round": 21}, signature=str(k)) for k in range(100)
+    ]
 
     async def story() -> None:
-        with mock.patch.object(SyncMessage, "read", return_value=SyncMessage(records=list(records))):
+        with mock.patch.object(
+            SyncMessage, "read", return_value=SyncMessage(records=list(records))
+        ):
             await ctx.read_sync("001", b"")
 
     run(story(), LIMIT)

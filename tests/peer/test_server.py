@@ -9,9 +9,9 @@ import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, reliable
 from torch import nn
 
+from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
-from dispfl.core.units import UnitMask
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.context import NodeContext
 from dispfl.peer.guard import RequestGuard
@@ -23,8 +23,11 @@ from dispfl.testing.virtual_time import run
 from dispfl.wire.codec import Codec
 
 
-def send_all(world: World, requests: list[Request], used: int = 0) -> tuple[list[str], dict[str, int]]:
-    """Send these requests of a member that has used some bytes; return the peer's responses and refusal counts."""
+def send_all(
+    world: World, requests: list[Request], used: int = 0
+) -> tuple[list[str], dict[str, int]]:
+    """Send these requests of a member that has used some bytes; return the peer's responses and
+    refusal counts."""
     answers: list[str] = []
     nodes = {}
 
@@ -87,7 +90,9 @@ def test_every_bad_request_is_refused_by_name_and_counted() -> None:
         "spec-mismatch",
         "sync",
     ]
-    assert counted == {reason: answers.count(reason) for reason in answers if reason not in ("model", "sync")}
+    assert counted == {
+        reason: answers.count(reason) for reason in answers if reason not in ("model", "sync")
+    }
 
 
 def hidden_layer() -> nn.Module:
@@ -95,7 +100,8 @@ def hidden_layer() -> nn.Module:
 
 
 def test_bad_requests_with_masks_of_channels_are_refused_by_name_and_counted() -> None:
-    """One unit more or fewer than announced, a message of another length, and a mask of single weights."""
+    """One unit more or fewer than announced, a message of another length, and a mask of single
+    weights."""
     world = World(8, reliable, peers=2, method=DisPFL(structure="channels"), model=hidden_layer)
     codec, layout, asked = world.context.codec, world.context.layout, world.start["001"].next_mask
     assert isinstance(asked, UnitMask)
@@ -105,9 +111,16 @@ def test_bad_requests_with_masks_of_channels_are_refused_by_name_and_counted() -
     masks = [UnitMask.of(flags, asked.layout) for flags in (more, fewer, np.zeros(16, np.bool_))]
     other_codec = Codec(Layout(layout.names, layout.shapes), [False] * 4, world.context.wire)
     weights = other_codec.encode_request(PackedMask.pack(asked.unpack()))
-    bodies = [*map(codec.encode_request, masks), codec.encode_request(asked)[:-1], weights, codec.encode_request(asked)]
+    bodies = [
+        *map(codec.encode_request, masks),
+        codec.encode_request(asked)[:-1],
+        weights,
+        codec.encode_request(asked),
+    ]
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0}
-    requests = [Request("model", {**header, "nonce": str(n)}, body) for n, body in enumerate(bodies)]
+    requests = [
+        Request("model", {**header, "nonce": str(n)}, body) for n, body in enumerate(bodies)
+    ]
     answers, counted = send_all(world, requests)
     assert answers == ["density", "density", "density", "checksum", "length", "model"]
     assert counted == {"density": 3, "checksum": 1, "length": 1}
@@ -121,7 +134,11 @@ def test_a_request_for_a_later_round_is_held_no_longer_than_the_client_asks() ->
     body = world.context.codec.encode_request(world.start["001"].next_mask)
     holds: list[dict[str, JSON]] = [{"hold": 2.0}, {"hold": -1}, {}, {"hold": 1e9}]
     answers, _ = send_all(
-        world, [Request("model", {**header, "nonce": str(n), **hold}, body) for n, hold in enumerate(holds)]
+        world,
+        [
+            Request("model", {**header, "nonce": str(n), **hold}, body)
+            for n, hold in enumerate(holds)
+        ],
     )
     assert answers == ["wait", "wait", "unreachable", "unreachable"]
 
@@ -144,7 +161,9 @@ def test_a_resumed_request_must_have_the_same_body() -> None:
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "recorded"}
     encode = world.context.codec.encode_request
     first, other = (encode(world.start[name].next_mask) for name in ("001", "000"))
-    answers, counted = send_all(world, [Request("model", header, first), Request("model", header, other, offset=1)])
+    answers, counted = send_all(
+        world, [Request("model", header, first), Request("model", header, other, offset=1)]
+    )
     assert (answers, counted) == (["model", "replayed"], {"replayed": 1})
 
 
@@ -153,7 +172,9 @@ def test_requests_that_get_wait_are_not_limited() -> None:
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 3, "hold": 1.0}
     body = world.context.codec.encode_request(world.start["001"].next_mask)
-    answers, counted = send_all(world, [Request("model", {**header, "nonce": str(n)}, body) for n in range(40)])
+    answers, counted = send_all(
+        world, [Request("model", {**header, "nonce": str(n)}, body) for n in range(40)]
+    )
     assert (answers, counted) == (["wait"] * 40, {})
 
 
@@ -169,7 +190,9 @@ def test_a_spec_mismatch_names_the_structure_of_the_masks() -> None:
         World(9, reliable, peers=2, method=DisPFL(structure=structure), model=hidden_layer)  # type: ignore[arg-type]
         for structure in ("weights", "channels")
     ]
-    one, other = (federation_spec("test", w.context, w.context.layout, w.weights, 0.5) for w in worlds)
+    one, other = (
+        federation_spec("test", w.context, w.context.layout, w.weights, 0.5) for w in worlds
+    )
     assert one["layout"] != other["layout"]
     found = spec_difference(one, other, "at alice", "at carol") or ""
     assert found.endswith("method.structure is weights at alice and channels at carol.")
@@ -183,7 +206,8 @@ def test_a_repeat_offender_is_banned() -> None:
 
 
 def in_round_0(world: World, requests: list[Request]) -> tuple[NodeContext, list[Response]]:
-    """Send these requests of peer 001 to peer 000 in round 0; return its context and its responses."""
+    """Send these requests of peer 001 to peer 000 in round 0; return its context and its
+    responses."""
 
     async def story() -> tuple[NodeContext, list[Response]]:
         ctx, state = world.node("000").ctx, world.start["000"]
@@ -199,7 +223,9 @@ def test_a_transfer_resumed_after_a_restart_of_the_sender_has_the_same_bytes() -
     body = world.context.codec.encode_request(world.start["001"].next_mask)
     request = Request("model", {"spec": spec_digest(spec), "round": 0, "nonce": "a"}, body)
     _, [begun] = in_round_0(world, [request])
-    _, [resumed] = in_round_0(world, [replace(request, offset=7)])  # a new process, without the nonces
+    _, [resumed] = in_round_0(
+        world, [replace(request, offset=7)]
+    )  # a new process, without the nonces
     assert begun.header["status"] == "model"
     assert resumed == begun
 
@@ -225,7 +251,9 @@ def test_a_member_that_has_used_up_its_syncs_is_refused_until_the_next_round() -
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
     sync = Request("sync", {"spec": dict(spec), "current_round": 0})
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 1, "nonce": "n", "hold": 10.0}
-    later = Request("model", header, world.context.codec.encode_request(world.start["000"].next_mask))
+    later = Request(
+        "model", header, world.context.codec.encode_request(world.start["000"].next_mask)
+    )
     answers, _ = send_all(world, [*[sync] * (RequestGuard.MAX_SYNCS + 1), later, sync])
     assert answers == [*["sync"] * RequestGuard.MAX_SYNCS, "too-many-requests", "model", "sync"]
 

@@ -1,5 +1,5 @@
-"""Federations on a virtual clock: an unreliable network and crashes (simulated_world.py), and whatever members and
-operators may do (site_world.py).
+"""Federations on a virtual clock: an unreliable network and crashes (simulated_world.py), and
+whatever members and operators may do (site_world.py).
 """
 
 import itertools
@@ -16,12 +16,16 @@ from site_world import check_sites
 CORES = os.cpu_count() or 1
 
 
-def failures(check_seed: Callable[[int], str], least: int, share: float = 1.0) -> dict[int, BaseException]:
+def failures(
+    check_seed: Callable[[int], str], least: int, share: float = 1.0
+) -> dict[int, BaseException]:
     """Check seeds on all cores; return the exceptions by seed. `make fuzz` checks more of them."""
     running: dict[Future[str], int] = {}
     failed = {}
     context = multiprocessing.get_context("forkserver")
-    with ProcessPoolExecutor(mp_context=context, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+    with ProcessPoolExecutor(
+        mp_context=context, initializer=torch.set_num_threads, initargs=(1,)
+    ) as pool:
         for seed in itertools.chain(fuzz.seeds(least, share), [None]):
             if seed is not None:
                 running[pool.submit(check_seed, seed)] = seed
@@ -34,11 +38,14 @@ def failures(check_seed: Callable[[int], str], least: int, share: float = 1.0) -
 
 
 def shown(failed: dict[int, BaseException]) -> str:
-    return f"seeds {sorted(failed)}" + "".join(f"\n{seed}: {failed[seed]!r}" for seed in sorted(failed))
+    return f"seeds {sorted(failed)}" + "".join(
+        f"\n{seed}: {failed[seed]!r}" for seed in sorted(failed)
+    )
 
 
 def test_all_peers_finish_and_never_mix_rounds_or_count_a_model_twice() -> None:
-    """Also: finite weights, exact densities, no round beyond twice its deadline, fast recovery after a restart."""
+    """Also: finite weights, exact densities, no round beyond twice its deadline, fast recovery
+    after a restart."""
     failed = failures(check, 20, 0.5)
     assert not failed, shown(failed)
 
@@ -58,6 +65,8 @@ def test_without_faults_every_peer_hears_every_neighbour_in_every_round() -> Non
         for name, store in world.stores.items():
             assert store.rounds == list(range(ROUNDS))
             for t in range(ROUNDS):
-                graph = world.context.topology.heard(seed, t, world.names)
-                assert store.heard[t] == graph[name]
-        assert not any(event in ("late", "behind", "refused request") for _, _, event, _ in world.trace)
+                graph = world.context.topology.online_neighbours(seed, t, world.names)
+                assert store.received[t] == graph[name]
+        assert not any(
+            event in ("late", "behind", "refused request") for _, _, event, _ in world.trace
+        )

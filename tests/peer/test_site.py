@@ -14,14 +14,16 @@ from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
 from dispfl.models.settings import CustomModel
-from dispfl.peer.config import SiteConfig
 from dispfl.peer.membership.identity import Identity, IdentityError, is_successor
-from dispfl.peer.setup import local_setup
+from dispfl.peer.participant import local_setup
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import SiteConfig
 from dispfl.topology import Full, Ring
 
 
-def make(folder: Path, name: str = "alice", config: dict[str, Any] | None = None, **where: Any) -> Site:
+def make(
+    folder: Path, name: str = "alice", config: dict[str, Any] | None = None, **where: Any
+) -> Site:
     where = {"listen": "127.0.0.1:7600", "federation": "hospitals"} | where
     return Site.create(folder, SiteInfo(name=name, **where), SiteConfig(**config or {}).to_toml())
 
@@ -33,13 +35,27 @@ def rewrite(site: Site, old: str, new: str) -> None:
 
 
 def test_a_site_is_opened_as_it_was_created(tmp_path: Path) -> None:
-    config = {"rounds": 3, "method": {"name": "dispfl", "density": 0.2}, "topology": {"name": "ring"}}
-    made = make(tmp_path / "alice", config=config, listen="[::]:7600", advertise="alice.example.org:7600")
+    config = {
+        "rounds": 3,
+        "method": {"name": "dispfl", "density": 0.2},
+        "topology": {"name": "ring"},
+    }
+    made = make(
+        tmp_path / "alice", config=config, listen="[::]:7600", advertise="alice.example.org:7600"
+    )
     site = Site.open(tmp_path / "alice")
-    assert (site.name, site.info.federation, site.info.listen) == ("alice", "hospitals", "[::]:7600")
+    assert (site.name, site.info.federation, site.info.listen) == (
+        "alice",
+        "hospitals",
+        "[::]:7600",
+    )
     assert str(site.info.address) == "alice.example.org:7600"
     assert site.identity.fingerprint == made.identity.fingerprint
-    assert (site.config().rounds, site.config().method, site.config().topology) == (3, DisPFL(density=0.2), Ring())
+    assert (site.config().rounds, site.config().method, site.config().topology) == (
+        3,
+        DisPFL(density=0.2),
+        Ring(),
+    )
     assert site.members.names() == []
     assert site.status() is None
     assert site.run_folder == tmp_path / "alice" / "run"
@@ -59,7 +75,9 @@ def test_a_rotated_site_has_a_certificate_that_follows_its_old_one(tmp_path: Pat
     identity = Site.open(tmp_path / "alice").identity
     assert is_successor(identity.certificate, identity.issuers[0])
     assert identity.issuers[0] == site.identity.certificate
-    with pytest.raises(ConfigError, match=r"alice replaced its key 0 minutes ago, .* one rotation an hour: .* 60"):
+    with pytest.raises(
+        ConfigError, match=r"alice replaced its key 0 minutes ago, .* one rotation an hour: .* 60"
+    ):
         site.rotate()
     assert Site.open(tmp_path / "alice").identity.fingerprint == identity.fingerprint
 
@@ -77,7 +95,17 @@ def test_site_toml_holds_all_settings_except_those_of_a_simulation(tmp_path: Pat
     make(tmp_path / "alice")
     content = tomllib.loads((tmp_path / "alice" / "site.toml").read_text())
     assert content["method"]["density"] == 0.5
-    assert set(content) >= {"name", "listen", "federation", "seed", "rounds", "data", "model", "train", "wire"}
+    assert set(content) >= {
+        "name",
+        "listen",
+        "federation",
+        "seed",
+        "rounds",
+        "data",
+        "model",
+        "train",
+        "wire",
+    }
     assert not set(content) & {"peers", "partition", "engine"}
 
 
@@ -90,12 +118,20 @@ def test_site_toml_holds_all_settings_except_those_of_a_simulation(tmp_path: Pat
         ({"name": "server"}, "name cannot be 'server'"),
         ({"federation": "the banks"}, "federation must be 1 to 40 letters .* got 'the banks'"),
         ({"listen": "7600"}, "An address is HOST:PORT, got '7600'"),
-        ({"listen": "0.0.0.0:7600"}, r"Other sites cannot connect to 0.0.0.0:7600; .*--advertise HOST:PORT"),
-        ({"listen": "alice:7600", "advertise": "[::]:7600"}, r"Other sites cannot connect to \[::\]:7600"),
+        (
+            {"listen": "0.0.0.0:7600"},
+            r"Other sites cannot connect to 0.0.0.0:7600; .*--advertise HOST:PORT",
+        ),
+        (
+            {"listen": "alice:7600", "advertise": "[::]:7600"},
+            r"Other sites cannot connect to \[::\]:7600",
+        ),
         ({"adverties": "alice:7600"}, "Unknown key adverties. Did you mean advertise?"),
     ],
 )
-def test_invalid_site_infos_are_refused(tmp_path: Path, where: dict[str, Any], message: str) -> None:
+def test_invalid_site_infos_are_refused(
+    tmp_path: Path, where: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         make(tmp_path / "alice", **{"name": "alice", **where})
     assert not (tmp_path / "alice").exists()
@@ -114,11 +150,17 @@ def test_invalid_site_infos_are_refused(tmp_path: Path, where: dict[str, Any], m
         ({"smallest_density": 0.6}, r"method.density is 0.5, below smallest_density \(0.6\)"),
         ({"topology": {"name": "rign"}}, "topology 'rign' does not exist. Did you mean ring?"),
         ({"model": {"name": "cnnn"}}, "model 'cnnn' does not exist. Did you mean cnn?"),
-        ({"train": {"lr": 0.1, "bacth": 3}}, "Unknown key train.bacth. Did you mean train.batch_size?"),
+        (
+            {"train": {"lr": 0.1, "bacth": 3}},
+            "Unknown key train.bacth. Did you mean train.batch_size?",
+        ),
         ({"round": 3}, "Unknown key round. Did you mean rounds?"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
         ({"limits": {"stall_timeout": 0}}, r"limits\.stall_timeout must be above 0, got 0"),
-        ({"limits": {"stal": 5}}, r"Unknown key limits\.stal\. Did you mean limits\.stall_timeout\?"),
+        (
+            {"limits": {"stal": 5}},
+            r"Unknown key limits\.stal\. Did you mean limits\.stall_timeout\?",
+        ),
         ({"deadlines": {"min": -1}}, r"deadlines\.min must be above 0, got -1"),
         ({"deadlines": {"mim": 1}}, r"Unknown key deadlines\.mim\. Did you mean deadlines\.min\?"),
         (
@@ -141,14 +183,19 @@ def test_the_default_topology_is_full_and_the_default_smallest_density_is_the_si
 
 
 def test_a_site_may_have_custom_data_and_a_custom_model(tmp_path: Path) -> None:
-    make(tmp_path / "alice", config={"data": {"path": "samples.csv"}, "model": {"factory": "mine:net"}})
+    make(
+        tmp_path / "alice",
+        config={"data": {"path": "samples.csv"}, "model": {"factory": "mine:net"}},
+    )
     config = Site.open(tmp_path / "alice").config()
     assert config.data == CustomData(path="samples.csv")
     assert config.model == CustomModel(factory="mine:net")
 
 
 def test_limits_and_deadlines_are_set_in_their_tables(tmp_path: Path) -> None:
-    site = make(tmp_path / "alice", config={"limits": {"stall_timeout": 5}, "deadlines": {"min": 60}})
+    site = make(
+        tmp_path / "alice", config={"limits": {"stall_timeout": 5}, "deadlines": {"min": 60}}
+    )
     content = tomllib.loads((site.folder / "site.toml").read_text())
     assert content["limits"]["stall_timeout"] == 5
     assert content["limits"]["max_connections"] == 512  # all settings are written
@@ -156,7 +203,12 @@ def test_limits_and_deadlines_are_set_in_their_tables(tmp_path: Path) -> None:
     config = Site.open(site.folder).config()
     assert (config.limits.stall_timeout, config.limits.connect_timeout) == (5.0, 10.0)
     deadlines = config.deadlines.start()
-    assert (deadlines.min, deadlines.startup, deadlines.max, deadlines.deadline) == (60.0, 7200.0, 3600.0, 7200.0)
+    assert (deadlines.min, deadlines.startup, deadlines.max, deadlines.deadline) == (
+        60.0,
+        7200.0,
+        3600.0,
+        7200.0,
+    )
 
 
 def test_a_wrong_setting_is_found_when_the_settings_are_used(tmp_path: Path) -> None:
@@ -169,7 +221,10 @@ def test_a_wrong_setting_is_found_when_the_settings_are_used(tmp_path: Path) -> 
 
 def test_opening_another_folder_says_how_to_create_a_site(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
-        with pytest.raises(RunError, match=f"{folder} is not a site: it has no site.toml.*dispfl peer init {folder}"):
+        with pytest.raises(
+            RunError,
+            match=f"{folder} is not a site: it has no site.toml.*dispfl peer init {folder}",
+        ):
             Site.open(folder)
 
 
@@ -190,7 +245,9 @@ def test_damaged_settings_are_refused_by_name(tmp_path: Path) -> None:
 def test_a_name_that_differs_from_the_certificate_is_refused(tmp_path: Path) -> None:
     site = make(tmp_path / "alice")
     rewrite(site, 'name = "alice"', 'name = "alicia"')
-    with pytest.raises(RunError, match=r"names the site alicia, but its certificate names alice. Restore the name"):
+    with pytest.raises(
+        RunError, match=r"names the site alicia, but its certificate names alice. Restore the name"
+    ):
         Site.open(site.folder)
 
 
@@ -227,7 +284,9 @@ def test_a_site_holds_out_validation_data_from_its_own_training_data(tmp_path: P
 
 
 def test_real_sites_average_robustly_unless_stated_and_simulations_as_in_the_paper() -> None:
-    assert SiteConfig.compose({}, ["method.density=0.2"]).method == DisPFL(density=0.2, robust="clip", liars=0.2)
+    assert SiteConfig.compose({}, ["method.density=0.2"]).method == DisPFL(
+        density=0.2, robust="clip", byzantine=0.2
+    )
     assert SiteConfig.compose({}, ["method.robust=none"]).method == DisPFL()
     assert SiteConfig.compose({"method": {"name": "dpsgd"}}).method == DPSGD(robust="clip")
     assert SiteConfig.compose({}, ["method=dpsgd", "method.robust=none"]).method == DPSGD()
@@ -239,9 +298,17 @@ def test_the_comment_in_site_toml_names_what_all_sites_must_have_in_common(tmp_p
     site = make(tmp_path / "alice")
     comment, _, settings = (site.folder / "site.toml").read_text().partition("\n\n")
     equal = " ".join(comment.replace("#", "").split()).partition("Equal at all sites")[2]
-    compared = {entry.partition(".")[0] for entry in local_setup(site).spec} - {"protocol", "layout", "first_weights"}
+    compared = {entry.partition(".")[0] for entry in local_setup(site).spec} - {
+        "protocol",
+        "layout",
+        "first_weights",
+    }
     assert {"seed", "method", "topology", "classes"} < compared
-    assert [name for name in compared if name.replace("_", " ") not in equal.replace("_", " ")] == []
-    own = tomllib.loads(settings).keys() - compared - {"model"}  # compared by its layout and first weights
+    assert [
+        name for name in compared if name.replace("_", " ") not in equal.replace("_", " ")
+    ] == []
+    own = (
+        tomllib.loads(settings).keys() - compared - {"model"}
+    )  # compared by its layout and first weights
     assert {"train", "metric", "threads", "deadlines"} < own
     assert [name for name in own - {"name", "data"} if name in equal] == []

@@ -21,7 +21,10 @@ def test_a_peer_whose_spec_all_others_refuse_stops_with_their_message() -> None:
         mismatched.ctx.spec = {**mismatched.ctx.spec, "rounds": "21"}
         try:
             with pytest.raises(
-                RunError, match=r"No reachable peer accepts our settings\. .*rounds is 20 at 000 and 21 at 002"
+                RunError,
+                match=(
+                    r"No reachable peer accepts our settings\. .*rounds is 20 at 000 and 21 at 002"
+                ),
             ):
                 await mismatched.run(0, world.start["002"])
         finally:
@@ -31,7 +34,9 @@ def test_a_peer_whose_spec_all_others_refuse_stops_with_their_message() -> None:
     run(story(), LIMIT)
     assert sorted(world.finished) == ["000", "001"]
     first = next(at for at, name, event, _ in world.trace if (name, event) == ("000", "round"))
-    assert first < 15  # a refused peer is not waited for until the end of the startup period (120 s)
+    assert (
+        first < 15
+    )  # a refused peer is not waited for until the end of the startup period (120 s)
 
 
 def with_other_spec(world: World, name: str) -> Node:
@@ -58,9 +63,11 @@ def test_a_mismatched_site_that_starts_first_stops_and_delays_no_other() -> None
         await asyncio.gather(*right)
 
     run(story(), LIMIT)
-    assert world.stores["000"].heard == {t: ["001"] for t in range(ROUNDS)}
+    assert world.stores["000"].received == {t: ["001"] for t in range(ROUNDS)}
     first = next(at for at, name, event, _ in world.trace if (name, event) == ("000", "round"))
-    assert first < 31 + 2 + 3 + 4  # backoff, training and probe timeout after the last start, well before 120 s
+    assert (
+        first < 31 + 2 + 3 + 4
+    )  # backoff, training and probe timeout after the last start, well before 120 s
     for name in ("000", "001"):
         assert events_about(world, name, "002").count("spec mismatch") == 1
 
@@ -72,7 +79,9 @@ def test_a_peer_that_only_reaches_a_mismatched_site_waits_for_the_startup_period
         wrong = with_other_spec(world, "002")
         waiting = asyncio.create_task(wrong.run(0, world.start["002"]))
         await asyncio.sleep(1.0)
-        with pytest.raises(RunError, match=r"accepts our settings.*rounds is 2\d at 00\d and 2\d at 00\d"):
+        with pytest.raises(
+            RunError, match=r"accepts our settings.*rounds is 2\d at 00\d and 2\d at 00\d"
+        ):
             await world.live("000")
         waiting.cancel()
         await asyncio.wait([waiting])

@@ -10,11 +10,11 @@ import pytest
 from simulated_world import LIMIT, FakeTraining, World, reliable
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.private import Privacy
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import RoundResponses
 from dispfl.peer.node import Node, agreed_round
 from dispfl.peer.status import NodeStatus, announced_privacy
+from dispfl.privacy.steps import Privacy
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.testing.virtual_time import run
 
@@ -60,20 +60,27 @@ def test_bytes_sent_by_one_site_are_bytes_received_by_the_other() -> None:
     alice.record_received("alice", "bob", 0, requested=10, size=300, values=70)
     bob.record_sent("alice", requested=10, size=300)
     mine, theirs = alice.peers["bob"], bob.peers["alice"]
-    assert (mine.sent_bytes, mine.received_bytes) == (theirs.received_bytes, theirs.sent_bytes) == (10, 300)
+    assert (
+        (mine.sent_bytes, mine.received_bytes)
+        == (theirs.received_bytes, theirs.sent_bytes)
+        == (10, 300)
+    )
 
 
 class Exhausted(FakeTraining):
     """Has a budget for two rounds."""
 
-    async def step(self, task: PeerTask, state: PeerState, heard: Mapping[str, PackedModel]) -> StepResult:
-        step = await super().step(task, state, heard)
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
+        step = await super().step(task, state, received)
         step.report.exhausted = task.t >= 2
         return step
 
 
 def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> None:
-    """Of three sites 001 is private. 002 does not announce anything, as a site of an older version."""
+    """Of three sites 001 is private. 002 does not announce anything, as a site of an older
+    version."""
     world = World(3, reliable, peers=3, rounds=5)
     nodes: dict[str, Node] = {}
     seen: set[bool] = set()

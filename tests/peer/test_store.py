@@ -25,16 +25,22 @@ COST = ForwardCost((2,), (3,))
 
 
 def a_store(folder: Path) -> contextlib.closing[PeerStore]:
-    return contextlib.closing(PeerStore(folder, "alice", {"seed": "0"}, {"rounds": 4, "seed": 0}, COST, Task()))
+    return contextlib.closing(
+        PeerStore(folder, "alice", {"seed": "0"}, {"rounds": 4, "seed": 0}, COST, Task())
+    )
 
 
 def a_step() -> StepResult:
     model = PackedModel.pack(torch.zeros(3), torch.ones(3, dtype=torch.bool))
     report = Report(scores={"accuracy": 0.5}, passes=[(10, [3])])
-    return StepResult(report, (MessageCost("bob", "alice", 12, 40),), state=PeerState(model, model.mask))
+    return StepResult(
+        report, (MessageCost("bob", "alice", 12, 40),), state=PeerState(model, model.mask)
+    )
 
 
-def test_a_line_is_one_of_a_runs_metrics_and_has_the_report_and_the_messages(tmp_path: Path) -> None:
+def test_a_line_is_one_of_a_runs_metrics_and_has_the_report_and_the_messages(
+    tmp_path: Path,
+) -> None:
     with a_store(tmp_path / "run") as store:
         store.save(0, a_step(), ["bob"], ["carol"])
     line = rounds_of(tmp_path / "run")[0]
@@ -47,8 +53,10 @@ def test_a_line_is_one_of_a_runs_metrics_and_has_the_report_and_the_messages(tmp
         "connections": 1,
         "peer": None,
     }
-    assert line["flops_total"] == 3 * 10 * 2 * 3  # three passes, ten samples, two operations for each of three weights
-    assert (line["heard"], line["missed"]) == (["bob"], ["carol"])
+    assert (
+        line["flops_total"] == 3 * 10 * 2 * 3
+    )  # three passes, ten samples, two operations for each of three weights
+    assert (line["received"], line["missed"]) == (["bob"], ["carol"])
     assert report_of(line) == (a_step().report, tuple(a_step().messages))
 
 
@@ -90,7 +98,11 @@ def test_a_truncated_line_costs_only_its_own_round(tmp_path: Path) -> None:
     with a_store(folder) as store:
         store.save(1, a_step(), [], ["bob"])
         store.save(2, a_step(), ["bob"], [])
-    assert {t: entry["heard"] for t, entry in rounds_of(folder).items()} == {0: ["bob"], 1: [], 2: ["bob"]}
+    assert {t: entry["received"] for t, entry in rounds_of(folder).items()} == {
+        0: ["bob"],
+        1: [],
+        2: ["bob"],
+    }
 
 
 def test_rounds_after_the_last_checkpoint_are_dropped_when_it_is_opened(tmp_path: Path) -> None:
@@ -103,7 +115,7 @@ def test_rounds_after_the_last_checkpoint_are_dropped_when_it_is_opened(tmp_path
         assert store.last()[0] == 3  # type: ignore[index]
         assert sorted(rounds_of(folder)) == [2]
         store.save(3, a_step(), [], ["bob"])
-    assert {t: entry["heard"] for t, entry in rounds_of(folder).items()} == {2: ["bob"], 3: []}
+    assert {t: entry["received"] for t, entry in rounds_of(folder).items()} == {2: ["bob"], 3: []}
 
 
 def test_other_lines_are_ignored(tmp_path: Path) -> None:
@@ -112,11 +124,11 @@ def test_other_lines_are_ignored(tmp_path: Path) -> None:
         b"7",
         b"[]",
         b'{"at": 1}',
-        json.dumps({"round": 4, "heard": []}).encode(),
+        json.dumps({"round": 4, "received": []}).encode(),
         b'{"round": 5, "hea',
     ]
     (tmp_path / "metrics.jsonl").write_bytes(b"\n".join(lines))
-    assert rounds_of(tmp_path) == {4: {"round": 4, "heard": []}}
+    assert rounds_of(tmp_path) == {4: {"round": 4, "received": []}}
 
 
 @pytest.fixture
@@ -145,12 +157,15 @@ def test_a_damaged_checkpoint_is_kept_and_the_one_before_it_resumed(
     kept = two_rounds / "checkpoints/round-000002.damaged"
     assert (kept / "part-000.safetensors").read_bytes() == content
     assert caplog.messages == [
-        f"The checkpoint {two_rounds / 'checkpoints/round-000002/part-000.safetensors'} is damaged (the digest of peer "
-        f"alice does not match). It is kept as {kept}. Resuming from another round, if there is one."
+        f"The checkpoint {two_rounds / 'checkpoints/round-000002/part-000.safetensors'} is damaged"
+        f" (the digest of peer alice does not match). It is kept as {kept}. Resuming from another"
+        " round, if there is one."
     ]
 
 
-def test_a_site_with_only_damaged_checkpoints_starts_again_and_keeps_them_with_its_metrics(two_rounds: Path) -> None:
+def test_a_site_with_only_damaged_checkpoints_starts_again_and_keeps_them_with_its_metrics(
+    two_rounds: Path,
+) -> None:
     contents = {rounds: damage(two_rounds, rounds) for rounds in (1, 2)}
     with a_store(two_rounds) as store:
         assert store.last() is None
@@ -162,12 +177,17 @@ def test_a_site_with_only_damaged_checkpoints_starts_again_and_keeps_them_with_i
     assert sorted(rounds_of(two_rounds / "checkpoints/round-000001.damaged")) == [0, 1]
 
 
-def test_a_checkpoint_that_the_system_cannot_read_stops_the_site_and_nothing_changes(two_rounds: Path) -> None:
+def test_a_checkpoint_that_the_system_cannot_read_stops_the_site_and_nothing_changes(
+    two_rounds: Path,
+) -> None:
     manifest = two_rounds / "checkpoints/round-000002/complete.json"
     manifest.unlink()
     manifest.symlink_to("/proc/self/mem")  # reading its beginning is a real EIO
     before = sorted(two_rounds.rglob("*"))
-    with a_store(two_rounds) as store, pytest.raises(RunError, match=r"cannot be read: Input/output error\."):
+    with (
+        a_store(two_rounds) as store,
+        pytest.raises(RunError, match=r"cannot be read: Input/output error\."),
+    ):
         store.last()
     assert sorted(two_rounds.rglob("*")) == before
     assert sorted(rounds_of(two_rounds)) == [0, 1]
@@ -203,17 +223,32 @@ def test_rounds_that_a_full_disk_refuses_are_saved_with_the_next_one_that_fits(
         for t in (1, 2):
             await saving.thread.save(t, a_step(), [], ["bob"])
             assert saving.unsaved == (t, True)
-        assert [path.name for path in (folder / "checkpoints").glob("*/part-*")] == ["part-000.safetensors"]
+        assert [path.name for path in (folder / "checkpoints").glob("*/part-*")] == [
+            "part-000.safetensors"
+        ]
         small_disk.free()
         await saving.thread.save(3, a_step(), ["bob"], [])
 
     asyncio.run(story())
     saving.thread.close()
     assert saving.unsaved == (0, False)
-    assert {t: entry["heard"] for t, entry in rounds_of(folder).items()} == {0: ["bob"], 1: [], 2: [], 3: ["bob"]}
-    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == ["round-000001", "round-000004"]
-    assert [event for event, _ in saving.events] == ["not saved", "saved"]  # once, not for each round
-    assert str(saving.events[0][1]["detail"]).startswith(f"No space left on device in {folder}; training continues")
+    assert {t: entry["received"] for t, entry in rounds_of(folder).items()} == {
+        0: ["bob"],
+        1: [],
+        2: [],
+        3: ["bob"],
+    }
+    assert sorted(path.name for path in (folder / "checkpoints").iterdir()) == [
+        "round-000001",
+        "round-000004",
+    ]
+    assert [event for event, _ in saving.events] == [
+        "not saved",
+        "saved",
+    ]  # once, not for each round
+    assert str(saving.events[0][1]["detail"]).startswith(
+        f"No space left on device in {folder}; training continues"
+    )
 
 
 def test_the_last_round_is_waited_for_until_the_disk_has_space(
@@ -237,18 +272,25 @@ def test_the_last_round_is_waited_for_until_the_disk_has_space(
     assert saving.thread.store.last()[0] == 1  # type: ignore[index]
 
 
-def test_a_node_that_ends_on_a_full_disk_says_what_is_lost(saving: Saving, small_disk: SmallDisk) -> None:
+def test_a_node_that_ends_on_a_full_disk_says_what_is_lost(
+    saving: Saving, small_disk: SmallDisk
+) -> None:
     small_disk.fill()
     asyncio.run(saving.thread.save(0, a_step(), [], []))
     saving.thread.close()
-    assert saving.events[-1] == ("lost", {"rounds": 1, "detail": f"No space left on device in {small_disk.path}/run"})
+    assert saving.events[-1] == (
+        "lost",
+        {"rounds": 1, "detail": f"No space left on device in {small_disk.path}/run"},
+    )
 
 
 def test_rounds_in_which_all_neighbours_were_missed_are_reported(tmp_path: Path) -> None:
     with a_store(tmp_path / "run") as store:
-        store.save(0, a_step(), [], [])  # nobody to hear
+        store.save(0, a_step(), [], [])  # nobody to receive from
         assert unheard(tmp_path / "run") is None
         store.save(1, a_step(), [], ["carol"])
-        assert (unheard(tmp_path / "run") or "").startswith("All 2 rounds were run without hearing any other site")
+        assert (unheard(tmp_path / "run") or "").startswith(
+            "All 2 rounds were run without hearing any other site"
+        )
         store.save(2, a_step(), ["bob"], ["carol"])
         assert unheard(tmp_path / "run") is None

@@ -1,4 +1,5 @@
-"""A researcher's package: a method, an aggregation, a topology, a partition, a model and a data set."""
+"""A researcher's package: a method, an aggregation, a topology, a partition, a model and a data
+set."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -9,7 +10,16 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from dispfl import DisPFL, GossipMethod, PackedModel, Partition, PeerState, Topology, Trainer, gossip_average
+from dispfl import (
+    DisPFL,
+    GossipMethod,
+    PackedModel,
+    Partition,
+    PeerState,
+    Topology,
+    Trainer,
+    gossip_average,
+)
 
 Counts = NDArray[np.int64]
 
@@ -20,13 +30,17 @@ class Halfway(GossipMethod):
     name: Literal["half"] = "half"  # its own name, which is not that of the entry point
     share: float = Field(default=0.5, ge=0, le=1)
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         own, mask = state.model.unpack()
-        models = {**heard, peer.peer: state.model}
+        models = {**received, trainer.peer: state.model}
         weights, masks = zip(*(models[name].unpack() for name in sorted(models)), strict=True)
         average = gossip_average(weights, masks, mask)
-        model = PackedModel.pack(peer.learn(self.share * own + (1 - self.share) * average, mask), mask)
-        return PeerState(model, model.mask, peer.buffers)
+        model = PackedModel.pack(
+            trainer.learn(self.share * own + (1 - self.share) * average, mask), mask
+        )
+        return PeerState(model, model.mask, trainer.buffers)
 
 
 class MedianDisPFL(DisPFL):
@@ -41,7 +55,7 @@ class MedianDisPFL(DisPFL):
 
 
 class Star(Topology):
-    """The first peer hears all others, and they hear it."""
+    """The first peer receives from all others, and they receive from it."""
 
     def neighbours(self, seed: int, t: int, roster: Sequence[str]) -> dict[str, list[str]]:
         hub, *others = roster
@@ -64,7 +78,8 @@ def linear(shape: Sequence[int], classes: int) -> nn.Module:
 
 
 def points() -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Return points in four dimensions, labelled by the largest of their first three coordinates."""
+    """Return points in four dimensions, labelled by the largest of their first three
+    coordinates."""
     x = torch.randn(400, 4, generator=torch.Generator().manual_seed(0))
     y = x[:, :3].argmax(1)
     return (x[:300], y[:300]), (x[300:], y[300:])

@@ -16,7 +16,11 @@ Scores = Sequence[Sequence[float | None] | None]
 
 def spread(values: Sequence[float | None] | None) -> dict[str, Any] | None:
     known = [value for value in values or () if value is not None]
-    return {"mean": fmean(known), "std": pstdev(known), "per_peer": list(values or ())} if known else None
+    return (
+        {"mean": fmean(known), "std": pstdev(known), "per_peer": list(values or ())}
+        if known
+        else None
+    )
 
 
 def scored(
@@ -24,7 +28,9 @@ def scored(
 ) -> dict[str, Any]:
     """The scores of a round: those of one metric, or none."""
     found = spread(values)
-    return {metric: {"higher_is_better": higher_is_better, "format": ".3f", **found}} if found else {}
+    return (
+        {metric: {"higher_is_better": higher_is_better, "format": ".3f", **found}} if found else {}
+    )
 
 
 def write_run(
@@ -43,10 +49,11 @@ def write_run(
     higher_is_better: bool = True,
     **config: Any,
 ) -> Path:
-    """Write a run whose peers have these scores in each round; it is unfinished if `rounds` is larger.
+    """Write a run whose peers have these scores in each round; it is unfinished if `rounds` is
+    larger.
 
-    `mb` is the busiest node's traffic per round on the wire in MB, twice as much as the paper counts. `own` are the
-    method's settings, `record` overrides keys in every line of the metrics.
+    `mb` is the busiest node's traffic per round on the wire in MB, twice as much as the paper
+    counts. `own` are the method's settings, `record` overrides keys in every line of the metrics.
     """
     peers = next(len(own) for own in scores if own is not None)
     path.mkdir(parents=True)
@@ -80,9 +87,13 @@ def write_run(
     ]
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if settings["rounds"] == len(scores):
-        (path / "summary.json").write_text(json.dumps({"method": method, "versions": {"dispfl": "0.1.0"}}))
+        (path / "summary.json").write_text(
+            json.dumps({"method": method, "versions": {"dispfl": "0.1.0"}})
+        )
     if labels is not None:
-        indices = {f"{part}/{k:03d}": torch.arange(3) for k in range(peers) for part in ("train", "test")}
+        indices = {
+            f"{part}/{k:03d}": torch.arange(3) for k in range(peers) for part in ("train", "test")
+        }
         save_file({"label_counts": torch.tensor(labels), **indices}, path / "split.safetensors")
     return path
 
@@ -92,7 +103,8 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """`write("a", [[0.5, 0.7]], method="local")`: a run of two peers and one round in tmp_path/a."""
+    """`write("a", [[0.5, 0.7]], method="local")`: a run of two peers and one round in
+    tmp_path/a."""
 
     def run(name: str, scores: Scores, method: str = "dispfl", seed: int = 0, **more: Any) -> Path:
         return write_run(tmp_path / name, scores, method, seed, **more)

@@ -30,11 +30,21 @@ from dispfl.report.charts import (
         (
             0.0,
             60_000.0,
-            ["0", "10\u202f000", "20\u202f000", "30\u202f000", "40\u202f000", "50\u202f000", "60\u202f000"],
+            [
+                "0",
+                "10\u202f000",
+                "20\u202f000",
+                "30\u202f000",
+                "40\u202f000",
+                "50\u202f000",
+                "60\u202f000",
+            ],
         ),
     ],
 )
-def test_ticks_are_round_numbers_within_the_range(low: float, high: float, texts: list[str]) -> None:
+def test_ticks_are_round_numbers_within_the_range(
+    low: float, high: float, texts: list[str]
+) -> None:
     assert [text for _, text in ticks(low, high)] == texts
 
 
@@ -74,7 +84,10 @@ def test_the_tooltip_of_a_round_shows_every_line() -> None:
         "accuracy",
         x_word="round",
     )
-    assert titles(chart) == ["round 1\na: 0.500 ± 0.100\nb: 0.300", "round 2\na: 0.600 ± 0.100\nb: 0.400"]
+    assert titles(chart) == [
+        "round 1\na: 0.500 ± 0.100\nb: 0.300",
+        "round 2\na: 0.600 ± 0.100\nb: 0.400",
+    ]
     assert 'aria-label="accuracy against round. Final values: a 0.600, b 0.400."' in chart
 
 
@@ -85,14 +98,19 @@ def test_lines_without_a_common_x_have_tooltips_at_their_points() -> None:
 
 def test_a_long_line_is_thinned_and_has_no_dots() -> None:
     rounds = [float(t) for t in range(5000)]
-    chart = line_chart([Curve("a", "s0", rounds, [t / 5000 for t in rounds])], "round", "accuracy", x_word="round")
+    chart = line_chart(
+        [Curve("a", "s0", rounds, [t / 5000 for t in rounds])], "round", "accuracy", x_word="round"
+    )
     (path,) = re.findall(r'd="M([^"]*)" class="line s0"', chart)
     assert len(path.split("L")) == MAX_POINTS
     assert "dots" not in chart
 
 
 def test_a_row_that_sends_nothing_is_a_horizontal_line_from_edge_to_edge() -> None:
-    curves = [Curve("a", "s0", [1, 2], [0.5, 0.6]), Curve("local", "s1", [0, 0], [0.1, 0.55], constant=True)]
+    curves = [
+        Curve("a", "s0", [1, 2], [0.5, 0.6]),
+        Curve("local", "s1", [0, 0], [0.1, 0.55], constant=True),
+    ]
     chart = line_chart(curves, "MB", "accuracy", from_zero=True, x_unit="MB")
     (line,) = re.findall(r'd="M(\S+) (\S+)H(\S+)" class="line constant s1"', chart)
     assert (line[0], line[2]) == ("56", "526")
@@ -116,6 +134,8 @@ def test_bars_in_both_directions_start_at_zero_and_share_a_given_scale() -> None
 
 
 def test_columns_of_dots_have_a_line_at_their_mean() -> None:
-    chart = dot_chart([DotColumn("0.2", [0.4, 0.6], "s0"), DotColumn("0.8", [0.9], "s0")], "density", "accuracy")
+    chart = dot_chart(
+        [DotColumn("0.2", [0.4, 0.6], "s0"), DotColumn("0.8", [0.9], "s0")], "density", "accuracy"
+    )
     assert chart.count("<circle") == 3
     assert "0.2: mean 0.500, 0.8: mean 0.900" in chart

@@ -18,7 +18,8 @@ Write = Callable[..., Path]
 
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """`write("ditto", 1, [0.5, None, 0.7], mb=2)`: a run of two peers with these accuracies, at 2 MB a round."""
+    """`write("ditto", 1, [0.5, None, 0.7], mb=2)`: a run of two peers with these accuracies, at 2
+    MB a round."""
 
     def run(
         name: str,
@@ -38,7 +39,11 @@ def write(tmp_path: Path) -> Write:
             {
                 "round": t,
                 "metric": metric,
-                "scores": {} if mean is None else {metric: {**kind, "mean": mean, "std": 0.25, "per_peer": [mean]}},
+                "scores": (
+                    {}
+                    if mean is None
+                    else {metric: {**kind, "mean": mean, "std": 0.25, "per_peer": [mean]}}
+                ),
                 "busiest": {"paper_mb": mb / 2, "wire_mb": mb},
                 "flops_per_peer": flops,
                 "flops_total": 2 * flops,
@@ -59,16 +64,24 @@ def by_name(paths: Sequence[Path], budget: Budget = Budget.ROUNDS) -> Comparison
 
 
 def test_accuracy_is_the_mean_and_the_sample_standard_deviation_over_seeds(write: Write) -> None:
-    """0.5, 0.6, 0.7: mean 0.6, squares 0.01 + 0 + 0.01 divided by n - 1 = 2, so the deviation is 0.1."""
-    (row,) = by_name([write("a", seed, [0.1, last]) for seed, last in enumerate((0.5, 0.6, 0.7))]).rows
+    """0.5, 0.6, 0.7: mean 0.6, squares 0.01 + 0 + 0.01 divided by n - 1 = 2, so the deviation is
+    0.1."""
+    (row,) = by_name(
+        [write("a", seed, [0.1, last]) for seed, last in enumerate((0.5, 0.6, 0.7))]
+    ).rows
     assert row.score == pytest.approx(0.6)
     assert row.score_std == pytest.approx(0.1)
     assert row.peer_std == 0.25
 
 
-def test_a_lower_is_better_metric_reaches_a_target_from_above_and_its_lowest_row_is_best(write: Write) -> None:
+def test_a_lower_is_better_metric_reaches_a_target_from_above_and_its_lowest_row_is_best(
+    write: Write,
+) -> None:
     errors = {"metric": "mse", "higher_is_better": False}
-    paths = [write("a", 0, [1.5, 0.9, 0.8, 1.1], **errors), write("b", 0, [1.5, 1.4, 0.7, 0.6], **errors)]
+    paths = [
+        write("a", 0, [1.5, 0.9, 0.8, 1.1], **errors),
+        write("b", 0, [1.5, 1.4, 0.7, 0.6], **errors),
+    ]
     comparison = by_name(paths)
     assert [row.rounds_to(0.9) for row in comparison.rows] == [2, 3]
     assert [row.rounds_to(0.5) for row in comparison.rows] == [None, None]
@@ -102,8 +115,11 @@ def test_costs_are_means_over_rounds_and_time_is_a_sum(write: Write) -> None:
 
 
 def test_a_federations_flops_are_those_of_the_peers_that_trained(write: Write) -> None:
-    """A server method trains a cohort of one: 10 a round; an older run of two peers at 10 each: 20."""
-    cohort, everyone = by_name([write("cohort", 0, [0.5], flops_total=10.0), write("all", 0, [0.5])]).rows
+    """A server method trains a cohort of one: 10 a round; an older run of two peers at 10 each:
+    20."""
+    cohort, everyone = by_name(
+        [write("cohort", 0, [0.5], flops_total=10.0), write("all", 0, [0.5])]
+    ).rows
     assert cohort.mean(lambda run: run.flops_total) == 10
     assert everyone.mean(lambda run: run.flops_total) == 20
     assert [row.mean(lambda run: run.flops_per_peer) for row in (cohort, everyone)] == [10, 10]
@@ -132,7 +148,8 @@ def test_a_target_that_one_seed_misses_is_not_reached(write: Write) -> None:
 
 
 def test_equal_bytes_are_the_smallest_total_of_those_that_send(write: Write) -> None:
-    """Cheap sends 3 x 1 MB. Expensive, at 1.5 MB a round, has had 3 MB after its second; local sends nothing."""
+    """Cheap sends 3 x 1 MB. Expensive, at 1.5 MB a round, has had 3 MB after its second; local
+    sends nothing."""
     paths = [
         write("cheap", 0, [0.1, 0.2, 0.3], mb=1),
         write("expensive", 0, [0.4, 0.5, 0.6], mb=1.5),
@@ -146,14 +163,18 @@ def test_equal_bytes_are_the_smallest_total_of_those_that_send(write: Write) -> 
 
 def test_equal_flops_are_those_of_the_whole_federation(write: Write) -> None:
     """Three rounds at 2 x 10 make 60; at 30 a round that is two rounds."""
-    paths = [write("cheap", 0, [0.1, 0.2, 0.3]), write("expensive", 0, [0.4, 0.5, 0.6], flops_total=30.0)]
+    paths = [
+        write("cheap", 0, [0.1, 0.2, 0.3]),
+        write("expensive", 0, [0.4, 0.5, 0.6], flops_total=30.0),
+    ]
     comparison = by_name(paths, Budget.FLOPS)
     assert comparison.limit == 60
     assert [row.score for row in comparison.rows] == [0.3, 0.5]
 
 
 def test_equal_seconds_are_those_that_a_peer_computes(write: Write) -> None:
-    """Three rounds in which one of two peers computes 2 s and the other rests: 3 s. At 1.5 s that is two rounds."""
+    """Three rounds in which one of two peers computes 2 s and the other rests: 3 s. At 1.5 s that
+    is two rounds."""
     one, both = {"mean": 2.0, "per_peer": [2.0, None]}, {"mean": 1.5, "per_peer": [1.5, 1.5]}
     paths = [
         write("cheap", 0, [0.1, 0.2, 0.3], peer_seconds=one),
@@ -168,7 +189,10 @@ def test_equal_seconds_are_those_that_a_peer_computes(write: Write) -> None:
 def test_a_run_that_has_not_measured_its_seconds_is_not_taken_for_a_free_one(write: Write) -> None:
     one = {"mean": 2.0, "per_peer": [2.0, 2.0]}
     paths = [write("measured", 0, [0.1, 0.2], peer_seconds=one), write("older", 0, [0.4, 0.5])]
-    with pytest.raises(RunError, match=r"older/seed-0 has no seconds of computing \(peer_seconds\); compare by rounds"):
+    with pytest.raises(
+        RunError,
+        match=r"older/seed-0 has no seconds of computing \(peer_seconds\); compare by rounds",
+    ):
         by_name(paths, Budget.SECONDS)
 
 
@@ -176,7 +200,9 @@ def test_scores_on_validation_data_have_a_column(write: Write) -> None:
     comparison = by_name([write("a", 0, [0.1, 0.2], validation={"mean": 0.25})])
     assert comparison.rows[0].other("validation") == 0.25
     heading, _, row = markdown_table(comparison).splitlines()[:3]
-    columns = dict(zip(map(str.strip, heading.split("|")), map(str.strip, row.split("|")), strict=True))
+    columns = dict(
+        zip(map(str.strip, heading.split("|")), map(str.strip, row.split("|")), strict=True)
+    )
     assert columns["validation accuracy"] == "0.250"
 
 
@@ -189,7 +215,7 @@ def test_scores_on_validation_data_have_a_column(write: Write) -> None:
             "data_sha256 = 'a'",
             "data_sha256 = 'b'\nliars = 0.2",
             True,
-        ),  # liars' data may be poisoned; they have no score
+        ),  # Byzantine peers' data may be poisoned; they have no score
         ("unseen_peers = 0", "unseen_peers = 4", False),  # those that remain have other samples
     ],
 )
@@ -205,21 +231,39 @@ def test_peers_are_compared_one_by_one_only_where_they_have_the_same_data(
 
 
 def test_the_last_evaluated_round_within_the_budget_counts(write: Write) -> None:
-    paths = [write("cheap", 0, [0.1, 0.2, 0.3], mb=1), write("expensive", 0, [0.4, None, 0.6], mb=1.5)]
+    paths = [
+        write("cheap", 0, [0.1, 0.2, 0.3], mb=1),
+        write("expensive", 0, [0.4, None, 0.6], mb=1.5),
+    ]
     assert by_name(paths, Budget.BYTES).rows[1].score == 0.4
 
 
-def test_each_seed_has_its_own_budget_so_that_the_cheapest_row_keeps_all_rounds(write: Write) -> None:
-    paths = [write("a", 0, [0.1, 0.2], mb=1), write("a", 1, [0.3, 0.4], mb=2), write("b", 1, [0.5, 0.6], mb=3)]
+def test_each_seed_has_its_own_budget_so_that_the_cheapest_row_keeps_all_rounds(
+    write: Write,
+) -> None:
+    paths = [
+        write("a", 0, [0.1, 0.2], mb=1),
+        write("a", 1, [0.3, 0.4], mb=2),
+        write("b", 1, [0.5, 0.6], mb=3),
+    ]
     comparison = by_name(paths, Budget.BYTES)
     assert comparison.limits == {0: 2.0, 1: 4.0}
     assert comparison.limit == 3
-    assert [run.final and run.final.round for row in comparison.rows for run in row.runs] == [2, 2, 1]
+    assert [run.final and run.final.round for row in comparison.rows for run in row.runs] == [
+        2,
+        2,
+        1,
+    ]
 
 
 def test_each_data_set_has_its_own_budget(write: Write) -> None:
-    """The cheapest row of the second data set, with half the rounds, does not shorten those of the first."""
-    paths = [write("a", 0, [0.1, 0.2], mb=1), write("b", 0, [0.3, 0.4], mb=2), write("c", 0, [0.5], mb=1)]
+    """The cheapest row of the second data set, with half the rounds, does not shorten those of the
+    first."""
+    paths = [
+        write("a", 0, [0.1, 0.2], mb=1),
+        write("b", 0, [0.3, 0.4], mb=2),
+        write("c", 0, [0.5], mb=1),
+    ]
     other = paths[2] / "config.toml"
     other.write_text(f'metric = ["other"]\n{other.read_text()}')
     comparison = by_name(paths, Budget.BYTES)
@@ -228,15 +272,22 @@ def test_each_data_set_has_its_own_budget(write: Write) -> None:
     assert (comparison.limits, comparison.limit) == ({}, None)
 
 
-def test_a_row_whose_data_are_not_known_is_compared_with_nobody_if_they_may_be_those_of_several(write: Write) -> None:
-    """With liars the data may be poisoned, so their digest is not compared; here rows with two digests are there."""
-    paths = [write(name, 0, [0.5], flops=1.0) for name in ("a", "b", "liars", "b2")]
+def test_a_row_whose_data_are_not_known_is_compared_with_nobody_if_they_may_be_those_of_several(
+    write: Write,
+) -> None:
+    """With Byzantine peers the data may be poisoned, so their digest is not compared; here rows
+    with two digests are there."""
+    paths = [write(name, 0, [0.5], flops=1.0) for name in ("a", "b", "byzantine", "b2")]
     for path, digest in zip(paths, ("aa", "bb", None, "bb"), strict=True):
-        more = 'liars = 0.2\ndata_sha256 = "cc"' if digest is None else f'data_sha256 = "{digest}"'
+        more = (
+            'Byzantine peers = 0.2\ndata_sha256 = "cc"'
+            if digest is None
+            else f'data_sha256 = "{digest}"'
+        )
         (path / "config.toml").write_text(f"{more}\n{(path / 'config.toml').read_text()}")
     comparison = by_name(paths)
     assert {label: row.label for label, row in comparison.references.items()} == {
-        "a": "a", "b": "b", "liars": "liars", "b2": "b",
+        "a": "a", "b": "b", "byzantine": "byzantine", "b2": "b",
     }  # fmt: skip
 
 
@@ -268,7 +319,10 @@ def test_a_row_of_a_sweep_is_labelled_by_its_keys(write: Write) -> None:
     path = write("a", 0, [0.5])
     (row,) = compare([({"method.density": "0.2", "method": "dispfl"}, path)]).rows
     assert row.label == "method.density=0.2, dispfl"
-    assert replace(row, name={"method": "dispfl", "topology": "ring", "variant": "–"}).label == "dispfl, topology=ring"
+    assert (
+        replace(row, name={"method": "dispfl", "topology": "ring", "variant": "–"}).label
+        == "dispfl, topology=ring"
+    )
 
 
 def test_a_run_without_a_finished_round_is_refused(write: Write) -> None:
@@ -280,7 +334,9 @@ def test_a_run_without_a_finished_round_is_refused(write: Write) -> None:
 
 
 def test_a_curve_is_the_mean_over_seeds_of_the_rounds_that_all_evaluated(write: Write) -> None:
-    (row,) = by_name([write("a", 0, [0.2, None, 0.5, 0.9], mb=1), write("a", 1, [0.4, 0.5, 0.5], mb=3)]).rows
+    (row,) = by_name(
+        [write("a", 0, [0.2, None, 0.5, 0.9], mb=1), write("a", 1, [0.4, 0.5, 0.5], mb=3)]
+    ).rows
     rounds, mean, spread = mean_curve(row, Budget.ROUNDS)
     assert rounds == [1, 3]
     assert mean == pytest.approx([0.3, 0.5])
@@ -289,6 +345,10 @@ def test_a_curve_is_the_mean_over_seeds_of_the_rounds_that_all_evaluated(write: 
 
 
 def test_the_plot_is_a_png_with_more_rows_than_colours(write: Write, tmp_path: Path) -> None:
-    paths = [write(f"method-{number}", seed, [0.2, 0.5], mb=1) for number in range(11) for seed in range(2)]
+    paths = [
+        write(f"method-{number}", seed, [0.2, 0.5], mb=1)
+        for number in range(11)
+        for seed in range(2)
+    ]
     plot_comparison(by_name(paths, Budget.BYTES), tmp_path / "curves.png")
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")

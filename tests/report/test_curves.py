@@ -9,7 +9,9 @@ from dispfl.report.sections import curves_section, masks_section
 Write = Callable[..., Path]
 
 
-def test_curves_are_drawn_against_rounds_and_megabytes_with_scores_at_equal_traffic(write: Write) -> None:
+def test_curves_are_drawn_against_rounds_and_megabytes_with_scores_at_equal_traffic(
+    write: Write,
+) -> None:
     """FedAvg, at 2 MB a round, had its first round when Dis-PFL, at 1 MB, was at its end."""
     paths = [
         write("a", [[0.5], [0.8]], "dispfl", mb=1),
@@ -17,7 +19,10 @@ def test_curves_are_drawn_against_rounds_and_megabytes_with_scores_at_equal_traf
         write("c", [[0.4], [0.4]], "local", mb=0),
     ]
     html = curves_section(read_results(paths))
-    assert "After equal traffic, 2.00 MB: Dis-PFL 0.800, FedAvg 0.300. Dotted: Local, which sends nothing." in html
+    assert (
+        "After equal traffic, 2.00 MB: Dis-PFL 0.800, FedAvg 0.300. Dotted: Local, which sends"
+        " nothing." in html
+    )
     assert "round 2\nDis-PFL: 0.800\nFedAvg: 0.600\nLocal: 0.400" in html
     assert "FedAvg: 0.600 at 4 MB" in html
     assert "line constant s2" in html
@@ -58,9 +63,12 @@ def test_without_masks_a_sentence_says_so(write: Write) -> None:
 
 
 def test_curves_are_drawn_against_the_seconds_that_a_peer_has_computed(write: Write) -> None:
-    """2 and 4 s: 3 s a round over the peers. An idle peer computes nothing: 4 s of one of two peers are 2 s."""
+    """2 and 4 s: 3 s a round over the peers. An idle peer computes nothing: 4 s of one of two peers
+    are 2 s."""
     busy = write("a", [[0.5, 0.7], [0.8, 0.8]], record={"peer_seconds": seconds(2.0, 4.0)})
-    idle = write("b", [[0.2, 0.4], [0.4, 0.4]], "fedavg", record={"peer_seconds": seconds(None, 4.0)})
+    idle = write(
+        "b", [[0.2, 0.4], [0.4, 0.4]], "fedavg", record={"peer_seconds": seconds(None, 4.0)}
+    )
     html = curves_section(read_results([busy, idle]))
     assert "By seconds of computing" in html
     assert "Dis-PFL: 0.800 at 6 s" in html

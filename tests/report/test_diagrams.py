@@ -17,7 +17,11 @@ def test_the_largest_count_has_the_full_colour_and_an_empty_cell_none() -> None:
     chart = heat_map(counts, ["000", "001"], ["first", "second"], 8, "label", 2)
     paths = re.findall(r'd="([^"]*)" class="cell" style="--intensity:([^"]*)"', chart)
     cells = {style: path.count("M") for path, style in paths}
-    assert {style: count for style, count in cells.items() if count} == {"1": 1, "0.125": 1, "0.5": 1}
+    assert {style: count for style, count in cells.items() if count} == {
+        "1": 1,
+        "0.125": 1,
+        "0.5": 1,
+    }
     assert titles(chart) == ["first", "second"]
 
 

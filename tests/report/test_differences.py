@@ -12,12 +12,16 @@ HIGHER, LOWER = Measure("accuracy", higher_is_better=True), Measure("mse", highe
 
 def difference(*by_seed: list[float]) -> Difference:
     """The difference of a row with these scores to one whose scores are all 0."""
-    found = paired_difference(dict(enumerate(by_seed)), {seed: [0.0] * len(own) for seed, own in enumerate(by_seed)})
+    found = paired_difference(
+        dict(enumerate(by_seed)), {seed: [0.0] * len(own) for seed, own in enumerate(by_seed)}
+    )
     assert found is not None
     return found
 
 
-def test_a_constant_difference_is_its_own_interval_and_its_sign_is_read_with_the_direction() -> None:
+def test_a_constant_difference_is_its_own_interval_and_its_sign_is_read_with_the_direction() -> (
+    None
+):
     found = difference([0.25] * 6)
     assert (found.mean, found.interval, found.peers, found.seeds) == (0.25, (0.25, 0.25), 6, 1)
     assert found.verdict(HIGHER) is Verdict.AHEAD
@@ -35,14 +39,16 @@ def test_differences_around_zero_are_level() -> None:
 
 
 def test_the_interval_of_many_peers_is_that_of_the_normal_distribution() -> None:
-    """A hundred peers at 0 and a hundred at 1: mean 0.5, standard error 0.5 / sqrt(200), 1.96 of it to either side."""
+    """A hundred peers at 0 and a hundred at 1: mean 0.5, standard error 0.5 / sqrt(200), 1.96 of it
+    to either side."""
     low, high = difference([0.0, 1.0] * 100).interval or (0, 0)
     assert (high - low) / 2 == pytest.approx(1.96 * 0.5 / sqrt(200), rel=0.05)
     assert (high + low) / 2 == pytest.approx(0.5, abs=0.01)
 
 
 def test_seeds_are_resampled_before_their_peers() -> None:
-    """Two seeds, +0.1 for all peers of one and -0.05 of the other: a quarter of resamples draws the first twice.
+    """Two seeds, +0.1 for all peers of one and -0.05 of the other: a quarter of resamples draws the
+    first twice.
 
     Twenty peers as if they were independent would give an interval of 0.025 +- 0.033.
     """

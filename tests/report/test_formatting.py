@@ -5,23 +5,40 @@ from pathlib import Path
 import pytest
 
 from dispfl.report.labels import join_and
-from dispfl.report.markup import flops_unit_of_largest, format_amount, format_ratio, format_seconds, relative_to_page
+from dispfl.report.markup import (
+    flops_unit_of_largest,
+    format_amount,
+    format_ratio,
+    format_seconds,
+    relative_to_page,
+)
 
 
 def test_lists_end_with_and() -> None:
-    assert [join_and(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == ["a", "a and b", "a, b and c"]
+    assert [join_and(words) for words in (["a"], ["a", "b"], ["a", "b", "c"])] == [
+        "a",
+        "a and b",
+        "a, b and c",
+    ]
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0.00"), (0.000536, "0.00054"), (0.9, "0.90"), (223.04, "223.0"), (111_500.4, "111\u202f500")],
+    [
+        (0, "0.00"),
+        (0.000536, "0.00054"),
+        (0.9, "0.90"),
+        (223.04, "223.0"),
+        (111_500.4, "111\u202f500"),
+    ],
 )
 def test_amounts_have_a_sensible_number_of_digits(value: float, text: str) -> None:
     assert format_amount(value) == text
 
 
 @pytest.mark.parametrize(
-    ("flops", "unit"), [(8.3e12, (1e12, "TFLOPs")), (5.4e8, (1e9, "GFLOPs")), (5e4, (1e6, "MFLOPs"))]
+    ("flops", "unit"),
+    [(8.3e12, (1e12, "TFLOPs")), (5.4e8, (1e9, "GFLOPs")), (5e4, (1e6, "MFLOPs"))],
 )
 def test_flops_have_the_unit_of_the_largest(flops: float, unit: tuple[float, str]) -> None:
     assert flops_unit_of_largest([1.0, flops]) == unit
@@ -34,10 +51,20 @@ def test_ratios_are_percent_below_one_and_factors_above() -> None:
 
 
 def test_run_directories_are_relative_to_the_folder_of_the_page(tmp_path: Path) -> None:
-    assert relative_to_page(tmp_path / "out" / "page.html", tmp_path / "out" / "a" / "seed-0") == "a/seed-0"
+    assert (
+        relative_to_page(tmp_path / "out" / "page.html", tmp_path / "out" / "a" / "seed-0")
+        == "a/seed-0"
+    )
     assert relative_to_page(tmp_path / "page.html", tmp_path) == tmp_path.name
 
 
 def test_seconds_have_a_sensible_number_of_digits() -> None:
     values = (0.0, 0.000536, 0.0865, 1.25, 123.45, None)
-    assert [format_seconds(value) for value in values] == ["0.000", "0.00054", "0.086", "1.250", "123.5", "–"]
+    assert [format_seconds(value) for value in values] == [
+        "0.000",
+        "0.00054",
+        "0.086",
+        "1.250",
+        "123.5",
+        "–",
+    ]

@@ -23,6 +23,8 @@ def test_markup_inside_a_formatted_string_is_escaped_again() -> None:
     assert join_markup([f"{element('b', 'x')}"]) == "&lt;b&gt;x&lt;/b&gt;"
 
 
-@pytest.mark.parametrize(("number", "text"), [(2.0, "2"), (2.04, "2"), (2.06, "2.1"), (-0.01, "0"), (100.0, "100")])
+@pytest.mark.parametrize(
+    ("number", "text"), [(2.0, "2"), (2.04, "2"), (2.06, "2.1"), (-0.01, "0"), (100.0, "100")]
+)
 def test_coordinates_have_at_most_one_decimal(number: float, text: str) -> None:
     assert coordinate(number) == text

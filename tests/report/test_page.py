@@ -30,7 +30,14 @@ def test_the_same_runs_give_the_same_bytes(write: Write, tmp_path: Path) -> None
 
 def test_text_from_files_cannot_become_tags(write: Write, tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
-    write("a<b>", [[0.5]], f"m{evil}", data={"name": evil}, metric=evil, record={"failures": {evil: evil}})
+    write(
+        "a<b>",
+        [[0.5]],
+        f"m{evil}",
+        data={"name": evil},
+        metric=evil,
+        record={"failures": {evil: evil}},
+    )
     write_report([tmp_path / "a<b>"], tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
     assert "<script" not in html
@@ -46,7 +53,9 @@ def test_the_page_loads_nothing(write: Write, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_rejected_as_output(write: Write, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"is a folder; name the file to write, such as .*report\.html"):
+    with pytest.raises(
+        RunError, match=r"is a folder; name the file to write, such as .*report\.html"
+    ):
         write_report([write("a", [[0.5]])], tmp_path)
 
 
@@ -57,7 +66,9 @@ def test_an_existing_page_is_replaced(write: Write, tmp_path: Path) -> None:
     assert out.read_text().startswith("<!doctype html>")
 
 
-def test_a_page_of_100_peers_and_500_rounds_stays_below_half_a_megabyte(write: Write, tmp_path: Path) -> None:
+def test_a_page_of_100_peers_and_500_rounds_stays_below_half_a_megabyte(
+    write: Write, tmp_path: Path
+) -> None:
     scores = [[0.5 + 0.3 * sin(peer + t / 100) for peer in range(100)] for t in range(500)]
     traffic = {f"{peer:03d}": [1_000_000, 900_000 + peer] for peer in range(100)}
     labels = [[(peer + label) % 7 for label in range(10)] for peer in range(100)]
@@ -80,8 +91,16 @@ def test_federations_made_in_python_have_all_sections(write: Write, tmp_path: Pa
 
 def two_rows(write: Write) -> ReportResults:
     paths = [
-        write("runs/a", [[0.5]], "dispfl", own={"density": 0.5}, topology={"name": "random", "degree": 4}),
-        write("runs/b", [[0.4]], "local", train={"lr": 0.1}, topology={"name": "random", "degree": 4}),
+        write(
+            "runs/a",
+            [[0.5]],
+            "dispfl",
+            own={"density": 0.5},
+            topology={"name": "random", "degree": 4},
+        ),
+        write(
+            "runs/b", [[0.4]], "local", train={"lr": 0.1}, topology={"name": "random", "degree": 4}
+        ),
     ]
     return read_results(paths)
 
@@ -91,7 +110,9 @@ def test_the_headline_has_the_settings_that_all_rows_share(write: Write) -> None
     assert line == "1 peer · mnist · dirichlet 0.3 · random topology of degree 4 · 1 round · 1 seed"
 
 
-def test_the_settings_list_common_values_and_those_of_each_row(write: Write, tmp_path: Path) -> None:
+def test_the_settings_list_common_values_and_those_of_each_row(
+    write: Write, tmp_path: Path
+) -> None:
     html = settings_section(two_rows(write), tmp_path / "report.html")
     pairs = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", html)
     assert ("alpha", "0.3") in pairs
@@ -103,7 +124,11 @@ def test_the_settings_list_common_values_and_those_of_each_row(write: Write, tmp
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
     sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
         pytest.skip("there is no Chromium on this machine")
     with sync_api.sync_playwright() as play:
@@ -114,7 +139,10 @@ def browser() -> Iterator["Browser"]:
 
 def a_comparison(write: Write, tmp_path: Path) -> Path:
     """Two methods, two seeds, in the layout of `compare`, and their page."""
-    record: dict[str, Any] = {"traffic": {"000": [9, 9], "001": [9, 9]}, "failures": {"000": "It broke & <stopped>."}}
+    record: dict[str, Any] = {
+        "traffic": {"000": [9, 9], "001": [9, 9]},
+        "failures": {"000": "It broke & <stopped>."},
+    }
     for seed in (0, 1):
         labels = [[4, 1], [0, 5]]
         write(
@@ -125,7 +153,9 @@ def a_comparison(write: Write, tmp_path: Path) -> Path:
             labels=labels,
             record=record,
         )
-        write(f"out/local/seed-{seed}", [[0.4, 0.6], [0.5, 0.7]], "local", seed, mb=0, labels=labels)
+        write(
+            f"out/local/seed-{seed}", [[0.4, 0.6], [0.5, 0.7]], "local", seed, mb=0, labels=labels
+        )
     write_report([tmp_path / "out"], tmp_path / "report.html")
     return tmp_path / "report.html"
 
@@ -154,11 +184,14 @@ def test_the_browser_shows_every_section_and_the_contents_link_to_them(page: "Pa
     assert page.locator("nav a").evaluate_all("links => links.map(link => link.hash)") == [
         f"#{name}" for name in CONTENTS
     ]
-    assert page.locator("aside.caveats").inner_text().endswith("First reason: It broke & <stopped>.")
+    assert (
+        page.locator("aside.caveats").inner_text().endswith("First reason: It broke & <stopped>.")
+    )
 
 
 def test_the_table_in_the_browser_has_the_numbers_of_the_runs(page: "Page", tmp_path: Path) -> None:
-    """The means of the last rounds: (0.6 + 0.8) / 2 and (0.6 + 0.9) / 2, so 0.725; 0.5 and 0.7, so 0.6 twice."""
+    """The means of the last rounds: (0.6 + 0.8) / 2 and (0.6 + 0.9) / 2, so 0.725; 0.5 and 0.7, so
+    0.6 twice."""
     rows = page.locator("#results tbody tr")
     shown = [row.locator("td.score").inner_text() for row in rows.all()]
     assert shown == ["0.725 ± 0.035", "0.600 ± 0.000"]
@@ -172,7 +205,10 @@ def test_the_page_never_scrolls_sideways(page: "Page", width: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     page.evaluate("document.querySelectorAll('details').forEach(part => part.open = true)")
     assert page.evaluate("document.documentElement.scrollWidth") == width
-    too_wide = "[...document.querySelectorAll('svg')].filter(part => part.getBoundingClientRect().right > innerWidth)"
+    too_wide = (
+        "[...document.querySelectorAll('svg')].filter(part => part.getBoundingClientRect().right >"
+        " innerWidth)"
+    )
     assert page.evaluate(f"{too_wide}.length") == 0
 
 

@@ -22,7 +22,11 @@ def spread(mean: float | None) -> dict[str, Any] | None:
 
 
 def a_run(
-    path: Path, means: list[float | None], mixed: float | None = None, metric: str = "accuracy", higher: bool = True
+    path: Path,
+    means: list[float | None],
+    mixed: float | None = None,
+    metric: str = "accuracy",
+    higher: bool = True,
 ) -> Path:
     directory = RunDirectory.create(path, {"rounds": len(means), "method": {"name": path.name}})
     for t, mean in enumerate(means):
@@ -43,7 +47,8 @@ def drawn(file: Path, colour: tuple[int, int, int]) -> NDArray[np.bool_]:
 
 
 def height_of_the_curve(file: Path, colour: tuple[int, int, int]) -> float:
-    """How high above the bottom the curve ends at the right, as a share of the image; the legend is lower."""
+    """How high above the bottom the curve ends at the right, as a share of the image; the legend is
+    lower."""
     rows = np.flatnonzero(drawn(file, colour)[: HEIGHT // 2].any(axis=1))
     return 1 - float(rows.mean()) / HEIGHT
 
@@ -58,7 +63,9 @@ def test_one_run_is_one_curve(tmp_path: Path) -> None:
 def test_two_runs_are_two_curves_the_better_one_above(tmp_path: Path) -> None:
     better, worse = a_run(tmp_path / "dispfl", [0.95] * 3), a_run(tmp_path / "local", [0.65] * 3)
     plot_runs([worse, better], tmp_path / "curve.png")
-    assert height_of_the_curve(tmp_path / "curve.png", ORANGE) > height_of_the_curve(tmp_path / "curve.png", BLUE)
+    assert height_of_the_curve(tmp_path / "curve.png", ORANGE) > height_of_the_curve(
+        tmp_path / "curve.png", BLUE
+    )
 
 
 def test_accuracy_after_mixing_is_a_second_dashed_line(tmp_path: Path) -> None:
@@ -66,12 +73,17 @@ def test_accuracy_after_mixing_is_a_second_dashed_line(tmp_path: Path) -> None:
     mixed = a_run(tmp_path / "mixed", [0.9] * 3, mixed=0.7)
     for run in (plain, mixed):
         plot_runs([run], tmp_path / f"{run.name}.png")
-    upper = {name: drawn(tmp_path / f"{name}.png", BLUE)[: HEIGHT // 2] for name in ("plain", "mixed")}
+    upper = {
+        name: drawn(tmp_path / f"{name}.png", BLUE)[: HEIGHT // 2] for name in ("plain", "mixed")
+    }
     assert upper["mixed"].any(axis=1).sum() > upper["plain"].any(axis=1).sum()
 
 
 def test_rounds_without_evaluation_are_omitted(tmp_path: Path) -> None:
-    every, some = a_run(tmp_path / "run", [0.8] * 5), a_run(tmp_path / "b" / "run", [0.8, None, 0.8, None, 0.8])
+    every, some = (
+        a_run(tmp_path / "run", [0.8] * 5),
+        a_run(tmp_path / "b" / "run", [0.8, None, 0.8, None, 0.8]),
+    )
     for run in (every, some):
         plot_runs([run], run.with_suffix(".png"))
     assert height_of_the_curve(every.with_suffix(".png"), BLUE) == pytest.approx(
@@ -93,14 +105,19 @@ def test_a_metric_other_than_accuracy_is_not_cut_off_at_one(tmp_path: Path) -> N
 def test_a_missing_folder_is_reported_in_one_sentence(tmp_path: Path) -> None:
     run = a_run(tmp_path / "dispfl", [0.5])
     with pytest.raises(
-        RunError, match=r"curve\.png could not be written: the folder .*none does not exist; create it first\.$"
+        RunError,
+        match=(
+            r"curve\.png could not be written: the folder .*none does not exist; create it first\.$"
+        ),
     ):
         plot_runs([run], tmp_path / "none" / "curve.png")
     with pytest.raises(RunError, match=r"is not a run directory: it has no config\.toml\.$"):
         plot_runs([tmp_path], tmp_path / "curve.png")
 
 
-@pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
+@pytest.mark.parametrize(
+    ("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")]
+)
 def test_a_figure_has_the_format_of_its_name_and_the_same_bytes_every_time(
     tmp_path: Path, ending: str, start: bytes
 ) -> None:
@@ -112,11 +129,17 @@ def test_a_figure_has_the_format_of_its_name_and_the_same_bytes_every_time(
     assert first == second
 
 
-def test_the_legend_is_below_the_axes_and_covers_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Errors that fall from the upper left to the lower right, where the legend of an accuracy would be free."""
+def test_the_legend_is_below_the_axes_and_covers_no_curve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Errors that fall from the upper left to the lower right, where the legend of an accuracy
+    would be free."""
     drawn: list[Figure] = []
     monkeypatch.setattr("dispfl.report.plots.save_figure", lambda figure, to: drawn.append(figure))
-    runs = [a_run(tmp_path / name, [3.0, 1.0, 0.1], metric="mse", higher=False) for name in ("dispfl", "local")]
+    runs = [
+        a_run(tmp_path / name, [3.0, 1.0, 0.1], metric="mse", higher=False)
+        for name in ("dispfl", "local")
+    ]
     plot_runs(runs, tmp_path / "curves.png")
     (figure,) = drawn
     figure.draw_without_rendering()

@@ -23,15 +23,26 @@ def test_runs_that_differ_in_their_seed_alone_are_one_row(write: Write) -> None:
 def test_only_seeds_that_all_rows_have_are_shown(write: Write) -> None:
     paths = [write(f"d{seed}", [[0.5 + seed / 10]], "dispfl", seed) for seed in (0, 1, 2)]
     results = read_results([*paths, write("l1", [[0.4]], "local", 1)])
-    assert [(series.label, list(series.seeds)) for series in results.series] == [("Dis-PFL", [1]), ("Local", [1])]
+    assert [(series.label, list(series.seeds)) for series in results.series] == [
+        ("Dis-PFL", [1]),
+        ("Local", [1]),
+    ]
     assert results.series[0].row.score == pytest.approx(0.6)
     assert results.omitted_seeds == {"Dis-PFL": [0, 2]}
 
 
 def test_rows_are_ordered_by_score_and_keep_their_colour(write: Write) -> None:
-    paths = [write("a", [[0.4]], "fedavg"), write("b", [None, [0.9]], "local"), write("c", [[0.6]], "mine")]
+    paths = [
+        write("a", [[0.4]], "fedavg"),
+        write("b", [None, [0.9]], "local"),
+        write("c", [[0.6]], "mine"),
+    ]
     results = read_results(paths)
-    assert [(series.label, series.colour) for series in results.series] == [("Local", 1), ("mine", 2), ("FedAvg", 0)]
+    assert [(series.label, series.colour) for series in results.series] == [
+        ("Local", 1),
+        ("mine", 2),
+        ("FedAvg", 0),
+    ]
 
 
 def test_rows_of_one_method_are_labelled_by_what_differs(write: Write) -> None:
@@ -45,7 +56,8 @@ def test_rows_of_one_method_are_labelled_by_what_differs(write: Write) -> None:
 
 
 def test_labels_contain_no_more_settings_than_needed(write: Write) -> None:
-    """lr has three values and so distinguishes all three; epochs, with two values, is not needed."""
+    """lr has three values and so distinguishes all three; epochs, with two values, is not
+    needed."""
     rates = [(0.1, 1), (0.2, 1), (0.3, 5)]
     paths = [write(f"r{lr}", [[lr]], train={"lr": lr, "epochs": epochs}) for lr, epochs in rates]
     labels = [series.label for series in read_results(paths).series]
@@ -53,15 +65,24 @@ def test_labels_contain_no_more_settings_than_needed(write: Write) -> None:
 
 
 def test_what_rows_differ_in_is_listed_with_their_values(write: Write) -> None:
-    paths = [write("a", [[0.5]], "dispfl", train={"lr": 0.1}), write("b", [[0.4]], "local", train={"lr": 0.5})]
+    paths = [
+        write("a", [[0.5]], "dispfl", train={"lr": 0.1}),
+        write("b", [[0.4]], "local", train={"lr": 0.5}),
+    ]
     results = read_results(paths)
     assert results.differing == {"train.lr": {"Dis-PFL": "0.1", "Local": "0.5"}}
     assert results.comparable
 
 
-@pytest.mark.parametrize("change", [{"data": {"name": "cifar10"}}, {"partition": {"name": "iid"}}, {"metric": "mse"}])
-def test_rows_with_other_data_or_another_metric_are_not_comparable(write: Write, change: dict[str, object]) -> None:
-    assert not read_results([write("a", [[0.5]]), write("b", [[0.4]], "local", **change)]).comparable
+@pytest.mark.parametrize(
+    "change", [{"data": {"name": "cifar10"}}, {"partition": {"name": "iid"}}, {"metric": "mse"}]
+)
+def test_rows_with_other_data_or_another_metric_are_not_comparable(
+    write: Write, change: dict[str, object]
+) -> None:
+    assert not read_results(
+        [write("a", [[0.5]]), write("b", [[0.4]], "local", **change)]
+    ).comparable
 
 
 def test_a_run_without_a_round_is_omitted_beside_others_and_rejected_alone(write: Write) -> None:
@@ -83,6 +104,8 @@ def test_a_custom_method_with_a_known_name_stays_a_separate_row(write: Write) ->
 
 
 def test_a_peer_without_a_score_somewhere_is_not_counted(write: Write) -> None:
-    found = count_wins(read_results([write("a", [[0.6, 0.9]], "dispfl"), write("b", [[0.4, None]], "local")]))
+    found = count_wins(
+        read_results([write("a", [[0.6, 0.9]], "dispfl"), write("b", [[0.4, None]], "local")])
+    )
     assert found is not None
     assert (found.peers, found.wins) == (1, {"Dis-PFL": 1, "Local": 0})

@@ -11,7 +11,9 @@ from dispfl.report.run_table import overview, print_results
 from dispfl.runs.directory import RunDirectory
 
 
-def scores(metric: str = "accuracy", higher_is_better: bool = True, **spread: Any) -> dict[str, Any]:
+def scores(
+    metric: str = "accuracy", higher_is_better: bool = True, **spread: Any
+) -> dict[str, Any]:
     return {metric: {"higher_is_better": higher_is_better, "format": ".3f", **spread}}
 
 
@@ -26,7 +28,9 @@ def a_run(path: Path, structure: str = "weights", **changes: Any) -> Path:
         "flops_per_peer_round": 0.456e9,
         "seconds": 12.34,
     } | changes
-    directory = RunDirectory.create(path, {"rounds": 20, "method": {"name": summary["method"], "structure": structure}})
+    directory = RunDirectory.create(
+        path, {"rounds": 20, "method": {"name": summary["method"], "structure": structure}}
+    )
     directory.write_summary(summary)
     directory.close()
     return path
@@ -56,7 +60,9 @@ def test_a_peer_without_a_score_is_neither_worst_nor_best(tmp_path: Path) -> Non
     assert "0.40, 0.60" in table_of(printed(run))[-1]
 
 
-def test_the_table_says_the_metrics_name_and_its_best_peer_is_the_one_with_the_lowest_error(tmp_path: Path) -> None:
+def test_the_table_says_the_metrics_name_and_its_best_peer_is_the_one_with_the_lowest_error(
+    tmp_path: Path,
+) -> None:
     errors = scores("rmse", higher_is_better=False, mean=0.5, std=0.1, per_peer=[0.4, 0.6])
     lines = printed(a_run(tmp_path / "run", metric="rmse", scores=errors))
     assert table_of(lines)[0].split()[0] == "rmse"
@@ -66,11 +72,19 @@ def test_the_table_says_the_metrics_name_and_its_best_peer_is_the_one_with_the_l
 
 
 def test_a_wide_table_has_the_other_metrics_and_the_test_loss(tmp_path: Path) -> None:
-    both = scores(mean=0.5, std=0.1, per_peer=[0.4, 0.6]) | scores("f1", mean=0.3, std=0.2, per_peer=[0.1, 0.5])
-    run = a_run(tmp_path / "run", scores=both, test_loss={"mean": 1.25, "std": 0.0, "per_peer": [1.25, 1.25]})
+    both = scores(mean=0.5, std=0.1, per_peer=[0.4, 0.6]) | scores(
+        "f1", mean=0.3, std=0.2, per_peer=[0.1, 0.5]
+    )
+    run = a_run(
+        tmp_path / "run",
+        scores=both,
+        test_loss={"mean": 1.25, "std": 0.0, "per_peer": [1.25, 1.25]},
+    )
     heading, _, _, row = table_of(printed(run, width=120))
     assert " ".join(heading.split()) == "accuracy f1 worst, test busiest on wire GFLOPs/ time"
-    assert " ".join(row.split()).startswith("Dis-PFL 20 0.500 ± 0.100 0.300 ± 0.200 0.40, 0.60 1.250 1.23")
+    assert " ".join(row.split()).startswith(
+        "Dis-PFL 20 0.500 ± 0.100 0.300 ± 0.200 0.40, 0.60 1.250 1.23"
+    )
     assert "f1" not in " ".join(table_of(printed(run)))
 
 
@@ -96,15 +110,23 @@ def test_the_legend_and_the_directory_follow_the_table(tmp_path: Path) -> None:
         {"scores": scores(mean=1.0, std=0.5, per_peer=[0.0, 1.0])},
     ],
 )
-def test_demos_and_the_papers_numbers_fit_eighty_columns(tmp_path: Path, changes: dict[str, Any]) -> None:
-    runs = [a_run(tmp_path / method, method=method, **changes) for method in ("dispfl", "local", "subfedavg")]
+def test_demos_and_the_papers_numbers_fit_eighty_columns(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    runs = [
+        a_run(tmp_path / method, method=method, **changes)
+        for method in ("dispfl", "local", "subfedavg")
+    ]
     lines = table_of(printed(*runs))
     assert max(map(len, lines)) <= 80
     assert not any("…" in line for line in lines)
 
 
 def test_runs_of_one_method_are_identified_by_their_directories(tmp_path: Path) -> None:
-    runs = [a_run(tmp_path / name) for name in ("dispfl-fashion-sample", "dispfl-fashion-sample-2", "[red]dense")]
+    runs = [
+        a_run(tmp_path / name)
+        for name in ("dispfl-fashion-sample", "dispfl-fashion-sample-2", "[red]dense")
+    ]
     wide = [line.split() for line in table_of(printed(*runs, width=120))]
     assert [row[-1] for row in wide[1:2] + wide[3:]] == ["run", *(path.name for path in runs)]
     assert "0.41, 0.50" in " ".join(wide[3])
@@ -115,15 +137,23 @@ def test_runs_of_one_method_are_identified_by_their_directories(tmp_path: Path) 
     assert "".join(right).endswith("".join(path.name for path in runs)), narrow
 
 
-def test_a_narrow_terminal_keeps_names_and_scores_and_says_which_columns_it_has_no_room_for(tmp_path: Path) -> None:
+def test_a_narrow_terminal_keeps_names_and_scores_and_says_which_columns_it_has_no_room_for(
+    tmp_path: Path,
+) -> None:
     loss = {"mean": 1.25, "std": 0.0, "per_peer": [1.25, 1.25]}
-    lines = printed(*(a_run(tmp_path / name, test_loss=loss) for name in ("first-seed", "second-seed")), width=60)
+    lines = printed(
+        *(a_run(tmp_path / name, test_loss=loss) for name in ("first-seed", "second-seed")),
+        width=60,
+    )
     table = [" ".join(line.split()) for line in table_of(lines)]
     assert table[1] == "method rounds over peers MB/round MB/round run"
-    assert table[3:] == [f"Dis-PFL 20 0.457 ± 0.046 1.23 1.34 {name}" for name in ("first-seed", "second-seed")]
+    assert table[3:] == [
+        f"Dis-PFL 20 0.457 ± 0.046 1.23 1.34 {name}" for name in ("first-seed", "second-seed")
+    ]
     [omitted] = [line for line in lines if line.startswith("Omitted")]
-    assert omitted.removesuffix(" `dispfl show --json` has all values.") == (
-        "Omitted for lack of space: test loss; worst, best peer; time s; GFLOPs/peer."
+    assert (
+        omitted.removesuffix(" `dispfl show --json` has all values.")
+        == "Omitted for lack of space: test loss; worst, best peer; time s; GFLOPs/peer."
     )
 
 
@@ -149,7 +179,9 @@ def test_failed_steps_are_noted(tmp_path: Path) -> None:
     assert not any("steps failed" in line for line in printed(a_run(tmp_path / "good", failures=0)))
 
 
-def test_the_overview_of_a_finished_run_is_its_summary_even_if_its_metrics_are_gone(tmp_path: Path) -> None:
+def test_the_overview_of_a_finished_run_is_its_summary_even_if_its_metrics_are_gone(
+    tmp_path: Path,
+) -> None:
     assert overview(a_run(tmp_path / "run"))["rounds"] == 20
 
 
@@ -160,7 +192,9 @@ def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -
         measured["scores"] = {} if t else scores(mean=0.5, std=0.0, per_peer=[0.5])
         measured["test_loss"] = None if t else {"mean": 1.5, "std": 0.0, "per_peer": [1.5]}
         busiest = {"paper_mb": mb, "wire_mb": 2 * mb, "connections": 4 - t}
-        directory.append({"round": t, **measured, "busiest": busiest, "flops_per_peer": mb, "seconds": mb})
+        directory.append(
+            {"round": t, **measured, "busiest": busiest, "flops_per_peer": mb, "seconds": mb}
+        )
     directory.close()
     assert overview(tmp_path / "run") == {
         "method": "local",
@@ -188,12 +222,16 @@ def test_groups_show_their_accuracy_and_seconds_side_by_side(tmp_path: Path) -> 
 
 
 def test_a_row_of_channels_is_labelled_and_its_flops_are_saved(tmp_path: Path) -> None:
-    """Without the directories, which the labels replace; within 80 columns without the worst and best peer."""
-    runs = [a_run(tmp_path / "a" / "seed-0"), a_run(tmp_path / "b" / "seed-0", structure="channels")]
+    """Without the directories, which the labels replace; within 80 columns without the worst and
+    best peer."""
+    runs = [
+        a_run(tmp_path / "a" / "seed-0"),
+        a_run(tmp_path / "b" / "seed-0", structure="channels"),
+    ]
     lines = printed(*runs)
-    assert [line.rstrip() for line in lines if line.startswith("Dis-PFL ")][1] == (
-        "Dis-PFL (channels)      20  0.457 ± 0.046      1.23      1.34     0.46  12.3"
-    )
+    assert [line.rstrip() for line in lines if line.startswith("Dis-PFL ")][
+        1
+    ] == "Dis-PFL (channels)      20  0.457 ± 0.046      1.23      1.34     0.46  12.3"
     assert not any("seed-0" in line for line in lines[: lines.index("")] + lines[1:8])
     assert "FLOPs of Dis-PFL (channels) are saved" in "".join(lines)
     assert "those of the others are counted" in "".join(lines)
@@ -207,4 +245,7 @@ def test_scores_on_other_data_follow_the_table(tmp_path: Path) -> None:
         global_test=None,
         unseen_peers={"peers": 4, "steps": 20, "score": score, "failures": []},
     )
-    assert "  accuracy on validation data 0.712 ± 0.050; of 4 unseen peers after 20 steps 0.712 ± 0.050" in printed(run)
+    assert (
+        "  accuracy on validation data 0.712 ± 0.050; of 4 unseen peers after 20 steps 0.712 ±"
+        " 0.050" in printed(run)
+    )

@@ -15,8 +15,12 @@ Write = Callable[..., Path]
 HIGHER = {"higher_is_better": True, "format": ".3f"}
 
 
-def test_runs_in_a_folder_are_found_with_seed_2_before_seed_10(write: Write, tmp_path: Path) -> None:
-    paths = [write(f"out/{name}", [[0.5]]) for name in ("local/seed-10", "local/seed-2", "dispfl/seed-0")]
+def test_runs_in_a_folder_are_found_with_seed_2_before_seed_10(
+    write: Write, tmp_path: Path
+) -> None:
+    paths = [
+        write(f"out/{name}", [[0.5]]) for name in ("local/seed-10", "local/seed-2", "dispfl/seed-0")
+    ]
     assert find_runs([tmp_path / "out"]) == [paths[2], paths[1], paths[0]]
 
 
@@ -26,12 +30,17 @@ def test_a_run_that_is_given_twice_is_read_once(write: Write, tmp_path: Path) ->
 
 
 def test_a_missing_path_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="nowhere does not exist; name a run directory, or a folder that contains some"):
+    with pytest.raises(
+        RunError,
+        match="nowhere does not exist; name a run directory, or a folder that contains some",
+    ):
         find_runs([tmp_path / "nowhere"])
 
 
 def test_a_folder_without_runs_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"neither is nor contains a run directory: there is no config\.toml\."):
+    with pytest.raises(
+        RunError, match=r"neither is nor contains a run directory: there is no config\.toml\."
+    ):
         find_runs([tmp_path])
 
 
@@ -41,9 +50,19 @@ def test_a_folder_without_runs_is_rejected(tmp_path: Path) -> None:
         ({"metric": 3}, "metric"),
         ({"scores": None}, "scores"),
         ({"scores": {"f1": {**HIGHER, "mean": 0.5, "std": 0.0, "per_peer": [0.5]}}}, "scores"),
-        ({"scores": {"f1": {**HIGHER, "mean": None, "std": 0.0, "per_peer": [0.5, 0.5]}}}, "scores"),
+        (
+            {"scores": {"f1": {**HIGHER, "mean": None, "std": 0.0, "per_peer": [0.5, 0.5]}}},
+            "scores",
+        ),
         ({"scores": {"f1": {"mean": 0.5, "std": 0.0, "per_peer": [0.5, 0.5]}}}, "scores"),
-        ({"scores": {"f1": {**HIGHER, "format": "s", "mean": 0.5, "std": 0.0, "per_peer": [0.5, 0.5]}}}, "scores"),
+        (
+            {
+                "scores": {
+                    "f1": {**HIGHER, "format": "s", "mean": 0.5, "std": 0.0, "per_peer": [0.5, 0.5]}
+                }
+            },
+            "scores",
+        ),
         ({"mask_change": 3}, "mask_change"),
         ({"busiest": {"paper_mb": 1.0}}, r"busiest\.wire_mb"),
         ({"busiest": None}, r"busiest\.paper_mb"),
@@ -53,7 +72,9 @@ def test_a_folder_without_runs_is_rejected(tmp_path: Path) -> None:
         ({"traffic": {"000": [1, 2, 3]}}, "traffic"),
     ],
 )
-def test_an_invalid_line_of_the_metrics_is_rejected(write: Write, change: dict[str, object], word: str) -> None:
+def test_an_invalid_line_of_the_metrics_is_rejected(
+    write: Write, change: dict[str, object], word: str
+) -> None:
     path = write("a", [[0.5, 0.5]], record=change)
     with pytest.raises(RunError, match=f"line 1: {word} is missing or invalid"):
         read_run(path)
@@ -61,7 +82,10 @@ def test_an_invalid_line_of_the_metrics_is_rejected(write: Write, change: dict[s
 
 @pytest.mark.parametrize(
     ("text", "word"),
-    [("rounds = 3", "seed must be an integer"), ("seed = 0\nrounds = 1\npeers = 1", r"method\.name must be a string")],
+    [
+        ("rounds = 3", "seed must be an integer"),
+        ("seed = 0\nrounds = 1\npeers = 1", r"method\.name must be a string"),
+    ],
 )
 def test_a_config_of_something_else_is_rejected(tmp_path: Path, text: str, word: str) -> None:
     (tmp_path / "config.toml").write_text(text)
@@ -97,13 +121,18 @@ def test_a_run_whose_metrics_lack_traffic_has_none(write: Write) -> None:
 
 
 def test_label_counts_come_from_the_split(write: Write) -> None:
-    assert read_run(write("a", [[0.5, 0.5]], labels=[[3, 0], [1, 2]])).label_counts() == [[3, 0], [1, 2]]
+    assert read_run(write("a", [[0.5, 0.5]], labels=[[3, 0], [1, 2]])).label_counts() == [
+        [3, 0],
+        [1, 2],
+    ]
     assert read_run(write("b", [[0.5, 0.5]])).label_counts() is None
 
 
 def test_a_split_with_another_number_of_peers_is_rejected(write: Write) -> None:
     path = write("a", [[0.5, 0.5]], labels=[[3, 0], [1, 2]])
-    (path / "config.toml").write_text((path / "config.toml").read_text().replace("peers = 2", "peers = 1"))
+    (path / "config.toml").write_text(
+        (path / "config.toml").read_text().replace("peers = 2", "peers = 1")
+    )
     (path / "metrics.jsonl").write_text("")
     with pytest.raises(RunError, match="does not have 1 peers; restore it, or start the run again"):
         read_run(path).label_counts()

@@ -5,11 +5,11 @@ from pathlib import Path
 
 from tests.report.conftest import write_run
 
-from dispfl.attacks import Attack
 from dispfl.config import compose
 from dispfl.report.page import write_report
 from dispfl.report.results import read_results
 from dispfl.report.senders import senders_of
+from dispfl.robust.attacks import Attack
 from dispfl.topology import peer_names
 
 
@@ -18,20 +18,29 @@ def text_of(page: Path) -> str:
 
 
 def test_honest_senders_and_liars_by_hand(tmp_path: Path) -> None:
-    """Two rounds: 000 is heard twice in each at distance 1 and far once; the liar once at 4, then at 6 by two."""
-    liar = next(iter(Attack.of("noise", 0.3, peer_names(3), 0).liars))  # type: ignore[union-attr]
-    other = next(name for name in peer_names(3) if name != liar)
-    honest = {"heard": 2, "far": 1, "distance": 1.0}
-    run = write_run(tmp_path / "run", [[0.5] * 3] * 2, attack="noise", liars=0.3, own={"robust": "clip"})
+    """Two rounds: 000 is received twice in each at distance 1 and far once; the Byzantine peer once
+    at 4, then at 6 by two."""
+    attacker = next(iter(Attack.of("noise", 0.3, peer_names(3), 0).byzantine))  # type: ignore[union-attr]
+    other = next(name for name in peer_names(3) if name != attacker)
+    honest = {"received": 2, "far": 1, "distance": 1.0}
+    run = write_run(
+        tmp_path / "run", [[0.5] * 3] * 2, attack="noise", byzantine=0.3, own={"robust": "clip"}
+    )
     lines = (run / "metrics.jsonl").read_text().splitlines()
-    for k, lie in enumerate(({"heard": 1, "far": 1, "distance": 4.0}, {"heard": 2, "far": 2, "distance": 6.0})):
-        lines[k] = lines[k][:-1] + f', "senders": {{"{other}": {honest}, "{liar}": {lie}}}}}'.replace("'", '"')
+    for k, attack_model in enumerate(
+        ({"received": 1, "far": 1, "distance": 4.0}, {"received": 2, "far": 2, "distance": 6.0})
+    ):
+        lines[k] = lines[k][
+            :-1
+        ] + f', "senders": {{"{other}": {honest}, "{attacker}": {attack_model}}}}}'.replace(
+            "'", '"'
+        )
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     write_report([run], tmp_path / "page.html")
     found = text_of(tmp_path / "page.html")
     assert "honest 1 1 50%" in found
-    assert "liars 1 5.33 100%" in found  # (4 + 2 * 6) / 3
-    assert f"Far {liar} liar 3 5.33 100% {other} 4 1 50%" in found
+    assert "Byzantine peers 1 5.33 100%" in found  # (4 + 2 * 6) / 3
+    assert f"Far {attacker} Byzantine peer 3 5.33 100% {other} 4 1 50%" in found
 
 
 def test_a_run_without_a_rule_has_no_distances_of_senders(tmp_path: Path) -> None:
@@ -41,15 +50,16 @@ def test_a_run_without_a_rule_has_no_distances_of_senders(tmp_path: Path) -> Non
 
 
 def test_a_real_run_records_how_often_senders_were_far(tmp_path: Path) -> None:
-    """Five peers hear four each. With one liar assumed, the two farthest of four are beyond the third largest distance
-    in every round but the first, when all models are the same.
+    """Five peers receive from four each. With one Byzantine peer assumed, the two farthest of four
+    are beyond the third largest distance in every round but the first, when all models are the
+    same.
     """
-    overrides = ["peers=5", "topology=full", "method.robust=clip", "method.liars=1", "rounds=2"]
+    overrides = ["peers=5", "topology=full", "method.robust=clip", "method.byzantine=1", "rounds=2"]
     run = compose({}, overrides).run(tmp_path / "run")
     first, second = (record["senders"] for record in run.metrics)
-    same = {"heard": 4, "far": 0, "distance": 0.0}
+    same = {"received": 4, "far": 0, "distance": 0.0}
     assert first == dict.fromkeys(peer_names(5), same)
     assert sum(seen["far"] for seen in second.values()) == 5 * 2
-    assert all(seen["heard"] == 4 and seen["distance"] > 0 for seen in second.values())
+    assert all(seen["received"] == 4 and seen["distance"] > 0 for seen in second.values())
     (read,) = read_results([tmp_path / "run"]).runs
-    assert [sender.heard for sender in senders_of(read)] == [8] * 5
+    assert [sender.received for sender in senders_of(read)] == [8] * 5

@@ -28,14 +28,18 @@ OUT = Path("out")
 ACCURACY = Measure("accuracy", higher_is_better=True)
 
 
-def row(name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: float = 2e9) -> ComparisonRow:
+def row(
+    name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: float = 2e9
+) -> ComparisonRow:
     """A method whose seeds have these accuracies after their second and last round."""
     runs = []
     for seed, accuracy in enumerate(accuracies):
         first = RunPoint(1, 0.25, 0.1, mb, mb * 2, flops * 10, 1.0)
         last = RunPoint(2, accuracy, 0.2, mb * 2, mb * 4, flops * 20, 2.5)
         final = None if accuracy is None else last
-        runs.append(SeedRun(seed, OUT / name / f"seed-{seed}", ACCURACY, [first, last], flops, final))
+        runs.append(
+            SeedRun(seed, OUT / name / f"seed-{seed}", ACCURACY, [first, last], flops, final)
+        )
     return ComparisonRow({"method": name}, runs)
 
 
@@ -47,9 +51,17 @@ def two_methods(**changes: object) -> Comparison:
 
 def test_markdown_is_aligned_and_the_best_is_bold() -> None:
     lines = markdown_table(two_methods(targets=(0.8,))).splitlines()
-    assert lines[0].split("|")[1:5] == [" method ", " accuracy over seeds ", " std over peers ", " busiest MB/round "]
+    assert lines[0].split("|")[1:5] == [
+        " method ",
+        " accuracy over seeds ",
+        " std over peers ",
+        " busiest MB/round ",
+    ]
     assert lines[1].startswith("| ------ | ------------------: | -------------: |")
-    assert "| dispfl |   **0.850 ± 0.071** |          0.200 |             0.50 |             1.00 |" in lines[2]
+    assert (
+        "| dispfl |   **0.850 ± 0.071** |          0.200 |             0.50 |             1.00 |"
+        in lines[2]
+    )
     assert lines[3].startswith(r"| a_b\|c |       0.600 ± 0.141 |")
     assert len({len(line) for line in lines[:4]}) == 1
     assert lines[5] == "- Compared after 2 rounds."
@@ -58,11 +70,13 @@ def test_markdown_is_aligned_and_the_best_is_bold() -> None:
 def paired(name: str, scores: Sequence[float], method: str = "", **more: object) -> ComparisonRow:
     """A method with one seed whose peers have these scores."""
     last = RunPoint(1, fmean(scores), 0.1, 1, 1, 1, 1, per_peer=scores)
-    return ComparisonRow({"method": name}, [SeedRun(0, OUT, ACCURACY, [last], 1, last, method=method, **more)])  # type: ignore[arg-type]
+    run = SeedRun(0, OUT, ACCURACY, [last], 1, last, method=method, **more)  # type: ignore[arg-type]
+    return ComparisonRow({"method": name}, [run])
 
 
 def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
-    """0.1 lower for each of six peers; 0.2 higher for three and 0.2 lower for three; too few peers with scores."""
+    """0.1 lower for each of six peers; 0.2 higher for three and 0.2 lower for three; too few peers
+    with scores."""
     rows = [
         paired("Local", [0.4] * 6),
         paired("Dis-PFL", [0.5] * 6, "dispfl"),
@@ -70,14 +84,16 @@ def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
         paired("Other data", [0.5] * 6, data={"data.name": "mnist"}),
     ]
     comparison = two_methods(rows=rows, targets=())
-    heading, _, *lines = (line.split("|")[2:6] for line in markdown_table(comparison).splitlines()[:6])
+    heading, _, *lines = (
+        line.split("|")[2:6] for line in markdown_table(comparison).splitlines()[:6]
+    )
     assert [cell.strip() for cell in heading[2:]] == ["against Dis-PFL", "difference to Dis-PFL"]
     verdicts = [line[2].strip() for line in lines]
     assert verdicts == ["behind", "–", "level", "–"]
     assert lines[0][3].strip() == "-0.100 [-0.100, -0.100]"
     assert (
-        "Against Dis-PFL: paired difference over 6 pairs of peers, with its 95 % bootstrap interval; ahead or behind "
-        "where that excludes 0, otherwise level." in legend(comparison)
+        "Against Dis-PFL: paired difference over 6 pairs of peers, with its 95 % bootstrap"
+        " interval; ahead or behind where that excludes 0, otherwise level." in legend(comparison)
     )
     found = comparison_json(comparison, OUT)
     assert found["rows"][0]["difference"] == {
@@ -90,20 +106,24 @@ def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
     assert float(first["difference_high"]) == pytest.approx(-0.1)
 
 
-def test_without_dispfl_the_first_row_is_the_reference_and_a_long_label_is_not_in_headings() -> None:
+def test_without_dispfl_the_first_row_is_the_reference_and_a_long_label_is_not_in_headings() -> (
+    None
+):
     rows = [paired("method.density=0.2", [0.4] * 6), paired("method.density=0.5", [0.5] * 6)]
     comparison = two_methods(rows=rows, targets=())
     assert comparison.reference_labels == ["method.density=0.2"]
     assert "against reference" in markdown_table(comparison)
-    assert against_sentence(comparison) == (
-        "Against method.density=0.2 in accuracy: method.density=0.5 ahead, +0.100 [+0.100, +0.100] (paired difference "
-        "over 6 pairs of peers, with its 95 % bootstrap interval; ahead or behind where that excludes 0, otherwise "
-        "level)."
+    assert (
+        against_sentence(comparison)
+        == "Against method.density=0.2 in accuracy: method.density=0.5 ahead, +0.100 [+0.100,"
+        " +0.100] (paired difference over 6 pairs of peers, with its 95 % bootstrap interval;"
+        " ahead or behind where that excludes 0, otherwise level)."
     )
 
 
 def test_every_data_set_has_its_own_reference_and_its_own_best_row() -> None:
-    """On clothes Dis-PFL is ahead of Local by 0.1, on digits Local of Dis-PFL by 0.2; one row has data of its own."""
+    """On clothes Dis-PFL is ahead of Local by 0.1, on digits Local of Dis-PFL by 0.2; one row has
+    data of its own."""
     clothes, digits = {"data.name": "fashion-mnist"}, {"data.name": "mnist"}
     rows = [
         paired("Local, clothes", [0.4] * 6, data=clothes),
@@ -115,7 +135,13 @@ def test_every_data_set_has_its_own_reference_and_its_own_best_row() -> None:
     comparison = two_methods(rows=rows, targets=())
     lines = [line.split("|")[1:6] for line in markdown_table(comparison).splitlines()[2:7]]
     assert [line[3].strip() for line in lines] == ["behind", "reference", "reference", "ahead", "–"]
-    assert [line[1].strip() for line in lines] == ["0.400", "**0.500**", "0.700", "**0.900**", "0.300"]
+    assert [line[1].strip() for line in lines] == [
+        "0.400",
+        "**0.500**",
+        "0.700",
+        "**0.900**",
+        "0.300",
+    ]
     assert any(
         sentence.startswith("Against the reference of the same data: paired difference")
         for sentence in legend(comparison)
@@ -132,12 +158,15 @@ def test_an_experiment_may_name_the_row_that_the_others_are_compared_with() -> N
 
 
 def test_the_two_flops_columns_have_separate_units() -> None:
-    """A peer's 2e9 and 1e9 a round are GFLOPs; ten peers' 2e10 too; a thousand times that would be TFLOPs."""
+    """A peer's 2e9 and 1e9 a round are GFLOPs; ten peers' 2e10 too; a thousand times that would be
+    TFLOPs."""
     heading, _, first, second = markdown_table(two_methods(targets=())).splitlines()[:4]
     assert "| GFLOPs per peer | GFLOPs all peers | time s |" in heading
     assert "|            2.00 |            20.00 |    2.5 |" in first
     assert "|            1.00 |            10.00 |    2.5 |" in second
-    small = markdown_table(two_methods(rows=[row("a", [0.5]), row("b", [0.5], flops=6e7), row("c", [0.5], flops=0)]))
+    small = markdown_table(
+        two_methods(rows=[row("a", [0.5]), row("b", [0.5], flops=6e7), row("c", [0.5], flops=0)])
+    )
     assert "MFLOPs per peer" in small  # 0.06 GFLOPs would hide the digits
     large = markdown_table(two_methods(rows=[row("a", [0.5], flops=2e11)])).splitlines()[0]
     assert "GFLOPs per peer" in large
@@ -145,7 +174,8 @@ def test_the_two_flops_columns_have_separate_units() -> None:
 
 
 def test_rounds_to_a_target_are_means_or_more_than_all_rounds() -> None:
-    """0.25 is reached in round 1 by all; 0.8 in round 2 by both seeds of the first, by none of the second."""
+    """0.25 is reached in round 1 by all; 0.8 in round 2 by both seeds of the first, by none of the
+    second."""
     heading, _, first, second = markdown_table(two_methods()).splitlines()[:4]
     assert "| rounds to 0.25 | rounds to 0.8 |" in heading
     assert "|              1 |             2 |" in first
@@ -187,7 +217,9 @@ def test_csv_has_plain_numbers_and_empty_cells_where_there_is_none() -> None:
 
 def test_csv_of_a_sweep_has_a_column_for_each_key() -> None:
     runs = row("a", [0.5]).runs
-    text = csv_table(two_methods(rows=[ComparisonRow({"method.density": "[0.2,0.4]", "train.lr": "0.1"}, runs)]))
+    text = csv_table(
+        two_methods(rows=[ComparisonRow({"method.density": "[0.2,0.4]", "train.lr": "0.1"}, runs)])
+    )
     (line,) = csv.DictReader(io.StringIO(text))
     assert (line["method.density"], line["train.lr"]) == ("[0.2,0.4]", "0.1")
 
@@ -205,8 +237,9 @@ def test_json_has_every_seeds_values_and_directories_relative_to_the_folder() ->
 
 def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
     comparison = two_methods(budget=Budget.BYTES, rows=[limited(row("a", [0.8, 0.9]), 2.0, 3.0)])
-    assert legend(comparison)[0] == (
-        "Compared at equal bytes: 2.50 MB on the wire of the busiest node, mean over seeds."
+    assert (
+        legend(comparison)[0]
+        == "Compared at equal bytes: 2.50 MB on the wire of the busiest node, mean over seeds."
     )
     assert comparison_json(comparison, OUT)["budget"] == {
         "of": "bytes", "unit": "MB", "mean": 2.5, "by_seed": {"0": 2.0, "1": 3.0},
@@ -214,21 +247,33 @@ def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
     assert "| at round |" in markdown_table(comparison)
     flops = two_methods(budget=Budget.FLOPS, rows=[limited(row("a", [0.8]), 3.5e12)])
     assert legend(flops)[0] == "Compared at equal FLOPs: 3.50 TFLOPs of training by all peers."
-    two = two_methods(budget=Budget.BYTES, rows=[limited(row("a", [0.8]), 2.0), limited(row("b", [0.8]), 3.0)])
-    assert legend(two)[0] == "Compared at equal bytes: the smallest total of the rows with the same data."
-    assert [seed["limit"] for one in comparison_json(two, OUT)["rows"] for seed in one["seeds"]] == [2.0, 3.0]
+    two = two_methods(
+        budget=Budget.BYTES, rows=[limited(row("a", [0.8]), 2.0), limited(row("b", [0.8]), 3.0)]
+    )
+    assert (
+        legend(two)[0]
+        == "Compared at equal bytes: the smallest total of the rows with the same data."
+    )
+    assert [
+        seed["limit"] for one in comparison_json(two, OUT)["rows"] for seed in one["seeds"]
+    ] == [2.0, 3.0]
 
 
 def limited(row: ComparisonRow, *limits: float) -> ComparisonRow:
     """Return the row with a budget for each seed."""
-    return replace(row, runs=[replace(run, limit=limit) for run, limit in zip(row.runs, limits, strict=True)])
+    return replace(
+        row, runs=[replace(run, limit=limit) for run, limit in zip(row.runs, limits, strict=True)]
+    )
 
 
 def test_runs_of_different_lengths_are_compared_after_their_last_round() -> None:
     longer = row("b", [0.5])
     points = [*longer.runs[0].points, RunPoint(3, 0.5, 0.1, 1, 1, 1, 1)]
     longer = ComparisonRow(longer.name, [SeedRun(0, OUT, ACCURACY, points, 1, points[-1])])
-    assert legend(two_methods(rows=[row("a", [0.5]), longer]))[0] == "Compared after each run's last round."
+    assert (
+        legend(two_methods(rows=[row("a", [0.5]), longer]))[0]
+        == "Compared after each run's last round."
+    )
 
 
 def test_one_seed_has_no_plus_minus_and_unknown_accuracy_is_a_dash_that_is_explained() -> None:
@@ -243,7 +288,9 @@ def test_one_seed_has_no_plus_minus_and_unknown_accuracy_is_a_dash_that_is_expla
 def test_failed_steps_are_listed_below_the_table() -> None:
     sound, broken = row("sound", [0.5]), row("broken", [0.5, 0.5])
     broken = ComparisonRow(broken.name, [replace(run, failures=3) for run in broken.runs])
-    assert legend(two_methods(rows=[sound, broken]))[-1].endswith("keeps its last valid state: broken 6.")
+    assert legend(two_methods(rows=[sound, broken]))[-1].endswith(
+        "keeps its last valid state: broken 6."
+    )
     assert "failed" not in " ".join(legend(two_methods(rows=[sound])))
 
 
@@ -288,14 +335,19 @@ def test_seconds_per_peer_and_the_kind_of_flops_are_in_every_format() -> None:
     weights, channels = row("Dis-PFL", [0.5, 0.5]), row("Dis-PFL (channels)", [0.5, 0.5])
     channels = ComparisonRow(
         channels.name,
-        [replace(r, seconds_per_peer=s, flops_kind="saved") for r, s in zip(channels.runs, (0.2, 0.4), strict=True)],
+        [
+            replace(r, seconds_per_peer=s, flops_kind="saved")
+            for r, s in zip(channels.runs, (0.2, 0.4), strict=True)
+        ],
     )
     comparison = two_methods(rows=[weights, channels], targets=())
     heading, _, first, second = markdown_table(comparison).splitlines()[:4]
     assert "| s per peer and round |" in heading
     assert "|                    – |" in first
     assert "|                0.300 |" in second
-    assert any("FLOPs of Dis-PFL (channels) are saved" in sentence for sentence in legend(comparison))
+    assert any(
+        "FLOPs of Dis-PFL (channels) are saved" in sentence for sentence in legend(comparison)
+    )
     plain, small = csv.DictReader(io.StringIO(csv_table(comparison)))
     assert (plain["flops"], plain["seconds_per_peer_round"]) == ("counted", "")
     assert small["flops"] == "saved"

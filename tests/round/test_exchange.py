@@ -1,4 +1,5 @@
-"""The simulated network delivers what the codec would, and charges the sizes of the codec's messages."""
+"""The simulated network delivers what the codec would, and charges the sizes of the codec's
+messages."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -8,8 +9,8 @@ import pytest
 import torch
 from rounds import FinishedRound
 
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import stream
 from dispfl.engines.base import deliver_upload, fetch_here, simulated_step
@@ -36,7 +37,11 @@ DENSITIES = {
 
 
 def weights(rounds: list[FinishedRound]) -> list[bytes]:
-    return [state.model.unpack()[0].numpy().tobytes() for round_ in rounds for state in round_.states.values()]
+    return [
+        state.model.unpack()[0].numpy().tobytes()
+        for round_ in rounds
+        for state in round_.states.values()
+    ]
 
 
 @pytest.mark.parametrize("method", DENSITIES.values(), ids=DENSITIES)
@@ -45,7 +50,8 @@ def test_pull_push_and_lossless_coding_give_the_same_models_to_the_bit(
 ) -> None:
     ways = [Wire(exchange=e, coding=c) for e in ("pull", "push") for c in ("plain", "zstd")]  # type: ignore[arg-type]
     first, *others = (
-        weights(run_all(make_context(peers=6, method=method, topology=Ring(), rounds=4, wire=wire))) for wire in ways
+        weights(run_all(make_context(peers=6, method=method, topology=Ring(), rounds=4, wire=wire)))
+        for wire in ways
     )
     assert all(other == first for other in others)
 
@@ -55,22 +61,26 @@ def test_pull_push_and_lossless_coding_give_the_same_models_to_the_bit(
 def test_models_that_are_really_encoded_give_the_same_run(
     make_context: MakeContext, run_all: RunAll, method: DisPFL, exchange: str
 ) -> None:
-    """Every request and model is encoded and decoded; the weights and the charged bytes are the simulator's."""
-    context = make_context(peers=6, method=method, topology=Ring(), rounds=3, wire=Wire(exchange=exchange))  # type: ignore[arg-type]
-    states, live = initial_states(context), LiveModel(context.module())
+    """Every request and model is encoded and decoded; the weights and the charged bytes are the
+    simulator's."""
+    wire = Wire(exchange=exchange)  # type: ignore[arg-type]
+    context = make_context(peers=6, method=method, topology=Ring(), rounds=3, wire=wire)
+    states, live = initial_states(context), FlatModule(context.module())
     codec, pull = context.codec, exchange == "pull"
     for t, simulated in enumerate(run_all(context)):
-        heard = context.topology.heard(0, t, context.roster)
+        received = context.topology.online_neighbours(0, t, context.roster)
         bytes_sent: Counter[tuple[str, str]] = Counter()
         steps = {}
         for peer in context.roster:
             arrived: dict[str, PackedModel] = {}
-            for sender in heard[peer]:
+            for sender in received[peer]:
                 rng = stream(0, "rounding", sender, peer, t)
                 if pull:
                     request = codec.encode_request(states[peer].next_mask)
                     bytes_sent[peer, sender] += len(request)
-                    frame = codec.encode_answer(states[sender].model, codec.decode_request(request), rng=rng)
+                    frame = codec.encode_answer(
+                        states[sender].model, codec.decode_request(request), rng=rng
+                    )
                     arrived[sender] = codec.decode_answer(frame, states[peer].next_mask)
                 else:
                     frame = codec.encode_model(states[sender].model, rng=rng)
@@ -91,7 +101,9 @@ def test_every_method_runs_with_narrow_values_and_smaller_messages(
     make_context: MakeContext, run_all: RunAll, name: str, values: str
 ) -> None:
     def run(**wire: Any) -> list[FinishedRound]:
-        return run_all(make_context(peers=4, method=METHODS[name](name=name), wire=Wire(**wire), rounds=2))
+        return run_all(
+            make_context(peers=4, method=METHODS[name](name=name), wire=Wire(**wire), rounds=2)
+        )
 
     exact, narrow = run(), run(values=values)
     assert weights(narrow) == weights(run(values=values))  # rounding is reproducible
@@ -101,7 +113,9 @@ def test_every_method_runs_with_narrow_values_and_smaller_messages(
         assert weights(narrow) != weights(exact)
 
 
-def test_twenty_kept_weights_are_80_bytes_in_the_paper_whatever_the_mask(make_context: MakeContext) -> None:
+def test_twenty_kept_weights_are_80_bytes_in_the_paper_whatever_the_mask(
+    make_context: MakeContext,
+) -> None:
     context, model = make_context(peers=2), PackedModel.pack(torch.ones(80), torch.arange(80) < 20)
     codec = Codec(Layout(("weight",), (torch.Size([80]),)), [False], Wire())
     assert deliver(context, codec, model, None, "000", "001", 0).paper == 80
@@ -113,16 +127,19 @@ def test_a_dense_model_is_sent_without_a_mask(make_context: MakeContext, run_all
 
 
 def test_layers_that_are_dense_at_every_density_need_no_mask(make_context: MakeContext) -> None:
-    """4 x 8, 8, 8 x 3, 3: ERK at 0.6 keeps both biases whole, at 1.0 everything; what both keep whole is the biases."""
+    """4 x 8, 8, 8 x 3, 3: ERK at 0.6 keeps both biases whole, at 1.0 everything; what both keep
+    whole is the biases."""
     context = make_context(peers=2, method=DisPFL(density=(0.6, 1.0)))
-    layout = LiveModel(context.module()).layout
+    layout = FlatModule(context.module()).layout
     assert context.method.always_dense(layout, {0.6, 1.0}) == [False, True, False, True]
     assert context.codec.request_size() == 28 + (32 + 24) // 8
 
 
-def test_a_peer_uploads_its_model_to_the_server_and_both_directions_are_charged(make_context: MakeContext) -> None:
+def test_a_peer_uploads_its_model_to_the_server_and_both_directions_are_charged(
+    make_context: MakeContext,
+) -> None:
     context = make_context(peers=3, method=FedAvg(cohort=2))
-    states, live = initial_states(context), LiveModel(context.module())
+    states, live = initial_states(context), FlatModule(context.module())
     task, codec = PeerTask("001", 0, server=states[SERVER]), context.codec
     fetch = fetch_here(context, codec, task, states)
     step, arrived = deliver_upload(

@@ -1,4 +1,5 @@
-"""One round: who publishes what when, the limits of the algorithm, offline peers and peers that fail."""
+"""One round: who publishes what when, the limits of the algorithm, offline peers and peers that
+fail."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -11,7 +12,7 @@ from rounds import FinishedRound, ReversedEngine, run_from
 from torch import Tensor, nn
 
 from dispfl.core.averaging import gossip_average
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
@@ -34,9 +35,11 @@ def weights_of(steps: Mapping[str, StepResult]) -> list[Tensor]:
     return [steps[peer].next_state.model.unpack()[0] for peer in sorted(steps)]
 
 
-def test_all_peers_start_from_the_same_weights_each_under_its_own_mask(make_context: MakeContext) -> None:
+def test_all_peers_start_from_the_same_weights_each_under_its_own_mask(
+    make_context: MakeContext,
+) -> None:
     context = make_context(peers=3, method=DisPFL(density=0.5))
-    dense = LiveModel(context.module()).read()
+    dense = FlatModule(context.module()).read()
     masks = []
     for state in initial_states(context).values():
         weights, mask = state.model.unpack()
@@ -54,16 +57,20 @@ def test_a_second_round_done_by_hand_gives_the_same_weights_and_masks(
     context = make_context(peers=4, topology=Ring(), rounds=5)
     first, second = run_all(context)[:2]
     before = {peer: step.state for peer, step in first.steps.items()}
-    live = LiveModel(context.module())
+    live = FlatModule(context.module())
     for k, peer in enumerate(context.roster):
         data = context.peers[peer]
-        trainer = Trainer(live, data.train, data.test, context.train, context.task, seed=0, peer=peer, t=1, T=5)
+        trainer = Trainer(
+            live, data.train, data.test, context.train, context.task, seed=0, peer=peer, t=1, T=5
+        )
         neighbourhood = sorted({context.roster[k - 1], peer, context.roster[(k + 1) % 4]})
         weights, masks = zip(*(before[j].model.unpack() for j in neighbourhood), strict=True)
         m_k = before[peer].next_mask.unpack()
         w_half = gossip_average(weights, masks, m_k)
         w_k = trainer.learn(w_half, m_k)
-        m_next = prune_and_regrow(w_k, m_k, trainer.gradient(w_k), prune_rate(1, 5, 0.5), live.layout)
+        m_next = prune_and_regrow(
+            w_k, m_k, trainer.gradient(w_k), prune_rate(1, 5, 0.5), live.layout
+        )
         found = second.steps[peer].state
         assert found.model.unpack()[0].equal(w_k)
         assert found.model.unpack()[1].equal(m_k)
@@ -99,13 +106,17 @@ def test_a_peers_seconds_are_those_of_its_training_not_of_its_evaluation(
     assert [step.report.seconds for step in only.steps.values()] == [1.0] * 3
 
 
-def test_the_order_in_which_peers_take_their_step_does_not_matter(make_context: MakeContext, run_all: RunAll) -> None:
+def test_the_order_in_which_peers_take_their_step_does_not_matter(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     context = make_context(peers=3, rounds=1)
     engine = ReversedEngine(context)
     backwards = run_from(context, initial_states(context), 0, engine)
     assert engine.order == ["002", "001", "000"]
     assert list(backwards.steps) == ["000", "001", "002"]
-    for one, other in zip(weights_of(backwards.steps), weights_of(run_all(context)[0].steps), strict=True):
+    for one, other in zip(
+        weights_of(backwards.steps), weights_of(run_all(context)[0].steps), strict=True
+    ):
         assert one.equal(other)
 
 
@@ -114,14 +125,18 @@ def test_finished_steps_are_not_repeated(make_context: MakeContext) -> None:
     states = initial_states(context)
     done = StepResult(Report(loss=42.0), state=states["001"])
     engine, reported = ReversedEngine(context), []
-    result = run_from(context, states, 0, engine, {"001": done}, lambda peer, step: reported.append(peer))
+    result = run_from(
+        context, states, 0, engine, {"001": done}, lambda peer, step: reported.append(peer)
+    )
     assert engine.order == ["002", "000"]
     assert sorted(reported) == ["000", "002"]
     assert result.steps["001"].state is done.state
     assert result.steps["001"].report is done.report
 
 
-def test_in_a_ring_of_four_every_peer_is_charged_for_two_messages_each_way(make_context: MakeContext) -> None:
+def test_in_a_ring_of_four_every_peer_is_charged_for_two_messages_each_way(
+    make_context: MakeContext,
+) -> None:
     context = make_context(peers=4, topology=Ring())
     states = initial_states(context)
     links = run_from(context, states, 0, ReversedEngine(context)).ledger.paper
@@ -139,7 +154,9 @@ def test_local_sends_nothing(make_context: MakeContext) -> None:
     assert not run_from(context, initial_states(context), 0, ReversedEngine(context)).ledger.wire
 
 
-def test_one_peer_at_density_1_is_local_training_bit_for_bit(make_context: MakeContext, run_all: RunAll) -> None:
+def test_one_peer_at_density_1_is_local_training_bit_for_bit(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     dispfl = run_all(make_context(peers=1, method=DisPFL(density=1.0), rounds=3))
     local = run_all(make_context(peers=1, method=Local(), rounds=3))
     for one, other in zip(dispfl, local, strict=True):
@@ -156,11 +173,17 @@ def test_at_density_1_the_mask_never_changes(make_context: MakeContext, run_all:
 
 def test_the_mask_changes_less_and_less(make_context: MakeContext, run_all: RunAll) -> None:
     rounds = run_all(make_context(method=DisPFL(density=0.3, regrow="random"), rounds=10))
-    changes = [sum(step.report.mask_change or 0 for step in round_.steps.values()) / 3 for round_ in rounds]
-    assert changes[0] > changes[5] > changes[9] > 0  # alpha_t falls; counts are rounded up, so never to nothing
+    changes = [
+        sum(step.report.mask_change or 0 for step in round_.steps.values()) / 3 for round_ in rounds
+    ]
+    assert (
+        changes[0] > changes[5] > changes[9] > 0
+    )  # alpha_t falls; counts are rounded up, so never to nothing
 
 
-def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_evaluated(make_context: MakeContext) -> None:
+def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_evaluated(
+    make_context: MakeContext,
+) -> None:
     context = make_context(topology=Full(offline_prob=1.0, offline="skip"))
     states = initial_states(context)
     result = run_from(context, states, 0, ReversedEngine(context))
@@ -175,7 +198,7 @@ def test_an_offline_peer_that_trains_does_what_it_would_do_alone(make_context: M
     context = make_context(topology=Full(offline_prob=1.0, offline="train"))
     states = initial_states(context)
     result = run_from(context, states, 0, ReversedEngine(context))
-    alone = peer_step(context, LiveModel(context.module()), PeerTask("001", 0), states["001"], {})
+    alone = peer_step(context, FlatModule(context.module()), PeerTask("001", 0), states["001"], {})
     assert weights_of(result.steps)[1].equal(alone.next_state.model.unpack()[0])
     assert not result.ledger.wire
 
@@ -196,7 +219,9 @@ def batch_norm_net() -> nn.Module:
 def with_broken_data(context: RunContext, peer: str) -> RunContext:
     """The context in which one peer's training inputs are nan."""
     data = context.peers[peer]
-    broken = PeerData(ResidentSamples(torch.full((20, 4), nan), torch.zeros(20, dtype=torch.int64)), data.test)
+    broken = PeerData(
+        ResidentSamples(torch.full((20, 4), nan), torch.zeros(20, dtype=torch.int64)), data.test
+    )
     return replace(context, peers={**context.peers, peer: broken})
 
 
@@ -209,27 +234,37 @@ def test_a_peer_whose_loss_is_nan_keeps_its_last_good_state_and_reports_it(
     for t, round_ in enumerate(rounds):
         step = round_.steps["001"]
         assert step.report.failure is not None
-        assert step.report.failure.startswith(f"Peer 001, round {t}: the training loss became infinite or nan")
+        assert step.report.failure.startswith(
+            f"Peer 001, round {t}: the training loss became infinite or nan"
+        )
         assert step.next_state.model.values.equal(first.model.values)
         assert step.report.loss is None
         assert step.report.score is not None
 
 
-def test_a_failing_peer_keeps_its_last_good_buffers(make_context: MakeContext, run_all: RunAll) -> None:
+def test_a_failing_peer_keeps_its_last_good_buffers(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     context = make_context(peers=2, model=batch_norm_net, rounds=1)
     steps = run_all(with_broken_data(context, "001"))[0].steps
     assert steps["001"].next_state.buffers["0.running_mean"].tolist() == [0.0] * 4
     assert steps["000"].next_state.buffers["0.running_mean"].count_nonzero() == 4
 
 
-def test_a_peer_that_fails_in_the_mask_search_is_evaluated_with_its_previous_model(make_context: MakeContext) -> None:
+def test_a_peer_that_fails_in_the_mask_search_is_evaluated_with_its_previous_model(
+    make_context: MakeContext,
+) -> None:
     losses = iter([1.0, 1.0, 1.0, nan])  # three batches to learn from, then the search
     task = Task(
-        loss=lambda outputs, _: (next(losses) if outputs.requires_grad else 1) * outputs.square().mean(),
-        metrics=(Metric(lambda outputs, labels: float(outputs.sum()), "sum", higher_is_better=True),),
+        loss=lambda outputs, _: (
+            (next(losses) if outputs.requires_grad else 1) * outputs.square().mean()
+        ),
+        metrics=(
+            Metric(lambda outputs, labels: float(outputs.sum()), "sum", higher_is_better=True),
+        ),
     )
     context = make_context(peers=1, model=batch_norm_net, task=task)
-    live, state = LiveModel(context.module()), initial_states(context)["000"]
+    live, state = FlatModule(context.module()), initial_states(context)["000"]
     idle = peer_step(context, live, PeerTask("000", 0, idle=True), state, {})
     failed = peer_step(context, live, PeerTask("000", 0), state, {})
     assert failed.report.failure is not None
@@ -238,7 +273,9 @@ def test_a_peer_that_fails_in_the_mask_search_is_evaluated_with_its_previous_mod
     assert failed.report.score == idle.report.score
 
 
-def test_the_others_continue_with_the_failing_peers_last_good_model(make_context: MakeContext, run_all: RunAll) -> None:
+def test_the_others_continue_with_the_failing_peers_last_good_model(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     rounds = run_all(with_broken_data(make_context(peers=3, rounds=2), "001"))
     for round_ in rounds:
         for peer in ("000", "002"):
@@ -247,27 +284,51 @@ def test_the_others_continue_with_the_failing_peers_last_good_model(make_context
     assert not weights_of(rounds[0].steps)[0].equal(weights_of(rounds[1].steps)[0])
 
 
-def test_the_last_round_is_evaluated_whatever_eval_every_is(make_context: MakeContext, run_all: RunAll) -> None:
+def test_the_last_round_is_evaluated_whatever_eval_every_is(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     rounds = run_all(make_context(eval_every=2, rounds=5))
-    assert [round_.steps["000"].report.score is not None for round_ in rounds] == [False, True, False, True, True]
-    assert [round_.steps["000"].report.mixed is not None for round_ in rounds] == [False, True, False, True, True]
+    assert [round_.steps["000"].report.score is not None for round_ in rounds] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
+    assert [round_.steps["000"].report.mixed is not None for round_ in rounds] == [
+        False,
+        True,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_peers_hear_the_states_of_the_previous_round(make_context: MakeContext) -> None:
-    """A peer that steps last hears what the first had published, not what it made of it."""
+    """A peer that steps last receives from what the first had published, not what it made of it."""
     context = make_context(peers=2, method=Copycat(), rounds=1)
     states = {
-        peer: replace(state, model=PackedModel.pack(torch.full((67,), float(k)), torch.ones(67, dtype=torch.bool)))
+        peer: replace(
+            state,
+            model=PackedModel.pack(torch.full((67,), float(k)), torch.ones(67, dtype=torch.bool)),
+        )
         for k, (peer, state) in enumerate(initial_states(context).items())
     }
     one, other = weights_of(run_from(context, states, 0, ReversedEngine(context)).steps)
     assert (float(one[0]), float(other[0])) == (1.0, 0.0)
 
 
-def test_a_peer_hears_the_peers_that_its_method_chooses_and_only_they_are_charged(make_context: MakeContext) -> None:
+def test_a_peer_hears_the_peers_that_its_method_chooses_and_only_they_are_charged(
+    make_context: MakeContext,
+) -> None:
     context = make_context(peers=4, method=Choosy(), rounds=1)
     result = run_from(context, initial_states(context), 0, ReversedEngine(context))
-    assert set(result.ledger.paper) == {("003", "000"), ("003", "001"), ("003", "002"), ("002", "003")}
+    assert set(result.ledger.paper) == {
+        ("003", "000"),
+        ("003", "001"),
+        ("003", "002"),
+        ("002", "003"),
+    }
 
 
 def test_a_peer_without_online_neighbours_chooses_nobody(
@@ -275,19 +336,33 @@ def test_a_peer_without_online_neighbours_chooses_nobody(
 ) -> None:
     context = make_context(peers=3, method=Choosy(), topology=Full(offline_prob=0.7), rounds=50)
     alone = next(t for t in range(50) if len(context.topology.online(0, t, context.roster)) == 1)
-    assert not run_from(context, initial_states(context), alone, ReversedEngine(context)).ledger.paper
+    assert not run_from(
+        context, initial_states(context), alone, ReversedEngine(context)
+    ).ledger.paper
 
 
-def test_a_global_model_is_evaluated_once_at_the_end_and_not_after_each_step(make_context: MakeContext) -> None:
+def test_a_global_model_is_evaluated_once_at_the_end_and_not_after_each_step(
+    make_context: MakeContext,
+) -> None:
     context = make_context(method=DPSGD(), eval_every=2, rounds=3)
     engine, scores = ReversedEngine(context), []
     states = initial_states(context)
-    for t, tasks in enumerate([3, 6, 6]):  # three steps, then three evaluations if the round is evaluated
+    for t, tasks in enumerate(
+        [3, 6, 6]
+    ):  # three steps, then three evaluations if the round is evaluated
         engine.order = []
-        result = run_from(context, states, t, engine, on_result=lambda peer, result: scores.append(result.report.score))
+        result = run_from(
+            context,
+            states,
+            t,
+            engine,
+            on_result=lambda peer, result: scores.append(result.report.score),
+        )
         assert len(engine.order) == tasks
         assert (result.evaluated is not None) == (tasks == 6)
-        assert all((step.report.score is not None) == (tasks == 6) for step in result.steps.values())
+        assert all(
+            (step.report.score is not None) == (tasks == 6) for step in result.steps.values()
+        )
         states = result.states
     assert scores == [None] * 9
 
@@ -297,7 +372,9 @@ class Choosy(Local):
 
     communicates = True
 
-    def choose(self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator) -> Sequence[str]:
+    def choose(
+        self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
+    ) -> Sequence[str]:
         return neighbourhood.neighbours[-1:]
 
 
@@ -306,6 +383,8 @@ class Copycat(Local):
 
     communicates = True
 
-    def step(self, peer: Trainer, state: PeerState, received: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         [model] = received.values()
         return PeerState(model, model.mask, state.buffers)

@@ -37,7 +37,9 @@ def trained_peers(round_: FinishedRound) -> set[str]:
     return {peer for peer, step in round_.steps.items() if step.report.loss is not None}
 
 
-@pytest.mark.parametrize("method", [FedAvg(cohort=3), Ditto(cohort=3), SubFedAvg(cohort=3)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(cohort=3), Ditto(cohort=3), SubFedAvg(cohort=3)], ids=lambda m: m.name
+)
 def test_only_the_cohort_trains_and_the_others_do_not_change(
     make_context: MakeContext, bits: Callable[[PeerState], dict[str, bytes]], method: FedAvg
 ) -> None:
@@ -53,21 +55,29 @@ def test_only_the_cohort_trains_and_the_others_do_not_change(
     assert all(step.report.score is not None for step in round_.steps.values())
 
 
-@pytest.mark.parametrize("method", [FedAvg(cohort=3), FedAvgFT(cohort=3), Ditto(cohort=3)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(cohort=3), FedAvgFT(cohort=3), Ditto(cohort=3)], ids=lambda m: m.name
+)
 def test_each_of_the_cohort_downloads_and_uploads_one_dense_model_and_the_server_is_the_busiest(
     make_context: MakeContext, run_all: RunAll, method: FedAvg
 ) -> None:
     context = make_context(peers=6, method=method)
     for t, round_ in enumerate(run_all(context)):
         cohort = method.pick(0, t, context.roster)
-        assert round_.ledger.paper == {link: DENSE for peer in cohort for link in ((SERVER, peer), (peer, SERVER))}
+        assert round_.ledger.paper == {
+            link: DENSE for peer in cohort for link in ((SERVER, peer), (peer, SERVER))
+        }
         busiest = round_.ledger.busiest()
         assert busiest.peer == SERVER
         assert busiest.paper == 3 * DENSE
-        assert busiest.wire == 3 * (DENSE + 28)  # a header; no mask, because everyone keeps everything
+        assert busiest.wire == 3 * (
+            DENSE + 28
+        )  # a header; no mask, because everyone keeps everything
 
 
-def test_subfedavgs_peers_are_charged_for_their_kept_weights(make_context: MakeContext, run_all: RunAll) -> None:
+def test_subfedavgs_peers_are_charged_for_their_kept_weights(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     method = SubFedAvg(cohort=10, prune=0.3, min_accuracy=0.0, min_change=0.0)
     first, second = run_all(make_context(method=method, train=Train(epochs=5, batch_size=4)))
     kept = {peer: step.next_state.model.mask.kept for peer, step in first.steps.items()}
@@ -92,10 +102,15 @@ def test_with_all_peers_offline_the_server_keeps_its_model_and_all_are_still_eva
 def with_broken_data(context: RunContext, *peers: str) -> RunContext:
     """The context in which some peers' training inputs are nan."""
     broken = ResidentSamples(torch.full((20, 4), nan), torch.zeros(20, dtype=torch.int64))
-    return replace(context, peers={p: PeerData(broken, d.test) if p in peers else d for p, d in context.peers.items()})
+    return replace(
+        context,
+        peers={p: PeerData(broken, d.test) if p in peers else d for p, d in context.peers.items()},
+    )
 
 
-@pytest.mark.parametrize("method", [FedAvg(cohort=10), Ditto(cohort=10), SubFedAvg(cohort=10)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(cohort=10), Ditto(cohort=10), SubFedAvg(cohort=10)], ids=lambda m: m.name
+)
 def test_a_failing_peer_sends_nothing_and_the_server_aggregates_the_others(
     make_context: MakeContext, run_all: RunAll, method: FedAvg
 ) -> None:
@@ -110,7 +125,9 @@ def test_a_failing_peer_sends_nothing_and_the_server_aggregates_the_others(
 
 
 def test_if_all_fail_the_server_keeps_its_model(make_context: MakeContext, run_all: RunAll) -> None:
-    context = with_broken_data(make_context(method=FedAvg(cohort=10), rounds=1), "000", "001", "002")
+    context = with_broken_data(
+        make_context(method=FedAvg(cohort=10), rounds=1), "000", "001", "002"
+    )
     [round_] = run_all(context)
     assert round_.server is not None
     assert round_.server.model.values.equal(initial_states(context)[SERVER].model.values)
@@ -132,7 +149,9 @@ def test_an_upload_of_the_last_round_in_a_checkpoint_is_not_used_in_the_next(
     assert resumed.steps["001"].next_state.upload is None
 
 
-def test_unequal_samples_reach_the_server_as_weights(make_context: MakeContext, run_all: RunAll) -> None:
+def test_unequal_samples_reach_the_server_as_weights(
+    make_context: MakeContext, run_all: RunAll
+) -> None:
     seen: list[Mapping[str, int]] = []
 
     class Watched(FedAvg):
@@ -149,9 +168,14 @@ def test_unequal_samples_reach_the_server_as_weights(make_context: MakeContext, 
 
 
 def flops(method: Method, net: Callable[[], nn.Module], points: Points) -> tuple[float, float]:
-    """A peer's and the federation's operations in round 0 of four peers with 20 samples each, at 5 epochs."""
+    """A peer's and the federation's operations in round 0 of four peers with 20 samples each, at 5
+    epochs."""
     peers = [(points(20, which), points(10, 1000 + which)) for which in range(4)]
-    [record] = Federation(net, peers, method, Full(), train=Train(epochs=5, batch_size=8), workers=1).run(1).metrics
+    [record] = (
+        Federation(net, peers, method, Full(), train=Train(epochs=5, batch_size=8), workers=1)
+        .run(1)
+        .metrics
+    )
     return record["flops_per_peer"], record["flops_total"]
 
 
@@ -160,7 +184,15 @@ FORWARD = 2 * 4 * 8 + 8 + 2 * 8 * 3 + 3
 
 @pytest.mark.parametrize(
     "method",
-    [Local(), FedAvg(cohort=10), FedAvgFT(cohort=10), Ditto(cohort=10), DPSGD(), DPSGDFT(), SubFedAvg(cohort=10)],
+    [
+        Local(),
+        FedAvg(cohort=10),
+        FedAvgFT(cohort=10),
+        Ditto(cohort=10),
+        DPSGD(),
+        DPSGDFT(),
+        SubFedAvg(cohort=10),
+    ],
     ids=lambda m: m.name,
 )
 def test_a_peers_round_costs_the_same_in_all_dense_methods(
@@ -175,7 +207,9 @@ def test_fedfomo_trains_on_nine_tenths_of_the_data_and_costs_accordingly(
     assert flops(FedFOMO(), net, points)[0] == 3 * 5 * 18 * FORWARD
 
 
-@pytest.mark.parametrize("method", [FedAvg(cohort=1), Ditto(cohort=1), SubFedAvg(cohort=1)], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(cohort=1), Ditto(cohort=1), SubFedAvg(cohort=1)], ids=lambda m: m.name
+)
 def test_the_federations_total_counts_the_cohort_only(
     method: Method, net: Callable[[], nn.Module], points: Points
 ) -> None:

@@ -1,4 +1,5 @@
-"""Callbacks see the run so far as a copy, and may stop it; early stopping follows from the metrics alone."""
+"""Callbacks see the run so far as a copy, and may stop it; early stopping follows from the metrics
+alone."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +19,7 @@ QUICK = Train(epochs=1, batch_size=8)
 
 @pytest.fixture
 def federation(net: Callable[[], nn.Module], points: Points) -> Callable[..., Federation]:
-    """`federation(method, ...)`: three tiny peers that all hear each other."""
+    """`federation(method, ...)`: three tiny peers that all receive from each other."""
 
     def make(method: Any = "dispfl", **changes: Any) -> Federation:
         peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
@@ -36,7 +37,9 @@ def stop_after(rounds: int) -> Callable[[Run], None]:
 
 
 @pytest.mark.parametrize("method", ["dispfl", "fedavg", "dpsgd"])
-def test_a_callback_sees_the_models_of_the_round(method: str, federation: Callable[..., Federation]) -> None:
+def test_a_callback_sees_the_models_of_the_round(
+    method: str, federation: Callable[..., Federation]
+) -> None:
     inputs, seen = torch.ones(2, 4), list[Tensor]()
     run = federation(method).run(2, on_round=lambda run: seen.append(run.model(1)(inputs)))
     assert len(seen) == 2
@@ -48,7 +51,9 @@ def test_what_a_callback_changes_stays_with_it(federation: Callable[..., Federat
     def spoil(run: Run) -> None:
         run.states["000"].model.values.fill_(7.0)
         run.personal["001"].model.values.fill_(7.0)
-        run.masks(0)["0.weight" if "0.weight" in run.masks(0) else next(iter(run.masks(0)))].fill_(False)
+        run.masks(0)["0.weight" if "0.weight" in run.masks(0) else next(iter(run.masks(0)))].fill_(
+            False
+        )
         run.metrics[-1]["scores"]["accuracy"]["mean"] = 7.0
         run.metrics[-1]["scores"]["accuracy"]["per_peer"][0] = 7.0
         assert isinstance(run.config, dict)
@@ -100,7 +105,9 @@ def test_all_callbacks_are_called_and_stopping_in_the_last_round_changes_nothing
     assert "stopped" not in run.summary
 
 
-def test_an_interrupted_run_is_not_finished(federation: Callable[..., Federation], tmp_path: Path) -> None:
+def test_an_interrupted_run_is_not_finished(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
     """A stopped run that is continued and then killed is unfinished again."""
 
     def interrupt(run: Run) -> None:
@@ -135,7 +142,11 @@ def records(name: str, *means: float | None) -> RoundRecords:
     main = {"higher_is_better": name == "accuracy", "format": ".3f", "std": 0.0, "per_peer": []}
     return RoundRecords(
         [
-            {"round": t, "metric": name, "scores": {} if mean is None else {name: main | {"mean": mean}}}
+            {
+                "round": t,
+                "metric": name,
+                "scores": {} if mean is None else {name: main | {"mean": mean}},
+            }
             | {"validation": None if mean is None else {"mean": mean}}
             for t, mean in enumerate(means)
         ],
@@ -146,19 +157,43 @@ def records(name: str, *means: float | None) -> RoundRecords:
 @pytest.mark.parametrize(
     ("rule", "main", "means", "stops"),
     [
-        (EarlyStopping(2), "accuracy", (0.5, 0.6, 0.6), False),  # one evaluation without improvement
+        (
+            EarlyStopping(2),
+            "accuracy",
+            (0.5, 0.6, 0.6),
+            False,
+        ),  # one evaluation without improvement
         (EarlyStopping(2), "accuracy", (0.5, 0.6, 0.6, 0.5), True),
-        (EarlyStopping(2), "accuracy", (0.5, 0.6, None, 0.6, None), False),  # rounds without evaluation do not count
+        (
+            EarlyStopping(2),
+            "accuracy",
+            (0.5, 0.6, None, 0.6, None),
+            False,
+        ),  # rounds without evaluation do not count
         (EarlyStopping(2), "accuracy", (0.5, 0.6, None, 0.6, None, 0.6), True),
         (EarlyStopping(2, min_delta=0.2), "accuracy", (0.5, 0.6, 0.65), True),
-        (EarlyStopping(2, min_delta=0.2), "accuracy", (0.5, 0.6, 0.75), False),  # 0.25 better than 0.5
+        (
+            EarlyStopping(2, min_delta=0.2),
+            "accuracy",
+            (0.5, 0.6, 0.75),
+            False,
+        ),  # 0.25 better than 0.5
         (EarlyStopping(2), "rmse", (0.5, 0.4, 0.3), False),  # a lower one is better
         (EarlyStopping(2), "rmse", (0.5, 0.6, 0.5), True),
-        (EarlyStopping(2, "rmse"), "rmse", (0.5, 0.6, 0.5), True),  # on test data, because it is named
+        (
+            EarlyStopping(2, "rmse"),
+            "rmse",
+            (0.5, 0.6, 0.5),
+            True,
+        ),  # on test data, because it is named
     ],
 )
 def test_early_stopping_counts_evaluations_without_improvement(
-    rule: EarlyStopping, main: str, means: tuple[float | None, ...], stops: bool, net: Callable[[], nn.Module]
+    rule: EarlyStopping,
+    main: str,
+    means: tuple[float | None, ...],
+    stops: bool,
+    net: Callable[[], nn.Module],
 ) -> None:
     run = Run({}, records(main, *means), {}, {}, net)
     if stops:
@@ -185,7 +220,9 @@ def test_early_stopping_stops_a_run_and_a_resumed_run_in_the_same_round(
     assert len(fed.run(9, on_round=rule, resume=True).metrics) == 3
 
 
-def test_early_stopping_never_uses_test_data_unasked(federation: Callable[..., Federation], tmp_path: Path) -> None:
+def test_early_stopping_never_uses_test_data_unasked(
+    federation: Callable[..., Federation], tmp_path: Path
+) -> None:
     sentence = "EarlyStopping watches validation data, and these peers have none: give them"
     with pytest.raises(ConfigError, match=sentence):
         federation().run(2, on_round=EarlyStopping(), out=tmp_path / "run")
@@ -194,10 +231,14 @@ def test_early_stopping_never_uses_test_data_unasked(federation: Callable[..., F
         Experiment(peers=2, rounds=1).run(on_round=EarlyStopping())
 
 
-def test_early_stopping_watches_validation_data(net: Callable[[], nn.Module], points: Points) -> None:
+def test_early_stopping_watches_validation_data(
+    net: Callable[[], nn.Module], points: Points
+) -> None:
     """No mean can improve by 2, so the first evaluation stays the best."""
     peers = [(points(20, k), points(10, 500 + k), points(10, 1000 + k)) for k in range(3)]
-    run = Federation(net, peers, train=QUICK, workers=1).run(9, on_round=EarlyStopping(2, min_delta=2.0))
+    run = Federation(net, peers, train=QUICK, workers=1).run(
+        9, on_round=EarlyStopping(2, min_delta=2.0)
+    )
     first = run.metrics[0]["validation"]["mean"]
     assert run.summary["stopped"] == f"validation has not improved on {first:.3f} in 2 evaluations"
     assert len(run.metrics) == 3
@@ -206,10 +247,22 @@ def test_early_stopping_watches_validation_data(net: Callable[[], nn.Module], po
 def test_a_metric_that_does_not_exist_and_a_callback_that_is_no_function_are_sentences(
     federation: Callable[..., Federation],
 ) -> None:
-    with pytest.raises(ConfigError, match=r"EarlyStopping\(metric='acuracy'\): .*there are accuracy, validation"):
+    with pytest.raises(
+        ConfigError, match=r"EarlyStopping\(metric='acuracy'\): .*there are accuracy, validation"
+    ):
         federation().run(2, on_round=EarlyStopping(metric="acuracy"))
-    for key in ("busiest", "failures", "seconds", "traffic"):  # in the record, but no metric of the peers
-        with pytest.raises(ConfigError, match=rf"EarlyStopping\(metric='{key}'\): there is no such metric; there are"):
+    for key in (
+        "busiest",
+        "failures",
+        "seconds",
+        "traffic",
+    ):  # in the record, but no metric of the peers
+        with pytest.raises(
+            ConfigError,
+            match=rf"EarlyStopping\(metric='{key}'\): there is no such metric; there are",
+        ):
             federation().run(2, on_round=EarlyStopping(metric=key))
-    with pytest.raises(ConfigError, match="`on_round` must be a function of the run, or a list of them, got 3"):
+    with pytest.raises(
+        ConfigError, match="`on_round` must be a function of the run, or a list of them, got 3"
+    ):
         federation(on_round=3)

@@ -12,11 +12,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.task import Report
 from dispfl.errors import DamagedError, RunError
-from dispfl.methods.base import PeerState, fresh_state
+from dispfl.methods.base import PeerState, initial_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import StepResult
 from dispfl.runs import checkpoint
@@ -28,8 +28,12 @@ def a_step(which: int, size: int = 11) -> StepResult:
     rng = torch.Generator().manual_seed(which)
     mask, next_mask = torch.rand(2, size, generator=rng) < 0.5
     model = PackedModel.pack(torch.randn(size, generator=rng), mask)
-    state = PeerState(model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))})
-    report = Report(scores={"accuracy": which / 7}, loss=0.1, failure="Peer 001 failed." if which else None)
+    state = PeerState(
+        model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))}
+    )
+    report = Report(
+        scores={"accuracy": which / 7}, loss=0.1, failure="Peer 001 failed." if which else None
+    )
     return StepResult(report, state=state)
 
 
@@ -58,7 +62,9 @@ def saved(tmp_path: Path) -> Checkpoints:
 
 def files(checkpoints: Checkpoints) -> list[str]:
     return sorted(
-        path.relative_to(checkpoints.folder).as_posix() for path in checkpoints.folder.rglob("*") if path.is_file()
+        path.relative_to(checkpoints.folder).as_posix()
+        for path in checkpoints.folder.rglob("*")
+        if path.is_file()
     )
 
 
@@ -118,7 +124,7 @@ def test_two_quick_peers_make_one_part_and_are_restored_bit_for_bit(saved: Check
 
 def test_a_mask_that_is_also_the_next_mask_stays_one_object(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
-    state = fresh_state(torch.randn(9), torch.ones(9, dtype=torch.bool))
+    state = initial_state(torch.randn(9), torch.ones(9, dtype=torch.bool))
     checkpoints.add(0, "000", StepResult(Report(), state=state))
     checkpoints.complete(0)
     state = checkpoints.load(1)["000"].next_state
@@ -141,7 +147,9 @@ def test_steps_that_were_not_flushed_are_not_on_the_disk(tmp_path: Path) -> None
     assert checkpoints.finished_rounds() == []
 
 
-def test_after_the_time_limit_each_peer_makes_a_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_the_time_limit_each_peer_makes_a_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(checkpoint, "SECONDS_BETWEEN_PARTS", 0.0)
     checkpoints = Checkpoints(tmp_path)
     for k in range(3):
@@ -179,7 +187,9 @@ def test_only_the_last_two_of_five_rounds_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("survivor", ["part-000.safetensors", "complete.json", None])
-def test_the_next_round_deletes_what_a_killed_deletion_left(tmp_path: Path, survivor: str | None) -> None:
+def test_the_next_round_deletes_what_a_killed_deletion_left(
+    tmp_path: Path, survivor: str | None
+) -> None:
     checkpoints = Checkpoints(tmp_path)
     for t in range(4):
         checkpoints.add(t, "000", a_step(t))
@@ -208,7 +218,9 @@ def test_a_complete_round_that_lost_a_part_is_damaged(saved: Checkpoints) -> Non
 def test_a_complete_round_with_an_invalid_list_of_parts_is_damaged(saved: Checkpoints) -> None:
     for content in ("", "[]", "{}", '{"parts": 3}', '{"parts": [], "version": "new"}'):
         (saved.folder / "round-000001/complete.json").write_text(content)
-        assert damage(saved).startswith(f"The checkpoint {saved.folder / 'round-000001'} is damaged (")
+        assert damage(saved).startswith(
+            f"The checkpoint {saved.folder / 'round-000001'} is damaged ("
+        )
 
 
 @pytest.mark.parametrize(
@@ -219,11 +231,16 @@ def test_a_complete_round_with_an_invalid_list_of_parts_is_damaged(saved: Checkp
         ("000/mask", torch.zeros(1, dtype=torch.uint8)),
     ],
 )
-def test_other_tensors_than_those_written_are_damage(saved: Checkpoints, name: str, tensor: torch.Tensor) -> None:
+def test_other_tensors_than_those_written_are_damage(
+    saved: Checkpoints, name: str, tensor: torch.Tensor
+) -> None:
     part = saved.folder / "round-000001/part-000.safetensors"
     tensors, header = contents(part)
     part.write_bytes(safetensors.torch.save(tensors | {name: tensor}, header))
-    assert damage(saved) == f"The checkpoint {part} is damaged (the digest of peer 000 does not match)."
+    assert (
+        damage(saved)
+        == f"The checkpoint {part} is damaged (the digest of peer 000 does not match)."
+    )
 
 
 def test_a_part_without_its_header_or_a_tensor_is_damaged(saved: Checkpoints) -> None:
@@ -233,7 +250,10 @@ def test_a_part_without_its_header_or_a_tensor_is_damaged(saved: Checkpoints) ->
     assert damage(saved).startswith(f"The checkpoint {part} is damaged (")
     del tensors["001/mask"]
     part.write_bytes(safetensors.torch.save(tensors, header))
-    assert damage(saved) == f"The checkpoint {part} is damaged (the digest of peer 001 does not match)."
+    assert (
+        damage(saved)
+        == f"The checkpoint {part} is damaged (the digest of peer 001 does not match)."
+    )
 
 
 def test_no_flipped_bit_goes_unnoticed(saved: Checkpoints) -> None:
@@ -252,9 +272,12 @@ def test_no_flipped_bit_goes_unnoticed(saved: Checkpoints) -> None:
 
 
 def test_the_units_of_masks_belong_to_the_digest(tmp_path: Path) -> None:
-    network, method = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), DisPFL(structure="channels")
+    network, method = (
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)),
+        DisPFL(structure="channels"),
+    )
     layout = method.layout(network, lambda: torch.zeros(2, 4))
-    state = method.start(LiveModel(network).read(), layout, 0.5, seed=0, peer="000")
+    state = method.start(FlatModule(network).read(), layout, 0.5, seed=0, peer="000")
     checkpoints = Checkpoints(tmp_path)
     checkpoints.add(0, "000", StepResult(Report(), state=state))
     checkpoints.complete(0)
@@ -262,7 +285,10 @@ def test_the_units_of_masks_belong_to_the_digest(tmp_path: Path) -> None:
     part = tmp_path / "round-000001/part-000.safetensors"
     tensors, header = contents(part)
     part.write_bytes(safetensors.torch.save(tensors, header | {"units": header["units"] + " "}))
-    assert damage(checkpoints) == f"The checkpoint {part} is damaged (the digest of peer 000 does not match)."
+    assert (
+        damage(checkpoints)
+        == f"The checkpoint {part} is damaged (the digest of peer 000 does not match)."
+    )
 
 
 def test_other_peers_are_read_from_a_part_in_which_one_is_damaged(saved: Checkpoints) -> None:
@@ -273,7 +299,8 @@ def test_other_peers_are_read_from_a_part_in_which_one_is_damaged(saved: Checkpo
 
 
 @pytest.mark.parametrize(
-    ("version", "fix"), [(None, "Resume with the dispfl that wrote it"), ("1", "Resume with"), ("3", "Upgrade dispfl")]
+    ("version", "fix"),
+    [(None, "Resume with the dispfl that wrote it"), ("1", "Resume with"), ("3", "Upgrade dispfl")],
 )
 @pytest.mark.parametrize("where", ["part-000.safetensors", "complete.json"])
 def test_another_version_of_the_format_is_refused_by_name(
@@ -289,11 +316,16 @@ def test_another_version_of_the_format_is_refused_by_name(
         tensors, header = contents(file)
         del header["version"]
         file.write_bytes(safetensors.torch.save(tensors, header | given))
-    beginning = f"The checkpoint {file} has version {version or 1} of the format; this dispfl reads version 2. {fix}"
+    beginning = (
+        f"The checkpoint {file} has version {version or 1} of the format; this dispfl reads version"
+        f" 2. {fix}"
+    )
     assert refusal(saved).startswith(beginning)
 
 
-def test_a_report_with_a_field_of_another_dispfl_is_refused_and_not_called_damaged(saved: Checkpoints) -> None:
+def test_a_report_with_a_field_of_another_dispfl_is_refused_and_not_called_damaged(
+    saved: Checkpoints,
+) -> None:
     part = saved.folder / "round-000001/part-000.safetensors"
     tensors, header = contents(part)
     peers = json.loads(header["peers"])
@@ -310,18 +342,23 @@ def test_a_report_with_a_field_of_another_dispfl_is_refused_and_not_called_damag
 def test_too_many_open_files_are_not_damage(saved: Checkpoints) -> None:
     with pytest.raises(RunError) as caught, no_more_open_files():
         saved.load(1)
-    assert str(caught.value) == (
-        f"The checkpoint {saved.folder / 'round-000001/complete.json'} cannot be read: Too many open files. Nothing "
-        "was changed; mend the cause and start again."
+    assert (
+        str(caught.value)
+        == f"The checkpoint {saved.folder / 'round-000001/complete.json'} cannot be read: Too many"
+        " open files. Nothing was changed; mend the cause and start again."
     )
     assert files(saved) == ["round-000001/complete.json", "round-000001/part-000.safetensors"]
 
 
 def test_missing_rights_are_not_damage(saved: Checkpoints) -> None:
-    (saved.folder / "round-000001").chmod(0o700)  # also where others may enter the folder of the test
+    (saved.folder / "round-000001").chmod(
+        0o700
+    )  # also where others may enter the folder of the test
     with as_another_user():
         for read in (lambda: saved.load(1), saved.finished_rounds):
-            with pytest.raises(RunError, match=r"cannot be read: Permission denied\. Nothing was changed") as caught:
+            with pytest.raises(
+                RunError, match=r"cannot be read: Permission denied\. Nothing was changed"
+            ) as caught:
                 read()
             assert not isinstance(caught.value, DamagedError)
     assert files(saved) == ["round-000001/complete.json", "round-000001/part-000.safetensors"]
@@ -339,7 +376,9 @@ def test_a_folder_in_the_place_of_a_part_is_not_damage(saved: Checkpoints) -> No
     part = saved.folder / "round-000001/part-000.safetensors"
     part.unlink()
     part.mkdir()
-    assert "part-000.safetensors cannot be read: Is a directory. Nothing was changed" in refusal(saved)
+    assert "part-000.safetensors cannot be read: Is a directory. Nothing was changed" in refusal(
+        saved
+    )
 
 
 def test_damaged_checkpoints_are_kept_under_another_name_whatever_follows(tmp_path: Path) -> None:

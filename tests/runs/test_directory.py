@@ -32,7 +32,10 @@ def refusal(path: Path) -> str:
 
 def test_a_new_directory_has_its_config_and_no_other_visible_file(run: RunDirectory) -> None:
     assert sorted(entry.name for entry in run.path.iterdir()) == [".lock", "config.toml"]
-    assert read_config(run.path) == {"rounds": 2, "method": {"name": "dispfl", "density": [0.2, 0.5]}}
+    assert read_config(run.path) == {
+        "rounds": 2,
+        "method": {"name": "dispfl", "density": [0.2, 0.5]},
+    }
     assert read_metrics(run.path) == []
     assert read_summary(run.path) is None
 
@@ -46,8 +49,10 @@ def test_missing_parents_are_created_and_hidden_files_are_ignored(tmp_path: Path
 
 
 def test_an_existing_run_is_refused_with_how_to_resume_it(run: RunDirectory) -> None:
-    assert refusal(run.path) == (
-        f"The run directory {run.path} exists already. Resume it (--resume {run.path}), or choose another (--out)."
+    assert (
+        refusal(run.path)
+        == f"The run directory {run.path} exists already. Resume it (--resume {run.path}), or"
+        " choose another (--out)."
     )
 
 
@@ -89,7 +94,9 @@ def test_a_config_that_is_not_toml_is_a_sentence(run: RunDirectory) -> None:
 def test_a_directory_is_locked_until_it_is_closed(run: RunDirectory) -> None:
     with pytest.raises(RunError) as caught:
         RunDirectory.open(run.path)
-    assert str(caught.value) == f"Another process is using {run.path}; wait for it or stop it first."
+    assert (
+        str(caught.value) == f"Another process is using {run.path}; wait for it or stop it first."
+    )
     run.close()
     RunDirectory.open(run.path).close()
 
@@ -109,7 +116,8 @@ def test_a_claimed_directory_is_locked_and_removed_again_without_a_config(tmp_pa
 def test_a_lock_on_a_file_that_was_removed_meanwhile_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another process gives the directory up between our opening of its lock file and our locking of it."""
+    """Another process gives the directory up between our opening of its lock file and our locking
+    of it."""
     flock, moments = fcntl.flock, iter([True])
 
     def remove_then_lock(file: Any, how: int) -> None:
@@ -162,7 +170,9 @@ def test_a_truncated_last_line_is_ignored(run: RunDirectory) -> None:
     assert len(read_metrics(run.path)) == 2
 
 
-@pytest.mark.parametrize("odd", [b'{"round": 0}', b"[]", b"3", b"\xff\xfe", b'{"loss": 1}', b'{"round": "2"}'])
+@pytest.mark.parametrize(
+    "odd", [b'{"round": 0}', b"[]", b"3", b"\xff\xfe", b'{"loss": 1}', b'{"round": "2"}']
+)
 def test_lines_that_are_not_a_later_round_are_skipped(run: RunDirectory, odd: bytes) -> None:
     (run.path / "metrics.jsonl").write_bytes(b'{"round": 0}\n' + odd + b'\n{"round": 1}\n')
     assert read_metrics(run.path) == [{"round": 0}, {"round": 1}]
@@ -171,7 +181,9 @@ def test_lines_that_are_not_a_later_round_are_skipped(run: RunDirectory, odd: by
 def test_only_a_site_may_have_missed_rounds(run: RunDirectory) -> None:
     (run.path / "metrics.jsonl").write_bytes(b'{"round": 0}\n{"round": 3}\n{"round": 2}\n')
     assert read_metrics(run.path) == [{"round": 0}, {"round": 3}]
-    with pytest.raises(RunError, match=r"has 2 lines, but 4 rounds are finished: lines were lost\."):
+    with pytest.raises(
+        RunError, match=r"has 2 lines, but 4 rounds are finished: lines were lost\."
+    ):
         run.truncate_metrics(4)
     assert run.truncate_metrics(4, gaps=True) == [{"round": 0}, {"round": 3}]
 
@@ -191,8 +203,9 @@ def test_lost_lines_are_refused_and_nothing_is_changed(run: RunDirectory) -> Non
     before = (run.path / "metrics.jsonl").read_bytes()
     with pytest.raises(RunError) as caught:
         run.truncate_metrics(2)
-    assert str(caught.value) == (
-        f"{run.path / 'metrics.jsonl'} has 1 lines, but 2 rounds are finished: lines were lost. "
+    assert (
+        str(caught.value)
+        == f"{run.path / 'metrics.jsonl'} has 1 lines, but 2 rounds are finished: lines were lost. "
         "Restore the file, or start the run again."
     )
     assert (run.path / "metrics.jsonl").read_bytes() == before

@@ -1,4 +1,5 @@
-"""A finished run is extended to more rounds, and nothing tells it from a run that had been started with so many."""
+"""A finished run is extended to more rounds, and nothing tells it from a run that had been started
+with so many."""
 
 import shutil
 from pathlib import Path
@@ -31,7 +32,10 @@ Outcome = tuple[list[str], list[dict[str, Any]]]
 def result(path: Path) -> Outcome:
     summary, timed = read_summary(path), ("seconds", "peer_seconds")
     assert summary is not None
-    records = [{key: value for key, value in record.items() if key not in timed} for record in read_metrics(path)]
+    records = [
+        {key: value for key, value in record.items() if key not in timed}
+        for record in read_metrics(path)
+    ]
     return summary["weights_sha256"], records
 
 
@@ -42,20 +46,31 @@ def result(path: Path) -> Outcome:
         ["method=fedavg-ft", "method.tune_epochs=1", "method.tune_every=2"],
         ["method=dpsgd", "eval_every=2"],
         ["method=subfedavg", "eval_every=2"],
-        ["method=local", "eval_every=2", "train.schedule=step", "train.lr_step=2", "train.warmup=1"],
+        [
+            "method=local",
+            "eval_every=2",
+            "train.schedule=step",
+            "train.lr_step=2",
+            "train.warmup=1",
+        ],
         ["method.horizon=4", "eval_every=2", "train.momentum=0.9", "train.keep_moments=true"],
         ["method.horizon=2", "method.structure=channels", "eval_every=2"],
     ],
     ids=" ".join,
 )
-def test_three_rounds_extended_to_five_are_a_run_of_five(tmp_path: Path, settings: list[str]) -> None:
-    """With eval_every=2 the third round is evaluated only while it is the last: it is repeated without that."""
+def test_three_rounds_extended_to_five_are_a_run_of_five(
+    tmp_path: Path, settings: list[str]
+) -> None:
+    """With eval_every=2 the third round is evaluated only while it is the last: it is repeated
+    without that."""
     run_experiment(compose({}, [*TINY, *settings, "rounds=5"]), tmp_path / "whole")
     run_experiment(compose({}, [*TINY, *settings, "rounds=3"]), tmp_path / "run")
     assert len(result(tmp_path / "run")[1]) == 3
     ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run()
     assert result(tmp_path / "run") == result(tmp_path / "whole")
-    assert (tmp_path / "run/config.toml").read_text() == (tmp_path / "whole/config.toml").read_text()
+    assert (tmp_path / "run/config.toml").read_text() == (
+        tmp_path / "whole/config.toml"
+    ).read_text()
 
 
 def test_a_stop_at_any_round_of_an_extension_loses_nothing(tmp_path: Path) -> None:
@@ -81,7 +96,9 @@ def test_a_stop_at_any_round_of_an_extension_loses_nothing(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("method", ["local", "dpsgd"])
-def test_a_run_stopped_in_its_last_round_and_then_extended_is_the_longer_run(tmp_path: Path, method: str) -> None:
+def test_a_run_stopped_in_its_last_round_and_then_extended_is_the_longer_run(
+    tmp_path: Path, method: str
+) -> None:
     """The steps that were finished had been evaluated, because theirs was the last round."""
     settings = [*TINY, f"method={method}", "eval_every=3"]
     run_experiment(compose({}, [*settings, "rounds=3"]), tmp_path / "whole")
@@ -93,7 +110,9 @@ def test_a_run_stopped_in_its_last_round_and_then_extended_is_the_longer_run(tmp
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        ExperimentRun.create(compose({}, [*settings, "rounds=1"]), tmp_path / "run").run(RunCallbacks(step=stop))
+        ExperimentRun.create(compose({}, [*settings, "rounds=1"]), tmp_path / "run").run(
+            RunCallbacks(step=stop)
+        )
     ExperimentRun.resume(tmp_path / "run", ["rounds=3"]).run()
     assert result(tmp_path / "run") == result(tmp_path / "whole")
 
@@ -106,13 +125,17 @@ def test_the_last_round_is_not_given_up_where_the_one_before_it_is_damaged(
     run_experiment(compose({}, [*settings, "rounds=3"]), tmp_path / "run")
     (tmp_path / "run/checkpoints/round-000002/part-000.safetensors").write_bytes(b"torn")
     rounds = []
-    ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run(RunCallbacks(round=lambda m: rounds.append(m["round"])))
+    ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run(
+        RunCallbacks(round=lambda m: rounds.append(m["round"]))
+    )
     assert rounds == [3, 4]
     assert "round-000002.damaged" in caplog.text
     assert result(tmp_path / "run")[0] == result(tmp_path / "whole")[0]
 
 
-def test_a_run_stopped_between_the_two_steps_of_an_extension_is_that_of_before(tmp_path: Path) -> None:
+def test_a_run_stopped_between_the_two_steps_of_an_extension_is_that_of_before(
+    tmp_path: Path,
+) -> None:
     """The summary goes first, then the config is replaced."""
     path = tmp_path / "run"
     run_experiment(compose({}, [*TINY, "method=local", "rounds=2"]), path)
@@ -125,8 +148,19 @@ def test_a_run_stopped_between_the_two_steps_of_an_extension_is_that_of_before(t
 @pytest.mark.parametrize(
     ("settings", "rounds", "sentence"),
     [
-        ([], 5, r"rounds=2, got 5 \(the prune rate depends on it, unless method.horizon is set\)\. Omit it, or"),
-        (["method=local", "train.schedule=cosine"], 5, r"\(the learning rate of train.schedule=cosine depends on it\)"),
+        (
+            [],
+            5,
+            (
+                r"rounds=2, got 5 \(the prune rate depends on it, unless method.horizon is set\)\."
+                r" Omit it, or"
+            ),
+        ),
+        (
+            ["method=local", "train.schedule=cosine"],
+            5,
+            r"\(the learning rate of train.schedule=cosine depends on it\)",
+        ),
         (["method=local"], 1, r"rounds=2, got 1 \(a run can only be extended\)"),
     ],
 )
@@ -155,7 +189,11 @@ def test_a_comparison_with_more_rounds_extends_its_runs(tmp_path: Path) -> None:
 
 
 def test_the_horizon_of_all_rounds_is_the_default_and_masks_rest_after_it(tmp_path: Path) -> None:
-    for name, settings in {"default": [], "all": ["method.horizon=4"], "short": ["method.horizon=2"]}.items():
+    for name, settings in {
+        "default": [],
+        "all": ["method.horizon=4"],
+        "short": ["method.horizon=2"],
+    }.items():
         run_experiment(compose({}, [*TINY, *settings, "rounds=4"]), tmp_path / name)
     assert result(tmp_path / "default") == result(tmp_path / "all")
     changes = [record["mask_change"]["mean"] for record in read_metrics(tmp_path / "short")]
@@ -170,11 +208,19 @@ def federation(out: Path, method: Method, **options: Any) -> Federation:
 
     pairs = [(points(k), points(10 + k)) for k in range(3)]
     return Federation(
-        lambda: nn.Linear(4, 3), pairs, method, train=Train(epochs=1, batch_size=4), out=out, workers=1, **options
+        lambda: nn.Linear(4, 3),
+        pairs,
+        method,
+        train=Train(epochs=1, batch_size=4),
+        out=out,
+        workers=1,
+        **options,
     )
 
 
-@pytest.mark.parametrize("method", [FedAvg(cohort=2), DisPFL(horizon=3)], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", [FedAvg(cohort=2), DisPFL(horizon=3)], ids=lambda method: method.name
+)
 def test_python_extends_a_run_too(tmp_path: Path, method: Method) -> None:
     federation(tmp_path / "whole", method, eval_every=2).run(rounds=5)
     federation(tmp_path / "run", method, eval_every=2).run(rounds=3)
@@ -187,6 +233,7 @@ def test_python_extends_a_run_too(tmp_path: Path, method: Method) -> None:
 def test_python_refuses_what_the_command_line_refuses(tmp_path: Path) -> None:
     federation(tmp_path / "run", DisPFL()).run(rounds=2)
     with pytest.raises(
-        ConfigError, match=r"rounds = 2, got 4 \(the prune rate depends on it, unless method.horizon is"
+        ConfigError,
+        match=r"rounds = 2, got 4 \(the prune rate depends on it, unless method.horizon is",
     ):
         federation(tmp_path / "run", DisPFL()).run(rounds=4, resume=True)

@@ -50,14 +50,17 @@ def test_the_temporary_file_of_a_killed_write_is_overwritten(tmp_path: Path) -> 
     assert names(tmp_path) == ["a.txt"]
 
 
-def test_no_space_for_the_new_content_keeps_the_old_and_leaves_no_temporary_file(tmp_path: Path) -> None:
+def test_no_space_for_the_new_content_keeps_the_old_and_leaves_no_temporary_file(
+    tmp_path: Path,
+) -> None:
     file = tmp_path / "a.txt"
     write_atomically(file, b"old")
     with files_of_at_most(1000), pytest.raises(RunError) as caught:
         write_atomically(file, b"x" * 1001)
-    assert str(caught.value) == (
-        f"The disk is full: {file} could not be written. Everything saved before is intact; free some space "
-        "and start again; a run is resumed with --resume."
+    assert (
+        str(caught.value)
+        == f"The disk is full: {file} could not be written. Everything saved before is intact; free"
+        " some space and start again; a run is resumed with --resume."
     )
     assert file.read_bytes() == b"old"
     assert names(tmp_path) == ["a.txt"]
@@ -96,7 +99,10 @@ def test_a_truncated_line_does_not_absorb_the_next_one(tmp_path: Path) -> None:
 def test_appending_to_a_full_disk_is_a_sentence() -> None:
     with pytest.raises(
         RunError,
-        match=r"^The disk is full: /dev/full could not be written\. .* start again; a run is resumed with --resume\.$",
+        match=(
+            r"^The disk is full: /dev/full could not be written\. .* start again; a run is resumed"
+            r" with --resume\.$"
+        ),
     ):
         append_durably(Path("/dev/full"), b"a line\n")
 
@@ -106,14 +112,19 @@ def test_a_missing_folder_is_a_sentence(tmp_path: Path) -> None:
     for write in (write_atomically, append_durably):
         with pytest.raises(RunError) as caught:
             write(file, b"content")
-        assert str(caught.value) == (
-            f"{file} could not be written: the folder {file.parent} does not exist; create it first."
+        assert (
+            str(caught.value)
+            == f"{file} could not be written: the folder {file.parent} does not exist; create it"
+            " first."
         )
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 def test_every_kind_of_full_disk_has_the_same_sentence(number: int) -> None:
-    with pytest.raises(RunError, match=r"^The disk is full: somewhere"), plain_disk_errors(Path("somewhere")):
+    with (
+        pytest.raises(RunError, match=r"^The disk is full: somewhere"),
+        plain_disk_errors(Path("somewhere")),
+    ):
         raise OSError(number, os.strerror(number))
 
 

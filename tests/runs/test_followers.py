@@ -1,4 +1,5 @@
-"""FedAvg and FedAvg-FT are one training that is evaluated twice, with the results of two trainings, bit for bit."""
+"""FedAvg and FedAvg-FT are one training that is evaluated twice, with the results of two trainings,
+bit for bit."""
 
 import json
 import shutil
@@ -39,8 +40,13 @@ UNEQUAL = ("seconds", "peer_seconds", "seconds_per_peer_round", "peak_rss_mb")
 
 def result(path: Path) -> dict[str, Any]:
     """Everything that a run has found."""
-    records = [{key: value for key, value in one.items() if key not in UNEQUAL} for one in read_metrics(path)]
-    summary = {key: value for key, value in (read_summary(path) or {}).items() if key not in UNEQUAL}
+    records = [
+        {key: value for key, value in one.items() if key not in UNEQUAL}
+        for one in read_metrics(path)
+    ]
+    summary = {
+        key: value for key, value in (read_summary(path) or {}).items() if key not in UNEQUAL
+    }
     files = {name: (path / name).read_bytes() for name in ("config.toml", "split.safetensors")}
     return {"records": records, "summary": summary, "states": all_bits(final_states(path)), **files}
 
@@ -87,7 +93,9 @@ def test_four_methods_are_two_trainings_with_the_results_of_four(
     assert watch.finished == ["fedavg-ft", "fedavg", "dpsgd", "dpsgd-ft"]
     assert results(cells) == alone
     assert cells[1].finished_rounds == 5
-    checkpoints = [sorted(folder.name for folder in (cell.path / "checkpoints").iterdir()) for cell in cells]
+    checkpoints = [
+        sorted(folder.name for folder in (cell.path / "checkpoints").iterdir()) for cell in cells
+    ]
     assert checkpoints == [["round-000004", "round-000005"]] * 4
     shutil.rmtree(cells[0].path / "checkpoints")  # files are shared, not lost
     assert all_bits(final_states(cells[1].path)) == alone["fedavg"]["states"]
@@ -104,7 +112,9 @@ def test_an_interrupted_training_is_resumed_for_both(
     with pytest.raises(KeyboardInterrupt):
         run_missing(cells, Watch(rounds))
     assert [cell.state for cell in cells] == [*[RunState.INTERRUPTED] * 2, *[RunState.MISSING] * 2]
-    again = methods_grid([ARGUMENTS[1], ARGUMENTS[0], *ARGUMENTS[2:]], {}, 1, tmp_path)  # in another order
+    again = methods_grid(
+        [ARGUMENTS[1], ARGUMENTS[0], *ARGUMENTS[2:]], {}, 1, tmp_path
+    )  # in another order
     watch = Watch()
     run_missing(again, watch)
     assert watch.trained == ["fedavg-ft", "dpsgd"]  # the one with the checkpoints
@@ -136,11 +146,14 @@ def test_after_the_training_is_done_the_other_method_trains_alone(
 
 
 def test_a_methods_training_is_that_of_the_method_without_fine_tuning() -> None:
-    assert FedAvgFT(cohort=3, tune_epochs=2).trains_as == FedAvg(cohort=3)
-    assert DPSGDFT(density=0.2).trains_as == DPSGD(density=0.2)
-    assert Local().trains_as == Local()
+    assert FedAvgFT(cohort=3, tune_epochs=2).training_method == FedAvg(cohort=3)
+    assert DPSGDFT(density=0.2).training_method == DPSGD(density=0.2)
+    assert Local().training_method == Local()
     cells = methods_grid(
-        ["fedavg", "fedavg-ft", "fedavg-ft@method.tune_epochs=1", "fedavg@train.lr=0.2"], {}, 1, Path()
+        ["fedavg", "fedavg-ft", "fedavg-ft@method.tune_epochs=1", "fedavg@train.lr=0.2"],
+        {},
+        1,
+        Path(),
     )
     trainings = [cell.training for cell in cells]
     assert len({*trainings[:3]}) == 1

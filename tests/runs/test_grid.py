@@ -1,4 +1,5 @@
-"""The runs of a grid, which of them are done, interrupted or missing, and that they are comparable."""
+"""The runs of a grid, which of them are done, interrupted or missing, and that they are
+comparable."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from dispfl.config import read_toml
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.dispfl import DisPFL
 from dispfl.runs.execute import ExperimentRun
@@ -39,7 +40,11 @@ def folders(cells: list[GridRun]) -> list[str]:
 
 
 def densities(cells: list[GridRun]) -> list[Any]:
-    return [cell.experiment.method.density for cell in cells if isinstance(cell.experiment.method, DisPFL)]
+    return [
+        cell.experiment.method.density
+        for cell in cells
+        if isinstance(cell.experiment.method, DisPFL)
+    ]
 
 
 def test_all_methods_at_the_first_seed_come_before_the_next_seed() -> None:
@@ -52,7 +57,10 @@ def test_all_methods_at_the_first_seed_come_before_the_next_seed() -> None:
 
 def test_a_setting_applies_to_all_and_a_methods_setting_to_those_that_have_it() -> None:
     cells = methods_grid(["dispfl", "rounds=7", "local", "method.density=0.2"], {}, 1, OUT)
-    assert [(cell.experiment.method.name, cell.experiment.rounds) for cell in cells] == [("dispfl", 7), ("local", 7)]
+    assert [(cell.experiment.method.name, cell.experiment.rounds) for cell in cells] == [
+        ("dispfl", 7),
+        ("local", 7),
+    ]
     assert densities(cells) == [0.2]
     assert [cell.steps for cell in cells] == [7 * 16, 7 * 16]
 
@@ -74,12 +82,21 @@ def test_a_method_named_twice_runs_once() -> None:
         (["dispfl", "locl"], "method 'locl' does not exist. Did you mean local?"),
         (["dispfl", "a.toml"], "method 'a.toml' does not exist. Give a config file with -c."),
         (["rounds=3"], "Name the methods to compare. There are: dispfl, local"),
-        (["dispfl", "method=local"], "Name the methods to compare without 'method=', got 'method=local'."),
+        (
+            ["dispfl", "method=local"],
+            "Name the methods to compare without 'method=', got 'method=local'.",
+        ),
         (
             ["local", "method.density=0.2"],
-            "None of these methods (local) has the key method.density. They have no settings of their own.",
+            (
+                "None of these methods (local) has the key method.density. They have no settings of"
+                " their own."
+            ),
         ),
-        (["dispfl", "method.densty=0.2"], "has the key method.densty. Did you mean method.density?"),
+        (
+            ["dispfl", "method.densty=0.2"],
+            "has the key method.densty. Did you mean method.density?",
+        ),
         (["dispfl", "roundz=3"], "Unknown key roundz. Did you mean rounds?"),
     ],
 )
@@ -102,13 +119,19 @@ def test_a_variant_of_a_method_is_a_row_with_a_folder_of_its_own() -> None:
     assert isinstance(weights, DisPFL)
     assert isinstance(channels, DisPFL)
     assert (weights.structure, weights.density, weights.regrow) == ("weights", 0.5, "gradient")
-    assert (channels.structure, channels.density, channels.regrow) == ("channels", (0.2, 0.8), "random")
+    assert (channels.structure, channels.density, channels.regrow) == (
+        "channels",
+        (0.2, 0.8),
+        "random",
+    )
     assert (weights.alpha_0, channels.alpha_0) == (0.1, 0.1)
     assert {cell.experiment.rounds for cell in cells} == {3}
 
 
 def test_a_variants_own_setting_has_priority_over_that_of_all() -> None:
-    assert densities(methods_grid(["dispfl", "dispfl@method.density=0.2", "method.density=0.7"], {}, 1, OUT)) == [
+    assert densities(
+        methods_grid(["dispfl", "dispfl@method.density=0.2", "method.density=0.7"], {}, 1, OUT)
+    ) == [
         0.7,
         0.2,
     ]
@@ -117,12 +140,30 @@ def test_a_variants_own_setting_has_priority_over_that_of_all() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["dispfl@"], "'dispfl@' must be METHOD@KEY=VALUE[,KEY=VALUE...], such as dispfl@method.structure=channels"),
-        (["dispfl@method.density=0.2,0.4"], "a value with commas needs brackets, as in method.density=[0.2,0.5]."),
+        (
+            ["dispfl@"],
+            (
+                "'dispfl@' must be METHOD@KEY=VALUE[,KEY=VALUE...], such as"
+                " dispfl@method.structure=channels"
+            ),
+        ),
+        (
+            ["dispfl@method.density=0.2,0.4"],
+            "a value with commas needs brackets, as in method.density=[0.2,0.5].",
+        ),
         (["@method.density=0.2"], "'@method.density=0.2' names no method before the @"),
-        (["dispfl@method=local"], "'dispfl@method=local' changes the method; name the method before the @"),
-        (["dispfl@data.name=mnist"], "changes data.name, but all rows of a comparison have the same peers and data."),
-        (["dispfl@seed=3"], "changes seed, but all rows of a comparison have the same peers and data."),
+        (
+            ["dispfl@method=local"],
+            "'dispfl@method=local' changes the method; name the method before the @",
+        ),
+        (
+            ["dispfl@data.name=mnist"],
+            "changes data.name, but all rows of a comparison have the same peers and data.",
+        ),
+        (
+            ["dispfl@seed=3"],
+            "changes seed, but all rows of a comparison have the same peers and data.",
+        ),
         (["dispfl@structure=channels"], "Unknown key structure. Did you mean method.structure?"),
         (["dispfl@method.structure=rows"], "method.structure must be"),
         (["disfl@method.density=0.2"], "method 'disfl' does not exist. Did you mean dispfl?"),
@@ -150,7 +191,9 @@ def test_an_invalid_config_of_a_method_that_is_not_compared_is_refused_too() -> 
 
 def test_a_sweep_has_a_folder_for_each_value() -> None:
     cells = sweep_grid(["method.density=0.2,0.4", "rounds=3"], {}, 2, OUT)
-    assert folders(cells) == [f"method.density={d}/seed-{s}" for s in (0, 1) for d in ("0.2", "0.4")]
+    assert folders(cells) == [
+        f"method.density={d}/seed-{s}" for s in (0, 1) for d in ("0.2", "0.4")
+    ]
     assert densities(cells) == [0.2, 0.4, 0.2, 0.4]
     assert {cell.experiment.rounds for cell in cells} == {3}
     assert cells[0].title == "method.density=0.2 seed 0"
@@ -173,16 +216,29 @@ def test_lists_in_brackets_are_single_values() -> None:
 def test_the_structure_of_masks_can_be_swept() -> None:
     cells = sweep_grid(["method.structure=weights,channels"], {}, 1, OUT)
     assert folders(cells) == ["method.structure=weights/seed-0", "method.structure=channels/seed-0"]
-    assert [cell.experiment.method.structure for cell in cells if isinstance(cell.experiment.method, DisPFL)] == [
+    assert [
+        cell.experiment.method.structure
+        for cell in cells
+        if isinstance(cell.experiment.method, DisPFL)
+    ] == [
         "weights",
         "channels",
     ]
 
 
 def test_structures_and_densities_are_swept_together_with_the_defaults_of_each() -> None:
-    cells = sweep_grid(["method.structure=weights,channels", "method.density=0.2,[0.2,0.8]", "rounds=3"], {}, 1, OUT)
+    cells = sweep_grid(
+        ["method.structure=weights,channels", "method.density=0.2,[0.2,0.8]", "rounds=3"],
+        {},
+        1,
+        OUT,
+    )
     methods = [cell.experiment.method for cell in cells]
-    assert [(method.structure, method.density, method.regrow) for method in methods if isinstance(method, DisPFL)] == [
+    assert [
+        (method.structure, method.density, method.regrow)
+        for method in methods
+        if isinstance(method, DisPFL)
+    ] == [
         ("weights", 0.2, "gradient"),
         ("weights", (0.2, 0.8), "gradient"),
         ("channels", 0.2, "random"),
@@ -199,9 +255,15 @@ def test_methods_can_be_swept_too() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["method.density=[0.2,0.4]"], "Nothing to sweep: give a key several values, such as method.density=0.2,0.5."),
+        (
+            ["method.density=[0.2,0.4]"],
+            "Nothing to sweep: give a key several values, such as method.density=0.2,0.5.",
+        ),
         (["local"], "Expected key=value, got 'local'. To compare methods use dispfl compare."),
-        (["seed=0,1"], "For several seeds use --seeds 3, which takes the config's seed and the next two."),
+        (
+            ["seed=0,1"],
+            "For several seeds use --seeds 3, which takes the config's seed and the next two.",
+        ),
         (["data.dir='a/b','a_b'"], "Two runs of the sweep would share the folder data.dir='a_b'"),
         (["method.density=0.2,20"], "method.density must be in (0, 1], got 20."),
     ],
@@ -221,17 +283,21 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> list[GridRun]:
     return cells
 
 
-def test_two_methods_with_the_same_seed_have_the_same_split_and_test_data(grid: list[GridRun]) -> None:
+def test_two_methods_with_the_same_seed_have_the_same_split_and_test_data(
+    grid: list[GridRun],
+) -> None:
     one, other = ((cell.path / "split.safetensors").read_bytes() for cell in grid)
     assert one == other
 
 
-def test_two_methods_with_the_same_seed_start_from_the_same_weights(grid: list[GridRun], tmp_path: Path) -> None:
+def test_two_methods_with_the_same_seed_start_from_the_same_weights(
+    grid: list[GridRun], tmp_path: Path
+) -> None:
     weights = []
     for cell in grid:
         created = ExperimentRun.create(cell.experiment, tmp_path / cell.row["method"])
         created.directory.close()
-        weights.append(LiveModel(created.context.module()).read())
+        weights.append(FlatModule(created.context.module()).read())
     assert weights[0].norm() > 0
     assert torch.equal(*weights)
 
@@ -264,16 +330,32 @@ def test_interrupted_runs_are_resumed_and_missing_ones_started(tmp_path: Path) -
     assert [cell.state for cell in cells] == [RunState.DONE] * 2
 
 
-def test_a_directory_of_another_experiment_is_refused_before_anything_runs(grid: list[GridRun]) -> None:
+def test_a_directory_of_another_experiment_is_refused_before_anything_runs(
+    grid: list[GridRun],
+) -> None:
     out = grid[0].path.parents[1]
     check_grid(grid)
     for override, sentence in (
-        ("train.lr=0.2", "dispfl/seed-0 was run with train.lr=0.1, got 0.2. Give the settings that it was run with"),
-        ("rounds=2", r"was run with rounds=1, got 2 \(the prune rate depends on it, unless method.horizon is set\)"),
+        (
+            "train.lr=0.2",
+            (
+                "dispfl/seed-0 was run with train.lr=0.1, got 0.2. Give the settings that it was"
+                " run with"
+            ),
+        ),
+        (
+            "rounds=2",
+            (
+                r"was run with rounds=1, got 2 \(the prune rate depends on it, unless"
+                r" method.horizon is set\)"
+            ),
+        ),
     ):
         with pytest.raises(RunError, match=sentence):
             check_grid(methods_grid(["dispfl", "local", *TINY, override], {}, 1, out))
 
 
 def test_the_number_of_workers_may_differ(grid: list[GridRun]) -> None:
-    check_grid(methods_grid(["dispfl", "local", *TINY, "workers=2"], {}, 1, grid[0].path.parents[1]))
+    check_grid(
+        methods_grid(["dispfl", "local", *TINY, "workers=2"], {}, 1, grid[0].path.parents[1])
+    )

@@ -1,4 +1,5 @@
-"""Several processes run a grid together: each run is run once, and a killed process loses nothing."""
+"""Several processes run a grid together: each run is run once, and a killed process loses
+nothing."""
 
 import errno
 import logging
@@ -36,13 +37,16 @@ def weights(cells: list[GridRun]) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     """The weights of Dis-PFL, Local and D-PSGD, run one after another in this process."""
-    cells = methods_grid(["dispfl", "local", "dpsgd", *TINY], {}, 1, tmp_path_factory.mktemp("expected"))
+    cells = methods_grid(
+        ["dispfl", "local", "dpsgd", *TINY], {}, 1, tmp_path_factory.mktemp("expected")
+    )
     run_missing(cells)
     return weights(cells)
 
 
 class Watch(GridCallbacks):
-    """Records the rounds and ends of all runs; kills one of the processes after the first round, if asked to."""
+    """Records the rounds and ends of all runs; kills one of the processes after the first round, if
+    asked to."""
 
     def __init__(self, kill: bool = False) -> None:
         self.rounds: list[tuple[str, int]] = []
@@ -60,11 +64,15 @@ class Watch(GridCallbacks):
             os.kill(active_children()[0].pid or 0, signal.SIGKILL)
 
 
-def test_two_processes_run_each_run_once_and_give_the_same_weights(tmp_path: Path, expected: list[list[str]]) -> None:
+def test_two_processes_run_each_run_once_and_give_the_same_weights(
+    tmp_path: Path, expected: list[list[str]]
+) -> None:
     cells, watch = methods_grid(["dispfl", "local", "dpsgd", *TINY], {}, 1, tmp_path), Watch()
     run_in_processes(cells, 2, watch)
     assert weights(cells) == expected
-    assert sorted(watch.rounds) == [(f"{name} seed 0", t) for name in ("dispfl", "dpsgd", "local") for t in range(3)]
+    assert sorted(watch.rounds) == [
+        (f"{name} seed 0", t) for name in ("dispfl", "dpsgd", "local") for t in range(3)
+    ]
     assert sorted(watch.ended) == ["dispfl seed 0", "dpsgd seed 0", "local seed 0"]
     assert {read_config(cell.path)["workers"] for cell in cells} == {1}  # two, divided by two jobs
 
@@ -72,11 +80,16 @@ def test_two_processes_run_each_run_once_and_give_the_same_weights(tmp_path: Pat
 def test_the_other_process_takes_up_the_run_of_a_killed_one(
     tmp_path: Path, expected: list[list[str]], caplog: pytest.LogCaptureFixture
 ) -> None:
-    cells, watch = methods_grid(["dispfl", "local", "dpsgd", *TINY], {}, 1, tmp_path), Watch(kill=True)
+    cells, watch = (
+        methods_grid(["dispfl", "local", "dpsgd", *TINY], {}, 1, tmp_path),
+        Watch(kill=True),
+    )
     with caplog.at_level(logging.WARNING, "dispfl"):
         run_in_processes(cells, 2, watch)
     assert weights(cells) == expected
-    assert caplog.messages == ["1 of 2 jobs ended early (exit code -9); the others have done its work."]
+    assert caplog.messages == [
+        "1 of 2 jobs ended early (exit code -9); the others have done its work."
+    ]
 
 
 def test_if_the_last_process_is_killed_the_unfinished_runs_are_named_and_resume(
@@ -94,7 +107,9 @@ def test_if_the_last_process_is_killed_the_unfinished_runs_are_named_and_resume(
 
 
 def test_an_error_in_one_process_is_the_error_of_all(tmp_path: Path) -> None:
-    cells = methods_grid(["dispfl", "local", *TINY, "data=mnist", f"data.dir={tmp_path}/none"], {}, 1, tmp_path)
+    cells = methods_grid(
+        ["dispfl", "local", *TINY, "data=mnist", f"data.dir={tmp_path}/none"], {}, 1, tmp_path
+    )
     with pytest.raises(DispflError, match="The files of mnist were not found"):
         run_in_processes(cells, 2)
     assert list(tmp_path.iterdir()) == []
@@ -105,7 +120,7 @@ import logging, time
 from dispfl import Local
 
 class LogsWhenStopped(Local):
-    def step(self, peer, state, heard):
+    def step(self, peer, state, received):
         try:
             while peer.peer != "000":
                 peer.before_batch()
@@ -115,7 +130,8 @@ class LogsWhenStopped(Local):
             raise
         return state
 """
-"""A method whose second peer waits until the run is stopped, and then logs more than a pipe holds."""
+"""A method whose second peer waits until the run is stopped, and then logs more than a pipe
+holds."""
 
 
 def test_an_oserror_of_a_callback_ends_the_processes_and_is_raised(
@@ -138,7 +154,9 @@ def test_an_oserror_of_a_callback_ends_the_processes_and_is_raised(
     runs = methods_grid(["stopped:LogsWhenStopped", *TINY], {}, 1, tmp_path / "out")
     try:
         with pytest.raises(OSError, match="No space left on device"):
-            run_in_processes(runs, 1, GridCallbacks(run=lambda run: RunCallbacks(step=print_progress)))
+            run_in_processes(
+                runs, 1, GridCallbacks(run=lambda run: RunCallbacks(step=print_progress))
+            )
     finally:
         watchdog.cancel()
     assert not hung
@@ -167,7 +185,7 @@ def test_ray_has_processes_of_its_own(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_run_of_another_process_is_passed_over_then_awaited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, expected: list[list[str]]
 ) -> None:
-    monkeypatch.setattr(grid, "SECONDS_BETWEEN_LOOKS", 0.01)
+    monkeypatch.setattr(grid, "POLL_INTERVAL", 0.01)
     cells = methods_grid(["dispfl", "local", "dpsgd", *TINY], {}, 1, tmp_path)
     other = RunDirectory.claim(cells[0].path)  # of another process
     order: list[str] = []
@@ -189,8 +207,10 @@ def test_a_run_of_another_process_is_passed_over_then_awaited(
     assert weights(cells) == expected
 
 
-def test_a_run_that_another_process_finishes_is_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grid, "SECONDS_BETWEEN_LOOKS", 0.01)
+def test_a_run_that_another_process_finishes_is_not_run_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grid, "POLL_INTERVAL", 0.01)
     [cell] = methods_grid(["local", *TINY], {}, 1, tmp_path)
     other = RunDirectory.claim(cell.path)
 
@@ -199,7 +219,9 @@ def test_a_run_that_another_process_finishes_is_not_run_again(tmp_path: Path, mo
         other.write_summary({})
         other.close()
 
-    run_missing([cell], GridCallbacks(run=lambda cell: pytest.fail("it was run again"), wait=finish))
+    run_missing(
+        [cell], GridCallbacks(run=lambda cell: pytest.fail("it was run again"), wait=finish)
+    )
     assert cell.state is RunState.DONE
 
 

@@ -60,14 +60,24 @@ class RunEnd:
     records: list[Metrics]
 
 
-def run_in(path: Path, callbacks: RunCallbacks | None = None, context: RunContext | None = None) -> RunEnd:
+def run_in(
+    path: Path, callbacks: RunCallbacks | None = None, context: RunContext | None = None
+) -> RunEnd:
     """Resume the run in a directory, or start it there."""
     context = context or a_context()
-    directory = RunDirectory.open(path) if path.exists() else RunDirectory.create(path, {"rounds": context.rounds})
+    directory = (
+        RunDirectory.open(path)
+        if path.exists()
+        else RunDirectory.create(path, {"rounds": context.rounds})
+    )
     engine = InProcess(context, 1, directory.checkpoints)
     try:
         history = run_rounds(
-            context, engine, restore(context, engine, directory), directory, callbacks or RunCallbacks()
+            context,
+            engine,
+            restore(context, engine, directory),
+            directory,
+            callbacks or RunCallbacks(),
         )
         return RunEnd(dict(engine.states), history.records)
     finally:
@@ -78,7 +88,8 @@ def run_in(path: Path, callbacks: RunCallbacks | None = None, context: RunContex
 def result(history: RunEnd) -> Outcome:
     digests = [weights_sha256(state.model) for state in history.states.values()]
     return digests, [
-        {k: v for k, v in record.items() if k not in ("seconds", "peer_seconds")} for record in history.records
+        {k: v for k, v in record.items() if k not in ("seconds", "peer_seconds")}
+        for record in history.records
     ]
 
 
@@ -123,7 +134,12 @@ def step_counts(path: Path) -> tuple[int, int]:
     """How many steps were done at the start, and how many were done after."""
     started: list[tuple[int, int]] = []
     steps: list[None] = []
-    run_in(path, RunCallbacks(begin=lambda *numbers: started.append(numbers), step=lambda: steps.append(None)))
+    run_in(
+        path,
+        RunCallbacks(
+            begin=lambda *numbers: started.append(numbers), step=lambda: steps.append(None)
+        ),
+    )
     assert [total for _, total in started] == [ROUNDS * PEERS]
     return started[0][0], len(steps)
 
@@ -136,7 +152,10 @@ def test_callbacks_are_called_for_every_step_and_every_round(tmp_path: Path) -> 
         round=lambda record: events.append(record["round"]),
     )
     run_in(tmp_path / "run", callbacks)
-    assert events == [(0, 12), *(event for t in range(ROUNDS) for event in ("step", "step", "step", t))]
+    assert events == [
+        (0, 12),
+        *(event for t in range(ROUNDS) for event in ("step", "step", "step", t)),
+    ]
 
 
 def test_a_round_is_on_the_disk_before_its_callback(tmp_path: Path) -> None:
@@ -150,19 +169,25 @@ def test_a_round_is_on_the_disk_before_its_callback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", range(1, ROUNDS * PEERS + 1))
-def test_finished_steps_are_kept_after_a_stop_at_any_step(tmp_path: Path, expected: Outcome, count: int) -> None:
+def test_finished_steps_are_kept_after_a_stop_at_any_step(
+    tmp_path: Path, expected: Outcome, count: int
+) -> None:
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "run", RunCallbacks(step=stop_at_call(count)))
     assert step_counts(tmp_path / "run") == (count, ROUNDS * PEERS - count)
     assert result(run_in(tmp_path / "run")) == expected
 
 
-def test_both_parts_of_a_round_that_was_stopped_twice_are_used(tmp_path: Path, expected: Outcome) -> None:
+def test_both_parts_of_a_round_that_was_stopped_twice_are_used(
+    tmp_path: Path, expected: Outcome
+) -> None:
     path = tmp_path / "run"
     for count in (4, 1):  # one step of the second round, then one more
         with pytest.raises(KeyboardInterrupt):
             run_in(path, RunCallbacks(step=stop_at_call(count)))
-    assert [file.name for file in sorted(part(path, 2).parent.iterdir())] == [f"part-00{k}.safetensors" for k in (0, 1)]
+    assert [file.name for file in sorted(part(path, 2).parent.iterdir())] == [
+        f"part-00{k}.safetensors" for k in (0, 1)
+    ]
     assert result(run_in(path)) == expected
 
 
@@ -180,7 +205,9 @@ def test_a_finished_run_is_restored_without_any_step(finished: Path, expected: O
     assert result(run_in(finished)) == expected
 
 
-def test_a_round_with_metrics_but_without_its_completion_is_not_repeated(finished: Path, expected: Outcome) -> None:
+def test_a_round_with_metrics_but_without_its_completion_is_not_repeated(
+    finished: Path, expected: Outcome
+) -> None:
     part(finished, 4).with_name("complete.json").unlink()
     assert step_counts(finished) == (12, 0)
     assert result(run_in(finished)) == expected
@@ -198,14 +225,18 @@ def test_a_truncated_newest_checkpoint_costs_one_round(
     assert result(run_in(finished)) == expected
 
 
-def test_with_both_checkpoints_damaged_the_run_starts_again(finished: Path, expected: Outcome) -> None:
+def test_with_both_checkpoints_damaged_the_run_starts_again(
+    finished: Path, expected: Outcome
+) -> None:
     for rounds in (3, 4):
         cut_in_half(part(finished, rounds))
     assert step_counts(finished) == (0, 12)
     assert result(run_in(finished)) == expected
 
 
-def test_a_newest_checkpoint_that_lost_its_part_costs_one_round(finished: Path, expected: Outcome) -> None:
+def test_a_newest_checkpoint_that_lost_its_part_costs_one_round(
+    finished: Path, expected: Outcome
+) -> None:
     part(finished, 4).unlink()
     assert step_counts(finished) == (9, 3)
     assert result(run_in(finished)) == expected
@@ -221,7 +252,9 @@ def test_damaged_steps_of_a_partial_round_are_repeated(
     assert result(run_in(finished)) == expected
 
 
-def test_a_truncated_metrics_line_of_an_incomplete_round_is_rewritten(finished: Path, expected: Outcome) -> None:
+def test_a_truncated_metrics_line_of_an_incomplete_round_is_rewritten(
+    finished: Path, expected: Outcome
+) -> None:
     part(finished, 4).with_name("complete.json").unlink()
     metrics = finished / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-40])
@@ -233,17 +266,25 @@ def test_a_truncated_metrics_line_of_an_incomplete_round_is_rewritten(finished: 
 def test_missing_metrics_lines_are_refused_before_the_run_starts(finished: Path) -> None:
     metrics = finished / "metrics.jsonl"
     metrics.write_bytes(b"".join(metrics.read_bytes().splitlines(keepends=True)[:2]))
-    with pytest.raises(RunError, match=r"metrics\.jsonl has 2 lines, but 4 rounds are finished: lines were lost\."):
+    with pytest.raises(
+        RunError, match=r"metrics\.jsonl has 2 lines, but 4 rounds are finished: lines were lost\."
+    ):
         run_in(finished)
 
 
 def test_only_two_checkpoints_and_no_temporary_file_remain(finished: Path) -> None:
     (finished / "checkpoints/round-000001").mkdir()  # a deletion that was killed
     run_in(finished)
-    found = sorted(path.relative_to(finished).as_posix() for path in finished.rglob("*") if path.is_file())
+    found = sorted(
+        path.relative_to(finished).as_posix() for path in finished.rglob("*") if path.is_file()
+    )
     assert found == [
         ".lock",
-        *(f"checkpoints/round-00000{n}/{file}" for n in (3, 4) for file in ("complete.json", "part-000.safetensors")),
+        *(
+            f"checkpoints/round-00000{n}/{file}"
+            for n in (3, 4)
+            for file in ("complete.json", "part-000.safetensors")
+        ),
         "config.toml",
         "metrics.jsonl",
     ]
@@ -254,23 +295,33 @@ def test_buffers_are_restored_from_a_checkpoint(tmp_path: Path) -> None:
     context = a_context(model=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     with pytest.raises(KeyboardInterrupt):
         run_in(tmp_path / "stopped", RunCallbacks(step=stop_at_call(7)), context)
-    again, at_once = run_in(tmp_path / "stopped", context=context), run_in(tmp_path / "at once", context=context)
+    again, at_once = (
+        run_in(tmp_path / "stopped", context=context),
+        run_in(tmp_path / "at once", context=context),
+    )
     assert result(again) == result(at_once)
     for peer, state in at_once.states.items():
-        assert int(state.buffers["0.num_batches_tracked"]) == ROUNDS * 2  # 8 samples in batches of 4
-        assert all(torch.equal(again.states[peer].buffers[name], buffer) for name, buffer in state.buffers.items())
+        assert (
+            int(state.buffers["0.num_batches_tracked"]) == ROUNDS * 2
+        )  # 8 samples in batches of 4
+        assert all(
+            torch.equal(again.states[peer].buffers[name], buffer)
+            for name, buffer in state.buffers.items()
+        )
 
 
 def test_a_failing_peer_is_logged_recorded_and_keeps_its_last_good_weights(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Peer 001's loss is infinite in round 2: its weights stay those of round 1, the others' continue."""
+    """Peer 001's loss is infinite in round 2: its weights stay those of round 1, the others'
+    continue."""
     calls = itertools.count()
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         if not outputs.requires_grad:  # evaluation
             return nn.functional.cross_entropy(outputs, labels)
-        # One thread: peers take 2 batches and a search batch a round, one after another in roster order.
+        # One thread: peers take 2 batches and a search batch a round, one after another in roster
+        # order.
         t, within = divmod(next(calls), PEERS * 3)
         factor = float("inf") if t == 2 and within in (3, 4) else 1.0
         return nn.functional.cross_entropy(outputs, labels) * factor

@@ -56,7 +56,8 @@ KEYS = [
 
 
 COST = ForwardCost((2, 1), (6, 3))
-"""A layer 2 -> 3: 6 weights at 2 operations and 3 biases at 1 for each sample; 15 if all are kept."""
+"""A layer 2 -> 3: 6 weights at 2 operations and 3 biases at 1 for each sample; 15 if all are
+kept."""
 
 
 def a_round(reports: dict[str, Report], messages: Sequence[MessageCost] = ()) -> Round:
@@ -104,14 +105,22 @@ def test_a_round_of_two_peers() -> None:
             seconds=2.0,
             passes=[(1, [6, 3])],
         ),
-        "001": Report(scores={"accuracy": 1.0}, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]),
+        "001": Report(
+            scores={"accuracy": 1.0}, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]
+        ),
     }
     record = round_metrics(3, a_round(reports), Task(), COST, 1.23456)
     assert list(record) == KEYS
     assert record["round"] == 3
     assert record["metric"] == "accuracy"
     assert record["scores"] == {
-        "accuracy": {"higher_is_better": True, "format": ".3f", "mean": 0.75, "std": 0.25, "per_peer": [0.5, 1.0]}
+        "accuracy": {
+            "higher_is_better": True,
+            "format": ".3f",
+            "mean": 0.75,
+            "std": 0.25,
+            "per_peer": [0.5, 1.0],
+        }
     }
     assert record["mixed"]["mean"] == 0.5
     assert record["test_loss"]["per_peer"] == [1.5, None]
@@ -135,12 +144,15 @@ def test_unmeasured_values_are_null_and_idle_peers_do_not_count() -> None:
 
 
 def test_failures_are_sentences_by_peer() -> None:
-    record = round_metrics(0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), Task(), COST, 0)
+    record = round_metrics(
+        0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), Task(), COST, 0
+    )
     assert record["failures"] == {"001": "It broke."}
 
 
 def test_the_busiest_node_hears_two_neighbours() -> None:
-    """6 and 10 weights kept: 24 and 40 bytes of values, 3 bytes of mask each; all three hear both others."""
+    """6 and 10 weights kept: 24 and 40 bytes of values, 3 bytes of mask each; all three receive
+    from both others."""
     sent = {"000": 24, "001": 40, "002": 24}
     messages = [
         MessageCost(sender, receiver, size, size + 3)
@@ -149,8 +161,8 @@ def test_the_busiest_node_hears_two_neighbours() -> None:
         if sender != receiver
     ]
     record = round_metrics(0, a_round(dict.fromkeys(sent, Report()), messages), Task(), COST, 0)
-    # Down: 000 and 002 hear 24 + 40 + 2 x 3; 001 hears 24 + 24 + 2 x 3. Up: 001 sends 2 x (40 + 3), more than anyone
-    # hears.
+    # Down: 000 and 002 receive from 24 + 40 + 2 x 3; 001 receives from 24 + 24 + 2 x 3. Up: 001
+    # sends 2 x (40 + 3), more than anyone receives from.
     assert record["busiest"] == {
         "paper_mb": 64 / 1e6,
         "wire_mb": 86 / 1e6,
@@ -164,13 +176,19 @@ def test_the_busiest_node_hears_two_neighbours() -> None:
 
 def test_a_round_without_traffic_has_no_busiest_node() -> None:
     record = round_metrics(0, a_round({"000": Report()}), Task(), COST, 0)
-    assert (record["busiest"]["wire_mb"], record["busiest"]["peer"], record["traffic"]) == (0, None, {})
+    assert (record["busiest"]["wire_mb"], record["busiest"]["peer"], record["traffic"]) == (
+        0,
+        None,
+        {},
+    )
 
 
 def test_flops_of_two_epochs_over_seven_samples_with_half_the_weights() -> None:
-    """A layer 2 -> 3: 6 weights at 2 operations, 3 biases at 1. Kept: 3 weights and 3 biases, so 9 a sample.
+    """A layer 2 -> 3: 6 weights at 2 operations, 3 biases at 1. Kept: 3 weights and 3 biases, so 9
+    a sample.
 
-    3 x (2 epochs x 7 samples x 9) = 378; Dis-PFL adds the mask search, 3 x 4 samples x 15 dense = 180.
+    3 x (2 epochs x 7 samples x 9) = 378; Dis-PFL adds the mask search, 3 x 4 samples x 15 dense =
+    180.
     """
     learning, search = (2 * 7, [3, 3]), (4, [6, 3])
     assert flops_of(Report(passes=[learning]), COST) == 378
@@ -216,15 +234,28 @@ def test_a_summary_averages_the_rounds_and_keeps_the_last_accuracy() -> None:
         }
         for accuracy, mb, failures in ((None, 1.0, {"000": "It broke."}), ({"mean": 0.5}, 3.0, {}))
     ]
-    models = dict.fromkeys(("000", "001"), PackedModel.pack(torch.ones(9), torch.ones(9, dtype=torch.bool)))
+    models = dict.fromkeys(
+        ("000", "001"), PackedModel.pack(torch.ones(9), torch.ones(9, dtype=torch.bool))
+    )
     summary = summarize(a_context(Local()), records, models)
     assert summary["method"] == "local"
     assert (summary["rounds"], summary["peers"], summary["failures"]) == (2, 2, 1)
     assert summary["scores"] == {"accuracy": {"mean": 0.5}}
-    assert summary["busiest"] == {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0, "connections": 3}
-    assert (summary["flops_per_peer_round"], summary["flops_total_round"], summary["seconds"]) == (200, 400, 0.5)
+    assert summary["busiest"] == {
+        "paper_mb_per_round": 2.0,
+        "wire_mb_per_round": 4.0,
+        "connections": 3,
+    }
+    assert (summary["flops_per_peer_round"], summary["flops_total_round"], summary["seconds"]) == (
+        200,
+        400,
+        0.5,
+    )
     assert summary["seconds_per_peer_round"] == 2.0
-    assert summary["weights_sha256"] == [hashlib.sha256(struct.pack("<9f", *[1.0] * 9)).hexdigest()] * 2
+    assert (
+        summary["weights_sha256"]
+        == [hashlib.sha256(struct.pack("<9f", *[1.0] * 9)).hexdigest()] * 2
+    )
     assert 10 < summary["peak_rss_mb"] < 100_000
     assert summary["versions"] == versions()
     assert summary["versions"]["torch"] == torch.__version__

@@ -26,10 +26,10 @@ from dispfl import (
     Train,
 )
 from dispfl.core.packed import PackedModel
-from dispfl.core.private import KEY_BYTES, Privacy
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import Method, PeerState
+from dispfl.privacy.steps import KEY_BYTES, Privacy
 from dispfl.runs.directory import SECRET_KEY
 
 BUDGET = Privacy(epsilon=8.0)
@@ -48,7 +48,9 @@ def data(k: int, n: int = 40) -> tuple[Tensor, Tensor]:
     return x, x[:, :3].argmax(1)
 
 
-def federation(method: Method | None = None, privacy: Privacy | None = BUDGET, **more: Any) -> Federation:
+def federation(
+    method: Method | None = None, privacy: Privacy | None = BUDGET, **more: Any
+) -> Federation:
     return Federation(
         more.pop("model", net),
         [(data(k), data(100 + k)) for k in range(4)],
@@ -66,9 +68,12 @@ def digests(run: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "method", [DisPFL(), DisPFL(structure="channels"), DPSGD(), FedAvg(cohort=2), Ditto(cohort=2), Local()]
+    "method",
+    [DisPFL(), DisPFL(structure="channels"), DPSGD(), FedAvg(cohort=2), Ditto(cohort=2), Local()],
 )
-def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_counts(method: Method) -> None:
+def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_counts(
+    method: Method,
+) -> None:
     run = federation(method).run(rounds=3)
     last = run.metrics[-1]
     assert last["train_loss"] is None
@@ -77,7 +82,9 @@ def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_cou
     assert len(passed) == 1  # the same in every round: batches are counted with their expected size
 
 
-def test_the_budget_of_dispfl_is_spent_to_the_last_round_and_pays_for_the_gradient_of_the_mask_search() -> None:
+def test_the_budget_of_dispfl_is_spent_to_the_last_round_and_pays_for_the_gradient_of_the_mask_search() -> (
+    None
+):
     spent = [record["epsilon"]["mean"] for record in federation(DisPFL()).run(rounds=3).metrics]
     assert spent == sorted(spent)
     assert 7.9 < spent[-1] <= 8.0
@@ -96,7 +103,12 @@ def test_two_runs_with_the_same_seed_have_different_noise() -> None:
 
 def test_a_peer_that_is_not_in_the_cohort_spends_nothing() -> None:
     [record] = federation(FedAvg(cohort=1)).run(rounds=1).metrics
-    assert sorted(value > 0 for value in record["epsilon"]["per_peer"]) == [False, False, False, True]
+    assert sorted(value > 0 for value in record["epsilon"]["per_peer"]) == [
+        False,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_a_server_plans_for_the_peer_that_it_selects_most_often() -> None:
@@ -113,7 +125,11 @@ def test_an_unseen_peer_plans_for_its_one_step() -> None:
 
 def test_a_peer_without_budget_keeps_its_model_serves_it_and_says_so() -> None:
     # Noise for two rounds of four steps and the gradient's, in a run of five.
-    two_rounds = federation(privacy=Privacy(noise_multiplier=3.0)).run(rounds=2).metrics[-1]["epsilon"]["mean"]
+    two_rounds = (
+        federation(privacy=Privacy(noise_multiplier=3.0))
+        .run(rounds=2)
+        .metrics[-1]["epsilon"]["mean"]
+    )
     run = federation(privacy=Privacy(noise_multiplier=3.0, epsilon=two_rounds + 1e-6)).run(rounds=5)
     spent = [record["epsilon"]["mean"] for record in run.metrics]
     assert spent[1] == pytest.approx(two_rounds)
@@ -125,7 +141,9 @@ def test_a_peer_without_budget_keeps_its_model_serves_it_and_says_so() -> None:
         assert record["busiest"]["paper_mb"] > 0
 
 
-def test_an_interrupted_run_resumes_to_the_bit_and_a_finished_one_keeps_no_key(tmp_path: Path) -> None:
+def test_an_interrupted_run_resumes_to_the_bit_and_a_finished_one_keeps_no_key(
+    tmp_path: Path,
+) -> None:
     def stop(run: Run) -> None:
         key = tmp_path / "cut" / SECRET_KEY
         assert stat.S_IMODE(key.stat().st_mode) == 0o600
@@ -147,7 +165,9 @@ def test_an_interrupted_run_resumes_to_the_bit_and_a_finished_one_keeps_no_key(t
         assert not file.is_file() or b"k" * KEY_BYTES not in file.read_bytes(), file
 
 
-def test_a_copied_run_without_its_key_goes_on_with_a_new_one_and_counts_what_was_spent(tmp_path: Path) -> None:
+def test_a_copied_run_without_its_key_goes_on_with_a_new_one_and_counts_what_was_spent(
+    tmp_path: Path,
+) -> None:
     def stop(run: Run) -> None:
         if len(run.metrics) == 1:
             raise StoppedError
@@ -163,18 +183,22 @@ def test_a_copied_run_without_its_key_goes_on_with_a_new_one_and_counts_what_was
 class Peeking(GossipMethod):
     """Evaluates its model on the training data, which is not accounted."""
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
-        peer.score(state.model.unpack()[0], peer.train)
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
+        trainer.score(state.model.unpack()[0], trainer.train)
         return state
 
 
 class Greedy(GossipMethod):
     """Takes more steps than it announces."""
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         weights, mask = state.model.unpack()
         for _ in range(4):
-            weights = peer.learn(weights, mask)
+            weights = trainer.learn(weights, mask)
         return state
 
 
@@ -189,25 +213,40 @@ class Greedy(GossipMethod):
         (lambda: federation(eval_train=True), "eval_train is true, but with privacy"),
         (lambda: federation(vmap_peers=2), "with privacy peers train one by one"),
         (lambda: federation(train=Train(noise_std=0.1)), "drawn from the public seed"),
-        (lambda: federation(model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))), "without batch norm"),
-        (lambda: federation(privacy=Privacy(epsilon=0.01, noise_multiplier=0.5)), "does not last for one round"),
+        (
+            lambda: federation(model=lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))),
+            "without batch norm",
+        ),
+        (
+            lambda: federation(privacy=Privacy(epsilon=0.01, noise_multiplier=0.5)),
+            "does not last for one round",
+        ),
         (lambda: federation(privacy=Privacy(epsilon=1, delta=0.5)), "privacy.delta must be below"),
-        (lambda: federation(precision="bf16"), "precision is bf16, but with privacy gradients are float32"),
+        (
+            lambda: federation(precision="bf16"),
+            "precision is bf16, but with privacy gradients are float32",
+        ),
         (
             lambda: federation(
-                privacy=Privacy(epsilon=100, noise_multiplier=0.8), unseen=[(data(8), data(9))], unseen_steps=100_000
+                privacy=Privacy(epsilon=100, noise_multiplier=0.8),
+                unseen=[(data(8), data(9))],
+                unseen_steps=100_000,
             ),
             "does not last for one round of 100001 steps",
         ),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The model has buffers")
-def test_what_privacy_cannot_cover_is_refused_in_a_sentence(make: Callable[[], Federation], sentence: str) -> None:
+def test_what_privacy_cannot_cover_is_refused_in_a_sentence(
+    make: Callable[[], Federation], sentence: str
+) -> None:
     with pytest.raises(ConfigError, match=sentence):
         make().run(rounds=1)
 
 
-def test_a_key_that_cannot_be_read_is_a_sentence_and_leaves_the_run_free_to_be_resumed(tmp_path: Path) -> None:
+def test_a_key_that_cannot_be_read_is_a_sentence_and_leaves_the_run_free_to_be_resumed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "run" / SECRET_KEY).mkdir(parents=True)
     with pytest.raises(RunError, match=f"{SECRET_KEY} could not be written: Is a directory"):
         federation(out=tmp_path / "run").run(rounds=1)

@@ -1,4 +1,5 @@
-"""Runs that are started in Python show a bar on a terminal and in a notebook, and nothing elsewhere."""
+"""Runs that are started in Python show a bar on a terminal and in a notebook, and nothing
+elsewhere."""
 
 import os
 import pty
@@ -29,10 +30,18 @@ print(len(run.metrics))
 def on_a_terminal(program: str) -> tuple[str, str]:
     """Run a program whose stderr alone is a terminal; return its output and all that was drawn."""
     ours, theirs = pty.openpty()
-    unset = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")}
+    unset = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("NO_COLOR", "FORCE_COLOR", "TERM")
+    }
     environment = {**unset, "COLUMNS": "100", "TERM": "xterm"}
     process = subprocess.Popen(
-        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=theirs, env=environment, text=True
+        [sys.executable, "-c", program],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=environment,
+        text=True,
     )
     os.close(theirs)
     drawn = b""
@@ -54,7 +63,9 @@ def test_on_a_terminal_there_is_a_bar_on_stderr_and_it_can_be_switched_off() -> 
 
 
 def test_elsewhere_nothing_is_printed_unless_requested(
-    net: Callable[[], nn.Module], points: Callable[[int, int], tuple[Tensor, Tensor]], capfd: pytest.CaptureFixture[str]
+    net: Callable[[], nn.Module],
+    points: Callable[[int, int], tuple[Tensor, Tensor]],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     fed = Federation(net, [(points(20, 0), points(10, 1))], train=Train(epochs=1), workers=1)
     fed.run(2)
@@ -62,11 +73,17 @@ def test_elsewhere_nothing_is_printed_unless_requested(
     fed.run(2, progress=True)
     out, lines = capfd.readouterr()
     assert out == ""
-    assert [line.split(" · ")[0] for line in lines.splitlines()] == ["dispfl round 1/2", "dispfl round 2/2"]
+    assert [line.split(" · ")[0] for line in lines.splitlines()] == [
+        "dispfl round 1/2",
+        "dispfl round 2/2",
+    ]
 
 
-def test_the_bar_of_a_notebook_counts_steps_and_shows_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of four peers and three rounds, one round was done before; a step takes 10 s, and eight are left at first."""
+def test_the_bar_of_a_notebook_counts_steps_and_shows_the_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of four peers and three rounds, one round was done before; a step takes 10 s, and eight are
+    left at first."""
     now, shown = [1000.0], list[str]()
     half = {"mean": 0.5, "higher_is_better": True, "format": ".3f"}
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
@@ -75,12 +92,17 @@ def test_the_bar_of_a_notebook_counts_steps_and_shows_the_time_left(monkeypatch:
     for _ in range(2):
         now[0] += 10
         callbacks.step()
-    callbacks.round({"round": 1, "metric": "accuracy", "scores": {"accuracy": half}, "failures": {}})
+    callbacks.round(
+        {"round": 1, "metric": "accuracy", "scores": {"accuracy": half}, "failures": {}}
+    )
     assert shown == [
         '<progress value="4" max="12"></progress> a &lt;b&gt; round 2/3',
         '<progress value="5" max="12"></progress> a &lt;b&gt; round 2/3 · left 0:01:10',
         '<progress value="6" max="12"></progress> a &lt;b&gt; round 2/3 · left 0:01:00',
-        '<progress value="8" max="12"></progress> a &lt;b&gt; round 3/3 · accuracy 0.500 · left 0:00:20',
+        (
+            '<progress value="8" max="12"></progress> a &lt;b&gt; round 3/3 · accuracy 0.500 · left'
+            " 0:00:20"
+        ),
     ]
 
 
@@ -90,9 +112,13 @@ def test_in_a_notebook_there_is_a_bar_and_a_run_is_shown_with_its_curve(tmp_path
     pytest.importorskip("ipykernel")
     cell = nbformat.v4.new_code_cell(PROGRAM.replace("print(len(run.metrics))", "run"))
     notebook = nbformat.v4.new_notebook(cells=[cell])
-    nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(tmp_path)}}
+    ).execute()
     bar, result = cell.outputs
     assert bar["output_type"] == "display_data"
-    assert bar["data"]["text/html"].startswith('<progress value="6" max="6"></progress> local round 3/3 · accuracy ')
+    assert bar["data"]["text/html"].startswith(
+        '<progress value="6" max="6"></progress> local round 3/3 · accuracy '
+    )
     assert result["data"]["text/plain"].startswith("Run(local, 2 peers, 3 rounds, accuracy ")
     assert "<svg" in result["data"]["text/html"]

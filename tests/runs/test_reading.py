@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispfl.core.units import UnitLayout, UnitMask
+from dispfl.channels.units import UnitLayout, UnitMask
 from dispfl.data.split import Split
 from dispfl.errors import RunError
 from dispfl.federation import Federation
@@ -31,7 +31,9 @@ CNN = {"data": {"name": "fashion-sample"}, "model": {"name": "cnn"}}
 
 
 @pytest.fixture
-def run(tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]) -> Callable[..., Run]:
+def run(
+    tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]
+) -> Callable[..., Run]:
     """`run(method)`: two rounds of three tiny peers, in a run directory."""
 
     def make(method: Any) -> Run:
@@ -54,7 +56,9 @@ def test_final_states_are_those_at_the_end_of_the_run(
     assert done.out
     states = final_states(done.out)
     assert list(states) == ["000", "001", "002"]
-    assert {name: bits(state) for name, state in states.items()} == {n: bits(s) for n, s in done.states.items()}
+    assert {name: bits(state) for name, state in states.items()} == {
+        n: bits(s) for n, s in done.states.items()
+    }
     assert saved_rounds(done.out) == 2
 
 
@@ -78,7 +82,9 @@ def test_a_partial_round_does_not_count(run: Callable[..., Run]) -> None:
 
 def test_a_folder_that_is_not_a_run_is_a_sentence(tmp_path: Path) -> None:
     for read in (final_states, label_counts, layout_of, saved_rounds):
-        with pytest.raises(RunError, match=r"none is not a run directory: it has no config\.toml\.$"):
+        with pytest.raises(
+            RunError, match=r"none is not a run directory: it has no config\.toml\.$"
+        ):
             read(tmp_path / "none")
 
 
@@ -86,8 +92,10 @@ def test_a_run_without_a_finished_round_says_how_to_resume_it(tmp_path: Path) ->
     path = bare(tmp_path / "run")
     with pytest.raises(RunError) as refusal:
         final_states(path)
-    assert str(refusal.value) == (
-        f"{path} has no complete checkpoint: no round was finished yet. Resume the run: dispfl run --resume {path}."
+    assert (
+        str(refusal.value)
+        == f"{path} has no complete checkpoint: no round was finished yet. Resume the run: dispfl"
+        f" run --resume {path}."
     )
 
 
@@ -103,7 +111,9 @@ def test_a_damaged_checkpoint_says_how_to_repair_it(run: Callable[..., Run], dam
         part.unlink()
     else:
         (folder / "complete.json").write_text('{"version": 2, "rounds": 2, "parts": []}')
-    with pytest.raises(RunError, match=r"round.* Resume the run: Federation\.run\(\.\.\., resume=True\)\.$"):
+    with pytest.raises(
+        RunError, match=r"round.* Resume the run: Federation\.run\(\.\.\., resume=True\)\.$"
+    ):
         final_states(done.out)
 
 
@@ -126,7 +136,8 @@ def test_a_damaged_split_is_a_sentence(tmp_path: Path) -> None:
 
 
 def test_the_layout_is_that_of_the_configured_model_on_its_data(tmp_path: Path) -> None:
-    """The small network on 28x28 grey images of ten classes: 105,962 parameters, the last ten a bias."""
+    """The small network on 28x28 grey images of ten classes: 105,962 parameters, the last ten a
+    bias."""
     layout = layout_of(bare(tmp_path / "run", CNN))
     assert layout.size == 105_962
     assert (layout.names[0], layout.shapes[0]) == ("conv1.weight", (16, 1, 3, 3))
@@ -148,11 +159,15 @@ def test_final_states_with_channels_are_those_at_the_end_of_the_run(
     assert done.out
     states = final_states(done.out)
     assert all(isinstance(state.model.mask, UnitMask) for state in states.values())
-    assert {name: bits(state) for name, state in states.items()} == {n: bits(s) for n, s in done.states.items()}
+    assert {name: bits(state) for name, state in states.items()} == {
+        n: bits(s) for n, s in done.states.items()
+    }
 
 
 def test_the_layout_of_a_model_made_in_python_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"was made in Python: only its caller has the model and its layout\.$"):
+    with pytest.raises(
+        RunError, match=r"was made in Python: only its caller has the model and its layout\.$"
+    ):
         layout_of(bare(tmp_path / "run", {"made_in_python": True}))
 
 
@@ -165,8 +180,12 @@ def test_the_layout_of_a_model_made_in_python_is_refused(tmp_path: Path) -> None
         (CNN | {"data": {"name": "fashion-simple"}}, "Did you mean fashion-sample"),
     ],
 )
-def test_a_config_without_a_known_model_is_a_sentence(tmp_path: Path, config: dict[str, Any], why: str) -> None:
-    with pytest.raises(RunError, match="does not name a built-in model and a known data set: ") as refusal:
+def test_a_config_without_a_known_model_is_a_sentence(
+    tmp_path: Path, config: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(
+        RunError, match="does not name a built-in model and a known data set: "
+    ) as refusal:
         layout_of(bare(tmp_path / "run", config))
     assert why in str(refusal.value)
     assert not str(refusal.value).endswith("..")

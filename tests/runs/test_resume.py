@@ -74,9 +74,11 @@ for line in sys.stdin:
     else:
         run(order)
 """
-"""Imports everything once, then forks a process for each `dispfl run`: real ones, that need not import torch again.
+"""Imports everything once, then forks a process for each `dispfl run`: real ones, that need not
+import torch again.
 
-A process can be made to kill itself (SIGKILL) before a change of the disk, given by number or by part of a path.
+A process can be made to kill itself (SIGKILL) before a change of the disk, given by number or by
+part of a path.
 """
 
 
@@ -84,7 +86,9 @@ class Forker:
     def __init__(self, logs: Path) -> None:
         command = [sys.executable, "-c", FORKER]
         quiet = {**os.environ, "OMP_NUM_THREADS": "1"}  # two runs at a time share the cores
-        self._process = subprocess.Popen(command, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._process = subprocess.Popen(
+            command, env=quiet, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self._logs = logs
 
     def start(
@@ -160,7 +164,8 @@ def result(path: Path) -> Outcome:
     summary = read_summary(path)
     assert summary is not None
     records = [
-        {k: v for k, v in record.items() if k not in ("seconds", "peer_seconds")} for record in read_metrics(path)
+        {k: v for k, v in record.items() if k not in ("seconds", "peer_seconds")}
+        for record in read_metrics(path)
     ]
     return summary["weights_sha256"], records
 
@@ -179,7 +184,8 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 def leftovers(path: Path) -> list[str]:
-    """Files that a finished run does not need: temporary files, and checkpoints but the last two."""
+    """Files that a finished run does not need: temporary files, and checkpoints but the last
+    two."""
     kept = {path / "checkpoints" / f"round-00000{rounds}" for rounds in (2, 3)}
     old = {folder for folder in path.glob("checkpoints/*") if folder not in kept}
     return sorted(str(entry) for entry in {*path.rglob("*.partial"), *old})
@@ -189,7 +195,8 @@ def leftovers(path: Path) -> list[str]:
 def test_a_run_killed_before_any_change_of_the_disk_resumes_to_the_same_result(
     forker: Forker, quick: tuple[Path, Outcome], tmp_path: Path, part_a_peer: bool, gap: int
 ) -> None:
-    """A change is a mkdir, open for writing, rename or deletion. Each in turn is the last thing that does not happen.
+    """A change is a mkdir, open for writing, rename or deletion. Each in turn is the last thing
+    that does not happen.
 
     Two runs at a time. Where each peer makes a part, every fifth change is enough.
     """
@@ -202,7 +209,9 @@ def test_a_run_killed_before_any_change_of_the_disk_resumes_to_the_same_result(
         killed = [child.end() == -signal.SIGKILL for child in children]
         started = [(path / "config.toml").exists() for path in paths.values()]
         again = [
-            forker.start(*(["--resume"] if config else [*QUICK, "--out"]), str(path), part_a_peer=part_a_peer)
+            forker.start(
+                *(["--resume"] if config else [*QUICK, "--out"]), str(path), part_a_peer=part_a_peer
+            )
             for path, config in zip(paths.values(), started, strict=True)
         ]
         for number, child in zip(paths, again, strict=True):
@@ -247,9 +256,12 @@ def test_a_round_without_its_completion_is_completed(
 def test_peers_that_finished_before_the_kill_are_not_retrained(
     forker: Forker, quick: tuple[Path, Outcome], tmp_path: Path
 ) -> None:
-    """Killed in round 1 (the second) with two of three parts written: 3 + 2 steps are done, 4 are left."""
+    """Killed in round 1 (the second) with two of three parts written: 3 + 2 steps are done, 4 are
+    left."""
     path = tmp_path / "run"
-    child = forker.start(*QUICK, "--out", str(path), die_before="round-000002/.part-002", part_a_peer=True)
+    child = forker.start(
+        *QUICK, "--out", str(path), die_before="round-000002/.part-002", part_a_peer=True
+    )
     assert child.end() == -signal.SIGKILL
     assert [part.name for part in sorted((path / "checkpoints/round-000002").glob("part-*"))] == [
         "part-000.safetensors",
@@ -257,7 +269,9 @@ def test_peers_that_finished_before_the_kill_are_not_retrained(
     ]
     started: list[tuple[int, int]] = []
     steps: list[None] = []
-    callbacks = RunCallbacks(begin=lambda *numbers: started.append(numbers), step=lambda: steps.append(None))
+    callbacks = RunCallbacks(
+        begin=lambda *numbers: started.append(numbers), step=lambda: steps.append(None)
+    )
     ExperimentRun.resume(path).run(callbacks)
     assert (started, len(steps)) == ([(5, 9)], 4)
     assert result(path) == quick[1]
@@ -299,9 +313,9 @@ def test_sigint_and_sigterm_print_how_to_resume(
     wait_for((path / "checkpoints/round-000001/complete.json").exists)
     child.kill(number)
     assert child.end() == 130
-    assert child.output.endswith(f"Stopped; all finished work is saved. Resume with: dispfl run --resume {path}"), (
-        child.output
-    )
+    assert child.output.endswith(
+        f"Stopped; all finished work is saved. Resume with: dispfl run --resume {path}"
+    ), child.output
     assert "Traceback" not in child.output
     assert read_summary(path) is None
     assert resumed(forker, path) == slow[1]
@@ -315,7 +329,9 @@ def test_a_second_process_is_refused_while_the_first_runs(
     wait_for((path / "config.toml").exists)
     second = forker.start("--resume", str(path))
     assert second.end() == 1
-    assert second.output == f"dispfl: Another process is using {path}; wait for it or stop it first."
+    assert (
+        second.output == f"dispfl: Another process is using {path}; wait for it or stop it first."
+    )
     assert first.end() == 0
     assert result(path) == slow[1]
 
@@ -325,7 +341,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk with room for one checkpoint of about 700 kB, but not for three."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1500k", "none", disk], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1500k", "none", disk], capture_output=True
+    )
     if mounted.returncode != 0:
         pytest.skip("mounting a small disk is not permitted here")
     yield disk
@@ -373,14 +391,23 @@ def network(shape, classes):
 """
 
 
-@pytest.mark.parametrize("moment", ["round-000002/.part-002", "round-000002/.complete", "round-000003"])
+@pytest.mark.parametrize(
+    "moment", ["round-000002/.part-002", "round-000002/.complete", "round-000003"]
+)
 def test_channels_with_buffers_and_dropout_resume_after_a_kill_in_a_round_and_between_rounds(
     forker: Forker, tmp_path: Path, moment: str
 ) -> None:
     (tmp_path / "mine.py").write_text(NETWORK)
-    channels = [*QUICK, "method.structure=channels", "method.density=[0.4,0.8]", "model.factory=mine:network"]
+    channels = [
+        *QUICK,
+        "method.structure=channels",
+        "method.density=[0.4,0.8]",
+        "model.factory=mine:network",
+    ]
     whole = forker.start(*channels, "--out", "whole", folder=tmp_path)
-    killed = forker.start(*channels, "--out", "run", die_before=moment, part_a_peer=True, folder=tmp_path)
+    killed = forker.start(
+        *channels, "--out", "run", die_before=moment, part_a_peer=True, folder=tmp_path
+    )
     assert whole.end() == 0, whole.output
     assert killed.end() == -signal.SIGKILL, killed.output
     again = forker.start("--resume", "run", folder=tmp_path)

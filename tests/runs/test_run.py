@@ -1,4 +1,5 @@
-"""A run that has just ended and the same run loaded from its directory give the same models, masks and metrics."""
+"""A run that has just ended and the same run loaded from its directory give the same models, masks
+and metrics."""
 
 import copy
 import re
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from dispfl import DisPFL, Experiment, Federation, Local, Metric, Run, Train, extras, load_dataset
 from dispfl.core.metric import accuracy
 from dispfl.errors import ConfigError, RunError
-from dispfl.peer.config import SiteConfig
-from dispfl.peer.local import free_ports
-from dispfl.peer.run import run_site
+from dispfl.peer.local_federation import free_ports
+from dispfl.peer.run_site import run_site
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import SiteConfig
 
 QUICK = Train(epochs=1, batch_size=8)
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
@@ -37,7 +38,9 @@ def make(tmp_path: Path, net: Callable[[], nn.Module], points: Points) -> Callab
 
     def run(model: Callable[[], nn.Module] = net, **changes: Any) -> Run:
         peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-        return Federation(model, peers, train=QUICK, workers=1, **changes).run(2, out=tmp_path / "run")
+        return Federation(model, peers, train=QUICK, workers=1, **changes).run(
+            2, out=tmp_path / "run"
+        )
 
     return run
 
@@ -60,16 +63,22 @@ def test_a_run_made_in_python_is_loaded_with_its_model_function(
     assert run.out
     loaded = Run.load(run.out, model=net)
     assert_same(run, loaded, points(5, 7)[0])
-    assert {k: v for k, v in run.summary.items() if k != "peak_rss_mb"}.items() <= loaded.summary.items()
+    assert {
+        k: v for k, v in run.summary.items() if k != "peak_rss_mb"
+    }.items() <= loaded.summary.items()
     assert loaded.split is None
     for k in range(3):
         assert loaded.evaluate(k, points(10, 1000 + k)) == run.accuracy[k]
 
 
-def test_masks_are_bool_tensors_by_parameter_that_keep_what_the_model_keeps(make: Callable[..., Run]) -> None:
+def test_masks_are_bool_tensors_by_parameter_that_keep_what_the_model_keeps(
+    make: Callable[..., Run],
+) -> None:
     run = make(method=DisPFL(density=0.5))
     masks, parameters = run.masks(1), dict(run.model(1).named_parameters())
-    assert {name: mask.shape for name, mask in masks.items()} == {name: p.shape for name, p in parameters.items()}
+    assert {name: mask.shape for name, mask in masks.items()} == {
+        name: p.shape for name, p in parameters.items()
+    }
     assert all(mask.dtype == torch.bool for mask in masks.values())
     assert sum(int(mask.sum()) for mask in masks.values()) == run.states["001"].model.mask.kept < 67
     assert all(not parameters[name][~mask].any() for name, mask in masks.items())
@@ -86,30 +95,41 @@ def test_without_the_model_function_metrics_and_config_are_loaded_and_a_model_is
     for use in (loaded.model, loaded.masks):
         with pytest.raises(RunError) as refused:
             use(0)
-        assert str(refused.value) == (
-            f"{run.out} was made in Python, so only you have its network: give the function that builds it, "
-            "Run.load(..., model=...)."
+        assert (
+            str(refused.value)
+            == f"{run.out} was made in Python, so only you have its network: give the function that"
+            " builds it, Run.load(..., model=...)."
         )
 
 
-def test_what_is_the_callers_own_is_asked_for(make: Callable[..., Run], net: Callable[[], nn.Module]) -> None:
+def test_what_is_the_callers_own_is_asked_for(
+    make: Callable[..., Run], net: Callable[[], nn.Module]
+) -> None:
     own = Metric(closeness, higher_is_better=True)
     run = make(method=Own(), metric=own)
     assert run.out
     loaded = Run.load(run.out, model=net)
-    with pytest.raises(RunError, match=r"was made in Python with your method Own: give it too, method=\.\.\."):
+    with pytest.raises(
+        RunError, match=r"was made in Python with your method Own: give it too, method=\.\.\."
+    ):
         loaded.model(0)
     loaded = Run.load(run.out, model=net, method=Own())
     inputs = torch.ones(2, 4), torch.zeros(2, dtype=torch.long)
-    with pytest.raises(RunError, match=r"was made in Python with your metric closeness: give it too, metric=\.\.\."):
+    with pytest.raises(
+        RunError, match=r"was made in Python with your metric closeness: give it too, metric=\.\.\."
+    ):
         loaded.evaluate(0, inputs)
-    assert Run.load(run.out, model=net, method=Own(), metric=own).evaluate(0, inputs) == run.evaluate(0, inputs)
+    assert Run.load(run.out, model=net, method=Own(), metric=own).evaluate(
+        0, inputs
+    ) == run.evaluate(0, inputs)
 
 
 def test_a_network_that_does_not_fit_is_refused(make: Callable[..., Run]) -> None:
     run = make()
     assert run.out
-    with pytest.raises(RunError, match=r"The models in .*run have 67 weights; the network has 15\."):
+    with pytest.raises(
+        RunError, match=r"The models in .*run have 67 weights; the network has 15\."
+    ):
         Run.load(run.out, model=lambda: nn.Linear(4, 3)).model(0)
 
 
@@ -122,7 +142,9 @@ def test_frozen_parameters_must_be_those_of_the_run(make: Callable[..., Run]) ->
     pretrained = frozen()
     run = make(frozen, init=pretrained)
     assert run.out
-    with pytest.raises(RunError, match=r"The network has frozen parameters, which .* does not contain"):
+    with pytest.raises(
+        RunError, match=r"The network has frozen parameters, which .* does not contain"
+    ):
         Run.load(run.out, model=frozen).model(0)
     loaded = Run.load(run.out, model=lambda: copy.deepcopy(pretrained))
     assert_same(run, loaded, torch.ones(2, 4))
@@ -141,9 +163,12 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "method", [{}, "fedavg", "ditto", "subfedavg", "dpsgd-ft", {"structure": "channels", "density": 0.5}]
+    "method",
+    [{}, "fedavg", "ditto", "subfedavg", "dpsgd-ft", {"structure": "channels", "density": 0.5}],
 )
-def test_a_run_of_the_command_line_is_loaded_without_further_arguments(method: Any, tmp_path: Path) -> None:
+def test_a_run_of_the_command_line_is_loaded_without_further_arguments(
+    method: Any, tmp_path: Path
+) -> None:
     run = Experiment(**SMALL, method=method).run(tmp_path / "run")
     loaded = Run.load(tmp_path / "run")
     images = load_dataset("fashion-sample").samples()[1]
@@ -173,10 +198,15 @@ def test_a_sites_folder_and_its_run_directory_are_the_same_run(tmp_path: Path) -
     assert_same(one, other, torch.ones(3, 2))
     assert one.model("alice")(torch.ones(3, 2)).shape == (3, 2)
     assert one.out == site.run_folder
-    assert re.fullmatch(r"Run\(dispfl, 1 peer, 1 round, accuracy [01]\.\d{3} ± 0\.000 over peers, in .*\)", repr(one))
+    assert re.fullmatch(
+        r"Run\(dispfl, 1 peer, 1 round, accuracy [01]\.\d{3} ± 0\.000 over peers, in .*\)",
+        repr(one),
+    )
 
 
-def test_an_unfinished_run_has_models_and_no_summary(make: Callable[..., Run], net: Callable[[], nn.Module]) -> None:
+def test_an_unfinished_run_has_models_and_no_summary(
+    make: Callable[..., Run], net: Callable[[], nn.Module]
+) -> None:
     run = make()
     assert run.out
     (run.out / "summary.json").unlink()
@@ -191,7 +221,9 @@ def test_a_folder_that_is_no_run_is_a_sentence(tmp_path: Path) -> None:
         Run.load(tmp_path)
 
 
-def test_the_frame_has_a_row_for_each_round_or_for_each_round_and_peer(make: Callable[..., Run]) -> None:
+def test_the_frame_has_a_row_for_each_round_or_for_each_round_and_peer(
+    make: Callable[..., Run],
+) -> None:
     pytest.importorskip("pandas", reason="the extra dispfl[pandas] is not installed")
     run = make(eval_every=2)
     frame = run.metrics.frame()
@@ -199,25 +231,39 @@ def test_the_frame_has_a_row_for_each_round_or_for_each_round_and_peer(make: Cal
     assert frame["accuracy"].isna().tolist() == [True, False]
     assert frame["accuracy"][1] == run.metrics[1]["scores"]["accuracy"]["mean"]
     assert frame["accuracy_std"][1] == run.metrics[1]["scores"]["accuracy"]["std"]
-    assert frame["busiest.wire_mb"].tolist() == [record["busiest"]["wire_mb"] for record in run.metrics]
+    assert frame["busiest.wire_mb"].tolist() == [
+        record["busiest"]["wire_mb"] for record in run.metrics
+    ]
     assert frame["failures"].tolist() == [0, 0]
     peers = run.metrics.frame(per_peer=True)
-    assert peers[["round", "peer"]].values.tolist() == [[t, f"00{k}"] for t in range(2) for k in range(3)]
+    assert peers[["round", "peer"]].values.tolist() == [
+        [t, f"00{k}"] for t in range(2) for k in range(3)
+    ]
     assert peers[peers["round"] == 1]["accuracy"].tolist() == run.accuracy
 
 
-def test_a_frame_without_pandas_is_a_sentence(make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frame_without_pandas_is_a_sentence(
+    make: Callable[..., Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = make()
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     with pytest.raises(ConfigError) as refused:
         run.metrics.frame()
-    assert str(refused.value) == "frame() needs pandas, which is not installed: pip install 'dispfl[pandas]'."
+    assert (
+        str(refused.value)
+        == "frame() needs pandas, which is not installed: pip install 'dispfl[pandas]'."
+    )
 
 
 def test_a_run_is_one_line_and_in_a_notebook_its_learning_curve(make: Callable[..., Run]) -> None:
     run = make()
-    mean, std = run.metrics[-1]["scores"]["accuracy"]["mean"], run.metrics[-1]["scores"]["accuracy"]["std"]
-    line = f"Run(dispfl, 3 peers, 2 rounds, accuracy {mean:.3f} ± {std:.3f} over peers, in {run.out})"
+    mean, std = (
+        run.metrics[-1]["scores"]["accuracy"]["mean"],
+        run.metrics[-1]["scores"]["accuracy"]["std"],
+    )
+    line = (
+        f"Run(dispfl, 3 peers, 2 rounds, accuracy {mean:.3f} ± {std:.3f} over peers, in {run.out})"
+    )
     assert repr(run) == line
     page = run._repr_html_()
     assert page.startswith('<div class="dispfl-run">')

@@ -1,4 +1,5 @@
-"""Runs in TensorBoard, Weights & Biases and MLflow, all offline: what they have is what the metrics have."""
+"""Runs in TensorBoard, Weights & Biases and MLflow, all offline: what they have is what the metrics
+have."""
 
 import contextlib
 import importlib.util
@@ -59,7 +60,9 @@ def test_scalars_have_names_and_unmeasured_values_are_omitted() -> None:
 
 
 def test_another_tracker_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--track must be tensorboard, wandb or mlflow, got 'excel'\."):
+    with pytest.raises(
+        ConfigError, match=r"--track must be tensorboard, wandb or mlflow, got 'excel'\."
+    ):
         check_tracker("excel")
 
 
@@ -81,14 +84,19 @@ def test_tensorboard_reads_the_metrics_of_each_round(tmp_path: Path) -> None:
             callbacks.round(RECORD | {"round": t})
     assert len(records) == 3
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
-    assert [(event.step, event.value) for event in events.Scalars("busiest/wire_mb")] == [(1, 1.5), (2, 1.5), (3, 1.5)]
+    assert [(event.step, event.value) for event in events.Scalars("busiest/wire_mb")] == [
+        (1, 1.5),
+        (2, 1.5),
+        (3, 1.5),
+    ]
 
 
 @extra("tensorboard")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("first", [2, 1], ids=["the next round", "the last round again"])
 def test_tensorboard_has_every_round_of_a_resumed_run_once(run: Path, first: int) -> None:
-    """Two rounds, then a resumed run that begins with the third, or with the second because its checkpoint is lost."""
+    """Two rounds, then a resumed run that begins with the third, or with the second because its
+    checkpoint is lost."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     with contextlib.closing(RunDirectory.open(run)) as directory:
@@ -151,8 +159,13 @@ def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(
 
     monkeypatch.setitem(cast(dict, TRACKERS), "broken", broken)
     records: list[Metrics] = []
-    with caplog.at_level(logging.WARNING, "dispfl"), tracking("broken", run, RunCallbacks(round=records.append)) as own:
+    with (
+        caplog.at_level(logging.WARNING, "dispfl"),
+        tracking("broken", run, RunCallbacks(round=records.append)) as own,
+    ):
         for t in range(2):
             own.round(RECORD | {"round": t})
     assert len(records) == 2
-    assert caplog.messages == ["--track broken failed (no route to host); the run goes on without it."]
+    assert caplog.messages == [
+        "--track broken failed (no route to host); the run goes on without it."
+    ]

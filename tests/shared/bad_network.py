@@ -20,7 +20,8 @@ RESET_DELAY = 0.05
 
 @dataclass
 class Proxy:
-    """Forwards connections to the peer on port `target`; other peers connect to the proxy's port."""
+    """Forwards connections to the peer on port `target`; other peers connect to the proxy's
+    port."""
 
     target: int
     seed: int
@@ -43,10 +44,15 @@ class Proxy:
     async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         rng = random.Random(f"{self.seed} {self.connections}")
         self.connections += 1
-        with contextlib.suppress(asyncio.CancelledError), contextlib.ExitStack() as stack:  # the proxy may be stopped
+        with (
+            contextlib.suppress(asyncio.CancelledError),
+            contextlib.ExitStack() as stack,
+        ):  # the proxy may be stopped
             stack.callback(_reset, writer)
             try:
-                from_peer, to_peer = await asyncio.open_connection(LOOPBACK, self.target, limit=CHUNK)
+                from_peer, to_peer = await asyncio.open_connection(
+                    LOOPBACK, self.target, limit=CHUNK
+                )
             except OSError:
                 return
             stack.callback(_reset, to_peer)
@@ -92,7 +98,8 @@ class Proxy:
 
 
 class _ResetSchedule:
-    """Decides when a connection is reset: within a response chosen for a reset, or before the next request."""
+    """Decides when a connection is reset: within a response chosen for a reset, or before the next
+    request."""
 
     def __init__(self, rng: random.Random, reset_prob: float) -> None:
         self._rng, self._reset_prob = rng, reset_prob

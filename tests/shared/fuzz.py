@@ -1,4 +1,5 @@
-"""How long random tests search: a fixed number of seeds in `make test`, a number of seconds in `make fuzz`."""
+"""How long random tests search: a fixed number of seeds in `make test`, a number of seconds in
+`make fuzz`."""
 
 import os
 import time
@@ -9,7 +10,8 @@ SECONDS = float(os.environ.get("DISPFL_FUZZ_SECONDS", "0"))
 
 
 def seeds(least: int, share: float = 1.0) -> Iterator[int]:
-    """Yield `least` seeds, the same ones every time; with a budget, others until this share of it is used up."""
+    """Yield `least` seeds, the same ones every time; with a budget, others until this share of it
+    is used up."""
     yield from range(least)
     first = last = 1000 * int(time.time())
     until = time.monotonic() + share * SECONDS

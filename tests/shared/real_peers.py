@@ -16,18 +16,18 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from dispfl.attacks import LIES, Victim
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.data.datasets import load_dataset
 from dispfl.experiment import Experiment
 from dispfl.methods.base import PeerState
-from dispfl.peer.config import Deadlines
-from dispfl.peer.local import LOG, setup_of_peer
+from dispfl.peer.local_federation import LOG, setup_of_peer
 from dispfl.peer.log import event_logger
-from dispfl.peer.run import run_node
+from dispfl.peer.run_site import run_node
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import Deadlines
 from dispfl.peer.store import PeerStore, rounds_of
 from dispfl.peer.transport.base import Limits
+from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
 from dispfl.runs.directory import RunDirectory, read_config, write_split
 from dispfl.runs.files import SITES
 
@@ -44,14 +44,21 @@ TINY = [
 ]
 
 
-def create_sites(experiment: Experiment, out: Path, addresses: Mapping[str, tuple[str, str]]) -> None:
-    """Create a site for each peer with its `listen` and `advertise` addresses; all accept each other."""
+def create_sites(
+    experiment: Experiment, out: Path, addresses: Mapping[str, tuple[str, str]]
+) -> None:
+    """Create a site for each peer with its `listen` and `advertise` addresses; all accept each
+    other."""
     data = load_dataset(experiment.data)
     split = experiment.split(data)
     with contextlib.closing(RunDirectory.create(out, experiment.to_toml())):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
     sites = [
-        Site.create(out / SITES / name, SiteInfo(name=name, listen=listen, advertise=advertise, federation="up"), {})
+        Site.create(
+            out / SITES / name,
+            SiteInfo(name=name, listen=listen, advertise=advertise, federation="up"),
+            {},
+        )
         for name, (listen, advertise) in addresses.items()
     ]
     for site in sites:
@@ -60,7 +67,9 @@ def create_sites(experiment: Experiment, out: Path, addresses: Mapping[str, tupl
                 site.members.accept(other.invite())
 
 
-def run_peer(out: Path, name: str, deadlines: Deadlines, namespace: str | None, limits: Limits | None = None) -> None:
+def run_peer(
+    out: Path, name: str, deadlines: Deadlines, namespace: str | None, limits: Limits | None = None
+) -> None:
     """Run one peer in this process."""
     log = os.open(out / SITES / name / LOG, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(log, 1)
@@ -77,13 +86,15 @@ def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) 
     """Run a peer that lies to everyone, as the attack that is named in the folder's file LIE."""
     from dispfl.peer import server
 
-    tell, honestly = LIES[(out / LIE).read_text()], server.encode_model  # type: ignore[index, attr-defined]
+    tell, honestly = ATTACK_FUNCTIONS[(out / LIE).read_text()], server.encode_model  # type: ignore[index, attr-defined]
 
-    def lie(run: Any, codec: Any, model: PackedModel, mask: PackedMask, own: str, receiver: str, t: int) -> bytes:
-        victim = Victim(receiver, model, mask, [], 1, lambda liar, mask: True, run.seed, t)
-        return honestly(run, codec, tell(own, model, victim), mask, own, receiver, t)
+    def attack_model(
+        run: Any, codec: Any, model: PackedModel, mask: PackedMask, own: str, receiver: str, t: int
+    ) -> bytes:
+        target = Target(receiver, model, mask, [], 1, lambda attacker, mask: True, run.seed, t)
+        return honestly(run, codec, tell(own, model, target), mask, own, receiver, t)
 
-    server.encode_model = lie  # type: ignore[assignment, attr-defined]
+    server.encode_model = attack_model  # type: ignore[assignment, attr-defined]
     run_peer(out, name, deadlines, namespace)
 
 
@@ -91,20 +102,24 @@ class Peers:
     """The processes of one federation."""
 
     def __init__(
-        self, out: Path, names: Sequence[str], deadlines: Deadlines, namespaces: Mapping[str, str] | None = None
+        self,
+        out: Path,
+        names: Sequence[str],
+        deadlines: Deadlines,
+        namespaces: Mapping[str, str] | None = None,
     ) -> None:
         self.out, self.names = out, names
-        self.liars: Sequence[str] = ()
+        self.byzantine: Sequence[str] = ()
         self._pace, self._namespaces = deadlines, namespaces or {}
         self._processes: dict[str, ForkServerProcess] = {}
         self._server = multiprocessing.get_context("forkserver")
-        self._server.set_forkserver_preload(["pytest", "dispfl.peer.local"])
+        self._server.set_forkserver_preload(["pytest", "dispfl.peer.local_federation"])
 
     def start(self, *names: str) -> None:
         """Start or restart peers."""
         for name in names:
             arguments = (self.out, name, self._pace, self._namespaces.get(name))
-            target = run_liar if name in self.liars else run_peer
+            target = run_liar if name in self.byzantine else run_peer
             self._processes[name] = self._server.Process(target=target, args=arguments, daemon=True)
             self._processes[name].start()
 
@@ -129,12 +144,18 @@ class Peers:
         def checked() -> bool:
             ended = self.ended()
             for name, code in ended.items():
-                assert code in (0, -signal.SIGKILL), f"{name} ended with {code}: {self.log(name)[-3000:]}"
+                assert code in (0, -signal.SIGKILL), (
+                    f"{name} ended with {code}: {self.log(name)[-3000:]}"
+                )
             is_so = happened()
-            assert is_so or len(ended) < len(self._processes), "all peers have ended before the condition was met"
+            assert is_so or len(ended) < len(self._processes), (
+                "all peers have ended before the condition was met"
+            )
             return is_so
 
-        until(checked, lambda: "\n".join(f"{name}: {self.status(name)}" for name in self.names), pause)
+        until(
+            checked, lambda: "\n".join(f"{name}: {self.status(name)}" for name in self.names), pause
+        )
 
     def ended(self) -> dict[str, int]:
         """The exit codes of ended processes."""
@@ -166,7 +187,9 @@ class Peers:
             lines = (self._run(name) / "metrics.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
             return -1
-        return int(json.loads(lines[-2])["round"]) if len(lines) > 1 else -1  # the last line may be incomplete
+        return (
+            int(json.loads(lines[-2])["round"]) if len(lines) > 1 else -1
+        )  # the last line may be incomplete
 
     def checkpoints(self, name: str) -> Path:
         """The folder of a peer's checkpoints."""
@@ -198,7 +221,9 @@ class Peers:
         return pid
 
 
-def until(happened: Callable[[], bool], else_say: Callable[[], str] = lambda: "", pause: float = 0.001) -> None:
+def until(
+    happened: Callable[[], bool], else_say: Callable[[], str] = lambda: "", pause: float = 0.001
+) -> None:
     """Wait for a condition."""
     deadline = time.monotonic() + PATIENCE
     while not happened():

@@ -1,6 +1,8 @@
-"""A federation on a virtual clock: peers crash and restart, the network loses, duplicates and delays messages.
+"""A federation on a virtual clock: peers crash and restart, the network loses, duplicates and
+delays messages.
 
-Nodes, messages and averages are real; only training is replaced by noise. The same seed gives the same trace.
+Nodes, messages and averages are real; only training is replaced by noise. The same seed gives the
+same trace.
 """
 
 import asyncio
@@ -14,22 +16,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from dispfl.core.blocks import block_average
+from dispfl.channels.block_average import block_average
+from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.core.task import Report, Task
 from dispfl.core.train import Train
-from dispfl.core.units import UnitMask
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
-from dispfl.peer.config import Deadlines
 from dispfl.peer.context import NodeContext
 from dispfl.peer.node import Node
 from dispfl.peer.published import PublishedModels
 from dispfl.peer.server import MAX_HOLD
+from dispfl.peer.site_config import Deadlines
 from dispfl.peer.spec import federation_spec
 from dispfl.peer.transport.base import JSON
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -108,14 +110,17 @@ class RecordedModels(PublishedModels):
         super().__init__()
         self.name, self.world = name, world
 
-    def publish(self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]) -> None:
+    def publish(
+        self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]
+    ) -> None:
         self.world.published[self.name, t].append(model)
         super().publish(t, model, listeners, gone)
 
 
 @dataclass
 class CheckedNode(Node):
-    """Checks that no round exceeds twice its deadline, and that a restarted peer is within two rounds of the others.
+    """Checks that no round exceeds twice its deadline, and that a restarted peer is within two
+    rounds of the others.
 
     A peer that is ahead of most others, or in the startup period, waits longer.
     """
@@ -124,7 +129,11 @@ class CheckedNode(Node):
 
     async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
         clock, name = asyncio.get_running_loop().time, self.ctx.name
-        began, deadline, median_round = clock(), self.client.deadlines.deadline, self.world.federation_round(name)
+        began, deadline, median_round = (
+            clock(),
+            self.client.deadlines.deadline,
+            self.world.federation_round(name),
+        )
         after, state = await super()._round(t, state)
         deadline = max(deadline, self.client.startup_until + MIN_DEADLINE - began)
         deadline = max(deadline, self.client.deadlines.patience) if median_round < t else deadline
@@ -163,7 +172,10 @@ class World:
             input_shape=input_shape,
         )
         layout, self.weights = self.context.layout, self.context.first_weights
-        self.start = {name: method.start(self.weights, layout, 0.5, seed=seed, peer=name) for name in self.names}
+        self.start = {
+            name: method.start(self.weights, layout, 0.5, seed=seed, peer=name)
+            for name in self.names
+        }
         self.members = AllMembers(self.names, self.start["000"].model.mask.kept_per_layer(layout))
         self.network = MemoryNetwork(delivery_model or unreliable, seed=seed, timeout=TIMEOUT)
         self.stores = {name: MemoryStore(self, name) for name in self.names}
@@ -189,7 +201,9 @@ class World:
             published=RecordedModels(name, self),
         )
         rng = random.Random(self.rng.getrandbits(64))
-        client = Client(ctx, self.network.join(name), Deadlines(min=MIN_DEADLINE, startup=120.0), rng)
+        client = Client(
+            ctx, self.network.join(name), Deadlines(min=MIN_DEADLINE, startup=120.0), rng
+        )
         return CheckedNode(ctx, client, FakeTraining(self, rng), self.stores[name], self)
 
     async def live(self, name: str) -> None:
@@ -203,7 +217,9 @@ class World:
 
     def federation_round(self, without: str) -> float:
         """The median number of finished rounds."""
-        return statistics.median((store.last or (0, None))[0] for name, store in self.stores.items() if name != without)
+        return statistics.median(
+            (store.last or (0, None))[0] for name, store in self.stores.items() if name != without
+        )
 
 
 @dataclass
@@ -214,32 +230,39 @@ class MemoryStore:
     name: str
     last: tuple[int, PeerState] | None = None
     rounds: list[int] = field(default_factory=list)
-    heard: dict[int, list[str]] = field(default_factory=dict)
+    received: dict[int, list[str]] = field(default_factory=dict)
     missed: dict[int, list[str]] = field(default_factory=dict)
 
-    async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
+    async def save(
+        self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
+    ) -> None:
         state, context, layout = step.next_state, self.world.context, self.world.context.layout
         if self.world.members.is_fixed:
-            senders, _ = context.topology.row(context.seed, t, self.world.members.roster(t), self.name)
-            assert sorted([*heard, *missed]) == senders
+            senders, _ = context.topology.row(
+                context.seed, t, self.world.members.roster(t), self.name
+            )
+            assert sorted([*received, *missed]) == senders
         assert torch.isfinite(state.model.values).all()
         keeps = list(self.world.members.keeps)
         assert state.model.mask.kept_per_layer(layout) == keeps
         assert state.next_mask.kept_per_layer(layout) == keeps
-        assert t not in self.heard or self.rounds[-1] < t  # a round is saved once
+        assert t not in self.received or self.rounds[-1] < t  # a round is saved once
         self.rounds.append(t)
-        self.heard[t], self.missed[t] = list(heard), list(missed)
+        self.received[t], self.missed[t] = list(received), list(missed)
         self.last = (t + 1, state)
 
 
 @dataclass
 class FakeTraining:
-    """Mixes and evolves as Dis-PFL does, with noise instead of training, and checks the received models."""
+    """Mixes and evolves as Dis-PFL does, with noise instead of training, and checks the received
+    models."""
 
     world: World
     rng: random.Random
 
-    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
         self._check(task, state, received)
         await asyncio.sleep(self.rng.uniform(0.5, 3.0))
         context, m_k = self.world.context, state.next_mask
@@ -247,18 +270,28 @@ class FakeTraining:
         noise = stream(context.seed, "pretend", task.peer, task.t)
         if isinstance(m_k, UnitMask):
             w = block_average([models[name] for name in sorted(models)], m_k, context.first_weights)
-            return StepResult(Report(), state=PeerState(PackedModel.under(trained(w, noise), m_k), m_k))
+            return StepResult(
+                Report(), state=PeerState(PackedModel.under(trained(w, noise), m_k), m_k)
+            )
         mask = m_k.unpack()
         w = torch.where(mask, trained(METHOD.mix(models, mask), noise), 0.0)
         growth = torch.rand(w.shape, generator=noise)
-        next_mask = prune_and_regrow(w, mask, growth, prune_rate(task.t, context.rounds, 0.5), context.layout)
-        return StepResult(Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask)))
+        next_mask = prune_and_regrow(
+            w, mask, growth, prune_rate(task.t, context.rounds, 0.5), context.layout
+        )
+        return StepResult(
+            Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask))
+        )
 
     def _check(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> None:
-        """Check that each model is what its sender published in this round, under our mask, and was trained."""
+        """Check that each model is what its sender published in this round, under our mask, and was
+        trained."""
         for sender, model in received.items():
             candidates = self.world.published[sender, task.t]
-            assert any(same(model, each.restrict(state.next_mask)) for each in candidates), (task, sender)
+            assert any(same(model, each.restrict(state.next_mask)) for each in candidates), (
+                task,
+                sender,
+            )
             assert model.values.any(), (task, sender)
 
 
@@ -279,7 +312,8 @@ def reliable(delivery: Delivery, rng: random.Random) -> Sequence[float]:
 
 
 def unreliable(delivery: Delivery, rng: random.Random) -> Sequence[float]:
-    """Lose one message in twenty, duplicate one in twenty, and delay a few enough to reorder them."""
+    """Lose one message in twenty, duplicate one in twenty, and delay a few enough to reorder
+    them."""
     chance = rng.random()
     if chance < 0.05:
         return []
@@ -298,14 +332,14 @@ async def inject_faults(world: World, running: dict[str, "asyncio.Task[None]"]) 
             await asyncio.sleep(world.rng.uniform(5.0, 60.0))
             world.network.heal()
             continue
-        victim = world.rng.choice(world.names)
-        if running[victim].done():
+        target = world.rng.choice(world.names)
+        if running[target].done():
             continue
-        running[victim].cancel()
-        await asyncio.wait([running[victim]])
+        running[target].cancel()
+        await asyncio.wait([running[target]])
         await asyncio.sleep(world.rng.uniform(0.0, 60.0))
-        running[victim] = asyncio.create_task(world.live(victim))
-        world.returning.add(victim)
+        running[target] = asyncio.create_task(world.live(target))
+        world.returning.add(target)
 
 
 async def whole_run(world: World, faulty: bool = True) -> None:
@@ -325,11 +359,17 @@ def check(seed: int) -> str:
     """Run a federation with faults and all checks; return a digest of its trace."""
     world = simulate(seed)
     assert set(world.finished) == set(world.names), seed
-    assert all(store.last is not None and store.last[0] == ROUNDS for store in world.stores.values()), seed
+    assert all(
+        store.last is not None and store.last[0] == ROUNDS for store in world.stores.values()
+    ), seed
     assert len(world.trace) > PEERS * ROUNDS / 2, seed
     return hashlib.blake2b(repr(world.trace).encode()).hexdigest()
 
 
 def events_about(world: World, logger: str, peer: str) -> list[str]:
     """The events about a peer in another peer's log."""
-    return [event for _, name, event, facts in world.trace if name == logger and f"'peer': '{peer}'" in facts]
+    return [
+        event
+        for _, name, event, facts in world.trace
+        if name == logger and f"'peer': '{peer}'" in facts
+    ]

@@ -1,12 +1,14 @@
-"""A federation of real site folders on a virtual clock, whose operators and whose one hostile member do as they like.
+"""A federation of real site folders on a virtual clock, whose operators and whose one hostile
+member do as they like.
 
-Keys, member lists, signed records, specs and checkpoints are real; the network is in memory and training is noise, on
-weights with the norms of real networks. Operators accept, revoke, rotate, join late, restart and leave, disks fail and
-clocks jump. One member lies about its round, its records, its models and its version. The same seed gives the same run.
+Keys, member lists, signed records, specs and checkpoints are real; the network is in memory and
+training is noise, on weights with the norms of real networks. Operators accept, revoke, rotate,
+join late, restart and leave, disks fail and clocks jump. One member lies about its round, its
+records, its models and its version. The same seed gives the same run.
 
-What must hold: no node ends by itself, no honest node is cut off, no weights are averaged in that were not trained, no
-site finishes unheard without saying so, nothing that was saved is lost, no key that was rotated away returns, and no
-log fills the disk.
+What must hold: no node ends by itself, no honest node is cut off, no weights are averaged in that
+were not trained, no site finishes unheard without saying so, nothing that was saved is lost, no key
+that was rotated away returns, and no log fills the disk.
 """
 
 import asyncio
@@ -38,7 +40,6 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
-from dispfl.peer.config import Deadlines
 from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import der
@@ -46,6 +47,7 @@ from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import Deadlines
 from dispfl.peer.spec import federation_spec
 from dispfl.peer.store import PeerStore, SavingThread, unheard
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response, Unreachable
@@ -61,7 +63,7 @@ NORMS = (1.4, 12.7, 55.0, 75.0)
 """Norms of first weights: of a tiny network, the mlp, VGG-11 and ResNet-18."""
 STARTUP = 60.0
 SETTLED = 10.0
-"""Seconds after which two sites that can reach each other should hear each other."""
+"""Seconds after which two sites that can reach each other should receive from each other."""
 MAX_LOG_CHARS = 100_000
 """Characters that a site may log about one member in a run."""
 
@@ -83,12 +85,19 @@ def network_of_norm(norm: float) -> Callable[[], nn.Module]:
 def hostile_address(rng: random.Random) -> Address:
     """An address that a member may sign, if it does not use the functions that check addresses."""
     zones = ["\n", "\x1b[2J", " ", "a" * 300, "%25", "eth0/../../", "é", "eth0"]
-    hosts = [f"fe80::1%{rng.choice(zones)}", "a" * 64 + ".example", "xn--a.example", "127.0.0.1", "169.254.169.254"]
+    hosts = [
+        f"fe80::1%{rng.choice(zones)}",
+        "a" * 64 + ".example",
+        "xn--a.example",
+        "127.0.0.1",
+        "169.254.169.254",
+    ]
     return Address(rng.choice(hosts), rng.choice([1, 80, 7600, 65535]))
 
 
 class SiteTransport(MemoryTransport):
-    """Looks addresses up, and authenticates both sides by their certificates, as the HTTPS transport does."""
+    """Looks addresses up, and authenticates both sides by their certificates, as the HTTPS
+    transport does."""
 
     def __init__(self, world: "SiteWorld", site: Site, membership: SiteMembership) -> None:
         super().__init__(world.network, site.name)
@@ -100,13 +109,17 @@ class SiteTransport(MemoryTransport):
         if (other := self.world.sites.get(peer)) is None or other.info.address != (host, port):
             raise Unreachable(peer, f"cannot be reached at {host}:{port}")
         if self.membership.identify(*certificates(other)) != peer:
-            raise Refused(Refusal.WRONG_CERTIFICATE, f"{peer}'s certificate is not the accepted one.")
+            raise Refused(
+                Refusal.WRONG_CERTIFICATE, f"{peer}'s certificate is not the accepted one."
+            )
         return await super().request(peer, request)
 
     async def serve(self, handler: Handler) -> None:
         async def authenticated(sender: str, request: Request) -> Response:
             if self.membership.identify(*certificates(self.world.sites[sender])) != sender:
-                raise Refused(Refusal.NOT_A_MEMBER, f"{self.name} does not accept this certificate.")
+                raise Refused(
+                    Refusal.NOT_A_MEMBER, f"{self.name} does not accept this certificate."
+                )
             return await handler(sender, request)
 
         await super().serve(authenticated)
@@ -120,22 +133,33 @@ def certificates(site: Site) -> tuple[bytes, list[bytes]]:
 
 @dataclass
 class NoisyTraining:
-    """Mixes and evolves as Dis-PFL does, with noise instead of training, and checks the received models."""
+    """Mixes and evolves as Dis-PFL does, with noise instead of training, and checks the received
+    models."""
 
     world: "SiteWorld"
     rng: random.Random
 
-    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
         for sender, model in received.items():
-            assert model.values.any() or not len(model.values), f"{task.peer} averages zeros of {sender}"
+            assert model.values.any() or not len(model.values), (
+                f"{task.peer} averages zeros of {sender}"
+            )
         await asyncio.sleep(self.rng.uniform(0.5, 3.0))
         context, mask = self.world.context, state.next_mask.unpack()
         assert state.model.values.any(), f"{task.peer} trains weights that are all zero"
         noise = stream(context.seed, "pretend", task.peer, task.t)
-        w = torch.where(mask, trained(METHOD.mix({**received, task.peer: state.model}, mask), noise), 0.0)
+        w = torch.where(
+            mask, trained(METHOD.mix({**received, task.peer: state.model}, mask), noise), 0.0
+        )
         rate = prune_rate(task.t, context.rounds, 0.5)
-        next_mask = prune_and_regrow(w, mask, torch.rand(w.shape, generator=noise), rate, context.layout)
-        return StepResult(Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask)))
+        next_mask = prune_and_regrow(
+            w, mask, torch.rand(w.shape, generator=noise), rate, context.layout
+        )
+        return StepResult(
+            Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask))
+        )
 
 
 class WatchedSaving(SavingThread):
@@ -143,10 +167,12 @@ class WatchedSaving(SavingThread):
 
     world: "SiteWorld"
 
-    async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
-        await super().save(t, step, heard, missed)
+    async def save(
+        self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
+    ) -> None:
+        await super().save(t, step, received, missed)
         now = asyncio.get_running_loop().time()
-        self.world.rounds.append((now, self.store.name, set(heard), set(missed)))
+        self.world.rounds.append((now, self.store.name, set(received), set(missed)))
 
 
 class SiteWorld:
@@ -168,7 +194,9 @@ class SiteWorld:
             remote_peers=self.names,
             input_shape=(6,),
         )
-        self.spec = federation_spec("test", self.context, self.context.layout, self.context.first_weights, 0.5)
+        self.spec = federation_spec(
+            "test", self.context, self.context.layout, self.context.first_weights, 0.5
+        )
         self.network = MemoryNetwork(unreliable, seed=seed, timeout=TIMEOUT)
         self.sites: dict[str, Site] = {}
         self.running: dict[str, asyncio.Task[None]] = {}
@@ -184,14 +212,15 @@ class SiteWorld:
         self.lives: dict[str, list[tuple[float, float]]] = {}
         """When each site ran."""
         self.rounds: list[tuple[float, str, set[str], set[str]]] = []
-        """When rounds ended, of which site, who was heard and who was missed."""
+        """When rounds ended, of which site, who was received and who was missed."""
         self.left: set[str] = set()
         """Sites whose operators have stopped them for good."""
         self.rotated: set[str] = set()
         self.cut: set[frozenset[str]] = set()
         """Pairs of which one has revoked the other at some time."""
         self.alone: set[str] = set()
-        """Sites whose operator has revoked all members at some time, so that they went ahead without anybody."""
+        """Sites whose operator has revoked all members at some time, so that they went ahead
+        without anybody."""
         self.ends: dict[str, str] = {}
         """What sites that ended said."""
         for name in [*self.names, HOSTILE]:
@@ -217,7 +246,8 @@ class SiteWorld:
         await asyncio.wait([self.running[name]])
 
     async def _live(self, name: str) -> None:
-        """Run a site from its last checkpoint, as `dispfl.peer.run` does, without threads and sockets."""
+        """Run a site from its last checkpoint, as `dispfl.peer.run_site` does, without threads and
+        sockets."""
         site = self.sites[name] = Site.open(self.folder / name)
         with contextlib.closing(
             PeerStore(site.run_folder, name, self.spec, {}, ForwardCost((2,), (3,)), Task())
@@ -225,7 +255,9 @@ class SiteWorld:
             node, saving = self.node(site, store)
             retrying = asyncio.create_task(saving.retry())
             last, began = store.last(), asyncio.get_running_loop().time()
-            assert (last[0] if last else 0) >= self.saved.get(name, 0), f"{name} has lost saved rounds"
+            assert (last[0] if last else 0) >= self.saved.get(name, 0), (
+                f"{name} has lost saved rounds"
+            )
             try:
                 await node.run(*(last or (0, self.first_state(name))))
                 await saving.wait_until_saved()
@@ -244,7 +276,12 @@ class SiteWorld:
         membership = SiteMembership(site, METHOD, self.context.layout, 0.5)
         site.members.announce(site.identity, site.info.address, 0.5, site.members.own_first_round)
         ctx = NodeContext(
-            site.name, self.context, self.context.codec, self.spec, membership, log=self._log_of(site.name)
+            site.name,
+            self.context,
+            self.context.codec,
+            self.spec,
+            membership,
+            log=self._log_of(site.name),
         )
         rng = random.Random(self.rng.getrandbits(64))
         transport = SiteTransport(self, site, membership)
@@ -254,14 +291,22 @@ class SiteWorld:
         return Node(ctx, client, NoisyTraining(self, rng), saving), saving
 
     def were_mates(self, one: str, other: str, end: float) -> bool:
-        """Whether two sites had not revoked each other, and ran for a round's time until one of them ended a round."""
-        lives = [any(a <= end - SETTLED and end <= b for a, b in self.lives[name]) for name in (one, other)]
+        """Whether two sites had not revoked each other, and ran for a round's time until one of
+        them ended a round."""
+        lives = [
+            any(a <= end - SETTLED and end <= b for a, b in self.lives[name])
+            for name in (one, other)
+        ]
         return one != other and frozenset({one, other}) not in self.cut and all(lives)
 
     def _log_of(self, name: str) -> Callable[[str, Mapping[str, object]], None]:
         def log(event: str, fields: Mapping[str, object]) -> None:
             line, about = repr(dict(fields)), str(fields.get("peer", ""))
-            assert all(str(value).isprintable() for value in fields.values()), (name, event, line[:200])
+            assert all(str(value).isprintable() for value in fields.values()), (
+                name,
+                event,
+                line[:200],
+            )
             self.chars[name, about] = self.chars.get((name, about), 0) + len(line)
             now = asyncio.get_running_loop().time()
             self.trace.append((now, name, event, line))
@@ -279,7 +324,8 @@ class SiteWorld:
     # what happens during the run
 
     async def play(self) -> None:
-        """Run the federation while its operators act, until all sites that are left have finished."""
+        """Run the federation while its operators act, until all sites that are left have
+        finished."""
         mallory = HostileMember(self, random.Random(self.rng.getrandbits(64)))
         await mallory.transport.serve(mallory.answer)
         attack = asyncio.create_task(mallory.attack())
@@ -297,7 +343,9 @@ class SiteWorld:
 
     def one(self) -> str | None:
         """A running honest site."""
-        return self.rng.choice([None, *(name for name in self.names if not self.running[name].done())])
+        return self.rng.choice(
+            [None, *(name for name in self.names if not self.running[name].done())]
+        )
 
     async def crash(self) -> None:
         """A site is killed and started again."""
@@ -345,7 +393,8 @@ class SiteWorld:
             self.start(name)
 
     async def return_key(self) -> None:
-        """A site gets a new key; later another operator revokes it and is given its old invite again."""
+        """A site gets a new key; later another operator revokes it and is given its old invite
+        again."""
         name, other = self.one(), self.one()
         if not (name and other) or name == other or other in self.rotated:
             return
@@ -365,7 +414,8 @@ class SiteWorld:
             raise AssertionError(f"{name} has accepted a key that {other} has rotated away")
 
     async def fail_disk(self) -> None:
-        """A site is killed, and started again while its disk cannot be read; then its operator repairs the disk."""
+        """A site is killed, and started again while its disk cannot be read; then its operator
+        repairs the disk."""
         if not (name := self.one()):
             return
         await self.stop(name)
@@ -427,15 +477,31 @@ class HostileMember:
     def record(self) -> JSON:
         """A signed record, valid or not."""
         self.serial += 1
-        address = self.rng.choice([hostile_address(self.rng), self.world.sites[HOSTILE].info.address])
+        address = self.rng.choice(
+            [hostile_address(self.rng), self.world.sites[HOSTILE].info.address]
+        )
         first_round = self.rng.choice([0, 0, 3, ROUNDS, ROUNDS + 1, 2**53])
-        return MemberRecord.sign(self.identity, "test", address, 0.5, first_round, self.serial).to_json()
+        return MemberRecord.sign(
+            self.identity, "test", address, 0.5, first_round, self.serial
+        ).to_json()
 
     def claim(self) -> JSON:
         """A round, as it claims to be in it."""
         if self.favourite is not None:
             return self.favourite
-        claims: list[JSON] = [0, ROUNDS - 2, ROUNDS - 1, ROUNDS, 10**30, -1, "9", None, 0.5, [9], True]
+        claims: list[JSON] = [
+            0,
+            ROUNDS - 2,
+            ROUNDS - 1,
+            ROUNDS,
+            10**30,
+            -1,
+            "9",
+            None,
+            0.5,
+            [9],
+            True,
+        ]
         return self.rng.choice(claims)
 
     def sync(self) -> tuple[dict[str, JSON], bytes]:
@@ -444,23 +510,41 @@ class HostileMember:
         if self.favourite is not None:
             return {"spec": spec, "current_round": self.favourite}, b""
         if self.rng.random() < 0.3:
-            spec |= self.rng.choice([{"protocol": "2"}, {"seed\x1b[2J": "\n" * 70_000}, {"new": {"a": 1}}])
+            spec |= self.rng.choice(
+                [{"protocol": "2"}, {"seed\x1b[2J": "\n" * 70_000}, {"new": {"a": 1}}]
+            )
         records = [self.record() for _ in range(self.rng.randint(0, 3))]
-        greeting = json.dumps({"state": str(self.rng.random()), "roster": [7, "x", "y"], "records": records}).encode()
+        greeting = json.dumps(
+            {"state": str(self.rng.random()), "roster": [7, "x", "y"], "records": records}
+        ).encode()
         page = json.dumps({"records": records, "next": self.rng.choice(["", "0", "~"])}).encode()
         body = self.rng.choice(
-            [greeting, page, b"", b'{"part":"x","size":9}', b'{"known":3,"records":[[]]}', b"\xff" * 9]
+            [
+                greeting,
+                page,
+                b"",
+                b'{"part":"x","size":9}',
+                b'{"known":3,"records":[[]]}',
+                b"\xff" * 9,
+            ]
         )
         return {"spec": spec, "current_round": self.claim(), "future": [{}]}, body
 
     async def answer(self, sender: str, request: Request) -> Response:
         chance = self.rng.random()
         if chance < 0.2 and self.favourite is None:
-            raise Refused(f"no-{self.rng.random()}\x1b[2J", f"\x1b[31m{self.rng.random()}\r\n" + "x" * 60_000)
+            raise Refused(
+                f"no-{self.rng.random()}\x1b[2J", f"\x1b[31m{self.rng.random()}\r\n" + "x" * 60_000
+            )
         if request.kind == "sync":
             return Response(*self.sync())
         if chance < 0.4:
-            return Response({"status": self.rng.choice(["stale", "wait", 5, None]), "current_round": self.claim()})
+            return Response(
+                {
+                    "status": self.rng.choice(["stale", "wait", 5, None]),
+                    "current_round": self.claim(),
+                }
+            )
         await asyncio.sleep(self.rng.choice([0.0, 0.0, 19.0, 60.0]))
         return self.model(request)
 
@@ -471,7 +555,11 @@ class HostileMember:
         model = dataclasses.replace(model, values=model.values * self.rng.choice([0.0, 1e9]))
         body = codec.encode_answer(model, codec.decode_request(request.body), rng=torch.Generator())
         body = self.rng.choice([body, body, body[:-1], self.rng.randbytes(len(body)), b""])
-        header = {"status": "model", "round": request.header["round"], "nonce": request.header["nonce"]}
+        header = {
+            "status": "model",
+            "round": request.header["round"],
+            "nonce": request.header["nonce"],
+        }
         return Response({**header, "current_round": self.claim()}, body)
 
     async def attack(self) -> None:
@@ -493,7 +581,10 @@ class HostileMember:
 def check_sites(seed: int) -> str:
     """Run a federation of sites, and check what must hold; return a summary."""
     memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=memory) as folder, time_of(world := SiteWorld(seed, Path(folder))):
+    with (
+        tempfile.TemporaryDirectory(dir=memory) as folder,
+        time_of(world := SiteWorld(seed, Path(folder))),
+    ):
         run(world.play(), LIMIT)
     for name, task in world.running.items():
         problem = None if task.cancelled() else task.exception()
@@ -506,21 +597,23 @@ def check_sites(seed: int) -> str:
 
 
 def check_nobody_is_cut_off(world: SiteWorld) -> None:
-    """Check that a site that requests models of running members, which accept it, hears one now and then."""
+    """Check that a site that requests models of running members, which accept it, receives from one
+    now and then."""
     for name in world.lives:
-        heard, missed = 0, 0
+        received, missed = 0, 0
         for end, who, senders, absent in world.rounds:
             if who == name:
                 mates = {other for other in world.lives if world.were_mates(name, other, end)}
-                heard, missed = heard + len(mates & senders), missed + len(mates & absent)
-        assert heard or missed < 5 or name in world.alone, (
-            f"{name} heard no model of running members and missed {missed}"
+                received, missed = received + len(mates & senders), missed + len(mates & absent)
+        assert received or missed < 5 or name in world.alone, (
+            f"{name} received no model of running members and missed {missed}"
         )
 
 
 @contextlib.contextmanager
 def time_of(world: SiteWorld) -> Iterator[None]:
-    """Let `time.time` be the virtual clock, with its jumps, and threads a part of the event loop."""
+    """Let `time.time` be the virtual clock, with its jumps, and threads a part of the event
+    loop."""
     began = time.time()
 
     def now() -> float:
@@ -529,7 +622,9 @@ def time_of(world: SiteWorld) -> Iterator[None]:
         except RuntimeError:
             return began
 
-    def inline(loop: VirtualTimeLoop, pool: Any, work: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+    def inline(
+        loop: VirtualTimeLoop, pool: Any, work: Callable[..., Any], *args: Any
+    ) -> asyncio.Future[Any]:
         """Do on the event loop what a real node does on a thread."""
         result = loop.create_future()
         try:
@@ -538,5 +633,8 @@ def time_of(world: SiteWorld) -> Iterator[None]:
             result.set_exception(problem)
         return result
 
-    with mock.patch("time.time", now), mock.patch.object(VirtualTimeLoop, "run_in_executor", inline):
+    with (
+        mock.patch("time.time", now),
+        mock.patch.object(VirtualTimeLoop, "run_in_executor", inline),
+    ):
         yield

@@ -1,4 +1,5 @@
-"""`check_method` accepts methods that keep the contract, and names the rule that a defective one breaks."""
+"""`check_method` accepts methods that keep the contract, and names the rule that a defective one
+breaks."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -20,8 +21,8 @@ from dispfl import (
     PackedModel,
     PeerState,
     Trainer,
-    fresh_state,
     gossip_average,
+    initial_state,
 )
 from dispfl.methods.base import Method
 from dispfl.testing import ContractError, check_method
@@ -36,29 +37,29 @@ class WithoutName(GossipMethod):
         weights, masks = zip(*(models[name].unpack() for name in sorted(models)), strict=True)
         return gossip_average(weights, masks, mask)
 
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
         mask = state.model.mask.unpack()
-        mixed = self.mix({**heard, peer.peer: state.model}, mask)
-        model = PackedModel.pack(peer.learn(mixed, mask), mask)
-        return PeerState(model, model.mask, peer.buffers)
+        mixed = self.mix({**received, trainer.peer: state.model}, mask)
+        model = PackedModel.pack(trainer.learn(mixed, mask), mask)
+        return PeerState(model, model.mask, trainer.buffers)
 
 
 class ModifiesItsState(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
         state.model.values.mul_(0.5)
-        return super().step(peer, state, heard)
+        return super().step(trainer, state, received)
 
 
 class ModifiesWhatItReceived(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        for model in heard.values():
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        for model in received.values():
             model.values.add_(1)
-        return super().step(peer, state, heard)
+        return super().step(trainer, state, received)
 
 
 class ModifiesItsMemory(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        after = super().step(peer, state, heard)
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        after = super().step(trainer, state, received)
         steps = state.memory.get("steps", torch.zeros(1))
         steps += 1
         return PeerState(after.model, after.next_mask, after.buffers, {"steps": steps})
@@ -75,13 +76,17 @@ class DrawsFromNumPy(WithoutName):
 
 
 class DrawsFromPython(WithoutName):
-    def choose(self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator) -> Sequence[str]:
+    def choose(
+        self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
+    ) -> Sequence[str]:
         return [random.choice(neighbourhood.neighbours)] if neighbourhood.neighbours else []
 
 
 class StartsAtRandom(WithoutName):
-    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
-        return fresh_state(torch.rand(layout.size), torch.ones(layout.size, dtype=torch.bool))
+    def start(
+        self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
+    ) -> PeerState:
+        return initial_state(torch.rand(layout.size), torch.ones(layout.size, dtype=torch.bool))
 
 
 class DrawsAnUnnamedSeed(WithoutName):
@@ -100,7 +105,7 @@ class RemembersCalls(WithoutName):
 
 
 class KeepsMore(DisPFL):
-    def evolve(self, peer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
+    def evolve(self, trainer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
         more = m_k.clone()
         more[~m_k] = torch.arange(int((~m_k).sum())) < 2
         return more
@@ -112,11 +117,11 @@ class AnnouncesLess(WithoutName):
 
 
 class PrunesWhatItAnnouncesAsDense(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        after = super().step(peer, state, heard)
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        after = super().step(trainer, state, received)
         weights, mask = after.model.unpack()
         mask[:5] = False
-        return fresh_state(weights, mask)
+        return initial_state(weights, mask)
 
 
 class InArrivalOrder(WithoutName):
@@ -128,18 +133,20 @@ class InArrivalOrder(WithoutName):
 
 
 class DividesByNeighbours(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        _ = 1 / len(heard)
-        return super().step(peer, state, heard)
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        _ = 1 / len(received)
+        return super().step(trainer, state, received)
 
 
 class TakesTheLastUpload(FedAvg):
     def aggregate(self, server: PeerState, uploads: Heard, samples: Mapping[str, int]) -> PeerState:
-        return fresh_state(*list(uploads.values())[-1].unpack())
+        return initial_state(*list(uploads.values())[-1].unpack())
 
 
 class HearsEveryone(WithoutName):
-    def choose(self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator) -> Sequence[str]:
+    def choose(
+        self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
+    ) -> Sequence[str]:
         return neighbourhood.roster[1:] if neighbourhood.neighbours else []
 
 
@@ -150,19 +157,21 @@ class PullsButUsesEverything(DisPFL):
 
 
 class HasNegativeZeros(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        after = super().step(peer, state, heard)
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        after = super().step(trainer, state, received)
         values = after.model.values.clone()
         values[0] = -0.0
         return PeerState(PackedModel(values, after.model.mask), after.next_mask, after.buffers)
 
 
 class LosesItsMask(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        after = super().step(peer, state, heard)
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        after = super().step(trainer, state, received)
         fewer = torch.ones(after.model.mask.size, dtype=torch.bool)
         fewer[0] = False
-        return PeerState(PackedModel(after.model.values, PackedMask.pack(fewer)), after.next_mask, after.buffers)
+        return PeerState(
+            PackedModel(after.model.values, PackedMask.pack(fewer)), after.next_mask, after.buffers
+        )
 
 
 class BecomesInfinite(WithoutName):
@@ -176,30 +185,38 @@ class HasTooFewDensities(WithoutName):
 
 
 class ForgetsItsBuffers(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        after = super().step(peer, state, heard)
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        after = super().step(trainer, state, received)
         return PeerState(after.model, after.next_mask, state.buffers)
 
 
 class RemembersOutsideOfTheState(WithoutName):
     seen: ClassVar[dict[Any, Tensor]] = {}
 
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
         known = self.seen.pop(state.model.values.data_ptr(), None)  # gone after a checkpoint
-        after = super().step(peer, state, heard)
-        model = after.model if known is None else PackedModel(after.model.values * 0.5, after.model.mask)
+        after = super().step(trainer, state, received)
+        model = (
+            after.model
+            if known is None
+            else PackedModel(after.model.values * 0.5, after.model.mask)
+        )
         self.seen[model.values.data_ptr()] = model.values
         return PeerState(model, after.next_mask, after.buffers)
 
 
 class AnnealsOverAllRounds(WithoutName):
-    def step(self, peer: Trainer, state: PeerState, heard: Heard) -> PeerState:
-        after = super().step(peer, state, heard)
-        model = PackedModel(after.model.values * (1 - peer.t / (2 * peer.T)), after.model.mask)
+    def step(self, trainer: Trainer, state: PeerState, received: Heard) -> PeerState:
+        after = super().step(trainer, state, received)
+        model = PackedModel(
+            after.model.values * (1 - trainer.t / (2 * trainer.T)), after.model.mask
+        )
         return PeerState(model, model.mask, after.buffers)
 
 
-@pytest.mark.parametrize("method", [WithoutName(), Local(), DisPFL(density=0.3)], ids=lambda method: method.name)
+@pytest.mark.parametrize(
+    "method", [WithoutName(), Local(), DisPFL(density=0.3)], ids=lambda method: method.name
+)
 def test_a_good_method_passes(method: Method) -> None:
     check_method(method)
 
@@ -244,7 +261,8 @@ def test_a_defect_is_found_by_name(kind: type[Method], rule: str) -> None:
 
 def test_an_exception_of_the_method_is_the_cause() -> None:
     with pytest.raises(
-        ContractError, match=r"alone: Peer 000, round 0: DividesByNeighbours\.step \(.*\) raised ZeroDiv"
+        ContractError,
+        match=r"alone: Peer 000, round 0: DividesByNeighbours\.step \(.*\) raised ZeroDiv",
     ) as caught:
         check_method(DividesByNeighbours())
     assert isinstance(caught.value.__cause__, ZeroDivisionError)

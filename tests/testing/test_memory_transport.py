@@ -1,4 +1,5 @@
-"""The in-memory network: messages are delivered, lost, duplicated, reordered or partitioned, as the seed determines."""
+"""The in-memory network: messages are delivered, lost, duplicated, reordered or partitioned, as the
+seed determines."""
 
 import asyncio
 import random
@@ -22,7 +23,9 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def play(scenario: Scenario, delivery_model: DeliveryModel | None = None, limit: float = 1000) -> None:
+def play(
+    scenario: Scenario, delivery_model: DeliveryModel | None = None, limit: float = 1000
+) -> None:
     """Run alice and bob, who echoes, on a network with this delivery model."""
 
     async def both() -> None:
@@ -133,7 +136,10 @@ def test_a_response_counts_as_sent_only_if_it_arrives() -> None:
         with pytest.raises(Unreachable):
             await alice.request("carol", Request("model", {}))
 
-    play(scenario, lambda delivery, rng: () if delivery.is_response and delivery.kind == "model" else (0.0,))
+    play(
+        scenario,
+        lambda delivery, rng: () if delivery.is_response and delivery.kind == "model" else (0.0,),
+    )
     assert sent_kinds == ["sync"]
 
 
@@ -153,7 +159,9 @@ def test_messages_may_be_reordered_and_a_duplicate_is_answered_once() -> None:
             return Response({"count": len(arrived)})
 
         await network.join("carol").serve(note)
-        requests = (alice.request("carol", Request(kind, {})) for kind in ("slow", "quick", "twice"))
+        requests = (
+            alice.request("carol", Request(kind, {})) for kind in ("slow", "quick", "twice")
+        )
         slow, quick, twice = await asyncio.gather(*requests, return_exceptions=True)
         # The refusal of the duplicate is dropped.
         assert (quick, twice) == (Response({"count": 1}), Response({"count": 2}))
@@ -230,7 +238,9 @@ def unreliable_trace(seed: int) -> list[tuple[float, str]]:
         nodes = [network.join(name) for name in "abc"]
         for node in nodes:
             await node.serve(echo)
-        await asyncio.gather(*(client(node, [name for name in "abc" if name != node.name]) for node in nodes))
+        await asyncio.gather(
+            *(client(node, [name for name in "abc" if name != node.name]) for node in nodes)
+        )
 
     run(all_nodes(), 1000)
     return trace

@@ -1,4 +1,5 @@
-"""Virtual time jumps to the next timer, events are deterministic, and deadlocks and infinite loops are detected."""
+"""Virtual time jumps to the next timer, events are deterministic, and deadlocks and infinite loops
+are detected."""
 
 import asyncio
 import time
@@ -60,7 +61,9 @@ def test_waiting_without_a_timer_is_a_deadlock() -> None:
         run(wait_forever(), 10)
 
 
-def test_an_infinite_loop_without_advancing_time_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_infinite_loop_without_advancing_time_is_detected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("dispfl.testing.virtual_time._MAX_ITERATIONS", 1000)
 
     async def spin() -> None:

@@ -1,4 +1,5 @@
-"""The decoder takes arbitrary bytes: every bad message is one named refusal, and never anything else."""
+"""The decoder takes arbitrary bytes: every bad message is one named refusal, and never anything
+else."""
 
 import tracemalloc
 import zlib
@@ -15,16 +16,17 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dispfl.core.find_units import find_units
+from dispfl.channels.find_units import find_units
+from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.units import UnitMask
 from dispfl.errors import MessageError
 from dispfl.wire.codec import ANSWER, HEADER, MAGIC, MODEL, REQUEST, VERSION, Codec, Wire
 from dispfl.wire.refusals import Refusal
 
 MUTATIONS = 150
-"""How many mutated messages each kind of value and coding gets from one seed; `make fuzz` takes more seeds."""
+"""How many mutated messages each kind of value and coding gets from one seed; `make fuzz` takes
+more seeds."""
 LAYOUT = Layout.from_shapes({"first": (9, 5), "bias": (9,), "second": (3, 9)})
 KEPT = torch.rand(LAYOUT.size, generator=torch.Generator().manual_seed(1)) < 0.5
 KEPT[45:54] = True
@@ -32,14 +34,21 @@ ASKED = torch.rand(LAYOUT.size, generator=torch.Generator().manual_seed(2)) < 0.
 ASKED[45:54] = True
 SENT = PackedModel.pack(torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(3)), KEPT)
 REQUESTED = PackedMask.pack(ASKED)
-UNITS = find_units(nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 6), nn.Linear(6, 3)), torch.zeros(2, 5))
+UNITS = find_units(
+    nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 6), nn.Linear(6, 3)), torch.zeros(2, 5)
+)
 SENT_UNITS = UnitMask.of(np.arange(UNITS.units) % 2 == 0, UNITS)
 REQUESTED_UNITS = UnitMask.of(np.arange(UNITS.units) % 3 < 2, UNITS)
 EXCHANGED: dict[str, tuple[Layout, PackedModel, PackedMask]] = {
     "weights": (LAYOUT, SENT, REQUESTED),
-    "channels": (UNITS, PackedModel(torch.linspace(-1, 1, SENT_UNITS.kept), SENT_UNITS), REQUESTED_UNITS),
+    "channels": (
+        UNITS,
+        PackedModel(torch.linspace(-1, 1, SENT_UNITS.kept), SENT_UNITS),
+        REQUESTED_UNITS,
+    ),
 }
-"""With masks of single weights and of channels: the layout, a model that is sent, and a mask that is requested."""
+"""With masks of single weights and of channels: the layout, a model that is sent, and a mask that
+is requested."""
 FORMATS = list(product(("float32", "float16", "bfloat16", "int8"), ("plain", "zstd"), EXCHANGED))
 
 
@@ -50,7 +59,9 @@ def codec(values: str = "float32", coding: str = "plain", structure: str = "weig
 
 
 def exchanged(talk: Codec) -> tuple[PackedModel, PackedMask]:
-    return next((model, mask) for layout, model, mask in EXCHANGED.values() if layout is talk.layout)
+    return next(
+        (model, mask) for layout, model, mask in EXCHANGED.values() if layout is talk.layout
+    )
 
 
 def frames(talk: Codec) -> dict[int, bytes]:
@@ -65,7 +76,11 @@ def frames(talk: Codec) -> dict[int, bytes]:
 def decode(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask:
     if kind == MODEL:
         return talk.decode_model(frame)
-    return talk.decode_request(frame) if kind == REQUEST else talk.decode_answer(frame, exchanged(talk)[1])
+    return (
+        talk.decode_request(frame)
+        if kind == REQUEST
+        else talk.decode_answer(frame, exchanged(talk)[1])
+    )
 
 
 def outcome(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask | Refusal:
@@ -136,14 +151,17 @@ def test_bits_after_a_masks_end_must_be_zero() -> None:
 
 
 def test_a_units_flag_that_does_not_fit_the_announced_weights_is_refused() -> None:
-    """Units 0 and 1 of 15 are the first bits: the sender has unit 0 and not unit 1, and a request has both."""
+    """Units 0 and 1 of 15 are the first bits: the sender has unit 0 and not unit 1, and a request
+    has both."""
     talk = codec(structure="channels")
     good = frames(talk)
     for kind in (MODEL, REQUEST):
         begin = HEADER.size
         other = good[kind][:begin] + bytes([good[kind][begin] ^ 2]) + good[kind][begin + 1 :]
         assert refusal(sealed(other), talk, kind) == Refusal.COUNT
-        padded = good[kind][: begin + 1] + bytes([good[kind][begin + 1] | 128]) + good[kind][begin + 2 :]
+        padded = (
+            good[kind][: begin + 1] + bytes([good[kind][begin + 1] | 128]) + good[kind][begin + 2 :]
+        )
         assert refusal(sealed(padded), talk, kind) == Refusal.PADDING
 
 
@@ -215,7 +233,8 @@ def test_every_single_flipped_bit_is_detected(values: str, coding: str, structur
 
 @st.composite
 def mutated(draw: st.DrawFn, good: bytes) -> bytes:
-    """A message after a few changes, sealed again half of the time so that they reach beyond the checksum."""
+    """A message after a few changes, sealed again half of the time so that they reach beyond the
+    checksum."""
     frame = bytearray(good)
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, max(0, len(frame) - 1)))
@@ -235,12 +254,23 @@ def mutated(draw: st.DrawFn, good: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(("values", "coding", "structure"), FORMATS)
-def test_mutated_messages_are_either_refused_or_decoded(values: str, coding: str, structure: str) -> None:
+def test_mutated_messages_are_either_refused_or_decoded(
+    values: str, coding: str, structure: str
+) -> None:
     talk = codec(values, coding, structure)
     good = frames(talk)
 
-    @settings(max_examples=MUTATIONS, deadline=None, database=None, suppress_health_check=list(HealthCheck))
-    @given(st.sampled_from(sorted(good)).flatmap(lambda kind: st.tuples(st.just(kind), mutated(good[kind]))))
+    @settings(
+        max_examples=MUTATIONS,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(
+        st.sampled_from(sorted(good)).flatmap(
+            lambda kind: st.tuples(st.just(kind), mutated(good[kind]))
+        )
+    )
     def try_it(kind_and_frame: tuple[int, bytes]) -> None:
         kind, frame = kind_and_frame
         read = outcome(talk, kind, frame)

@@ -41,7 +41,9 @@ def mask(density: float, seed: int, layout: Layout = LAYOUT) -> Tensor:
 
 
 def model(density: float = 0.5, seed: int = 1) -> PackedModel:
-    return PackedModel.pack(torch.randn(LAYOUT.size, generator=rng(seed + 100)), mask(density, seed))
+    return PackedModel.pack(
+        torch.randn(LAYOUT.size, generator=rng(seed + 100)), mask(density, seed)
+    )
 
 
 def same(one: PackedModel, other: PackedModel) -> bool:
@@ -55,7 +57,9 @@ def under(sent: PackedModel, asked: PackedMask) -> PackedModel:
 
 def test_a_model_is_a_header_a_mask_and_its_values_byte_by_byte() -> None:
     kept = torch.zeros(36, dtype=torch.bool)
-    kept[[0, 12, 13, 14, 15, 16, 35]] = True  # one of the first layer, the whole bias, first and last of the second
+    kept[[0, 12, 13, 14, 15, 16, 35]] = (
+        True  # one of the first layer, the whole bias, first and last of the second
+    )
     frame = codec().encode_model(PackedModel.pack(torch.arange(36.0), kept), rng=rng())
     body = bytes([0b1, 0b1_0000, 0, 0b1000_0000])  # bits 0, 12 and 31: the bias has none
     body += np.array([0, 12, 13, 14, 15, 16, 35], "<f4").tobytes()
@@ -70,8 +74,12 @@ def test_an_answer_has_mask_bits_only_for_requested_weights() -> None:
     asked[[3, 5, 12, 13, 14, 15, 20]] = True
     kept = torch.zeros(36, dtype=torch.bool)
     kept[[5, 12, 13, 14, 15, 20, 30]] = True
-    frame = codec().encode_answer(PackedModel.pack(torch.arange(36.0), kept), PackedMask.pack(asked), rng=rng())
-    assert frame[HEADER.size :] == bytes([0b110]) + np.array([5, 12, 13, 14, 15, 20], "<f4").tobytes()
+    frame = codec().encode_answer(
+        PackedModel.pack(torch.arange(36.0), kept), PackedMask.pack(asked), rng=rng()
+    )
+    assert (
+        frame[HEADER.size :] == bytes([0b110]) + np.array([5, 12, 13, 14, 15, 20], "<f4").tobytes()
+    )
 
 
 @pytest.mark.parametrize("coding", CODINGS)
@@ -117,10 +125,15 @@ def test_any_model_round_trips_and_plain_lengths_are_known_in_advance(
     assert arrived.mask.bits.equal(sent.mask.bits)
     assert talk.decode_request(question).bits.equal(request.bits)
     assert talk.decode_answer(answer, request).mask.bits.equal(under(sent, request).mask.bits)
-    # a float16 has 11 significant bits, a bfloat16 8; int8 has 127 steps up to the layer's largest weight
+    # a float16 has 11 significant bits, a bfloat16 8; int8 has 127 steps up to the layer's largest
+    # weight
     relative = {"float32": 0.0, "float16": 2**-11, "bfloat16": 2**-8, "int8": 0.0}[values]
-    absolute = float(sent.values.abs().max()) / 126.9 if values == "int8" and len(sent.values) else 1e-6
-    assert torch.allclose(arrived.values, sent.values, rtol=relative, atol=absolute if values != "float32" else 0)
+    absolute = (
+        float(sent.values.abs().max()) / 126.9 if values == "int8" and len(sent.values) else 1e-6
+    )
+    assert torch.allclose(
+        arrived.values, sent.values, rtol=relative, atol=absolute if values != "float32" else 0
+    )
 
 
 def test_int8_is_right_on_average_and_its_largest_weight_is_exact() -> None:
@@ -129,11 +142,15 @@ def test_int8_is_right_on_average_and_its_largest_weight_is_exact() -> None:
     weights = torch.full((20_000,), 0.3)
     weights[0] = -127.0  # so that a step is 1, and 0.3 becomes 0 or 1
     arrived = talk.decode_model(
-        talk.encode_model(PackedModel.pack(weights, torch.ones(20_000, dtype=torch.bool)), rng=rng())
+        talk.encode_model(
+            PackedModel.pack(weights, torch.ones(20_000, dtype=torch.bool)), rng=rng()
+        )
     ).values
     assert arrived[0] == -127
     assert set(arrived[1:].tolist()) == {0.0, 1.0}
-    assert float(arrived[1:].mean()) == pytest.approx(0.3, abs=0.015)  # 20,000 draws: 0.0032 is one standard deviation
+    assert float(arrived[1:].mean()) == pytest.approx(
+        0.3, abs=0.015
+    )  # 20,000 draws: 0.0032 is one standard deviation
 
 
 def test_the_same_stream_rounds_the_same_way_and_another_does_not() -> None:
@@ -142,11 +159,17 @@ def test_the_same_stream_rounds_the_same_way_and_another_does_not() -> None:
     assert talk.encode_model(sent, rng=rng(7)) != talk.encode_model(sent, rng=rng(8))
 
 
-@pytest.mark.parametrize(("values", "largest"), [("float16", 65504.0), ("bfloat16", 3.3895313892515355e38)])
-def test_a_weight_that_a_float_type_cannot_hold_becomes_its_largest(values: str, largest: float) -> None:
+@pytest.mark.parametrize(
+    ("values", "largest"), [("float16", 65504.0), ("bfloat16", 3.3895313892515355e38)]
+)
+def test_a_weight_that_a_float_type_cannot_hold_becomes_its_largest(
+    values: str, largest: float
+) -> None:
     talk = codec(values=values)
     weights = torch.full((36,), 3.4e38)
-    arrived = talk.decode_model(talk.encode_model(PackedModel.pack(weights, mask(1.0, 0)), rng=rng()))
+    arrived = talk.decode_model(
+        talk.encode_model(PackedModel.pack(weights, mask(1.0, 0)), rng=rng())
+    )
     assert set(arrived.values.tolist()) == {largest}
 
 
@@ -155,7 +178,9 @@ def test_no_weight_arrives_as_minus_zero(values: str) -> None:
     talk = codec(values=values)
     weights = torch.full((36,), -1e-30)
     weights[0] = 1.0
-    arrived = talk.decode_model(talk.encode_model(PackedModel.pack(weights, mask(1.0, 0)), rng=rng(3))).values
+    arrived = talk.decode_model(
+        talk.encode_model(PackedModel.pack(weights, mask(1.0, 0)), rng=rng(3))
+    ).values
     assert not torch.signbit(arrived[arrived == 0]).any()
 
 

@@ -1,4 +1,5 @@
-"""The command line: each command parses, delegates and prints. torch is imported only when it is needed."""
+"""The command line: each command parses, delegates and prints. torch is imported only when it is
+needed."""
 
 import signal
 import sys
@@ -44,10 +45,14 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", is_eager=True, callback=_print_version
+        ),
     ] = False,
 ) -> None:
-    """Decentralized, personalized, sparse federated learning: every peer trains its own sparse model, no server."""
+    """Decentralized, personalized, sparse federated learning: every peer trains its own sparse
+    model, no server."""
 
 
 app.command("run")(run.run)

@@ -14,20 +14,29 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dispfl.audit.audit import AuditResult
-    from dispfl.audit.membership import Interval
+    from dispfl.privacy.audit.membership_inference import Interval
+    from dispfl.privacy.audit.run_audit import AuditResult
 
 
 def audit(
-    directory: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a finished run.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The directory of a finished run.")
+    ],
     shadows: Annotated[
-        int, typer.Option(min=0, help="Shadow federations to train, an even number; 0: attack without any.")
+        int,
+        typer.Option(
+            min=0, help="Shadow federations to train, an even number; 0: attack without any."
+        ),
     ] = 8,
     canaries: Annotated[
         int | None,
-        typer.Option(min=0, help="Canaries of each peer; default: a quarter of its samples; 0: none."),
+        typer.Option(
+            min=0, help="Canaries of each peer; default: a quarter of its samples; 0: none."
+        ),
     ] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="The folder with the data set's files.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The folder with the data set's files.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Attack a finished run, and print what its models and masks tell about the peers' samples.
@@ -45,9 +54,9 @@ def audit(
     """
     from rich.console import Console
 
-    from dispfl.audit.audit import Audit
     from dispfl.cli.grid import run_grid
     from dispfl.cli.run import data_dir_override
+    from dispfl.privacy.audit.run_audit import Audit
 
     if not directory.is_dir():
         raise ConfigError(f"{directory} does not exist; name the directory of a finished run.")
@@ -71,10 +80,14 @@ def print_audit(result: "AuditResult", console: "Console") -> None:
     say = partial(print_text, console)
     say("\nCan an attacker tell whether a record was in a peer's training data?", "bold")
     console.print(_membership_table(result))
-    how = f"likelihood ratios with {result.shadows} shadow federations" if result.shadows else "the confidence alone"
+    how = (
+        f"likelihood ratios with {result.shadows} shadow federations"
+        if result.shadows
+        else "the confidence alone"
+    )
     say(
-        f"By {how}; {result.pairs:,} records of the peers and as many others, [95 % interval]. A blind guess has AUC "
-        "0.5, and finds as large a share as it raises false alarms.",
+        f"By {how}; {result.pairs:,} records of the peers and as many others, [95 % interval]. A"
+        " blind guess has AUC 0.5, and finds as large a share as it raises false alarms.",
         "dim",
     )
     say("\nHow much can a model depend on one record (epsilon)?", "bold")
@@ -84,8 +97,9 @@ def print_audit(result: "AuditResult", console: "Console") -> None:
         say("\nDo masks tell which classes a peer has?", "bold")
         console.print(_label_table(result))
         say(
-            "Distance of the guessed class histogram from the true one (0: equal, 1: disjoint), mean over peers; main "
-            "class: how often it is guessed. By chance: how often guesses are as close if masks tell nothing.",
+            "Distance of the guessed class histogram from the true one (0: equal, 1: disjoint),"
+            " mean over peers; main class: how often it is guessed. By chance: how often guesses"
+            " are as close if masks tell nothing.",
             "dim",
         )
 
@@ -96,8 +110,8 @@ def _at_least(result: "AuditResult") -> str:
         return "not measured: no canaries"
     right = f"{found.correct} of {found.guesses} guesses about {found.canaries} canaries are right"
     return (
-        f"{found.epsilon:.2f}   ({result.confidence:.0%} confidence: {right}; so many canaries show at most "
-        f"{found.largest:.1f})"
+        f"{found.epsilon:.2f}   ({result.confidence:.0%} confidence: {right}; so many canaries show"
+        f" at most {found.largest:.1f})"
     )
 
 
@@ -117,7 +131,8 @@ def _membership_table(result: "AuditResult") -> "Table":
     worst = [max(one.per_peer, key=lambda peer: one.per_peer[peer]) for one in result.membership]
     table.add_row("AUC", *(_interval(one.auc) for one in result.membership))
     table.add_row(
-        "worst peer", *(f"{one.per_peer[k]:.2f} ({k})" for one, k in zip(result.membership, worst, strict=True))
+        "worst peer",
+        *(f"{one.per_peer[k]:.2f} ({k})" for one, k in zip(result.membership, worst, strict=True)),
     )
     for rate in result.membership[0].tpr:
         shares = (_interval(one.tpr[rate], percent=True) for one in result.membership)
@@ -137,7 +152,14 @@ def _label_table(result: "AuditResult") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in ("guessed from", "distance", "(no masks)", "main class", "(no masks)", "by chance"):
+    for column in (
+        "guessed from",
+        "distance",
+        "(no masks)",
+        "main class",
+        "(no masks)",
+        "by chance",
+    ):
         table.add_column(column, justify="left" if column == "guessed from" else "right")
     for one in result.labels:
         table.add_row(

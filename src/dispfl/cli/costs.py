@@ -24,21 +24,28 @@ PAPER_DEFAULTS: Mapping[str, Any] = {
     "topology": {"name": "random", "degree": 10},
     "train": {"epochs": 5, "batch_size": 128},
 }
-"""The settings of the paper's main experiments; the method is Dis-PFL at density 0.5 by default in any case."""
+"""The settings of the paper's main experiments; the method is Dis-PFL at density 0.5 by default in
+any case."""
 
 
 def costs(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides, as for dispfl run."
+            metavar="[CONFIG.toml] [KEY=VALUE]...",
+            help="A config file, then overrides, as for dispfl run.",
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="The config file, given as an option.")] = None,
-    paper: Annotated[bool, typer.Option("--paper", help="Print every cost of the paper beside ours.")] = False,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="The config file, given as an option.")
+    ] = None,
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Print every cost of the paper beside ours.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what a round costs in bytes and FLOPs, layer by layer, without training and without data files.
+    """Print what a round costs in bytes and FLOPs, layer by layer, without training and without
+    data files.
 
     Defaults are the paper's: Dis-PFL at density 0.5, ResNet-18,
     CIFAR-10, 100 peers with 500 samples each (all training samples),
@@ -53,10 +60,18 @@ def costs(
     from rich.console import Console
 
     if paper:
-        from dispfl.paper.costs import CostVerdict, compare_costs, costs_as_json, count_verdicts, print_costs
+        from dispfl.paper.printed_costs import (
+            CostVerdict,
+            compare_costs,
+            costs_as_json,
+            count_verdicts,
+            print_costs,
+        )
 
         if arguments or config:
-            raise ConfigError("--paper uses the settings of the paper's tables; omit all other settings.")
+            raise ConfigError(
+                "--paper uses the settings of the paper's tables; omit all other settings."
+            )
         compared = compare_costs()
         if as_json:
             typer.echo(json.dumps(costs_as_json(compared), indent=2))
@@ -76,7 +91,9 @@ def costs(
     file = file or config
     base = read_toml(file) if file else PAPER_DEFAULTS
     if MADE_IN_PYTHON in base:
-        raise ConfigError(f"{file} belongs to a run made in Python; costs need a model and a data set by name.")
+        raise ConfigError(
+            f"{file} belongs to a run made in Python; costs need a model and a data set by name."
+        )
     inputs = _cost_inputs(compose(base, overrides))
     found, wire = estimate(inputs), wire_costs(inputs)
     if as_json:
@@ -92,8 +109,9 @@ def _cost_inputs(experiment: "Experiment") -> "CostInputs":
     most = spec.train // experiment.peers
     if most == 0 or (requested != "all" and requested > most):
         raise ConfigError(
-            f"partition.samples_per_peer is {requested} but {spec.train} training samples give each of "
-            f"{experiment.peers} peers at most {most}; lower partition.samples_per_peer or peers."
+            f"partition.samples_per_peer is {requested} but {spec.train} training samples give each"
+            f" of {experiment.peers} peers at most {most}; lower partition.samples_per_peer or"
+            " peers."
         )
     return experiment.cost_inputs()
 
@@ -130,7 +148,12 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
             "peers_drawn": wire.peers_drawn,
         },
         "groups": [
-            {"density": group.density, "peers": group.peers, "kept": group.kept, "flops_per_peer_round": group.flops}
+            {
+                "density": group.density,
+                "peers": group.peers,
+                "kept": group.kept,
+                "flops_per_peer_round": group.flops,
+            }
             for group in found.groups
         ],
         "layers": [
@@ -152,12 +175,18 @@ def _whole(mean: float) -> float:
     return int(mean) if mean.is_integer() else mean
 
 
-def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> None:
+def _print(
+    console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts"
+) -> None:
     small = found.layers[0].small_shape is not None  # then shapes say what is kept
-    layers = number_table("layer", "shape", *(("small", "density") if small else ("density", "kept")), "MFLOPs")
+    layers = number_table(
+        "layer", "shape", *(("small", "density") if small else ("density", "kept")), "MFLOPs"
+    )
 
     def add(name: str, shape: str, kept: str, density: float, flops: str) -> None:
-        layers.add_row(name, shape, *((kept, f"{density:.3f}") if small else (f"{density:.3f}", kept)), flops)
+        layers.add_row(
+            name, shape, *((kept, f"{density:.3f}") if small else (f"{density:.3f}", kept)), flops
+        )
 
     for layer in found.layers:
         kept = f"{layer.kept:,.0f}" if layer.small_shape is None else _shape(layer.small_shape)
@@ -170,7 +199,11 @@ def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: 
     share = found.kept / found.parameters
     add("all", f"{found.parameters:,}", f"{found.kept:,.0f}", share, f"{forward:,.2f}")
     totals = number_table(
-        "\nper round", "busiest node\nMB up", "busiest node\nMB down", "mean peer\nMB down", "per peer\nFLOPs"
+        "\nper round",
+        "busiest node\nMB up",
+        "busiest node\nMB down",
+        "mean peer\nMB down",
+        "per peer\nFLOPs",
     )
     paper = [f"{value:,.2f}" for value in (found.busiest_mb, found.mean_mb)]
     totals.add_row("as the paper counts", "–", *paper, _flops(found.flops_per_peer))
@@ -181,7 +214,9 @@ def _print(console: "Console", inputs: "CostInputs", found: "RoundCosts", wire: 
     if len(found.groups) > 1:
         groups = number_table("density", "peers", "kept", "FLOPs per peer")
         for group in found.groups:
-            groups.add_row(f"{group.density:g}", str(group.peers), f"{group.kept:,}", _flops(group.flops))
+            groups.add_row(
+                f"{group.density:g}", str(group.peers), f"{group.kept:,}", _flops(group.flops)
+            )
         console.print(groups, "", sep="\n")
     for sentence in _legend(inputs, found, wire):
         print_text(console, sentence, "dim")
@@ -197,7 +232,11 @@ def _flops(count: float) -> str:
 
 
 def _headline(inputs: "CostInputs") -> str:
-    method = f"{inputs.method.name} with masks of channels" if inputs.masks_channels else inputs.method.name
+    method = (
+        f"{inputs.method.name} with masks of channels"
+        if inputs.masks_channels
+        else inputs.method.name
+    )
     images = f"{_shape(inputs.data.shape)}, {inputs.data.classes} classes"
     return (
         f"{inputs.model.name} on {inputs.data.name} ({images}), {method}, {inputs.topology.name}; "
@@ -213,22 +252,36 @@ def _legend(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> lis
     kind = "counted: dense kernels do the work"
     if inputs.masks_channels:
         kind = "saved: a peer trains the small network, which computes only these"
-    drawn = f"masks of {wire.peers_drawn} peers drawn" if wire.peers_drawn < inputs.peers else "all peers' masks drawn"
+    drawn = (
+        f"masks of {wire.peers_drawn} peers drawn"
+        if wire.peers_drawn < inputs.peers
+        else "all peers' masks drawn"
+    )
     notes = [
         f"MFLOPs: one sample, forward{over}. FLOPs: one peer's local training; {kind}.",
         "Normalization, activations and pooling are free, as in the paper.",
-        "MB: 1e6 bytes. The paper counts 4 bytes per kept value; on the wire, masks, headers and requests are added.",
+        (
+            "MB: 1e6 bytes. The paper counts 4 bytes per kept value; on the wire, masks, headers"
+            " and requests are added."
+        ),
         f"Round 0, its graph from seed {inputs.seed}; {drawn}.",
     ]
     if found.omission:
         notes.append(found.omission)
     if found.dense_layers:
         whole = ", ".join(found.dense_layers)
-        notes.append(f"Kept whole by every peer, because none of their units may be left out: {whole}.")
+        notes.append(
+            f"Kept whole by every peer, because none of their units may be left out: {whole}."
+        )
     if isinstance(inputs.method, ServerMethod):
-        notes.append("The busiest node is the server. Peers outside its cohort neither send nor train.")
+        notes.append(
+            "The busiest node is the server. Peers outside its cohort neither send nor train."
+        )
     if inputs.method.fine_tuning:
         notes.append("Fine-tuning before a model is evaluated is not charged, as in the paper.")
     if inputs.method.name == "subfedavg":
-        notes.append("subfedavg prunes as it trains: later rounds cost less; how much less depends on the training.")
+        notes.append(
+            "subfedavg prunes as it trains: later rounds cost less; how much less depends on the"
+            " training."
+        )
     return notes

@@ -16,7 +16,8 @@ app = typer.Typer(help="List data sets, find their files, download them.", no_ar
 DataDir = Annotated[
     Path | None,
     typer.Option(
-        help="The folder with the files; default: $DISPFL_DATA, the cache and the system folder.", show_default=False
+        help="The folder with the files; default: $DISPFL_DATA, the cache and the system folder.",
+        show_default=False,
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -35,14 +36,21 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     found = {name: _found(name, data_dir) for name in DATASETS}
     if as_json:
-        typer.echo(json.dumps([_record(spec, found[name]) for name, spec in DATASETS.items()], indent=2))
+        typer.echo(
+            json.dumps([_record(spec, found[name]) for name, spec in DATASETS.items()], indent=2)
+        )
         return
-    table = Table("name", "images", "classes", "size", "where", box=None, pad_edge=False, header_style="bold")
+    table = Table(
+        "name", "images", "classes", "size", "where", box=None, pad_edge=False, header_style="bold"
+    )
     for name, spec in DATASETS.items():
         where = (
             "bundled"
             if spec.reader == "bundled"
-            else str(found[name] or f"not found: dispfl data get {name} ({spec.download_size / 1e6:.0f} MB)")
+            else str(
+                found[name]
+                or f"not found: dispfl data get {name} ({spec.download_size / 1e6:.0f} MB)"
+            )
         )
         size = "x".join(str(side) for side in spec.shape)
         table.add_row(name, f"{spec.train:,} + {spec.test:,}", str(spec.classes), size, where)
@@ -69,9 +77,14 @@ def path(name: str, data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
 @app.command()
 def get(
-    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Names from `dispfl data list`.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="NAME...", help="Names from `dispfl data list`.")
+    ],
     data_dir: Annotated[
-        Path | None, typer.Option(help="Download into this folder instead of the cache folder.", show_default=False)
+        Path | None,
+        typer.Option(
+            help="Download into this folder instead of the cache folder.", show_default=False
+        ),
     ] = None,
 ) -> None:
     """Download data sets that are not found, verify them, and print their folders.
@@ -92,10 +105,17 @@ def _download_with_bar(name: str, data_dir: Path | None) -> Path:
 
     from dispfl.data.datasets import download
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(name, total=None)
-        return download(name, data_dir, lambda done, total: bar.update(task, completed=done, total=total))
+        return download(
+            name, data_dir, lambda done, total: bar.update(task, completed=done, total=total)
+        )
 
 
 def _found(name: str, data_dir: Path | None) -> Path | None:

@@ -29,12 +29,15 @@ def print_findings(folder: Path, as_json: bool) -> bool:
     levels = Counter(str(finding.level) for finding in findings)
     counts = {"failures": levels["failure"], "warnings": levels["warning"]}
     if as_json:
-        typer.echo(json.dumps({**counts, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        typer.echo(
+            json.dumps({**counts, "findings": [asdict(finding) for finding in findings]}, indent=2)
+        )
     else:
         typer.echo(
             "\n"
             + ", ".join(
-                f"{count or 'no'} {what.removesuffix('s') if count == 1 else what}" for what, count in counts.items()
+                f"{count or 'no'} {what.removesuffix('s') if count == 1 else what}"
+                for what, count in counts.items()
             )
             + "."
         )
@@ -43,7 +46,11 @@ def print_findings(folder: Path, as_json: bool) -> bool:
 
 def _print(finding: "Finding") -> None:
     """`ok  key  readable by its owner alone`, and below it what to do, as wide as the terminal."""
-    topic = f"{finding.topic} " if len(finding.topic) >= TOPIC_WIDTH else f"{finding.topic:<{TOPIC_WIDTH}}"
+    topic = (
+        f"{finding.topic} "
+        if len(finding.topic) >= TOPIC_WIDTH
+        else f"{finding.topic:<{TOPIC_WIDTH}}"
+    )
     text = _wrapped(" " * LEVEL_WIDTH + topic, finding.text)[LEVEL_WIDTH:]
     typer.echo(typer.style(f"{finding.level:<{LEVEL_WIDTH}}", fg=COLOURS[finding.level]) + text)
     if finding.advice:
@@ -54,6 +61,10 @@ def _wrapped(beginning: str, text: str, indent: int = 0) -> str:
     width = min(MAX_WIDTH, shutil.get_terminal_size((80, 24)).columns)
     below = " " * (LEVEL_WIDTH + TOPIC_WIDTH + indent)
     wrapper = textwrap.TextWrapper(
-        width, initial_indent=beginning, subsequent_indent=below, break_on_hyphens=False, break_long_words=False
+        width,
+        initial_indent=beginning,
+        subsequent_indent=below,
+        break_on_hyphens=False,
+        break_long_words=False,
     )
     return wrapper.fill(text)

@@ -10,7 +10,10 @@ from rich.text import Text
 
 def explain(
     key: Annotated[
-        str, typer.Argument(help="A setting (train.momentum), table (train), component (ditto), or site.toml.")
+        str,
+        typer.Argument(
+            help="A setting (train.momentum), table (train), component (ditto), or site.toml."
+        ),
     ] = "",
 ) -> None:
     """Print what a setting means: type, range, default. Without a key, all tables.
@@ -22,8 +25,12 @@ def explain(
     console = Console()
     if not key:
         for table in (*settings_reference(), *site_reference()):
-            console.print(Text.assemble((table.name or "top-level keys", "bold"), f"  {table.meaning}"))
-            names = dict.fromkeys(entry.key.removeprefix(f"{table.name}.") for entry in table.entries)
+            console.print(
+                Text.assemble((table.name or "top-level keys", "bold"), f"  {table.meaning}")
+            )
+            names = dict.fromkeys(
+                entry.key.removeprefix(f"{table.name}.") for entry in table.entries
+            )
             console.print(_indented(", ".join(names)))
         return
     table, entries = find_entries(key)
@@ -35,7 +42,13 @@ def explain(
     for entry in entries:
         console.print(Text.assemble((entry.key, "bold"), f"  {entry.kind}"))
         default = f"Default: {entry.default}." if entry.default else ""
-        of = f"Of {', '.join(entry.components)}." if entry.components else "Of real sites." if entry.of_site else ""
+        of = (
+            f"Of {', '.join(entry.components)}."
+            if entry.components
+            else "Of real sites."
+            if entry.of_site
+            else ""
+        )
         console.print(_indented(" ".join(part for part in (entry.meaning, default, of) if part)))
 
 

@@ -1,4 +1,5 @@
-"""`dispfl export` writes one peer's model as a file; `dispfl predict` classifies images or table rows with it."""
+"""`dispfl export` writes one peer's model as a file; `dispfl predict` classifies images or table
+rows with it."""
 
 import json
 from pathlib import Path
@@ -21,18 +22,26 @@ SHOWN = 3
 
 def export(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="A run directory, complete or not; or the folder of a real site.")
+        Path,
+        typer.Argument(
+            metavar="DIR", help="A run directory, complete or not; or the folder of a real site."
+        ),
     ],
     *,
     peer: Annotated[
-        str | None, typer.Option(help="The peer of a run, by index (3) or name (003). Not needed for a site.")
+        str | None,
+        typer.Option(help="The peer of a run, by index (3) or name (003). Not needed for a site."),
     ] = None,
     to: Annotated[Path, typer.Option(help="The file to write: .safetensors, .onnx or .pt2.")],
     data_dir: Annotated[
-        Path | None, typer.Option(help="The folder with the data set's files, where they are needed (see above).")
+        Path | None,
+        typer.Option(
+            help="The folder with the data set's files, where they are needed (see above)."
+        ),
     ] = None,
 ) -> None:
-    """Write the personal model of one peer of a run, or of a real site, as one file, ready to deploy.
+    """Write the personal model of one peer of a run, or of a real site, as one file, ready to
+    deploy.
 
     An .onnx or .pt2 maps float32 images (batch, channels, height, width) in
     [0, 1], or raw rows of a table (batch, columns), to probabilities (batch,
@@ -55,35 +64,59 @@ def export(
     if is_site(directory):
         personal = site_model(directory, data_dir)
         if peer not in (None, personal.card.peer):
-            raise ConfigError(f"{directory} is the site {personal.card.peer} and has no model of {peer}; omit --peer.")
+            raise ConfigError(
+                f"{directory} is the site {personal.card.peer} and has no model of {peer}; omit"
+                " --peer."
+            )
     elif peer is None:
         raise ConfigError(f"--peer is missing: {directory} has a model for each peer; choose one.")
     else:
         personal = personal_model(directory, peer, data_dir)
     saved = save_model(personal.network, personal.card, to)
     card = personal.card
-    score = "not evaluated then" if card.score is None else f"{card.metric} {card.score:.3f} on its test data"
+    score = (
+        "not evaluated then"
+        if card.score is None
+        else f"{card.metric} {card.score:.3f} on its test data"
+    )
     rounds = f"{card.rounds} round{'' if card.rounds == 1 else 's'}"
-    typer.echo(f"{to}: peer {card.peer} of {directory} after {rounds}, {score}; {saved.size / 1e6:.2f} MB.")
+    typer.echo(
+        f"{to}: peer {card.peer} of {directory} after {rounds}, {score}; {saved.size / 1e6:.2f} MB."
+    )
     if card.structure == "channels":
-        typer.echo(f"Small network: {card.parameters:,} of the {card.whole_parameters:,} parameters of the whole one.")
+        typer.echo(
+            f"Small network: {card.parameters:,} of the {card.whole_parameters:,} parameters of the"
+            " whole one."
+        )
     shape = ", ".join(map(str, card.shape))
     scale = "as in the table" if card.columns else "in [0, 1]"
-    typer.echo(f"{card.input.capitalize()} (batch, {shape}) {scale} to probabilities (batch, {len(card.classes)}).")
+    typer.echo(
+        f"{card.input.capitalize()} (batch, {shape}) {scale} to probabilities (batch,"
+        f" {len(card.classes)})."
+    )
     typer.echo(f"Largest difference from torch: {saved.difference:.1e}.")
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="MODEL", help="A file that `dispfl export` wrote.")],
+    model: Annotated[
+        Path, typer.Argument(metavar="MODEL", help="A file that `dispfl export` wrote.")
+    ],
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE...", help="Images (PNG, JPEG, ...) or tables (CSV), depending on the model."),
+        typer.Argument(
+            metavar="FILE...",
+            help="Images (PNG, JPEG, ...) or tables (CSV), depending on the model.",
+        ),
     ],
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print JSON: a list with one object for each image or row.")
+        bool,
+        typer.Option("--json", help="Print JSON: a list with one object for each image or row."),
     ] = False,
     trust: Annotated[
-        bool, typer.Option("--trust", help="Open a .pt2 file, which can run code: only if you trust its origin.")
+        bool,
+        typer.Option(
+            "--trust", help="Open a .pt2 file, which can run code: only if you trust its origin."
+        ),
     ] = False,
 ) -> None:
     """Show the most probable classes of images or of the rows of a table, with an exported model.
@@ -102,7 +135,9 @@ def predict(
     predictions = classifier.predict(files)
     if as_json:
         key = "table" if classifier.card.columns else "image"
-        typer.echo(json.dumps([_json(one, key) for one in predictions], indent=2, ensure_ascii=False))
+        typer.echo(
+            json.dumps([_json(one, key) for one in predictions], indent=2, ensure_ascii=False)
+        )
     else:
         _print(predictions, classifier.card)
     if any(one.problem for one in predictions):
@@ -126,10 +161,16 @@ def _print(predictions: "list[Prediction]", card: "Card") -> None:
         console.width = 200  # keep names on one line in a pipe or a file
     fine = [one for one in predictions if not one.problem]
     if fine:
-        console.print(_top_classes(fine[0]) if len(predictions) == 1 else _table(fine, card.input.rstrip("s")))
+        console.print(
+            _top_classes(fine[0]) if len(predictions) == 1 else _table(fine, card.input.rstrip("s"))
+        )
     if resized := [(one.path, one.resized_from) for one in fine if one.resized_from]:
         [(image, (width, height)), *others] = resized
-        what = f"{len(resized)} images were resized" if others else f"{image} was resized from {width}x{height}"
+        what = (
+            f"{len(resized)} images were resized"
+            if others
+            else f"{image} was resized from {width}x{height}"
+        )
         note = f"{what} to {card.shape[2]}x{card.shape[1]}."
         print_text(console, note, "dim")
     for one in predictions:

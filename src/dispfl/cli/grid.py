@@ -1,4 +1,5 @@
-"""`dispfl compare` and `dispfl sweep`: grids of runs on the same splits, initial weights and test data."""
+"""`dispfl compare` and `dispfl sweep`: grids of runs on the same splits, initial weights and test
+data."""
 
 import shlex
 import sys
@@ -21,12 +22,20 @@ if TYPE_CHECKING:
 
 ConfigOption = Annotated[
     Path | None,
-    typer.Option("--config", "-c", help="A config file. Its method table applies to the method that it names."),
+    typer.Option(
+        "--config",
+        "-c",
+        help="A config file. Its method table applies to the method that it names.",
+    ),
 ]
-SeedsOption = Annotated[int, typer.Option(min=1, help="Number of seeds, counted up from the config's.")]
+SeedsOption = Annotated[
+    int, typer.Option(min=1, help="Number of seeds, counted up from the config's.")
+]
 OutOption = Annotated[
     Path | None,
-    typer.Option(help="Folder for the runs; default: a new one under runs/. Existing runs are resumed."),
+    typer.Option(
+        help="Folder for the runs; default: a new one under runs/. Existing runs are resumed."
+    ),
 ]
 DataDirOption = Annotated[Path | None, typer.Option(help="Folder with the data set's files.")]
 TargetsOption = Annotated[str, typer.Option(help="Count the rounds to these scores: 0.6,0.7,0.8.")]
@@ -34,17 +43,25 @@ BudgetOption = Annotated[
     Literal["rounds", "bytes", "flops", "seconds"],
     typer.Option(
         "--budget",
-        help="What is held equal: rounds, the busiest node's bytes, the training FLOPs of all peers, or the seconds "
-        "that a peer computes. Except with rounds, scores are those reached within the smallest total of the runs "
-        "that spend any; nothing is retrained.",
+        help=(
+            "What is held equal: rounds, the busiest node's bytes, the training FLOPs of all peers,"
+            " or the seconds that a peer computes. Except with rounds, scores are those reached"
+            " within the smallest total of the runs that spend any; nothing is retrained."
+        ),
     ),
 ]
 JobsOption = Annotated[
     int,
-    typer.Option("--jobs", "-j", min=1, help="Processes, each with a run of its own; they divide the workers."),
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=1,
+        help="Processes, each with a run of its own; they divide the workers.",
+    ),
 ]
 FormatOption = Annotated[
-    Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
+    Literal["png", "pdf", "svg"],
+    typer.Option("--format", help="Format of the figure with the learning curves."),
 ]
 
 
@@ -107,7 +124,10 @@ def compare(
 def sweep(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="KEY=VALUE,VALUE,... [KEY=VALUE]...", help="Keys to vary, and overrides for all runs."),
+        typer.Argument(
+            metavar="KEY=VALUE,VALUE,... [KEY=VALUE]...",
+            help="Keys to vary, and overrides for all runs.",
+        ),
     ] = None,
     config: ConfigOption = None,
     seeds: SeedsOption = 1,
@@ -142,7 +162,8 @@ def run_and_compare(
     arguments: list[str],
     options: GridOptions,
 ) -> None:
-    """Build a grid of runs, run those that are not finished, then print and write the comparison."""
+    """Build a grid of runs, run those that are not finished, then print and write the
+    comparison."""
     from rich.console import Console
 
     from dispfl.cli.run import data_dir_override, output_folder
@@ -160,7 +181,9 @@ def run_and_compare(
         targets = parse_targets(options.targets, known)
         check_grid(cells)
         print_text(console, _count_states(cells))
-        run_grid(cells, console, options.track, [] if options.out else ["--out", str(out)], options.jobs)
+        run_grid(
+            cells, console, options.track, [] if options.out else ["--out", str(out)], options.jobs
+        )
         _write_comparison(cells, out, targets, options.budget, options.figure, console)
 
 
@@ -217,12 +240,15 @@ def _count_states(cells: "Sequence[GridRun]") -> str:
     names = {"done": "done", "interrupted": "to resume", "missing": "to start"}
     parts = [f"{states[state]} {name}" for state, name in names.items() if states[state]]
     trainings = len({cell.training for cell in cells})
-    shared = f", {trainings} training{'s' if trainings > 1 else ''}" if trainings < len(cells) else ""
+    shared = (
+        f", {trainings} training{'s' if trainings > 1 else ''}" if trainings < len(cells) else ""
+    )
     return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}{shared}: {', '.join(parts)}."
 
 
 def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:
-    """Return the runs with the names of their rows: the labels of methods, as in a report, or the swept keys."""
+    """Return the runs with the names of their rows: the labels of methods, as in a report, or the
+    swept keys."""
     from dispfl.report.labels import row_labels
     from dispfl.runs.directory import read_config
 
@@ -233,7 +259,12 @@ def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:
 
 
 def _write_comparison(
-    cells: "Sequence[GridRun]", out: Path, targets: Sequence[float], budget: str, figure: str, console: "Console"
+    cells: "Sequence[GridRun]",
+    out: Path,
+    targets: Sequence[float],
+    budget: str,
+    figure: str,
+    console: "Console",
 ) -> None:
     from dispfl.extras import can_draw
     from dispfl.report.comparison import Budget

@@ -1,4 +1,5 @@
-"""`dispfl masks` and `dispfl bound`: the paper's comparison of masks and its generalization bound, for a run."""
+"""`dispfl masks` and `dispfl bound`: the paper's comparison of masks and its generalization bound,
+for a run."""
 
 import json
 from pathlib import Path
@@ -13,13 +14,21 @@ FORMATS = (".png", ".pdf", ".svg")
 
 
 def masks(
-    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")],
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A run directory, finished or not.")
+    ],
     as_json: Annotated[
         bool,
-        typer.Option("--json", help="Print everything, with the matrices, as JSON; draw a figure only with --out."),
+        typer.Option(
+            "--json",
+            help="Print everything, with the matrices, as JSON; draw a figure only with --out.",
+        ),
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="The figure: .png, .pdf or .svg; default: masks.png in the run directory.")
+        Path | None,
+        typer.Option(
+            help="The figure: .png, .pdf or .svg; default: masks.png in the run directory."
+        ),
     ] = None,
 ) -> None:
     """Compare the peers' masks with each other and with their data.
@@ -31,11 +40,13 @@ def masks(
     Example: dispfl masks runs/dispfl-fashion-sample
     """
     if out is not None and out.suffix not in FORMATS:
-        raise ConfigError(f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}.")
+        raise ConfigError(
+            f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}."
+        )
     from rich.console import Console
 
     from dispfl.extras import can_draw, require
-    from dispfl.paper.masks import compare_masks, print_masks
+    from dispfl.paper.mask_similarity import compare_masks, print_masks
 
     console = Console()
 
@@ -58,20 +69,32 @@ def masks(
 
 
 MISSING = {
-    "noise": "the run was trained without noise (train.noise_std = 0), and the theorem assumes noise in every step; "
-    "give --noise SIGMA.",
-    "diameter": "no run records it; give --diameter DG, the largest distance between the gradients of two samples.",
+    "noise": (
+        "the run was trained without noise (train.noise_std = 0), and the theorem assumes noise in"
+        " every step; give --noise SIGMA."
+    ),
+    "diameter": (
+        "no run records it; give --diameter DG, the largest distance between the gradients of two"
+        " samples."
+    ),
 }
 """Why a premise is missing that a run does not determine, and the fix."""
 
 
 def bound(
-    samples: Annotated[float | None, typer.Option(metavar="N", help="Training samples of a peer.")] = None,
+    samples: Annotated[
+        float | None, typer.Option(metavar="N", help="Training samples of a peer.")
+    ] = None,
     batch: Annotated[float | None, typer.Option(metavar="TAU", help="Samples per step.")] = None,
-    steps: Annotated[float | None, typer.Option(metavar="T", help="Total number of local steps.")] = None,
+    steps: Annotated[
+        float | None, typer.Option(metavar="T", help="Total number of local steps.")
+    ] = None,
     noise: Annotated[
         float | None,
-        typer.Option(metavar="SIGMA", help="Standard deviation of the noise on every gradient (train.noise_std)."),
+        typer.Option(
+            metavar="SIGMA",
+            help="Standard deviation of the noise on every gradient (train.noise_std).",
+        ),
     ] = None,
     diameter: Annotated[
         float | None,
@@ -80,27 +103,42 @@ def bound(
     union_density: Annotated[
         float | None,
         typer.Option(
-            metavar="BETA", help="Fraction of the weights that at least one peer keeps; not a peer's own density."
+            metavar="BETA",
+            help="Fraction of the weights that at least one peer keeps; not a peer's own density.",
         ),
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Probability that a step's privacy loss exceeds its bound; default: 1e-10."),
+        typer.Option(
+            help="Probability that a step's privacy loss exceeds its bound; default: 1e-10."
+        ),
     ] = None,
-    delta_tilde: Annotated[float | None, typer.Option(help="The same for all steps together; default: 1e-5.")] = None,
+    delta_tilde: Annotated[
+        float | None, typer.Option(help="The same for all steps together; default: 1e-5.")
+    ] = None,
     run: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Take N, TAU, T, BETA and, if it has noise, SIGMA from a run; options override it."
+            metavar="DIR",
+            help=(
+                "Take N, TAU, T, BETA and, if it has noise, SIGMA from a run; options override it."
+            ),
         ),
     ] = None,
     corrected: Annotated[
-        bool, typer.Option("--corrected", help="Fix three errors of the printed theorem (docs/deviations.md).")
+        bool,
+        typer.Option(
+            "--corrected", help="Fix three errors of the printed theorem (docs/deviations.md)."
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; notes go to stderr.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; notes go to stderr.")
+    ] = False,
     plot: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Draw the bound against the union density, as .png, .pdf or .svg."),
+        typer.Option(
+            metavar="FILE", help="Draw the bound against the union density, as .png, .pdf or .svg."
+        ),
     ] = None,
 ) -> None:
     """Evaluate the paper's Theorem 1: a bound on the gap between training and test error.
@@ -109,12 +147,19 @@ def bound(
     [0, 1]. Notes say when the theorem's conditions do not hold, and when
     the bound is vacuous because it allows any gap.
 
-    Example: dispfl bound --samples 50000 --batch 50 --steps 1000 --noise 1 --diameter 4 --union-density 0.9
+    Example: dispfl bound --samples 50000 --batch 50 --steps 1000 --noise 1 --diameter 4
+    --union-density 0.9
     """
     from rich.console import Console
 
     from dispfl.extras import require
-    from dispfl.paper.bound import Premises, plot_bound, premises_of_run, print_bound, theorem_1
+    from dispfl.paper.generalization_bound import (
+        Premises,
+        plot_bound,
+        premises_of_run,
+        print_bound,
+        theorem_1,
+    )
 
     if plot:
         require("report", "--plot")
@@ -148,11 +193,15 @@ def bound(
 
 def _complete(values: dict[str, float], run: Path | None) -> dict[str, float]:
     """Return the premises, or reject a missing one."""
-    from dispfl.paper.bound import option
+    from dispfl.paper.generalization_bound import option
 
     for name in ("samples", "batch", "steps", "noise", "diameter", "union_density"):
         if name not in values:
             no_run_helps = run is not None or name == "diameter"
-            fix = MISSING[name] if no_run_helps else "give it a value, or a run that has one (--run DIR)."
+            fix = (
+                MISSING[name]
+                if no_run_helps
+                else "give it a value, or a run that has one (--run DIR)."
+            )
             raise ConfigError(f"{option(name)} is missing: {fix}")
     return values

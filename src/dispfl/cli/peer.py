@@ -14,7 +14,9 @@ from dispfl.errors import ConfigError
 if TYPE_CHECKING:
     from dispfl.peer.site import Site
 
-app = typer.Typer(help="Create, connect, run and inspect one site of a real federation.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create, connect, run and inspect one site of a real federation.", no_args_is_help=True
+)
 app.add_typer(roster_app, name="roster")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
@@ -24,19 +26,30 @@ Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folde
 def init(
     directory: Directory,
     overrides: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as for dispfl run.")
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Settings, as for dispfl run."),
     ] = None,
     *,
     name: Annotated[str, typer.Option(help="The site's name: letters, digits and dashes.")],
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Address to listen on; 0.0.0.0:PORT for all.")],
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; 0.0.0.0:PORT for all.")
+    ],
     advertise: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Address where others reach it, if it differs.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Address where others reach it, if it differs."),
     ] = None,
-    federation: Annotated[str, typer.Option(help="The federation's name; the same at every site.")] = "dispfl",
+    federation: Annotated[
+        str, typer.Option(help="The federation's name; the same at every site.")
+    ] = "dispfl",
     smallest_density: Annotated[
-        float | None, typer.Option(help="The smallest density of any site, if they differ; the same at every site.")
+        float | None,
+        typer.Option(
+            help="The smallest density of any site, if they differ; the same at every site."
+        ),
     ] = None,
-    config: Annotated[Path | None, typer.Option("--config", "-c", help="A config file with settings.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", "-c", help="A config file with settings.")
+    ] = None,
 ) -> None:
     """Create a site: its folder, its key and certificate, and its settings.
 
@@ -45,7 +58,8 @@ def init(
     the classes, columns and input shape of the data.
     `dispfl explain site.toml` lists the settings that only sites have.
 
-    Example: dispfl peer init alice --name alice --listen 0.0.0.0:7600 --advertise alice.example.org:7600
+    Example: dispfl peer init alice --name alice --listen 0.0.0.0:7600 --advertise
+    alice.example.org:7600
     """
     from dispfl.peer.site import Site, SiteInfo
 
@@ -54,30 +68,47 @@ def init(
     typer.echo(f"Created the site {site.name} of the federation {federation} in {directory}.")
     typer.echo(f"Others reach it at {info.address}. The fingerprint of its certificate:\n")
     _echo_fingerprint(site.identity.fingerprint)
-    typer.echo(f"\nNext: send every other site the output of: dispfl peer invite {quote(str(directory))}")
+    typer.echo(
+        f"\nNext: send every other site the output of: dispfl peer invite {quote(str(directory))}"
+    )
 
 
-def _site_config(config: Path | None, overrides: list[str], smallest_density: float | None) -> dict[str, Any]:
+def _site_config(
+    config: Path | None, overrides: list[str], smallest_density: float | None
+) -> dict[str, Any]:
     """Return the complete settings of a site, from a config file and `key=value` overrides."""
     from dispfl.config import read_toml
     from dispfl.experiment import Experiment
-    from dispfl.peer.config import SiteConfig
     from dispfl.peer.site import SiteInfo
+    from dispfl.peer.site_config import SiteConfig
 
     given = read_toml(config) if config else {}
-    for key in (*given, *(override.partition("=")[0].partition(".")[0].strip() for override in overrides)):
+    for key in (
+        *given,
+        *(override.partition("=")[0].partition(".")[0].strip() for override in overrides),
+    ):
         if key in Experiment.model_fields.keys() - SiteConfig.model_fields.keys():
-            raise ConfigError(f"{key} is for simulated runs: a site is one peer with its own data. Omit it.")
+            raise ConfigError(
+                f"{key} is for simulated runs: a site is one peer with its own data. Omit it."
+            )
         if key in SiteInfo.model_fields:
-            where = "add it to site.toml of the new site" if key == "allow_networks" else f"pass --{key}"
+            where = (
+                "add it to site.toml of the new site"
+                if key == "allow_networks"
+                else f"pass --{key}"
+            )
             raise ConfigError(f"{key} is no setting of the training: {where}.")
     if smallest_density is not None:
         given["smallest_density"] = smallest_density
     values = SiteConfig.compose(given, overrides).to_toml()
     data = values["data"]
-    for key in ["dir"] if "dir" in data else {"path", "test_path"} & data.keys():  # paths are relative to `dir`
+    for key in (
+        ["dir"] if "dir" in data else {"path", "test_path"} & data.keys()
+    ):  # paths are relative to `dir`
         data[key] = str(Path(data[key]).expanduser().absolute())
-    if "dir" not in data and "hub" in data and Path(data["hub"]).expanduser().exists():  # otherwise a name on the hub
+    if (
+        "dir" not in data and "hub" in data and Path(data["hub"]).expanduser().exists()
+    ):  # otherwise a name on the hub
         data["hub"] = str(Path(data["hub"]).expanduser().absolute())
     return values
 
@@ -102,10 +133,16 @@ def accept(
     directory: Directory,
     invite: Annotated[
         list[str],
-        typer.Argument(metavar="INVITE", help="The other site's invite, a file with it, or a roster; - for stdin."),
+        typer.Argument(
+            metavar="INVITE",
+            help="The other site's invite, a file with it, or a roster; - for stdin.",
+        ),
     ],
     fingerprint: Annotated[
-        str | None, typer.Option(help="The fingerprint that the other site told you; accepted at once if it matches.")
+        str | None,
+        typer.Option(
+            help="The fingerprint that the other site told you; accepted at once if it matches."
+        ),
     ] = None,
 ) -> None:
     """Accept another site, or everyone on a roster.
@@ -116,7 +153,8 @@ def accept(
     first time; newer versions come from other sites. A running node applies
     it without a restart.
 
-    Example: dispfl peer accept alice dispfl1-AAhob3NwaXRhbHMAA2JvYg... --fingerprint "9db1 e899 ..."
+    Example: dispfl peer accept alice dispfl1-AAhob3NwaXRhbHMAA2JvYg... --fingerprint "9db1 e899
+    ..."
     """
     from dispfl.peer.membership.invite import Invite, InviteError
     from dispfl.peer.site import Site
@@ -128,15 +166,21 @@ def accept(
     found = Invite.read(text)
     if not site.info.may_connect(found.address.host):
         raise InviteError(
-            f"{found.name} is at {found.address}, which is not in allow_networks of {directory}/site.toml."
+            f"{found.name} is at {found.address}, which is not in allow_networks of"
+            f" {directory}/site.toml."
         )
     member = site.members.accept(found, fingerprint, confirmed=False)
     if member.state == "accepted":
         typer.echo(f"Accepted {member.name} at {member.address}.")
         return
-    typer.echo(f"{member.name} at {member.address} is pending. The fingerprint of its certificate:\n")
+    typer.echo(
+        f"{member.name} at {member.address} is pending. The fingerprint of its certificate:\n"
+    )
     _echo_fingerprint(member.fingerprint)
-    typer.echo(f"\nCompare it by phone with what `dispfl peer status` shows at {member.name}. If it is the same:")
+    typer.echo(
+        f"\nCompare it by phone with what `dispfl peer status` shows at {member.name}. If it is the"
+        " same:"
+    )
     typer.echo(f"dispfl peer confirm {quote(str(directory))} {member.name}")
 
 
@@ -148,21 +192,31 @@ def _accept_roster(site: "Site", text: str, fingerprint: str | None) -> None:
     after = site.members.accept_roster(roster, fingerprint)
     names = [member.name for member in site.members.accepted() if member.by == "roster"]
     if after.forks != before.forks:
-        typer.echo(f"Refused: version {roster.version} of the roster was signed with another content, see peer status.")
+        typer.echo(
+            f"Refused: version {roster.version} of the roster was signed with another content, see"
+            " peer status."
+        )
         raise typer.Exit(1)
     version = after.roster.version if after.roster else 0
-    typer.echo(f"Version {version} of the roster is in force: {len(names)} other sites are accepted by it.")
+    typer.echo(
+        f"Version {version} of the roster is in force: {len(names)} other sites are accepted by it."
+    )
     for problem in roster.unusable:
         typer.echo(problem)
     own = roster.members().get(site.name)
     if own is None:
         typer.echo(f"This site, {site.name}, is not on it: send an administrator its invite.")
     elif own.certificate not in site.identity.chain:
-        typer.echo(f"It lists {site.name} with another key than this site's: send an administrator a new invite.")
+        typer.echo(
+            f"It lists {site.name} with another key than this site's: send an administrator a new"
+            " invite."
+        )
 
 
 @app.command()
-def confirm(directory: Directory, name: Annotated[str, typer.Argument(help="The pending member.")]) -> None:
+def confirm(
+    directory: Directory, name: Annotated[str, typer.Argument(help="The pending member.")]
+) -> None:
     """Confirm that a pending site's fingerprint is the right one: it becomes a member.
 
     Example: dispfl peer confirm alice bob
@@ -179,12 +233,16 @@ def _invite_text(arguments: list[str]) -> str:
         return sys.stdin.read()
     first = text_of(arguments[0], *INVITE)
     if len(arguments) > 1 and first is not arguments[0]:
-        raise ConfigError(f"One invite at a time, got {len(arguments)} files; repeat the command for each.")
+        raise ConfigError(
+            f"One invite at a time, got {len(arguments)} files; repeat the command for each."
+        )
     return " ".join([first, *arguments[1:]])  # one that was pasted with line breaks
 
 
 @app.command()
-def revoke(directory: Directory, name: Annotated[str, typer.Argument(help="The member to refuse.")]) -> None:
+def revoke(
+    directory: Directory, name: Annotated[str, typer.Argument(help="The member to refuse.")]
+) -> None:
     """Refuse a member from now on. Other sites decide for themselves.
 
     A running node cuts its connections at once. To undo it, accept the
@@ -218,7 +276,10 @@ def rotate(directory: Directory) -> None:
 
 
 @app.command()
-def status(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def status(
+    directory: Directory,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Show the members, their traffic, and what was refused and why.
 
     Example: dispfl peer status alice
@@ -238,14 +299,18 @@ def status(directory: Directory, as_json: Annotated[bool, typer.Option("--json",
 
 
 @app.command()
-def log(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
-    """Show the audit log: who was accepted, confirmed and revoked, which keys, addresses and rosters changed.
+def log(
+    directory: Directory,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the audit log: who was accepted, confirmed and revoked, which keys, addresses and
+    rosters changed.
 
     Example: dispfl peer log alice
     """
     import json
 
-    from dispfl.peer.membership.audit import read_audit
+    from dispfl.peer.membership.audit_log import read_audit
     from dispfl.peer.site import Site
 
     for entry in read_audit(Site.open(directory).folder):
@@ -259,7 +324,10 @@ def log(directory: Directory, as_json: Annotated[bool, typer.Option("--json", he
 
 
 @app.command()
-def doctor(directory: Directory, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def doctor(
+    directory: Directory,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
     """Check the site, its machine and its members, and say what to do.
 
     Key, settings, time of a round, memory, disk, port, clock, and every
@@ -277,14 +345,18 @@ def doctor(directory: Directory, as_json: Annotated[bool, typer.Option("--json",
 @app.command()
 def run(
     directory: Directory,
-    log_json: Annotated[bool, typer.Option("--log-json", help="Write the log as JSON, one object per line.")] = False,
-    alone: Annotated[bool, typer.Option("--alone", help="Start although no other site is accepted yet.")] = False,
+    log_json: Annotated[
+        bool, typer.Option("--log-json", help="Write the log as JSON, one object per line.")
+    ] = False,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Start although no other site is accepted yet.")
+    ] = False,
 ) -> None:
     """Train with the accepted sites, to the last round. A stopped node resumes.
 
     Example: dispfl peer run alice
     """
-    from dispfl.peer.run import run_site
+    from dispfl.peer.run_site import run_site
     from dispfl.peer.site import Site
 
     run_site(Site.open(directory), log_json, alone=alone)

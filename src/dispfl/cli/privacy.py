@@ -13,7 +13,10 @@ if TYPE_CHECKING:
 
 def privacy(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides.")
+        list[str] | None,
+        typer.Argument(
+            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."
+        ),
     ] = None,
     epsilon: Annotated[float | None, typer.Option(help="The budget: privacy.epsilon.")] = None,
     delta: Annotated[float | None, typer.Option(help="privacy.delta; default: 1e-5.")] = None,
@@ -30,8 +33,8 @@ def privacy(
     """
     from dispfl.cli.run import split_config
     from dispfl.config import compose, read_toml
-    from dispfl.costs.privacy import make_plan, tight_epsilon
     from dispfl.extras import require
+    from dispfl.privacy.accountant import make_plan, tight_epsilon
     from dispfl.round.context import check_private_method
     from dispfl.topology import peer_names
 
@@ -46,10 +49,14 @@ def privacy(
         raise ConfigError("Give a budget, --epsilon 4, or the noise: privacy.noise_multiplier=1.")
     check_private_method(experiment.method)
     samples, roster = _samples(experiment), peer_names(experiment.peers)
-    method = experiment.method.fitted(experiment.topology, experiment.peers)
+    method = experiment.method.resolved(experiment.topology, experiment.peers)
     steps = method.private_steps(train, samples)
-    all_rounds = method.training_rounds(experiment.topology, experiment.seed, experiment.rounds, roster)
-    plan = make_plan(p.epsilon, p.delta, p.noise_multiplier, samples, train.batch_size, steps, all_rounds)
+    all_rounds = method.training_rounds(
+        experiment.topology, experiment.seed, experiment.rounds, roster
+    )
+    plan = make_plan(
+        p.epsilon, p.delta, p.noise_multiplier, samples, train.batch_size, steps, all_rounds
+    )
     rounds = all_rounds if plan.max_steps is None else min(all_rounds, plan.max_steps // steps)
     found = {
         "samples": samples,
@@ -68,15 +75,25 @@ def privacy(
         return
     batches = f"batches of {train.batch_size} on average"
     selected = (
-        "" if all_rounds == experiment.rounds else f": the server selects no peer more often in {experiment.rounds}"
+        ""
+        if all_rounds == experiment.rounds
+        else f": the server selects no peer more often in {experiment.rounds}"
     )
-    typer.echo(f"{experiment.method.name}, {samples} samples a peer, {batches}, {steps} private steps in a round")
+    typer.echo(
+        f"{experiment.method.name}, {samples} samples a peer, {batches}, {steps} private steps in a"
+        " round"
+    )
     lines = {
-        "noise multiplier": f"{plan.noise_multiplier:.4g}   noise of standard deviation "
-        f"{plan.noise_multiplier * p.clip:.4g} on a sum of gradients that are clipped to norm {p.clip:g}",
+        "noise multiplier": (
+            f"{plan.noise_multiplier:.4g}   noise of standard deviation"
+            f" {plan.noise_multiplier * p.clip:.4g} on a sum of gradients that are clipped to norm"
+            f" {p.clip:g}"
+        ),
         "lasts for": f"{rounds} of {all_rounds} rounds{selected}",
         "epsilon, first round": f"{found['epsilon_first_round']:.4g}",
-        f"epsilon, {rounds} rounds": f"{found['epsilon']:.4g}   (delta {p.delta:g}; Rényi, which runs count)",
+        f"epsilon, {rounds} rounds": (
+            f"{found['epsilon']:.4g}   (delta {p.delta:g}; Rényi, which runs count)"
+        ),
         "the same, tighter": f"{found['epsilon_tight']:.4g}   (privacy loss distributions)",
     }
     width = max(map(len, lines))
@@ -85,7 +102,8 @@ def privacy(
 
 
 def _samples(experiment: "Experiment") -> int:
-    """Return how many samples a peer trains on: where they differ, the peer with the fewest, which spends most."""
+    """Return how many samples a peer trains on: where they differ, the peer with the fewest, which
+    spends most."""
     from dispfl.data.catalogue import DATASETS
     from dispfl.data.datasets import load_dataset
 

@@ -1,4 +1,5 @@
-"""Progress of a grid of runs, and of decoding: a live bar on a terminal, one line per round elsewhere."""
+"""Progress of a grid of runs, and of decoding: a live bar on a terminal, one line per round
+elsewhere."""
 
 import contextlib
 import time
@@ -26,7 +27,8 @@ from dispfl.terminal import print_text
 
 @contextlib.contextmanager
 def show_grid_progress(cells: Sequence[GridRun], console: Console) -> Iterator["GridDisplay"]:
-    """Yield the display of a grid's progress; the log messages of its runs are printed above the bar."""
+    """Yield the display of a grid's progress; the log messages of its runs are printed above the
+    bar."""
     with log_to(console):
         if not console.is_terminal:
             yield GridDisplay(cells, console, None)
@@ -52,7 +54,9 @@ def show_decoding(console: Console) -> Iterator[Callable[[int, int], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with ProgressBar(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+    with ProgressBar(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("", visible=False)
         yield lambda done, total: bar.update(task, completed=done, total=total, visible=True)
 
@@ -60,11 +64,18 @@ def show_decoding(console: Console) -> Iterator[Callable[[int, int], None]]:
 class GridProgress:
     """The peer steps of a whole grid, and the time left."""
 
-    def __init__(self, cells: Sequence[GridRun], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, cells: Sequence[GridRun], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         first = {cell.training: cell.path for cell in reversed(cells)}
-        self.steps = {cell.path: cell.steps if first[cell.training] == cell.path else 0 for cell in cells}
-        """The steps of each run: an estimate until the run begins and reports them. Runs may share a training."""
-        self._done = {cell.path: self.steps[cell.path] for cell in cells if cell.state is RunState.DONE}
+        self.steps = {
+            cell.path: cell.steps if first[cell.training] == cell.path else 0 for cell in cells
+        }
+        """The steps of each run: an estimate until the run begins and reports them. Runs may share
+        a training."""
+        self._done = {
+            cell.path: self.steps[cell.path] for cell in cells if cell.state is RunState.DONE
+        }
         self._clock, self._started, self._steps_here = clock, clock(), 0
 
     def begin(self, cell: GridRun, done: int, total: int) -> None:
@@ -76,7 +87,8 @@ class GridProgress:
         self.reach(cell, self._done[cell.path] + 1)
 
     def reach(self, cell: GridRun, done: int) -> None:
-        """Raise the number of finished steps of a run: a server's cohort takes fewer steps than there are peers."""
+        """Raise the number of finished steps of a run: a server's cohort takes fewer steps than
+        there are peers."""
         self._steps_here += max(0, done - self._done[cell.path])
         self._done[cell.path] = max(done, self._done[cell.path])
 
@@ -154,7 +166,10 @@ class GridDisplay(GridCallbacks):
         others = [cell for cell in cells if cell.path not in self._running]
         if others and others != self._waiting:
             self._waiting = others
-            self._print(f"Waiting for other processes, which run {', '.join(cell.title for cell in others)}.")
+            self._print(
+                "Waiting for other processes, which run"
+                f" {', '.join(cell.title for cell in others)}."
+            )
 
     def _decoding(self, done: int, total: int) -> None:
         self._update(f"decoding images {done}/{total}")
@@ -163,11 +178,16 @@ class GridDisplay(GridCallbacks):
         return f"run {self._cells.index(cell) + 1}/{len(self._cells)} · {cell.title}"
 
     def _description(self) -> str:
-        """`run 1/4 · dispfl seed 0 · round 2/12`, or `2 running · dispfl seed 0 2/12 · local seed 0 5/12`."""
-        running = [(cell, self._running[cell.path]) for cell in self._cells if cell.path in self._running]
+        """`run 1/4 · dispfl seed 0 · round 2/12`, or `2 running · dispfl seed 0 2/12 · local seed 0
+        5/12`."""
+        running = [
+            (cell, self._running[cell.path]) for cell in self._cells if cell.path in self._running
+        ]
         if len(running) == 1:
             return f"{self._title(running[0][0])} · round {running[0][1]}"
-        return " · ".join([f"{len(running)} running", *(f"{cell.title} {rounds}" for cell, rounds in running)])
+        return " · ".join(
+            [f"{len(running)} running", *(f"{cell.title} {rounds}" for cell, rounds in running)]
+        )
 
     def _print(self, line: str) -> None:
         print_text(self._console, line)

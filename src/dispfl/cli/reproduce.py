@@ -1,4 +1,5 @@
-"""`dispfl reproduce`: run the paper's tables and figures and compare the results with the paper's numbers."""
+"""`dispfl reproduce`: run the paper's tables and figures and compare the results with the paper's
+numbers."""
 
 import json
 from collections.abc import Sequence
@@ -18,9 +19,15 @@ if TYPE_CHECKING:
     from dispfl.runs.grid import GridRun
 
 LEGEND = (
-    "Runs that several experiments share run once. min: approximate, on two cores. FLOPs: all runs, dense kernels;",
+    (
+        "Runs that several experiments share run once. min: approximate, on two cores. FLOPs: all"
+        " runs, dense kernels;"
+    ),
     "at 1e11 per second (two cores) 1e15 take 3 hours and 1e18 four months, at 1e13 (a GPU) a day.",
-    "Run one: dispfl reproduce NAME. With --scale desktop or paper it first measures how many hours that takes here.",
+    (
+        "Run one: dispfl reproduce NAME. With --scale desktop or paper it first measures how many"
+        " hours that takes here."
+    ),
 )
 
 
@@ -29,32 +36,56 @@ def reproduce(
         list[str] | None,
         typer.Argument(
             metavar="[NAME] [KEY=VALUE]...",
-            help="A table or figure, such as main or table-1, and overrides for all runs that have these keys.",
+            help=(
+                "A table or figure, such as main or table-1, and overrides for all runs that have"
+                " these keys."
+            ),
         ),
     ] = None,
     scale: Annotated[
         Literal["laptop", "desktop", "paper"],
-        typer.Option(help="Small, in minutes; the paper's federation with a small network, in hours; or the paper's."),
+        typer.Option(
+            help=(
+                "Small, in minutes; the paper's federation with a small network, in hours; or the"
+                " paper's."
+            )
+        ),
     ] = "laptop",
     out: Annotated[
-        Path | None, typer.Option(help="Folder for runs and results; default: runs/reproduce/SCALE.")
+        Path | None,
+        typer.Option(help="Folder for runs and results; default: runs/reproduce/SCALE."),
     ] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets' files.")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="Number of seeds; default: that of the experiment.")] = None,
+    seeds: Annotated[
+        int | None, typer.Option(min=1, help="Number of seeds; default: that of the experiment.")
+    ] = None,
     only: Annotated[
-        str, typer.Option(help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet.")
+        str,
+        typer.Option(
+            help="Only these methods, data sets, partitions, ...: dispfl,local,dirichlet."
+        ),
     ] = "",
     budget: Annotated[
         Literal["rounds", "bytes", "flops", "seconds"],
-        typer.Option(help="Also compare the same runs after equal traffic or computing, as dispfl compare does."),
+        typer.Option(
+            help=(
+                "Also compare the same runs after equal traffic or computing, as dispfl compare"
+                " does."
+            )
+        ),
     ] = "rounds",
     jobs: JobsOption = 1,
     figure: Annotated[
-        Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure, where there is one.")
+        Literal["png", "pdf", "svg"],
+        typer.Option("--format", help="Format of the figure, where there is one."),
     ] = "png",
-    yes: Annotated[bool, typer.Option("--yes", help="Start, regardless of the estimated time.")] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Start, regardless of the estimated time.")
+    ] = False,
     list_them: Annotated[bool, typer.Option("--list", help="List the experiments.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON; progress goes to stderr.")
+    ] = False,
 ) -> None:
     """Run one of the paper's tables or figures, and print our numbers next to the paper's.
 
@@ -78,7 +109,9 @@ def reproduce(
         return
     name, overrides = arguments[0], arguments[1:]
     if "=" in name:
-        raise ConfigError(f"Name the table or figure before {name}; dispfl reproduce --list has the names.")
+        raise ConfigError(
+            f"Name the table or figure before {name}; dispfl reproduce --list has the names."
+        )
     overrides += data_dir_override(data_dir)
     experiment, out = find_experiment(name, scale), out or Path("runs/reproduce") / scale
     selected = [label.strip() for label in only.split(",") if label.strip()]
@@ -101,7 +134,8 @@ def _run(
     as_json: bool,
     jobs: int,
 ) -> None:
-    """Run the missing and interrupted runs; print the hours, except at laptop scale; the paper's needs --yes."""
+    """Run the missing and interrupted runs; print the hours, except at laptop scale; the paper's
+    needs --yes."""
     from dispfl.cli.grid import run_grid
     from dispfl.runs.grid import RunState, check_grid
 
@@ -119,7 +153,9 @@ def _run(
         if stops:
             if problem:
                 print_text(console, str(problem))
-            raise ConfigError("Nothing was started. To start anyway, repeat the command with --yes.")
+            raise ConfigError(
+                "Nothing was started. To start anyway, repeat the command with --yes."
+            )
     run_grid(cells, console, jobs=jobs)
 
 
@@ -127,7 +163,9 @@ def _missing_data(cells: "Sequence[GridRun]") -> DataError | None:
     """Return the error of a missing data set, before days are spent on the others."""
     from dispfl.data.datasets import locate
 
-    for data in dict.fromkeys((cell.experiment.data.name, cell.experiment.data.dir) for cell in cells):
+    for data in dict.fromkeys(
+        (cell.experiment.data.name, cell.experiment.data.dir) for cell in cells
+    ):
         try:
             locate(*data)
         except DataError as problem:
@@ -135,7 +173,9 @@ def _missing_data(cells: "Sequence[GridRun]") -> DataError | None:
     return None
 
 
-def _caveat(experiment: "PaperExperiment", runs: "Sequence[PaperRun]", selected: Sequence[str]) -> str:
+def _caveat(
+    experiment: "PaperExperiment", runs: "Sequence[PaperRun]", selected: Sequence[str]
+) -> str:
     """Describe how the runs differ from the same experiment at the paper's scale."""
     from dispfl.paper.experiments import experiment_names, find_experiment, select_runs
     from dispfl.paper.reproduce import differences
@@ -145,7 +185,9 @@ def _caveat(experiment: "PaperExperiment", runs: "Sequence[PaperRun]", selected:
     theirs = find_experiment(experiment.name, "paper").runs(Path())
     known = {label for run in theirs for label in run.labels.values()}
     theirs = select_runs(theirs, [label for label in selected if label in known])
-    return differences((run.cell.experiment for run in runs), (run.cell.experiment for run in theirs))
+    return differences(
+        (run.cell.experiment for run in runs), (run.cell.experiment for run in theirs)
+    )
 
 
 def _report(
@@ -167,7 +209,11 @@ def _report(
     for run in runs:
         key = tuple(run.cell.row.items())
         if key not in references:  # the other seeds share the reference
-            mean = estimate(run.cell.experiment.cost_inputs()).mean_mb if table and table.comm == "mean" else None
+            mean = (
+                estimate(run.cell.experiment.cost_inputs()).mean_mb
+                if table and table.comm == "mean"
+                else None
+            )
             references[key] = PaperReference(run.labels, run.printed, run.targets, mean)
     paths = [(run.cell.row, run.cell.path) for run in runs]
     figure, folder = experiment.about.figure, out / experiment.name
@@ -201,7 +247,9 @@ def _print_list(as_json: bool) -> None:
     for one in listed:
         costs = " · ".join(f"{scale} {_cost(one[scale])}" for scale in SCALES if scale in one)
         shows = one["shows"] or ""
-        console.print(f"[bold]{one['name']:<26}[/]{shows:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True)
+        console.print(
+            f"[bold]{one['name']:<26}[/]{shows:<10}[dim]{costs}[/]", highlight=False, soft_wrap=True
+        )
         print_text(console, f"    {one['title']}")
     console.print()
     for sentence in LEGEND:
@@ -211,7 +259,9 @@ def _print_list(as_json: bool) -> None:
 def _listed(name: str) -> dict[str, Any]:
     from dispfl.paper.experiments import SCALES, experiment_names, find_experiment
 
-    scaled = {scale: find_experiment(name, scale) for scale in SCALES if name in experiment_names(scale)}
+    scaled = {
+        scale: find_experiment(name, scale) for scale in SCALES if name in experiment_names(scale)
+    }
     about = next(iter(scaled.values())).about
     costs = {scale: _costs(experiment) for scale, experiment in scaled.items()}
     return {"name": name, "shows": about.shows, "title": about.title} | costs
@@ -244,19 +294,33 @@ def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) 
         found = remaining_hours(cells)
     total = sum(line.hours for line in found)
     if as_json:
-        by_method = [{"method": line.method, "runs": line.runs, "hours": line.hours} for line in found]
+        by_method = [
+            {"method": line.method, "runs": line.runs, "hours": line.hours} for line in found
+        ]
         typer.echo(json.dumps({"hours": total, "methods": by_method}, indent=2))
         return
     table = number_table("method", "runs", "hours per run", "hours")
     for line in found:
-        table.add_row(line.method, str(line.runs), *(_number(hours) for hours in (line.hours / line.runs, line.hours)))
+        table.add_row(
+            line.method,
+            str(line.runs),
+            *(_number(hours) for hours in (line.hours / line.runs, line.hours)),
+        )
     table.add_section()
     table.add_row("all", str(len(cells)), "", _number(total))
     console.print("", table, "", sep="\n")
     experiment = cells[0].experiment
-    where = f"{experiment.workers} workers" if experiment.device == "cpu" else f"device {experiment.device}"
+    where = (
+        f"{experiment.workers} workers"
+        if experiment.device == "cpu"
+        else f"device {experiment.device}"
+    )
     duration = f"{_number(total)} hours, or {_number(total / 24)} days,"
-    print_text(console, f"About {duration} on this machine ({where}), from training measured under its present load.")
+    print_text(
+        console,
+        f"About {duration} on this machine ({where}), from training measured under its present"
+        " load.",
+    )
 
 
 def _number(value: float) -> str:

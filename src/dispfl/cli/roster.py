@@ -1,4 +1,5 @@
-"""`dispfl peer roster`: the tool of a federation's administrators, who sign the list of its members."""
+"""`dispfl peer roster`: the tool of a federation's administrators, who sign the list of its
+members."""
 
 import json
 import re
@@ -14,7 +15,9 @@ from dispfl.errors import ConfigError
 if TYPE_CHECKING:
     from dispfl.peer.membership.roster import Roster
 
-app = typer.Typer(help="Create and sign the roster of a federation, as its administrators.", no_args_is_help=True)
+app = typer.Typer(
+    help="Create and sign the roster of a federation, as its administrators.", no_args_is_help=True
+)
 
 File = Annotated[Path, typer.Argument(metavar="ROSTER", help="The roster's file.")]
 
@@ -43,12 +46,15 @@ def key(
 def init(
     file: File,
     federation: Annotated[str, typer.Option(help="The federation's name, as at every site.")],
-    admin: Annotated[list[str], typer.Option(help="An administrator's public key or a file with it; repeatable.")],
+    admin: Annotated[
+        list[str], typer.Option(help="An administrator's public key or a file with it; repeatable.")
+    ],
     threshold: Annotated[int, typer.Option(help="Signatures that a roster needs.")],
 ) -> None:
     """Create an empty roster. Its administrators cannot be changed later.
 
-    Example: dispfl peer roster init hearts.roster --federation hearts --threshold 2 --admin ann.pub --admin ben.pub
+    Example: dispfl peer roster init hearts.roster --federation hearts --threshold 2 --admin ann.pub
+    --admin ben.pub
     """
     from dispfl.peer.membership.address import check_name
     from dispfl.peer.membership.roster import Roster, RosterError, read_admin
@@ -57,18 +63,29 @@ def init(
         raise RosterError(f"{file} exists; choose another file for the new roster.")
     admins = dict(read_admin(text_of(each, *ADMIN)) for each in admin)
     if len(admins) != len(admin):
-        raise ConfigError("Two administrators have the same name; give every key a name of its own.")
+        raise ConfigError(
+            "Two administrators have the same name; give every key a name of its own."
+        )
     if not 1 <= threshold <= len(admins):
-        raise ConfigError(f"--threshold must be from 1 to {len(admins)}, the administrators, got {threshold}.")
-    roster = Roster(check_name("--federation", federation), 1, threshold, dict(sorted(admins.items())))
+        raise ConfigError(
+            f"--threshold must be from 1 to {len(admins)}, the administrators, got {threshold}."
+        )
+    roster = Roster(
+        check_name("--federation", federation), 1, threshold, dict(sorted(admins.items()))
+    )
     _write(file, Roster.from_json(roster.to_json()))
-    typer.echo(f"Created {file}. Add members with: dispfl peer roster add {quote(str(file))} INVITE")
+    typer.echo(
+        f"Created {file}. Add members with: dispfl peer roster add {quote(str(file))} INVITE"
+    )
     _echo_administrators(roster)
 
 
 @app.command()
 def add(
-    file: File, invite: Annotated[list[str], typer.Argument(metavar="INVITE...", help="Invites, or files with them.")]
+    file: File,
+    invite: Annotated[
+        list[str], typer.Argument(metavar="INVITE...", help="Invites, or files with them.")
+    ],
 ) -> None:
     """Add members. Compare the fingerprint of each by phone before you sign.
 
@@ -86,7 +103,9 @@ def add(
 
 
 @app.command()
-def remove(file: File, name: Annotated[list[str], typer.Argument(metavar="NAME...", help="Members.")]) -> None:
+def remove(
+    file: File, name: Annotated[list[str], typer.Argument(metavar="NAME...", help="Members.")]
+) -> None:
     """Remove members: every site revokes them when it gets the signed roster.
 
     Example: dispfl peer roster remove hearts.roster carol
@@ -96,7 +115,8 @@ def remove(file: File, name: Annotated[list[str], typer.Argument(metavar="NAME..
 
 @app.command()
 def sign(
-    file: File, key: Annotated[Path, typer.Option("--key", metavar="KEY", help="Your key, from `roster key`.")]
+    file: File,
+    key: Annotated[Path, typer.Option("--key", metavar="KEY", help="Your key, from `roster key`.")],
 ) -> None:
     """Sign the roster. Look at it before: dispfl peer roster show.
 
@@ -110,7 +130,9 @@ def sign(
 
 
 @app.command()
-def show(file: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False) -> None:
+def show(
+    file: File, as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False
+) -> None:
     """Show a roster: its version, its administrators, who has signed it, and its members.
 
     Example: dispfl peer roster show hearts.roster
@@ -129,13 +151,17 @@ def show(file: File, as_json: Annotated[bool, typer.Option("--json", help="Print
             "admins": sorted(roster.admins),
             "signed_by": roster.signers(),
             "members": [
-                {"name": each.name, "address": str(each.address), "fingerprint": each.fingerprint} for each in members
+                {"name": each.name, "address": str(each.address), "fingerprint": each.fingerprint}
+                for each in members
             ],
             "problems": roster.unusable,
         }
         typer.echo(json.dumps(facts, indent=2))
         return
-    typer.echo(f"Roster of the federation {roster.federation}, version {roster.version}, {len(members)} members.")
+    typer.echo(
+        f"Roster of the federation {roster.federation}, version {roster.version}, {len(members)}"
+        " members."
+    )
     typer.echo(_signatures(roster))
     _echo_administrators(roster)
     for each in members:
@@ -152,7 +178,10 @@ def _change(file: Path, edit: Callable[["Roster"], "Roster"]) -> None:
         typer.echo("Nothing changes.")
         return
     _write(file, roster)
-    typer.echo(f"Version {roster.version} of the roster has {len(roster.invites)} members. {_signatures(roster)}")
+    typer.echo(
+        f"Version {roster.version} of the roster has {len(roster.invites)} members."
+        f" {_signatures(roster)}"
+    )
 
 
 def _signatures(roster: "Roster") -> str:
@@ -166,7 +195,10 @@ def _signatures(roster: "Roster") -> str:
 def _echo_administrators(roster: "Roster") -> None:
     from dispfl.peer.membership.identity import readable_fingerprint
 
-    typer.echo(f"{roster.threshold} of {len(roster.admins)} administrators: {', '.join(roster.admins)}. Fingerprint:\n")
+    typer.echo(
+        f"{roster.threshold} of {len(roster.admins)} administrators: {', '.join(roster.admins)}."
+        " Fingerprint:\n"
+    )
     for line in readable_fingerprint(roster.fingerprint):
         typer.echo(f"    {line}")
 
@@ -193,4 +225,6 @@ def text_of(argument: str, begins: str, what: str) -> str:
     except OSError as problem:
         if re.match(begins, argument):
             return argument
-        raise ConfigError(f"{argument[:60]!r} is neither {what} nor a file: {problem.strerror}.") from None
+        raise ConfigError(
+            f"{argument[:60]!r} is neither {what} nor a file: {problem.strerror}."
+        ) from None

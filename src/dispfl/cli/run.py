@@ -1,4 +1,5 @@
-"""`dispfl run`, `demo`, `show` and `report`: a run, four methods on the bundled data, and the results of runs."""
+"""`dispfl run`, `demo`, `show` and `report`: a run, four methods on the bundled data, and the
+results of runs."""
 
 import contextlib
 import itertools
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from dispfl.runs.execute import ExperimentRun
 
 TrackOption = Annotated[
-    str | None, typer.Option(help="Also show the run in another program: tensorboard, wandb or mlflow.")
+    str | None,
+    typer.Option(help="Also show the run in another program: tensorboard, wandb or mlflow."),
 ]
 DEMO_METHODS = ("dispfl", "local", "fedavg", "dpsgd")
 
@@ -28,14 +30,23 @@ DEMO_METHODS = ("dispfl", "local", "fedavg", "dpsgd")
 def run(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."),
+        typer.Argument(
+            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."
+        ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory; by default a new one under runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; by default a new one under runs/.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
-    data_dir: Annotated[Path | None, typer.Option(help="The folder with the data set's files.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="The folder with the data set's files.")
+    ] = None,
     track: TrackOption = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="With engine=ray: the cluster. By default Ray is started on this machine.")
+        str | None,
+        typer.Option(
+            help="With engine=ray: the cluster. By default Ray is started on this machine."
+        ),
     ] = None,
 ) -> None:
     """Train a federation of simulated peers and save everything in a run directory.
@@ -45,7 +56,8 @@ def run(
     to the run that had been started with so many, unless a schedule of its
     method or training depends on the number of rounds.
 
-    Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2 --data-dir DATA
+    Example: dispfl run data=cifar10 partition.alpha=0.3 peers=20 rounds=50 method.density=0.2
+    --data-dir DATA
     """
     from rich.console import Console
 
@@ -98,28 +110,46 @@ def describe_run(run: "ExperimentRun") -> list[str]:
 
     experiment, context = run.experiment, run.context
     method, layout, everyone = context.method, context.layout, list(context.peers.values())
-    train, test = (_range([len(getattr(peer, part)) for peer in everyone]) for part in ("train", "test"))
-    kept = [sum(method.kept_counts(layout, density)) for density in set(method.densities(experiment.peers))]
+    train, test = (
+        _range([len(getattr(peer, part)) for peer in everyone]) for part in ("train", "test")
+    )
+    kept = [
+        sum(method.kept_counts(layout, density))
+        for density in set(method.densities(experiment.peers))
+    ]
     sparse = "" if min(kept) == layout.size else f", of which a peer keeps {_range(kept)}"
     links = ""
     if isinstance(method, ServerMethod):
-        links = f", a server with {min(method.cohort or experiment.peers, experiment.peers)} peers a round"
+        links = (
+            f", a server with {min(method.cohort or experiment.peers, experiment.peers)} peers a"
+            " round"
+        )
     elif isinstance(method, GossipMethod) and method.communicates:
         links = f", {experiment.topology.name} topology"
     lines = [
-        f"Data: {experiment.data.name}, {experiment.partition.name} partition; "
-        f"{experiment.peers} peer{'s' * (experiment.peers > 1)} with {train} training and {test} test samples each.",
+        (
+            f"Data: {experiment.data.name}, {experiment.partition.name} partition;"
+            f" {experiment.peers} peer{'s' * (experiment.peers > 1)} with {train} training and"
+            f" {test} test samples each."
+        ),
         f"Network: {experiment.model.name}, {layout.size:,} weights{sparse}.",
-        f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; "
-        f"{experiment.rounds} {'round' if experiment.rounds == 1 else 'rounds'} of "
-        f"{experiment.train.duration} in batches of {experiment.train.batch_size}.",
+        (
+            f"Method: {METHOD_LABELS.get(method.name, method.name)}{links}; "
+            f"{experiment.rounds} {'round' if experiment.rounds == 1 else 'rounds'} of "
+            f"{experiment.train.duration} in batches of {experiment.train.batch_size}."
+        ),
     ]
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
         inputs = experiment.cost_inputs()
         costs, wire = estimate(inputs), wire_costs(inputs)
         busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
-        moved = f"{busiest:.3g} MB on the wire of the busiest node" if busiest else "nothing is sent"
-        lines.append(f"A round: {moved}, {costs.flops_per_peer / 1e9:.3g} GFLOPs of training for a peer that trains.")
+        moved = (
+            f"{busiest:.3g} MB on the wire of the busiest node" if busiest else "nothing is sent"
+        )
+        lines.append(
+            f"A round: {moved}, {costs.flops_per_peer / 1e9:.3g} GFLOPs of training for a peer that"
+            " trains."
+        )
     return lines
 
 
@@ -130,13 +160,19 @@ def _range(counts: Sequence[int]) -> str:
 
 
 def demo(
-    out: Annotated[Path | None, typer.Option(help="The folder of the runs; by default a new one under runs/.")] = None,
-    seed: Annotated[int, typer.Option(help="The seed of the split, the weights and the masks.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="The folder of the runs; by default a new one under runs/.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(help="The seed of the split, the weights and the masks.")
+    ] = 0,
     figure: Annotated[
-        Literal["png", "pdf", "svg"], typer.Option("--format", help="Format of the figure with the learning curves.")
+        Literal["png", "pdf", "svg"],
+        typer.Option("--format", help="Format of the figure with the learning curves."),
     ] = "png",
 ) -> None:
-    """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled images, print a table and draw the learning curves.
+    """Train Dis-PFL, Local, FedAvg and D-PSGD on the bundled images, print a table and draw the
+    learning curves.
 
     Example: dispfl demo --seed 1
     """
@@ -152,7 +188,10 @@ def demo(
     with output_folder(out, Path("runs/demo")) as folder:
         paths = [folder / name for name in DEMO_METHODS]
         for path in paths:
-            run_to_end(ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path), console)
+            run_to_end(
+                ExperimentRun.create(compose({}, [f"method={path.name}", f"seed={seed}"]), path),
+                console,
+            )
     print_results(paths, console)
     write_report(paths, folder / "report.html")
     files = f"Everything on one page: {folder / 'report.html'}"
@@ -190,14 +229,18 @@ def run_to_end(
         ):
             prepared.run(tracked, ray_address)
     except KeyboardInterrupt:
-        message = f"\nStopped; all finished work is saved. Resume with: dispfl run --resume {quote(str(path))}"
+        message = (
+            "\nStopped; all finished work is saved. Resume with: dispfl run --resume"
+            f" {quote(str(path))}"
+        )
         print_text(console, message)
         raise typer.Exit(130) from None
     write_report([path], path / "report.html")
 
 
 def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Return the config file that the first argument names, if any, and the overrides; a folder may be `lr=0.1`."""
+    """Return the config file that the first argument names, if any, and the overrides; a folder may
+    be `lr=0.1`."""
     first = arguments[0] if arguments else "="
     if "=" in first and not Path(first).is_file():
         return None, list(arguments)
@@ -205,7 +248,8 @@ def split_config(arguments: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def data_dir_override(data_dir: Path | None) -> list[str]:
-    """Return `--data-dir` as an override; absolute, because a run may be resumed from another working directory."""
+    """Return `--data-dir` as an override; absolute, because a run may be resumed from another
+    working directory."""
     if data_dir is None:
         return []
     folder = str(data_dir.expanduser().absolute())
@@ -216,17 +260,19 @@ def warn_about_noise(experiments: "Iterable[Experiment]") -> None:
     """Warn once, on stderr, that a run with noise is not therefore private."""
     if any(experiment.train.noise_std for experiment in experiments):
         typer.echo(
-            "train.noise_std alone is no privacy guarantee: gradients are clipped per batch and not per sample, and "
-            "the privacy loss of the rounds is not accounted.",
+            "train.noise_std alone is no privacy guarantee: gradients are clipped per batch and not"
+            " per sample, and the privacy loss of the rounds is not accounted.",
             err=True,
         )
 
 
 @contextlib.contextmanager
 def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
-    """Yield the given folder; otherwise create the default one, or its first numbered variant: `runs/demo-2`, ...
+    """Yield the given folder; otherwise create the default one, or its first numbered variant:
+    `runs/demo-2`, ...
 
-    The folder is created in one step, so that no two processes get the same; left empty, it is removed again.
+    The folder is created in one step, so that no two processes get the same; left empty, it is
+    removed again.
     """
     if given is not None:
         yield given
@@ -253,11 +299,15 @@ def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
 def show(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run directories, or folders that contain some, such as compare's."),
+        typer.Argument(
+            metavar="DIR...",
+            help="Run directories, or folders that contain some, such as compare's.",
+        ),
     ],
     as_json: Annotated[bool, typer.Option("--json", help="Print the summaries as JSON.")] = False,
 ) -> None:
-    """Print the result table of one or more runs, finished or not, and who is ahead of Dis-PFL, or of the first.
+    """Print the result table of one or more runs, finished or not, and who is ahead of Dis-PFL, or
+    of the first.
 
     Example: dispfl show runs/dispfl-fashion-sample
     Example: dispfl show runs/five
@@ -276,9 +326,14 @@ def show(
 def report(
     directories: Annotated[
         list[Path],
-        typer.Argument(metavar="DIR...", help="Run directories, or folders that contain some, such as compare's."),
+        typer.Argument(
+            metavar="DIR...",
+            help="Run directories, or folders that contain some, such as compare's.",
+        ),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path("report.html"),
+    out: Annotated[Path, typer.Option("--out", "-o", help="The file to write.")] = Path(
+        "report.html"
+    ),
 ) -> None:
     """Write one HTML page about runs: accuracy, costs and results per peer.
 

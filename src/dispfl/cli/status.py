@@ -68,7 +68,10 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     if not console.is_terminal:
         console.width = 200  # do not wrap tables in a pipe or a file
     first, second = readable_fingerprint(found["fingerprint"])
-    print_text(console, f"{found['name']} of the federation {found['federation']}, reached at {found['address']}")
+    print_text(
+        console,
+        f"{found['name']} of the federation {found['federation']}, reached at {found['address']}",
+    )
     print_text(console, f"fingerprint  {first}\n             {second}")
     print_text(console, "\n" + _progress(found["node"], found["running"], quote(str(folder))))
     for problem in found["problems"]:
@@ -78,7 +81,11 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     node = found["node"] or {}
     if found["running"] and node.get("save_problem"):
         unsaved = f"{node.get('unsaved_rounds')} rounds are only in memory: {node['save_problem']}."
-        print_text(console, f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it can.")
+        print_text(
+            console,
+            f"{unsaved} Free some space, and do not stop the node: it saves them as soon as it"
+            " can.",
+        )
     if node.get("epsilon") is not None:
         print_text(console, f"Private training: epsilon {node['epsilon']:.3g} is spent.")
     for title, table in (
@@ -94,36 +101,53 @@ def print_status(found: Mapping[str, Any], folder: Path, console: "Console") -> 
     for member in found["members"]:
         if member["state"] == "pending":
             command = f"dispfl peer confirm {quote(str(folder))} {member['name']}"
-            print_text(console, f"\n{member['name']} is pending: compare its fingerprint by phone, then: {command}")
+            print_text(
+                console,
+                f"\n{member['name']} is pending: compare its fingerprint by phone, then: {command}",
+            )
     if not found["members"]:
-        print_text(console, f"\nNo other site is accepted yet: dispfl peer accept {quote(str(folder))} INVITE")
+        print_text(
+            console,
+            f"\nNo other site is accepted yet: dispfl peer accept {quote(str(folder))} INVITE",
+        )
 
 
 def _roster_text(roster: Mapping[str, Any]) -> str:
     text = (
-        f"Roster version {roster['version']} with {roster['members']} sites, signed by "
-        f"{', '.join(roster['signed_by'])}; fingerprint of its administrators {roster['fingerprint']}"
+        f"Roster version {roster['version']} with {roster['members']} sites, signed by"
+        f" {', '.join(roster['signed_by'])}; fingerprint of its administrators"
+        f" {roster['fingerprint']}"
     )
     for digest in roster["forks"]:
         text += (
-            f"\nFORK: another roster with version {roster['version']} was signed, {digest[:16]}... instead of "
-            f"{roster['digest'][:16]}...; it is refused. The administrators have to sign a newer version."
+            f"\nFORK: another roster with version {roster['version']} was signed, {digest[:16]}..."
+            f" instead of {roster['digest'][:16]}...; it is refused. The administrators have to"
+            " sign a newer version."
         )
     return text
 
 
 def _progress(node: Mapping[str, Any] | None, running: bool, folder: str) -> str:
     if node is None:
-        return "The node is starting." if running else f"The node has not run yet: dispfl peer run {folder}"
+        return (
+            "The node is starting."
+            if running
+            else f"The node has not run yet: dispfl peer run {folder}"
+        )
     state = node.get("state", "state unknown")
-    if not running and state not in ("finished", "stopped"):  # killed before it could update the status
+    if not running and state not in (
+        "finished",
+        "stopped",
+    ):  # killed before it could update the status
         state = "not running"
     text = f"Round {node.get('round', '?')} of {node.get('rounds', '?')}, {state}"
     if running and node.get("deadline_seconds"):
         text += f"; deadline {node['deadline_seconds']:.0f} s"
     age = _ago(node.get("updated"))
     text = f"{text}. Updated {age}." if age else f"{text}."
-    return text if running or state == "finished" else f"{text} Resume with: dispfl peer run {folder}"
+    return (
+        text if running or state == "finished" else f"{text} Resume with: dispfl peer run {folder}"
+    )
 
 
 def _members(members: list[dict[str, Any]]) -> "Table":
@@ -131,7 +155,14 @@ def _members(members: list[dict[str, Any]]) -> "Table":
     for member in members:
         density = "-" if member["density"] is None else f"{member['density']:g}"
         state = member["state"] if member["by"] == "hand" else f"{member['state']} by roster"
-        _add(table, member["name"], state, member["address"] or "-", density, str(member["first_round"]))
+        _add(
+            table,
+            member["name"],
+            state,
+            member["address"] or "-",
+            density,
+            str(member["first_round"]),
+        )
     return table
 
 
@@ -160,7 +191,11 @@ def _privacy(announced: Mapping[str, Any] | None) -> str:
     """`epsilon 4, delta 1e-05`, as a peer announces it."""
     if announced is None:
         return "-"
-    budget = "noise without a budget" if announced["epsilon"] is None else f"epsilon {announced['epsilon']:g}"
+    budget = (
+        "noise without a budget"
+        if announced["epsilon"] is None
+        else f"epsilon {announced['epsilon']:g}"
+    )
     return f"{budget}, delta {announced['delta']:g}" + ("" if announced["left"] else ", used up")
 
 

@@ -16,26 +16,42 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from dispfl.experiment import Experiment
-    from dispfl.peer.local import PeerProcesses
+    from dispfl.peer.local_federation import PeerProcesses
 
 DEFAULT_PEERS = 8
 REFRESH_SECONDS = 0.5
 """Seconds between two updates of the table."""
-HEADINGS = ("peer", "round", "score", "MB\nin", "MB\nout", "TLS\n%", "heard", "missed", "refused", "state")
+HEADINGS = (
+    "peer",
+    "round",
+    "score",
+    "MB\nin",
+    "MB\nout",
+    "TLS\n%",
+    "received",
+    "missed",
+    "refused",
+    "state",
+)
 """Headings of the live table, short enough for 80 columns."""
 
 
 def up(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."),
+        typer.Argument(
+            metavar="[CONFIG.toml] [KEY=VALUE]...", help="A config file, then overrides."
+        ),
     ] = None,
     peers: Annotated[int | None, typer.Option(help="Number of processes; default: 8.")] = None,
-    out: Annotated[Path | None, typer.Option(help="The run directory; default: a new one under runs/.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The run directory; default: a new one under runs/.")
+    ] = None,
     resume: Annotated[Path | None, typer.Option(help="Resume the run in this directory.")] = None,
     data_dir: Annotated[Path | None, typer.Option(help="Folder with the data set's files.")] = None,
 ) -> None:
-    """Run real peers on this machine: one process each, with its own certificate, over mutually authenticated TLS.
+    """Run real peers on this machine: one process each, with its own certificate, over mutually
+    authenticated TLS.
 
     The result is a run directory as from dispfl run, with the same models.
     Ctrl-C stops all peers; --resume continues.
@@ -46,7 +62,12 @@ def up(
 
     from dispfl.cli.run import data_dir_override, output_folder, split_config
     from dispfl.config import compose, read_toml
-    from dispfl.peer.local import PeerProcesses, collect_results, create_run, prepare_resume
+    from dispfl.peer.local_federation import (
+        PeerProcesses,
+        collect_results,
+        create_run,
+        prepare_resume,
+    )
     from dispfl.runs.directory import read_config, read_summary
     from dispfl.runs.execute import check_same_experiment
     from dispfl.topology import peer_names
@@ -57,9 +78,13 @@ def up(
         file, arguments = split_config(arguments)
         config = read_toml(file) if file else {}
         # The file of a simulated run may set workers, which does not apply here; an override does.
-        experiment = compose({"peers": DEFAULT_PEERS, **config, "workers": 1}, [*arguments, *options])
+        experiment = compose(
+            {"peers": DEFAULT_PEERS, **config, "workers": 1}, [*arguments, *options]
+        )
         _refuse_simulation_settings(experiment)
-        with output_folder(out, Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}") as path:
+        with output_folder(
+            out, Path("runs") / f"up-{experiment.method.name}-{experiment.data.name}"
+        ) as path:
             create_run(experiment, path)
     else:
         path = resume
@@ -69,7 +94,10 @@ def up(
         _refuse_simulation_settings(experiment)
         check_same_experiment(path, experiment)
         if experiment.rounds != (was := read_config(path)["rounds"]):
-            raise RunError(f"{path} was run with rounds={was}, got {experiment.rounds}; dispfl up cannot extend a run.")
+            raise RunError(
+                f"{path} was run with rounds={was}, got {experiment.rounds}; dispfl up cannot"
+                " extend a run."
+            )
         if read_summary(path) is not None:
             print_text(console, f"{path} is already finished.")
             show(path, console)
@@ -87,7 +115,9 @@ def _peers_override(peers: int | None, arguments: Sequence[str]) -> list[str]:
         return []
     for key, _, value in (argument.partition("=") for argument in arguments):
         if key.strip() == "peers" and value.strip() != str(peers):
-            raise ConfigError(f"peers={value.strip()} contradicts --peers {peers}; give one of them.")
+            raise ConfigError(
+                f"peers={value.strip()} contradicts --peers {peers}; give one of them."
+            )
     return [f"peers={peers}"]
 
 
@@ -95,14 +125,14 @@ def _refuse_simulation_settings(experiment: "Experiment") -> None:
     """Refuse settings without effect here: each peer is a process that trains on one thread."""
     if experiment.average_buffers:
         raise ConfigError(
-            "average_buffers is for simulated runs: messages between real peers contain no buffers. Omit it, or use "
-            "dispfl run."
+            "average_buffers is for simulated runs: messages between real peers contain no buffers."
+            " Omit it, or use dispfl run."
         )
     for key, required in (("engine", "inprocess"), ("vmap_peers", 1), ("workers", 1)):
         if (got := getattr(experiment, key)) != required:
             raise ConfigError(
-                f"{key} is {got}, which is for simulated runs: `dispfl up` trains each peer on one thread. "
-                f"Use {key}={required}, or dispfl run."
+                f"{key} is {got}, which is for simulated runs: `dispfl up` trains each peer on one"
+                f" thread. Use {key}={required}, or dispfl run."
             )
 
 
@@ -124,7 +154,9 @@ def show(path: Path, console: "Console") -> None:
 
 def network_line(network: Mapping[str, Any]) -> str:
     """Describe the bytes of the messages and of the sockets."""
-    ledger, sockets, overhead = (network[key] for key in ("ledger_mb", "socket_mb", "overhead_percent"))
+    ledger, sockets, overhead = (
+        network[key] for key in ("ledger_mb", "socket_mb", "overhead_percent")
+    )
     more = "" if overhead is None else f": {overhead:.1f} % more, for TLS, HTTP and membership sync"
     return f"Messages {ledger:.2f} MB, on the sockets {sockets:.2f} MB{more}."
 
@@ -145,13 +177,18 @@ def watch(processes: "PeerProcesses", rounds: int, metric: str, console: "Consol
             live.update(table(processes, rounds, metric))
     except KeyboardInterrupt:
         processes.stop()
-        print_text(console, f"Stopped; finished rounds are saved. Resume with: {_resume_command(processes)}")
+        print_text(
+            console,
+            f"Stopped; finished rounds are saved. Resume with: {_resume_command(processes)}",
+        )
         raise typer.Exit(130) from None
     finally:
         processes.stop()
     failed = [name for name, code in processes.ended().items() if code]
     for name in failed:
-        print_text(console, f"Peer {name} failed; its log is {processes.out / 'sites' / name / 'log.txt'}.")
+        print_text(
+            console, f"Peer {name} failed; its log is {processes.out / 'sites' / name / 'log.txt'}."
+        )
     if failed:
         print_text(console, f"After fixing the cause, resume with: {_resume_command(processes)}")
         raise typer.Exit(1)
@@ -171,14 +208,23 @@ def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> 
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in HEADINGS:
         title = metric if heading == "score" else heading
-        shown.add_column(title, justify="left" if heading in ("peer", "state") else "right", no_wrap=True)
+        shown.add_column(
+            title, justify="left" if heading in ("peer", "state") else "right", no_wrap=True
+        )
     ended = processes.ended()
-    status = {name: _status(processes.out / "sites" / name / "run" / "status.json") for name in processes.names}
+    status = {
+        name: _status(processes.out / "sites" / name / "run" / "status.json")
+        for name in processes.names
+    }
     traffic = message_bytes(status)
     for name, found in status.items():
         known = list(found.get("peers", {}).values())
         score = found.get("score")
-        state = found.get("state", "starting") if name not in ended else ("ended" if ended[name] == 0 else "failed")
+        state = (
+            found.get("state", "starting")
+            if name not in ended
+            else ("ended" if ended[name] == 0 else "failed")
+        )
         into, out = traffic[name]
         sockets = sum(found.get("sockets", {}).values())
         shown.add_row(
@@ -197,7 +243,8 @@ def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> 
 
 
 def message_bytes(status: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[int, int]]:
-    """Return the bytes of requests and responses that each peer received and sent, as the ledger counts them.
+    """Return the bytes of requests and responses that each peer received and sent, as the ledger
+    counts them.
 
     Peers count what they send, so a peer has received what all others have sent to it.
     """

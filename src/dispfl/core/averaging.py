@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dispfl.core.packed import CHUNK, PackedMask, PackedModel, chunk_slices
-from dispfl.core.robust import Part, Rule, Trust, robust_average
+from dispfl.robust.rules import Part, Rule, Trust, robust_average
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.uint8] | NDArray[np.int32]
@@ -22,15 +22,21 @@ def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tens
 
         w_k <- (sum_j w_j / sum_j m_j) * m_k
 
-    Weights are zero outside their mask. A weight that no peer holds would be 0/0; it becomes 0. The inputs are not
-    modified.
+    Weights are zero outside their mask. A weight that no peer holds would be 0/0; it becomes 0. The
+    inputs are not modified.
     """
-    return average_of((PackedModel.pack(w_j, m_j) for w_j, m_j in zip(weights, masks, strict=True)), m_k)
+    return average_of(
+        (PackedModel.pack(w_j, m_j) for w_j, m_j in zip(weights, masks, strict=True)), m_k
+    )
 
 
 def average_of(models: Iterable[PackedModel], m_k: Tensor) -> Tensor:
-    """Compute `gossip_average` of packed models in chunks that fit the cache; no model is unpacked whole."""
-    average, ours = np.empty(m_k.numel(), np.float32), -m_k.numpy().view(np.int8)  # all ones where we keep a weight
+    """Compute `gossip_average` of packed models in chunks that fit the cache; no model is unpacked
+    whole."""
+    average, ours = (
+        np.empty(m_k.numel(), np.float32),
+        -m_k.numpy().view(np.int8),
+    )  # all ones where we keep a weight
     for here, total, holders in _sums(models, m_k.numel()):
         np.divide(total, np.maximum(holders, 1), out=average[here], dtype=np.float32)
         bits = average[here].view(np.int32)
@@ -38,7 +44,7 @@ def average_of(models: Iterable[PackedModel], m_k: Tensor) -> Tensor:
     return torch.from_numpy(average)
 
 
-def average_of_holders(models: Iterable[PackedModel], fallback: Tensor) -> Tensor:
+def masked_mean(models: Iterable[PackedModel], fallback: Tensor) -> Tensor:
     """Average each weight over the models that hold it; where none does, take the fallback's."""
     average = fallback.clone()
     for here, total, holders in _sums(models, fallback.numel()):
@@ -47,16 +53,25 @@ def average_of_holders(models: Iterable[PackedModel], fallback: Tensor) -> Tenso
 
 
 def robust_average_of(
-    models: Sequence[PackedModel], own: int, m_k: Tensor, rule: Rule, b: int, *, averages_own: bool = True
+    models: Sequence[PackedModel],
+    own: int,
+    m_k: Tensor,
+    rule: Rule,
+    b: int,
+    *,
+    averages_own: bool = True,
 ) -> tuple[Tensor, Trust]:
-    """Average packed models by a rule that withstands b lies (core/robust.py), then apply our own mask.
+    """Average packed models by a rule that withstands b lies (robust/rules.py), then apply our own
+    mask.
 
-    `own` says which of the models is ours, or the server's, which is then not averaged (`averages_own=False`). Return
-    also what was measured about each model.
+    `own` says which of the models is ours, or the server's, which is then not averaged
+    (`averages_own=False`). Return also what was measured about each model.
     """
     average, keeps = torch.zeros(m_k.numel()), PackedMask.pack(m_k)
     masks = [model.mask & keeps for model in models]
-    trust = robust_average(lambda: _parts(models, own, m_k, average), masks, own, rule, b, averages_own=averages_own)
+    trust = robust_average(
+        lambda: _parts(models, own, m_k, average), masks, own, rule, b, averages_own=averages_own
+    )
     return average, trust
 
 
@@ -71,13 +86,17 @@ def _parts(models: Sequence[PackedModel], own: int, m_k: Tensor, average: Tensor
 
 
 def _sums(models: Iterable[PackedModel], size: int) -> Iterator[tuple[slice, Floats, Counts]]:
-    """Yield the sum of the weights and the number of holders of each chunk, summed in the given order.
+    """Yield the sum of the weights and the number of holders of each chunk, summed in the given
+    order.
 
     All chunks share the same memory: use one before advancing to the next.
     """
     chunks = [model.chunks() for model in models]
     some = min(CHUNK, size)
-    sums, counts = torch.empty(some), torch.empty(some, dtype=torch.uint8 if len(chunks) < 256 else torch.int32)
+    sums, counts = (
+        torch.empty(some),
+        torch.empty(some, dtype=torch.uint8 if len(chunks) < 256 else torch.int32),
+    )
     for here in chunk_slices(size):
         length = here.stop - here.start
         total, holders = sums[:length].zero_(), counts[:length].zero_()

@@ -1,7 +1,8 @@
 """The layout of a model as a flat vector: where each parameter is in it.
 
-The order is that of `named_parameters()`, each parameter row-major: the order of digests and messages too. Tied
-parameters appear once; frozen ones (`requires_grad=False`) not at all, because they are neither trained nor sent.
+The order is that of `named_parameters()`, each parameter row-major: the order of digests and
+messages too. Tied parameters appear once; frozen ones (`requires_grad=False`) not at all, because
+they are neither trained nor sent.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +29,9 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
         """The layout of a module's trainable parameters."""
-        return cls.from_shapes({n: p.shape for n, p in module.named_parameters() if p.requires_grad})
+        return cls.from_shapes(
+            {n: p.shape for n, p in module.named_parameters() if p.requires_grad}
+        )
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -53,4 +56,6 @@ class Layout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the flat vector as one shaped view per parameter, without copying."""
-        return [flat[where].view(shape) for where, shape in zip(self.slices, self.shapes, strict=True)]
+        return [
+            flat[where].view(shape) for where, shape in zip(self.slices, self.shapes, strict=True)
+        ]

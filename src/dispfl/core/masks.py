@@ -10,7 +10,8 @@ from dispfl.core.layout import Layout
 
 
 def random_mask(layout: Layout, densities: Mapping[str, float], *, rng: torch.Generator) -> Tensor:
-    """Keep a random subset of each layer: the integer part of density x size, at least one weight."""
+    """Keep a random subset of each layer: the integer part of density x size, at least one
+    weight."""
     mask = torch.zeros(layout.size, dtype=torch.bool)
     for name, size, where in zip(layout.names, layout.sizes, layout.slices, strict=True):
         kept = kept_count(size, densities[name])
@@ -22,7 +23,8 @@ def random_mask(layout: Layout, densities: Mapping[str, float], *, rng: torch.Ge
 
 
 def kept_count(size: int, density: float) -> int:
-    """Return how many of a layer's weights are kept: the integer part of density x size, at least 1."""
+    """Return how many of a layer's weights are kept: the integer part of density x size, at least
+    1."""
     # 0.29 * 100 is 28.999...96 in floating point; the user meant 29.
     return max(1, min(size, int(density * size + 1e-9 * size)))
 
@@ -34,11 +36,15 @@ def kept_per_layer(mask: Tensor, layout: Layout) -> list[int]:
 
 def layer_counts(layout: Layout, densities: Mapping[str, float]) -> tuple[int, ...]:
     """Return the number of weights that `random_mask` keeps of each layer."""
-    return tuple(kept_count(size, densities[name]) for name, size in zip(layout.names, layout.sizes, strict=True))
+    return tuple(
+        kept_count(size, densities[name])
+        for name, size in zip(layout.names, layout.sizes, strict=True)
+    )
 
 
 def true_indices(mask: Tensor) -> Tensor:
-    """Return the indices where a mask is True. NumPy finds them several times faster than `torch.nonzero`."""
+    """Return the indices where a mask is True. NumPy finds them several times faster than
+    `torch.nonzero`."""
     return torch.from_numpy(np.flatnonzero(mask.numpy()))
 
 
@@ -53,10 +59,11 @@ def mask_bits(mask: Tensor) -> Tensor:
 
 
 def keep_(values: Tensor, bits: Tensor) -> Tensor:
-    """Set to +0.0, in place, what the mask does not keep; `bits` is the mask as `mask_bits` gives it.
+    """Set to +0.0, in place, what the mask does not keep; `bits` is the mask as `mask_bits` gives
+    it.
 
-    What `torch.where(mask, values, 0)` does, but much faster on a random mask: the processor combines
-    bits without branching. Unlike a multiplication, it stops a nan outside the mask.
+    What `torch.where(mask, values, 0)` does, but much faster on a random mask: the processor
+    combines bits without branching. Unlike a multiplication, it stops a nan outside the mask.
     """
     values.view(torch.int32).bitwise_and_(bits)
     return values

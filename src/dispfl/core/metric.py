@@ -1,4 +1,5 @@
-"""What is measured on test data: metrics with a name, a direction and a format, and the built-in ones."""
+"""What is measured on test data: metrics with a name, a direction and a format, and the built-in
+ones."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -16,13 +17,28 @@ MetricFunction = Callable[[Tensor, Tensor], float]
 HIGHER = {
     "acc", "accuracy", "auc", "auprc", "auroc", "bleu", "dice", "f1", "iou", "ndcg", "precision", "r2", "recall",
 }  # fmt: skip
-LOWER = {"brier", "cer", "ece", "err", "error", "loss", "mae", "mape", "mse", "nll", "perplexity", "rmse", "wer"}
+LOWER = {
+    "brier",
+    "cer",
+    "ece",
+    "err",
+    "error",
+    "loss",
+    "mae",
+    "mape",
+    "mse",
+    "nll",
+    "perplexity",
+    "rmse",
+    "wer",
+}
 """Words in the names of functions that say in which direction they are better."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a number measures: its name, whether a higher or a lower number is better, and how to print it."""
+    """What a number measures: its name, whether a higher or a lower number is better, and how to
+    print it."""
 
     name: str
     higher_is_better: bool
@@ -55,10 +71,11 @@ def is_number_format(text: object) -> bool:
 
 
 class Metric(Measure):
-    """A measure with the function that computes it, from all outputs and labels of a peer's test data.
+    """A measure with the function that computes it, from all outputs and labels of a peer's test
+    data.
 
-    Without a name it is called as its function. `higher_is_better` may be omitted where the name says it, as in `auc`
-    or `my_rmse`. `format` is a format of Python's: `.3f`, `.1%`.
+    Without a name it is called as its function. `higher_is_better` may be omitted where the name
+    says it, as in `auc` or `my_rmse`. `format` is a format of Python's: `.3f`, `.1%`.
     """
 
     function: MetricFunction
@@ -75,11 +92,16 @@ class Metric(Measure):
         own = getattr(function, "__name__", type(function).__name__)
         name = own if name is None else name
         if not isinstance(name, str) or not name or not name.isprintable() or name == "<lambda>":
-            raise ConfigError(f"A metric needs a name: Metric({own}, name=..., higher_is_better=True), got {name!r}.")
+            raise ConfigError(
+                f"A metric needs a name: Metric({own}, name=..., higher_is_better=True), got"
+                f" {name!r}."
+            )
         if higher_is_better is None:
             higher_is_better = _direction(name)
         if not is_number_format(format):
-            raise ConfigError(f"The format of the metric {name} must be like .3f, .1% or .2e, got {format!r}.")
+            raise ConfigError(
+                f"The format of the metric {name} must be like .3f, .1% or .2e, got {format!r}."
+            )
         super().__init__(name, higher_is_better, format)
         object.__setattr__(self, "function", function)
 
@@ -99,7 +121,9 @@ def as_metrics(given: MetricLike | Sequence[MetricLike]) -> tuple[Metric, ...]:
     if not metrics:
         raise ConfigError("`metric` is empty; give at least one metric, such as 'accuracy'.")
     if len(set(names)) < len(names):
-        raise ConfigError(f"Two metrics have the same name, got {', '.join(names)}; give Metric(..., name=...).")
+        raise ConfigError(
+            f"Two metrics have the same name, got {', '.join(names)}; give Metric(..., name=...)."
+        )
     return metrics
 
 
@@ -119,7 +143,8 @@ def _direction(name: str) -> bool:
     higher, lower = bool(words & HIGHER), bool(words & LOWER)
     if higher == lower:
         raise ConfigError(
-            f"Is a higher or a lower {name} better? Say it: Metric({name}, higher_is_better=True), or False."
+            f"Is a higher or a lower {name} better? Say it: Metric({name}, higher_is_better=True),"
+            " or False."
         )
     return higher
 
@@ -136,7 +161,8 @@ def balanced_accuracy(outputs: Tensor, labels: Tensor) -> float:
 
 
 def macro_f1(outputs: Tensor, labels: Tensor) -> float:
-    """Return the F1 score of each class, mean over the classes in the labels and the predictions."""
+    """Return the F1 score of each class, mean over the classes in the labels and the
+    predictions."""
     found = outputs.argmax(1)
     classes = sorted({*labels.flatten().tolist(), *found.flatten().tolist()})
     return sum(_f1(found == one, labels == one) for one in classes) / len(classes)
@@ -149,7 +175,8 @@ def multilabel_accuracy(outputs: Tensor, labels: Tensor) -> float:
 
 
 def multilabel_f1(outputs: Tensor, labels: Tensor) -> float:
-    """Return the F1 score over all labels, 0 or 1, of all samples (micro average); positive outputs predict 1."""
+    """Return the F1 score over all labels, 0 or 1, of all samples (micro average); positive outputs
+    predict 1."""
     return _f1(_like(outputs, labels, "multilabel_f1") > 0, labels > 0.5)
 
 
@@ -175,13 +202,14 @@ def _f1(found: Tensor, wanted: Tensor) -> float:
 
 
 def _like(outputs: Tensor, labels: Tensor, name: str) -> Tensor:
-    """Return the outputs in the labels' shape: (n, 1) is taken as (n,); torch would compare each with all."""
+    """Return the outputs in the labels' shape: (n, 1) is taken as (n,); torch would compare each
+    with all."""
     if outputs.shape == (*labels.shape, 1) or labels.shape == (*outputs.shape, 1):
         return outputs.reshape(labels.shape)
     if outputs.shape != labels.shape:
         raise ConfigError(
-            f"The metric {name} needs outputs and labels of the same shape, got {tuple(outputs.shape)} and "
-            f"{tuple(labels.shape)}."
+            f"The metric {name} needs outputs and labels of the same shape, got"
+            f" {tuple(outputs.shape)} and {tuple(labels.shape)}."
         )
     return outputs
 
@@ -189,7 +217,8 @@ def _like(outputs: Tensor, labels: Tensor, name: str) -> Tensor:
 METRICS = {
     metric.name: metric
     for metric in map(
-        Metric, (accuracy, balanced_accuracy, macro_f1, multilabel_accuracy, multilabel_f1, mse, rmse, mae)
+        Metric,
+        (accuracy, balanced_accuracy, macro_f1, multilabel_accuracy, multilabel_f1, mse, rmse, mae),
     )
 }
 """The built-in metrics."""

@@ -1,4 +1,5 @@
-"""Optimizers on flat vectors: one step of plain SGD, torch's and users' own, and what they remember of a model."""
+"""Optimizers on flat vectors: one step of plain SGD, torch's and users' own, and what they remember
+of a model."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,13 +39,19 @@ def named_optimizer(
 
 
 def own_optimizer(make: OptimizerFactory, flat: Tensor, layout: Layout, scale: float) -> Optimizer:
-    """Return a user's optimizer, with its learning rates multiplied by what the schedule gives for this round."""
+    """Return a user's optimizer, with its learning rates multiplied by what the schedule gives for
+    this round."""
     optimizer = make(flat, layout)
     if not isinstance(optimizer, Optimizer):
-        raise ConfigError(f"`optimizer` must return a torch.optim.Optimizer, got {type(optimizer).__name__}.")
-    if [id(parameter) for group in optimizer.param_groups for parameter in group["params"]] != [id(flat)]:
         raise ConfigError(
-            "The optimizer has other parameters than the flat weights; build it like torch.optim.Adam([weights])."
+            f"`optimizer` must return a torch.optim.Optimizer, got {type(optimizer).__name__}."
+        )
+    if [id(parameter) for group in optimizer.param_groups for parameter in group["params"]] != [
+        id(flat)
+    ]:
+        raise ConfigError(
+            "The optimizer has other parameters than the flat weights; build it like"
+            " torch.optim.Adam([weights])."
         )
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * scale
@@ -71,10 +78,13 @@ class Moments:
     """By name: one number for each kept weight, or a single number."""
 
     @classmethod
-    def of(cls, optimizer: Optimizer, flat: Tensor, mask: PackedMask, keep: bool) -> "Moments | None":
+    def of(
+        cls, optimizer: Optimizer, flat: Tensor, mask: PackedMask, keep: bool
+    ) -> "Moments | None":
         """Return an optimizer's state after training under a mask.
 
-        A state of another shape is refused if it is to be kept between rounds; otherwise there is None.
+        A state of another shape is refused if it is to be kept between rounds; otherwise there is
+        None.
         """
         values = {}
         for name, value in optimizer.state[flat].items():
@@ -83,8 +93,9 @@ class Moments:
                 if not keep:
                     return None
                 raise ConfigError(
-                    f"The optimizer's state {name!r} has the shape {tuple(host.shape)}; only numbers for each weight "
-                    "and single numbers can be kept between rounds. Use train.keep_moments=false."
+                    f"The optimizer's state {name!r} has the shape {tuple(host.shape)}; only"
+                    " numbers for each weight and single numbers can be kept between rounds. Use"
+                    " train.keep_moments=false."
                 )
             values[name] = mask.select(host) if host.dim() else host.clone()
         return cls(mask, values)
@@ -97,7 +108,8 @@ class Moments:
         }
 
     def _under(self, mask: PackedMask, values: Tensor) -> Tensor:
-        """Return numbers for each weight under another mask; zero where the old one does not keep it."""
+        """Return numbers for each weight under another mask; zero where the old one does not keep
+        it."""
         whole, _ = PackedModel(values, self.mask).unpack()
         return PackedModel.pack(whole, mask.unpack(), mask).flat().clone()
 
@@ -112,10 +124,11 @@ def sgd_step(
     prox: tuple[float, Tensor] | None = None,
     noise: Tensor | None = None,
 ) -> None:
-    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add noise.
+    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add
+    noise.
 
-    Without `bits` nothing is masked. Deviations 7 and 12: the paper does not mention clipping, and the authors clip the
-    dense gradient before they mask it (docs/deviations.md).
+    Without `bits` nothing is masked. Deviations 7 and 12: the paper does not mention clipping, and
+    the authors clip the dense gradient before they mask it (docs/deviations.md).
     """
     if bits is not None:
         keep_(grad, bits)
@@ -141,7 +154,8 @@ def optimizer_step(
     prox: tuple[float, Tensor] | None = None,
     noise: Tensor | None = None,
 ) -> None:
-    """One step of an optimizer on a flat parameter: mask, clip, add the proximal term and noise, update, mask.
+    """One step of an optimizer on a flat parameter: mask, clip, add the proximal term and noise,
+    update, mask.
 
     Weight decay is the optimizer's.
     """
@@ -163,10 +177,12 @@ def optimizer_step(
 
 
 def clip_scale(grad: Tensor, clip_norm: float) -> float | Tensor:
-    """Return the factor, at most 1, that clips a gradient's norm: a number on the CPU, a tensor on other devices.
+    """Return the factor, at most 1, that clips a gradient's norm: a number on the CPU, a tensor on
+    other devices.
 
-    Reading a number from a device waits until all computations before it are done, while the host could prepare the
-    next batch. On the CPU there is nothing to wait for, and a number saves one pass over the weights.
+    Reading a number from a device waits until all computations before it are done, while the host
+    could prepare the next batch. On the CPU there is nothing to wait for, and a number saves one
+    pass over the weights.
     """
     norm = torch.linalg.vector_norm(grad)
     if grad.device.type == "cpu":

@@ -1,4 +1,5 @@
-"""Packed models: the kept values and one bit per parameter. Messages and peers between rounds have this form."""
+"""Packed models: the kept values and one bit per parameter. Messages and peers between rounds have
+this form."""
 
 import mmap
 from collections.abc import Callable, Iterator
@@ -103,7 +104,8 @@ class PackedModel:
         return PackedModel(*self.mask.restrict(self.values, mask))
 
     def flat(self) -> Tensor:
-        """Return the flat weights of the network that computes this model: the inverse of `under`."""
+        """Return the flat weights of the network that computes this model: the inverse of
+        `under`."""
         return self.mask.spread(self.values)
 
     def chunks(self) -> Iterator["Chunk"]:
@@ -114,9 +116,15 @@ class PackedModel:
                 yield 1, None, self.values[here]
                 continue
             length = here.stop - here.start
-            flags = np.unpackbits(bits[here.start // 8 : -(-here.stop // 8)], count=length, bitorder="little")
+            flags = np.unpackbits(
+                bits[here.start // 8 : -(-here.stop // 8)], count=length, bitorder="little"
+            )
             where = np.flatnonzero(flags.view(np.bool_))
-            yield torch.from_numpy(flags), torch.from_numpy(where), self.values[begin : (begin := begin + len(where))]
+            yield (
+                torch.from_numpy(flags),
+                torch.from_numpy(where),
+                self.values[begin : (begin := begin + len(where))],
+            )
 
 
 Chunk = tuple[Tensor | int, Tensor | None, Tensor]
@@ -134,11 +142,14 @@ def chunk_slices(size: int) -> Iterator[slice]:
 
 
 def select(
-    array: NDArray[_T], flags: NDArray[np.bool_], allocate: Callable[[int, np.dtype[_T]], NDArray[_T]] = np.empty
+    array: NDArray[_T],
+    flags: NDArray[np.bool_],
+    allocate: Callable[[int, np.dtype[_T]], NDArray[_T]] = np.empty,
 ) -> NDArray[_T]:
     """Return `array[flags]`; `allocate` provides the memory for it.
 
-    Gathers by position, chunk by chunk: several times faster than indexing by a random mask with NumPy or torch.
+    Gathers by position, chunk by chunk: several times faster than indexing by a random mask with
+    NumPy or torch.
     """
     selected = allocate(int(np.count_nonzero(flags)), array.dtype)
     begin = 0
@@ -151,7 +162,8 @@ def select(
 
 
 def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
-    """Return an array with the values where the flags are set and zeros elsewhere: the inverse of `select`."""
+    """Return an array with the values where the flags are set and zeros elsewhere: the inverse of
+    `select`."""
     array = np.zeros(len(flags), values.dtype)
     begin = 0
     for start in range(0, len(flags), CHUNK):
@@ -163,8 +175,9 @@ def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
 
 
 def allocate(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
-    """Allocate memory for long-lived data. Large arrays get their own mapping, which is returned to the system
-    when they are freed, while the heap could keep it because of a small block behind it. New pages take longer to fill.
+    """Allocate memory for long-lived data. Large arrays get their own mapping, which is returned to
+    the system when they are freed, while the heap could keep it because of a small block behind it.
+    New pages take longer to fill.
     """
     size = count * dtype.itemsize
     return np.empty(count, dtype) if size < LARGE else np.frombuffer(mmap.mmap(-1, size), dtype)

@@ -1,7 +1,7 @@
 """Named random streams, so that results do not depend on the order of draws.
 
-A stream is named by what it is for: `(seed, purpose, peer, round)`. The names are hashed with blake2b, which is
-the same on every machine and in every process, unlike Python's salted `hash()`.
+A stream is named by what it is for: `(seed, purpose, peer, round)`. The names are hashed with
+blake2b, which is the same on every machine and in every process, unlike Python's salted `hash()`.
 """
 
 import contextlib
@@ -16,7 +16,9 @@ def stream_seed(seed: int, *names: str | int) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for name in (seed, *names):
         text = f"{type(name).__name__}:{name}".encode()
-        digest.update(len(text).to_bytes(4, "little") + text)  # the length keeps ("ab", "c") and ("a", "bc") apart
+        digest.update(
+            len(text).to_bytes(4, "little") + text
+        )  # the length keeps ("ab", "c") and ("a", "bc") apart
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
@@ -29,10 +31,12 @@ def stream(seed: int, *names: str | int) -> torch.Generator:
 
 @contextlib.contextmanager
 def forked_generators(device: str = "cpu") -> Iterator[None]:
-    """Restore the states of torch's global generators afterwards: the CPU's, and those of GPUs in use.
+    """Restore the states of torch's global generators afterwards: the CPU's, and those of GPUs in
+    use.
 
-    In use are the GPUs of the kind that `device` names, and those that this process has used before: seeding torch
-    seeds them too. The code for cuda and mps follows torch's documentation and has not been run on such a device.
+    In use are the GPUs of the kind that `device` names, and those that this process has used
+    before: seeding torch seeds them too. The code for cuda and mps follows torch's documentation
+    and has not been run on such a device.
     """
     with contextlib.ExitStack() as restored:
         restored.enter_context(torch.random.fork_rng(devices=[]))
@@ -47,8 +51,8 @@ def forked_generators(device: str = "cpu") -> Iterator[None]:
 def seed_globally(seed: int, *names: str | int) -> None:
     """Seed torch's global generators from a named stream: the CPU's, and those of GPUs in use.
 
-    `torch.manual_seed` does the same, but takes up to a millisecond where GPUs are not in use, which counts in a round
-    of a small model.
+    `torch.manual_seed` does the same, but takes up to a millisecond where GPUs are not in use,
+    which counts in a round of a small model.
     """
     number = stream_seed(seed, *names)
     torch.default_generator.manual_seed(number)

@@ -1,4 +1,5 @@
-"""Sparsity: the density of each layer (ERK), and Algorithm 2, which prunes the smallest weights and regrows others."""
+"""Sparsity: the density of each layer (ERK), and Algorithm 2, which prunes the smallest weights and
+regrows others."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, cos, pi, prod
@@ -8,24 +9,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.masks import true_indices
-from dispfl.core.units import UnitMask
 
 
 def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
-    """Return the Erdos-Renyi-Kernel densities: large layers sparser, small layers denser, the whole at `density`.
+    """Return the Erdos-Renyi-Kernel densities: large layers sparser, small layers denser, the whole
+    at `density`.
 
-    The paper, section "Algorithm": masks are initialized by ERK. A layer's density is proportional to its
+    The paper, section "Algorithm": masks are initialized by ERK. A layer's density is proportional
+    to its
 
         raw = sum(shape) / prod(shape)
 
-    with one factor eps for all layers, so that the kept weights add up: sum(eps * raw * size) = density * total.
-    A layer that would exceed 1 becomes dense, leaves the sum, and eps is solved again for the rest. Deviation 1:
-    all parameters take part, biases and norms included (docs/deviations.md).
+    with one factor eps for all layers, so that the kept weights add up: sum(eps * raw * size) =
+    density * total. A layer that would exceed 1 becomes dense, leaves the sum, and eps is solved
+    again for the rest. Deviation 1: all parameters take part, biases and norms included
+    (docs/deviations.md).
     """
     sizes = {name: prod(shape) for name, shape in shapes.items()}
-    raw = {name: sum(shape) / size if (size := sizes[name]) and shape else 1.0 for name, shape in shapes.items()}
+    raw = {
+        name: sum(shape) / size if (size := sizes[name]) and shape else 1.0
+        for name, shape in shapes.items()
+    }
     dense: set[str] = set()
     while True:
         budget = density * sum(sizes.values()) - sum(sizes[name] for name in dense)
@@ -53,13 +60,16 @@ def prune_rate(t: int, T: int, alpha_0: float) -> float:
     return alpha_0 / 2 * (1 + cos(pi * t / T))
 
 
-def prune_and_regrow(weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: Layout) -> Tensor:
-    """Return the next mask: in each layer, prune the smallest kept weights and regrow as many by growth score.
+def prune_and_regrow(
+    weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: Layout
+) -> Tensor:
+    """Return the next mask: in each layer, prune the smallest kept weights and regrow as many by
+    growth score.
 
-    Algorithm 2, lines 3-6. `grad` is the dense gradient, whose magnitude is the score (RigL); random numbers in its
-    place give random regrowth (SET). ceil(rate * kept) weights are replaced, so a layer's kept count never changes.
-    Deviation 3: every position that is empty after pruning may regrow, just-pruned ones included. Ties go to the
-    lower index. The inputs are not modified.
+    Algorithm 2, lines 3-6. `grad` is the dense gradient, whose magnitude is the score (RigL);
+    random numbers in its place give random regrowth (SET). ceil(rate * kept) weights are replaced,
+    so a layer's kept count never changes. Deviation 3: every position that is empty after pruning
+    may regrow, just-pruned ones included. Ties go to the lower index. The inputs are not modified.
     """
     next_mask = mask.clone()
     for where in layout.slices:
@@ -76,20 +86,29 @@ def prune_and_regrow(weights: Tensor, mask: Tensor, grad: Tensor, rate: float, l
 
 
 def replace_units(
-    mask: UnitMask, strength: NDArray[np.float64], growth: NDArray[np.float64], rate: float, *, rng: torch.Generator
+    mask: UnitMask,
+    strength: NDArray[np.float64],
+    growth: NDArray[np.float64],
+    rate: float,
+    *,
+    rng: torch.Generator,
 ) -> UnitMask:
-    """Return the next mask of units: in each group, prune the weakest kept units and regrow as many others.
+    """Return the next mask of units: in each group, prune the weakest kept units and regrow as many
+    others.
 
-    Algorithm 2 for whole units. A group replaces rate * kept units on average: the fraction that is left over is
-    rounded at random, because a group may have few units. A unit regrows in the norm group of a pruned one, those with
-    the largest growth score first, so kept counts never change. Just-pruned units do not regrow.
+    Algorithm 2 for whole units. A group replaces rate * kept units on average: the fraction that is
+    left over is rounded at random, because a group may have few units. A unit regrows in the norm
+    group of a pruned one, those with the largest growth score first, so kept counts never change.
+    Just-pruned units do not regrow.
     """
     layout, flags = mask.layout, mask.units.copy()
     for group, where in zip(layout.groups, layout.group_slices, strict=True):
         units = np.arange(where.start, where.stop)
         stratum = (units - where.start) // (group.units // group.strata)
         empty = [units[(stratum == s) & ~mask.units[where]] for s in range(group.strata)]
-        candidates = [list(found[np.argsort(growth[found], kind="stable")]) for found in empty]  # the best last
+        candidates = [
+            list(found[np.argsort(growth[found], kind="stable")]) for found in empty
+        ]  # the best last
         kept = units[mask.units[where]]
         count = int(rate * len(kept) + float(torch.rand((), generator=rng)))
         for unit in kept[np.argsort(strength[kept], kind="stable")]:
@@ -101,7 +120,8 @@ def replace_units(
 
 
 def smallest(scores: Tensor, count: int) -> Tensor:
-    """Return the indices of the `count` smallest scores, ties to the lower index: a selection, not a sort."""
+    """Return the indices of the `count` smallest scores, ties to the lower index: a selection, not
+    a sort."""
     threshold = float(np.partition(scores.numpy(), count - 1)[count - 1])
     below, ties = true_indices(scores < threshold), true_indices(scores == threshold)
     return torch.cat([below, ties[: count - below.numel()]])

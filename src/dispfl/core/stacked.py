@@ -1,8 +1,9 @@
 """Training of several peers' small models at once with `vmap`, as one stack.
 
-A step of a tiny network mostly consists of the overhead of calling torch, which a stack pays once for all its peers.
-Networks with more computation, convolutions above all, gain nothing. Sums are computed in another order than for single
-peers, so results are equal up to rounding, not to the bit.
+A step of a tiny network mostly consists of the overhead of calling torch, which a stack pays once
+for all its peers. Networks with more computation, convolutions above all, gain nothing. Sums are
+computed in another order than for single peers, so results are equal up to rounding, not to the
+bit.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import keep_, mask_bits
 from dispfl.core.packed import PackedMask
 from dispfl.core.task import Samples, Task
@@ -20,21 +21,26 @@ from dispfl.errors import NonFiniteError
 
 
 def can_stack(trainers: Sequence[Trainer]) -> bool:
-    """Whether these peers' batches have equal sizes, their model has no buffers, and training is plain SGD."""
+    """Whether these peers' batches have equal sizes, their model has no buffers, and training is
+    plain SGD."""
     if any(trainer.optimizer is not None or not trainer.settings.is_plain for trainer in trainers):
         return False
     alike = {
-        (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.live.layout) for trainer in trainers
+        (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.live.layout)
+        for trainer in trainers
     }
     return len(alike) == 1 and not any(trainer.live.buffer_names for trainer in trainers)
 
 
-def can_be_stacked(live: LiveModel, task: Task, samples: Samples) -> bool:
-    """Whether a stack of this model can be trained, tested on one batch: `vmap` does not support all operations."""
+def can_be_stacked(live: FlatModule, task: Task, samples: Samples) -> bool:
+    """Whether a stack of this model can be trained, tested on one batch: `vmap` does not support
+    all operations."""
     if live.buffer_names or live.precision != "float32":
         return False
     x, y = (live.to_device(part.unsqueeze(0)) for part in next(samples.batches(2)))
-    own = {name: part.detach().clone().unsqueeze(0).requires_grad_() for name, part in _trainable(live)}
+    own = {
+        name: part.detach().clone().unsqueeze(0).requires_grad_() for name, part in _trainable(live)
+    }
     try:
         torch.autograd.grad(vmap(_loss(live, task))(own, x, y).sum(), list(own.values()))
     except Exception:  # an error of the user's own code is raised again when a peer trains alone
@@ -42,11 +48,11 @@ def can_be_stacked(live: LiveModel, task: Task, samples: Samples) -> bool:
     return True
 
 
-def _trainable(live: LiveModel) -> Iterator[tuple[str, Tensor]]:
+def _trainable(live: FlatModule) -> Iterator[tuple[str, Tensor]]:
     return ((name, part) for name, part in live.module.named_parameters() if part.requires_grad)
 
 
-def _loss(live: LiveModel, task: Task) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
+def _loss(live: FlatModule, task: Task) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
     """Return the loss function of one model with its own weights on its own batch."""
 
     def loss(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -72,8 +78,12 @@ def learn_stacked(
     masked = [each for each in flags if each is not None]
     bits = mask_bits(live.to_device(torch.stack(masked))) if masked else None
     layers = zip(live.layout.names, live.layout.slices, live.layout.shapes, strict=True)
-    # Through .data: autograd must not record the steps on `flat` as a part of the next forward pass.
-    parameters = {name: flat[:, where].view(peers, *shape).data.requires_grad_() for name, where, shape in layers}
+    # Through .data: autograd must not record the steps on `flat` as a part of the next forward
+    # pass.
+    parameters = {
+        name: flat[:, where].view(peers, *shape).data.requires_grad_()
+        for name, where, shape in layers
+    }
 
     loss_of_each = vmap(_loss(live, first.task))
     losses = []
@@ -82,7 +92,14 @@ def learn_stacked(
         x, y = (live.to_device(torch.stack(part)) for part in zip(*batches, strict=True))
         of_each = loss_of_each(parameters, x, y)
         gradients = torch.autograd.grad(of_each.sum(), list(parameters.values()))
-        _sgd_steps(flat, torch.cat([g.flatten(1) for g in gradients], 1), bits, lr, s, _noise(trainers, flat))
+        _sgd_steps(
+            flat,
+            torch.cat([g.flatten(1) for g in gradients], 1),
+            bits,
+            lr,
+            s,
+            _noise(trainers, flat),
+        )
         losses.append(of_each.detach())
         samples += y.shape[1]
     means = torch.stack(losses).mean(0).cpu()
@@ -90,7 +107,9 @@ def learn_stacked(
         trainer.report.seconds += (step_clock(live) - began) / peers
     return [
         _finish(trainer, learned, mask, mean, samples)
-        for trainer, learned, mask, mean in zip(trainers, flat.cpu().unbind(), flags, means, strict=True)
+        for trainer, learned, mask, mean in zip(
+            trainers, flat.cpu().unbind(), flags, means, strict=True
+        )
     ]
 
 
@@ -101,7 +120,9 @@ def _noise(trainers: Sequence[Trainer], flat: Tensor) -> Tensor | None:
     return trainers[0].live.to_device(torch.stack(given)) if given else None
 
 
-def _sgd_steps(flat: Tensor, grad: Tensor, bits: Tensor | None, lr: float, s: Train, noise: Tensor | None) -> None:
+def _sgd_steps(
+    flat: Tensor, grad: Tensor, bits: Tensor | None, lr: float, s: Train, noise: Tensor | None
+) -> None:
     """`sgd_step` on the rows of a matrix, each with its own norm."""
     if bits is not None:
         keep_(grad, bits)

@@ -17,8 +17,11 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """With a generator: shuffled and augmented, for training. Without: in order and as they are."""
+    def batches(
+        self, size: int, *, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """With a generator: shuffled and augmented, for training. Without: in order and as they
+        are."""
         ...
 
     def take(self, rows: Tensor) -> "Samples":
@@ -27,28 +30,33 @@ class Samples(Protocol):
 
 
 CLASSIFICATION = (functional.cross_entropy, functional.nll_loss)
-"""Losses of classification, whose metric is the accuracy unless stated; so are torch's modules of these."""
+"""Losses of classification, whose metric is the accuracy unless stated; so are torch's modules of
+these."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """The loss to minimize and the metrics to report, the main one first; by default those of classification."""
+    """The loss to minimize and the metrics to report, the main one first; by default those of
+    classification."""
 
     loss: Callable[[Tensor, Tensor], Tensor] = functional.cross_entropy
     metrics: tuple[Metric, ...] = (METRICS["accuracy"],)
 
     @classmethod
     def of(
-        cls, loss: Callable[[Tensor, Tensor], Tensor], metric: MetricLike | Sequence[MetricLike] | None = None
+        cls,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        metric: MetricLike | Sequence[MetricLike] | None = None,
     ) -> "Task":
-        """Return the task of a loss, and of one or several metrics; without any, refuse a loss of no classification."""
+        """Return the task of a loss, and of one or several metrics; without any, refuse a loss of
+        no classification."""
         if metric is not None:
             return cls(loss, as_metrics(metric))
         if loss not in CLASSIFICATION and not isinstance(loss, (nn.CrossEntropyLoss, nn.NLLLoss)):
             name = getattr(loss, "__name__", type(loss).__name__)
             raise ConfigError(
-                f"The loss {name} needs a metric that fits it: give metric='rmse', another of {', '.join(METRICS)}, or "
-                "a function of your own."
+                f"The loss {name} needs a metric that fits it: give metric='rmse', another of"
+                f" {', '.join(METRICS)}, or a function of your own."
             )
         return cls(loss)
 
@@ -79,16 +87,18 @@ class Report:
     mask_change: float | None = None
     """The share of kept weights that the evolved mask replaces."""
     overlap: float | None = None
-    """The share of the peer's kept weights that a neighbour holds too, on average over the received models."""
+    """The share of the peer's kept weights that a neighbour holds too, on average over the received
+    models."""
     backdoor: float | None = None
-    """In a simulated backdoor attack: the share of inputs with the trigger that are taken for the target class."""
+    """In a simulated backdoor attack: the share of inputs with the trigger that are taken for the
+    target class."""
     distances: dict[str, float | None] | None = None
-    """With a robust rule: the root mean square difference of each received model to the peer's own, on the weights that
-    both hold; None without any.
+    """With a robust rule: the root mean square difference of each received model to the peer's own,
+    on the weights that both hold; None without any.
     """
     far: list[str] | None = None
-    """The senders among them that are farther than the rule's threshold: their differences are clipped, or they do not
-    decide weights that few hold.
+    """The senders among them that are farther than the rule's threshold: their differences are
+    clipped, or they do not decide weights that few hold.
     """
     failure: str | None = None
     """Why the peer's step was abandoned, as a sentence."""
@@ -97,12 +107,16 @@ class Report:
     exhausted: bool = False
     """With privacy: the budget did not last for this round, so that the peer did not train."""
     seconds: float = field(default=0.0, compare=False)
-    """The time that mixing, training and the mask search took, as `step_clock` measures it; evaluation is left out."""
+    """The time that mixing, training and the mask search took, as `step_clock` measures it;
+    evaluation is left out."""
     passes: list[tuple[int, list[int]]] = field(default_factory=list)
-    """The training done: samples passed forward and backward, and the weights kept in each layer meanwhile."""
+    """The training done: samples passed forward and backward, and the weights kept in each layer
+    meanwhile."""
 
     def __post_init__(self) -> None:
-        self.passes = [(samples, list(kept)) for samples, kept in self.passes]  # JSON gives lists for tuples
+        self.passes = [
+            (samples, list(kept)) for samples, kept in self.passes
+        ]  # JSON gives lists for tuples
 
     @property
     def score(self) -> float | None:

@@ -1,4 +1,5 @@
-"""Local training of one peer in one round: steps under a mask, the dense gradient, and evaluation."""
+"""Local training of one peer in one round: steps under a mask, the dense gradient, and
+evaluation."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,8 +12,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 
+from dispfl.channels.units import UnitMask
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel
 from dispfl.core.masks import kept_per_layer, mask_bits
 from dispfl.core.optimizers import (
     Moments,
@@ -25,11 +27,10 @@ from dispfl.core.optimizers import (
     sgd_step,
 )
 from dispfl.core.packed import PackedMask
-from dispfl.core.private import PrivateSteps, sum_clipped_
 from dispfl.core.rng import stream
 from dispfl.core.task import Report, Samples, Task
-from dispfl.core.units import UnitMask
 from dispfl.errors import ConfigError, NonFiniteError
+from dispfl.privacy.steps import PrivateSteps, sum_clipped_
 from dispfl.settings import Settings
 
 UnitInterval = Annotated[float, Field(ge=0, lt=1)]
@@ -46,13 +47,15 @@ class Train(Settings):
     batch_size: int = Field(default=128, ge=1)
     """Samples in a step."""
     optimizer: OptimizerName = "sgd"
-    """sgd: plain SGD unless there is a momentum; adam: with an L2 penalty; adamw: with decoupled weight decay."""
+    """sgd: plain SGD unless there is a momentum; adam: with an L2 penalty; adamw: with decoupled
+    weight decay."""
     lr: float = Field(default=0.1, gt=0)
     """Learning rate of round 0, after the warm-up; 0.001 unless stated with adam and adamw."""
     schedule: Literal["constant", "exponential", "cosine", "step"] = "exponential"
     """How the learning rate changes from round to round; cosine: to 0 after the last round."""
     lr_decay: float = Field(default=0.998, gt=0, le=1)
-    """Factor on the learning rate: after each round (exponential), or after every `lr_step` rounds (step)."""
+    """Factor on the learning rate: after each round (exponential), or after every `lr_step` rounds
+    (step)."""
     lr_step: int = Field(default=30, ge=1)
     """Rounds between two changes of the learning rate, with schedule=step."""
     warmup: int = Field(default=0, ge=0)
@@ -66,32 +69,40 @@ class Train(Settings):
     eps: float = Field(default=1e-8, gt=0)
     """Added to the denominator of adam and adamw."""
     keep_moments: bool = False
-    """Keep momentum and moments between rounds; by default every round begins without them, as in the authors' code."""
+    """Keep momentum and moments between rounds; by default every round begins without them, as in
+    the authors' code."""
     weight_decay: float = Field(default=5e-4, ge=0)
     """L2 penalty, added to the gradient after clipping; with adamw: decoupled weight decay."""
     clip_norm: float = Field(default=10.0, ge=0)
     """The masked gradient is clipped to this norm; 0 disables clipping."""
     noise_std: float = Field(default=0.0, ge=0)
-    """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping: Theorem 1's sigma.
+    """Standard deviation of the Gaussian noise on every kept weight's gradient, after clipping:
+    Theorem 1's sigma.
 
-    It is drawn from the seed, which all members know, so that they can subtract it; private noise is `privacy`.
+    It is drawn from the seed, which all members know, so that they can subtract it; private noise
+    is `privacy`.
     """
 
     @model_validator(mode="before")
     @classmethod
     def _defaults_of_adam(cls, given: Any) -> Any:
         return (
-            {"lr": 1e-3} | given if isinstance(given, dict) and given.get("optimizer") in ("adam", "adamw") else given
+            {"lr": 1e-3} | given
+            if isinstance(given, dict) and given.get("optimizer") in ("adam", "adamw")
+            else given
         )
 
     @model_validator(mode="after")
     def _momentum_fits(self) -> Self:
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(
-                f"train.momentum is {self.momentum:g}, which {self.optimizer} does not use; use train.betas."
+                f"train.momentum is {self.momentum:g}, which {self.optimizer} does not use; use"
+                " train.betas."
             )
         if self.nesterov and not self.momentum:
-            raise ConfigError("train.nesterov needs a momentum: give train.momentum too, for example 0.9.")
+            raise ConfigError(
+                "train.nesterov needs a momentum: give train.momentum too, for example 0.9."
+            )
         return self
 
     @property
@@ -114,9 +125,14 @@ class Train(Settings):
                 return self.lr * self.lr_decay ** (t // self.lr_step)
 
     @property
-    def bound_to_rounds(self) -> str:
-        """What depends on the number of rounds, so that a finished run cannot be extended; empty: nothing."""
-        return "the learning rate of train.schedule=cosine depends on it" if self.schedule == "cosine" else ""
+    def depends_on_rounds(self) -> str:
+        """What depends on the number of rounds, so that a finished run cannot be extended; empty:
+        nothing."""
+        return (
+            "the learning rate of train.schedule=cosine depends on it"
+            if self.schedule == "cosine"
+            else ""
+        )
 
     @property
     def duration(self) -> str:
@@ -142,9 +158,10 @@ class Train(Settings):
 
 @dataclass
 class Trainer:
-    """Training context of one peer in one round: a live model, its data, its random streams, and the report."""
+    """Training context of one peer in one round: a live model, its data, its random streams, and
+    the report."""
 
-    live: LiveModel
+    live: FlatModule
     train: Samples
     test: Samples
     settings: Train
@@ -153,14 +170,15 @@ class Trainer:
     peer: str
     t: int
     T: int
-    """Rounds of the run. A method whose step depends on it overrides `Method.bound_to_rounds`."""
+    """Rounds of the run. A method whose step depends on it overrides `Method.depends_on_rounds`."""
     evaluate: bool = True
     validation: Samples | None = None
     """The peer's validation data, if it has any."""
     global_test: Samples | None = None
     """Test data that are the same for all peers, if there are any."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
-    """The peer's buffers: those of its state at first, then those after the last call of `learn`."""
+    """The peer's buffers: those of its state at first, then those after the last call of
+    `learn`."""
     first_weights: Callable[[], Tensor] = lambda: torch.empty(0)
     """Returns the flat weights of the whole network that all peers started from."""
     before_batch: Callable[[], None] = lambda: None
@@ -187,8 +205,13 @@ class Trainer:
         return stream(self.seed, purpose, self.peer)
 
     def draw_noise(self, size: int) -> Tensor | None:
-        """Draw one step's noise, on the host so that it is the same on every device; None without noise."""
-        return torch.empty(size).normal_(0, self.settings.noise_std, generator=self._noise) if self._noise else None
+        """Draw one step's noise, on the host so that it is the same on every device; None without
+        noise."""
+        return (
+            torch.empty(size).normal_(0, self.settings.noise_std, generator=self._noise)
+            if self._noise
+            else None
+        )
 
     def learn(
         self,
@@ -204,12 +227,12 @@ class Trainer:
     ) -> Tensor:
         """Local sparse training under a fixed mask.
 
-        Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and weight decay added,
-        and Gaussian noise if `noise_std` is set (appendix, "Main proof": g(w) + N(0, sigma^2 I)); or with another
-        optimizer of the settings in place of SGD.
-        By default: the settings' epochs or steps, all training samples, this round's learning rate. `prox` = (mu, w_0)
-        adds the proximal term mu / 2 * |w - w_0|^2 to the loss. A method that trains several models names them, so
-        that each has its own moments.
+        Algorithm 1, lines 8-13:  w <- w - eta * m_k * g(w), with the masked gradient clipped and
+        weight decay added, and Gaussian noise if `noise_std` is set (appendix, "Main proof": g(w) +
+        N(0, sigma^2 I)); or with another optimizer of the settings in place of SGD. By default: the
+        settings' epochs or steps, all training samples, this round's learning rate. `prox` = (mu,
+        w_0) adds the proximal term mu / 2 * |w - w_0|^2 to the loss. A method that trains several
+        models names them, so that each has its own moments.
         """
         s, live = self.settings, self.live
         samples = self.train if samples is None else samples
@@ -230,16 +253,21 @@ class Trainer:
             noise = self.draw_noise(weights.numel())
             drawn = None if noise is None else live.to_device(noise)
             if optimizer is None:
-                sgd_step(live.weights, live.grad, bits, lr, s.weight_decay, clip_norm, anchor, drawn)
+                sgd_step(
+                    live.weights, live.grad, bits, lr, s.weight_decay, clip_norm, anchor, drawn
+                )
             else:
                 optimizer_step(optimizer, flat, bits, clip_norm, anchor, drawn)
         learned = self.end(torch.stack(losses).mean())
-        if optimizer is not None and (moments := Moments.of(optimizer, flat, packed, s.keep_moments)):
+        if optimizer is not None and (
+            moments := Moments.of(optimizer, flat, packed, s.keep_moments)
+        ):
             self.moments[name] = moments
         return learned
 
     def _optimizer(self, lr: float) -> tuple[Optimizer | None, Tensor]:
-        """Return the optimizer and the parameter that it updates; None for plain SGD, which `sgd_step` computes."""
+        """Return the optimizer and the parameter that it updates; None for plain SGD, which
+        `sgd_step` computes."""
         s, live = self.settings, self.live
         if self.optimizer is None and s.is_plain:
             return None, live.weights
@@ -252,7 +280,8 @@ class Trainer:
     # for methods with a training loop of their own
 
     def begin(self, weights: Tensor, mask: Tensor | PackedMask) -> None:
-        """Begin to train these weights: load them into `live`, whose `weights` a loop then changes in place.
+        """Begin to train these weights: load them into `live`, whose `weights` a loop then changes
+        in place.
 
         The operations of every `backward` from now on are counted for this mask.
         """
@@ -261,8 +290,11 @@ class Trainer:
         self._flags = weight_flags(mask)
         self.report.passes.append((0, trained_per_layer(self._flags, self.live.layout)))
 
-    def batches(self, steps: int | None = None, samples: Samples | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield shuffled and augmented batches, by default as many as the settings say, of all training samples.
+    def batches(
+        self, steps: int | None = None, samples: Samples | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield shuffled and augmented batches, by default as many as the settings say, of all
+        training samples.
 
         With privacy each is a secret draw, and may be empty.
         """
@@ -282,9 +314,11 @@ class Trainer:
                     return
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not masked.
+        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not
+        masked.
 
-        With privacy the gradient is that of `core/private.py`, masked, and the loss is not told: it is 0.
+        With privacy the gradient is that of `privacy/steps.py`, masked, and the loss is not told:
+        it is 0.
         """
         if self.private is not None:
             return self._private_backward(self.private, x, y)
@@ -299,22 +333,37 @@ class Trainer:
     def _private_backward(self, private: PrivateSteps, x: Tensor, y: Tensor) -> Tensor:
         live, flags = self.live, None if self._flags is None else self.live.to_device(self._flags)
         private.check_budget(self.peer)
-        sum_clipped_(live, self.task.loss, live.to_device(x).contiguous(), live.to_device(y), flags, private.clip)
+        sum_clipped_(
+            live,
+            self.task.loss,
+            live.to_device(x).contiguous(),
+            live.to_device(y),
+            flags,
+            private.clip,
+        )
         private.add_noise_(live.grad, flags)
         passed, kept = self.report.passes[-1]
-        self.report.passes[-1] = (passed + round(private.batch_size), kept)  # the number of samples is secret
+        self.report.passes[-1] = (
+            passed + round(private.batch_size),
+            kept,
+        )  # the number of samples is secret
         return torch.zeros((), device=live.device)
 
     def end(self, loss: Tensor) -> Tensor:
-        """Return the trained weights, with the mean loss for the report; refuse numbers that are not finite."""
+        """Return the trained weights, with the mean loss for the report; refuse numbers that are
+        not finite."""
         learned = self.live.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
-        self.report.loss, self.buffers = None if self.private else float(loss), self.live.read_buffers()
+        self.report.loss, self.buffers = (
+            None if self.private else float(loss),
+            self.live.read_buffers(),
+        )
         return learned
 
     def charge_own_loop(self, mask: PackedMask) -> None:
-        """Charge the samples that a method passed through `live` without `backward`, under the mask of its result."""
+        """Charge the samples that a method passed through `live` without `backward`, under the mask
+        of its result."""
         if self.live.uncharged > 0:
             kept = trained_per_layer(weight_flags(mask), self.live.layout)
             self.report.passes.append((self.live.uncharged, kept))
@@ -341,9 +390,12 @@ class Trainer:
         samples: Samples | None = None,
         metric: Callable[[Tensor, Tensor], float] | None = None,
     ) -> float:
-        """Return the task's main metric, or another one, on the peer's test data or on other samples."""
+        """Return the task's main metric, or another one, on the peer's test data or on other
+        samples."""
         self._check_not_private(samples)
-        return (metric or self.task.metric)(*self._predict(weights, self.test if samples is None else samples))
+        return (metric or self.task.metric)(
+            *self._predict(weights, self.test if samples is None else samples)
+        )
 
     def loss(self, weights: Tensor, samples: Samples) -> float:
         """Return the task's loss on some samples, without training on them."""
@@ -353,8 +405,8 @@ class Trainer:
     def _check_not_private(self, samples: Samples | None) -> None:
         if self.private is not None and samples is not None and samples is not self.test:
             raise ConfigError(
-                "privacy: a method may use training data in `learn`, `gradient` and `backward` only, which are "
-                "accounted; this one evaluates a model on them."
+                "privacy: a method may use training data in `learn`, `gradient` and `backward`"
+                " only, which are accounted; this one evaluates a model on them."
             )
 
     @torch.no_grad()
@@ -368,7 +420,8 @@ class Trainer:
         return torch.cat(outputs), torch.cat(labels)
 
     def observe(self, weights: Tensor) -> None:
-        """Evaluate the model at the end of the step: all metrics and the loss on the peer's test data."""
+        """Evaluate the model at the end of the step: all metrics and the loss on the peer's test
+        data."""
         outputs, labels = self._predict(weights, self.test)
         self.report.scores = {metric.name: metric(outputs, labels) for metric in self.task.metrics}
         self.report.test_loss = float(self.task.loss(outputs, labels))
@@ -383,8 +436,9 @@ class Trainer:
     def check_finite(self, values: Tensor, what: str) -> None:
         if not torch.isfinite(values).all():
             raise NonFiniteError(
-                f"Peer {self.peer}, round {self.t}: the {what} became infinite or nan, so the peer keeps its last good "
-                f"state. A smaller train.lr (now {self.settings.lr:g}) or train.clip_norm usually helps."
+                f"Peer {self.peer}, round {self.t}: the {what} became infinite or nan, so the peer"
+                f" keeps its last good state. A smaller train.lr (now {self.settings.lr:g}) or"
+                " train.clip_norm usually helps."
             )
 
 
@@ -392,14 +446,16 @@ EVALUATION_BATCH = 500
 
 
 def batch_count(samples: int, batch: int) -> int:
-    """Return the number of batches per epoch: a last batch of a single sample is merged into the one before."""
+    """Return the number of batches per epoch: a last batch of a single sample is merged into the
+    one before."""
     whole, rest = divmod(samples, batch)
     merged = rest == 1 and whole > 0 and batch > 1
     return whole + (rest > 0 and not merged)
 
 
 def weight_flags(mask: Tensor | PackedMask) -> Tensor | None:
-    """Return a flat mask of the live network's weights; None under a mask of units, whose small network keeps all."""
+    """Return a flat mask of the live network's weights; None under a mask of units, whose small
+    network keeps all."""
     if isinstance(mask, UnitMask):
         return None
     return mask.unpack() if isinstance(mask, PackedMask) else mask
@@ -410,9 +466,9 @@ def trained_per_layer(flags: Tensor | None, layout: Layout) -> list[int]:
     return list(layout.sizes) if flags is None else kept_per_layer(flags, layout)
 
 
-def step_clock(live: LiveModel) -> float:
-    """Return a clock's seconds, to measure a step: processor time where a step has one thread, so that other work on
-    the machine does not count; otherwise wall time.
+def step_clock(live: FlatModule) -> float:
+    """Return a clock's seconds, to measure a step: processor time where a step has one thread, so
+    that other work on the machine does not count; otherwise wall time.
     """
     one_thread = live.device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time() if one_thread else time.perf_counter()

@@ -1,8 +1,10 @@
-"""What a round will cost, before training and without data: it depends on model, masks and topology.
+"""What a round will cost, before training and without data: it depends on model, masks and
+topology.
 
-They are counted in two ways. As in the paper: 4 bytes per kept value and nothing for masks, MB are 1e6 bytes, the node
-with the largest download; operations as `flops.py` counts them. On the wire: messages as the codec sends them, with
-masks, headers and requests. Both are of round 0; only a method that prunes in training (SubFedAvg) costs less later.
+They are counted in two ways. As in the paper: 4 bytes per kept value and nothing for masks, MB are
+1e6 bytes, the node with the largest download; operations as `flops.py` counts them. On the wire:
+messages as the codec sends them, with masks, headers and requests. Both are of round 0; only a
+method that prunes in training (SubFedAvg) costs less later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -12,11 +14,11 @@ from statistics import fmean
 
 import torch
 
+from dispfl.channels.units import UnitLayout, UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.task import Task
 from dispfl.core.train import Train
-from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger, MessageCost
 from dispfl.data.catalogue import DataSpec
@@ -44,7 +46,8 @@ from dispfl.wire.codec import Codec, Wire
 
 MB = 1e6
 MAX_DRAWN_WEIGHTS = 20_000_000
-"""Up to this many weights in all, the masks of all peers are drawn; beyond it, those of two peers per density."""
+"""Up to this many weights in all, the masks of all peers are drawn; beyond it, those of two peers
+per density."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,8 @@ class CostInputs:
 
     @property
     def masks_channels(self) -> bool:
-        """Whether peers train small networks, so that FLOPs are saved; otherwise they are counted."""
+        """Whether peers train small networks, so that FLOPs are saved; otherwise they are
+        counted."""
         return isinstance(self.method, DisPFL) and self.method.structure == "channels"
 
 
@@ -116,7 +120,8 @@ class LayerCost:
     flops: float
     """Operations of one sample's forward pass."""
     small_shape: tuple[int, ...] | None = None
-    """Its shape in the small network, where masks are of channels and all peers have the same density."""
+    """Its shape in the small network, where masks are of channels and all peers have the same
+    density."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +149,8 @@ class RoundCosts:
     flops_per_peer: float
     """The local training of a peer, mean over peers."""
     dense_layers: tuple[str, ...] = ()
-    """With masks of channels: the layers that stay whole, because none of their units can be left out."""
+    """With masks of channels: the layers that stay whole, because none of their units can be left
+    out."""
     fixed_flops: int = 0
     """Operations of one sample's forward pass that no parameter has, as in attention."""
     omission: str | None = None
@@ -171,20 +177,35 @@ class WireCosts:
 def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     """Return a round's costs as the paper counts them.
 
-    `as_printed` charges two methods as the paper's tables do, not by the work that they do here: FedFOMO also trains on
-    its validation data, and D-PSGD under a fixed mask pays for a mask search too.
+    `as_printed` charges two methods as the paper's tables do, not by the work that they do here:
+    FedFOMO also trains on its validation data, and D-PSGD under a fixed mask pays for a mask search
+    too.
     """
     _, forward = network(inputs.model, inputs.data.shape, inputs.data.classes)
     layout = inputs.layout
-    kept = {density: inputs.method.kept_counts(layout, density) for density in set(inputs.densities.values())}
-    flops = {density: _local_training(inputs, forward, counts, as_printed) for density, counts in kept.items()}
+    kept = {
+        density: inputs.method.kept_counts(layout, density)
+        for density in set(inputs.densities.values())
+    }
+    flops = {
+        density: _local_training(inputs, forward, counts, as_printed)
+        for density, counts in kept.items()
+    }
     densities = list(inputs.densities.values())
     small = _small_shapes(inputs)
     layers = []
-    for i, (name, shape, size) in enumerate(zip(layout.names, layout.shapes, layout.sizes, strict=True)):
+    for i, (name, shape, size) in enumerate(
+        zip(layout.names, layout.shapes, layout.sizes, strict=True)
+    ):
         mean = fmean(kept[density][i] for density in densities)
-        layers.append(LayerCost(name, shape, size, mean, mean * forward.per_weight[i], small[i] if small else None))
-    size_of = {peer: BYTES_PER_VALUE * sum(kept[density]) for peer, density in inputs.densities.items()}
+        layers.append(
+            LayerCost(
+                name, shape, size, mean, mean * forward.per_weight[i], small[i] if small else None
+            )
+        )
+    size_of = {
+        peer: BYTES_PER_VALUE * sum(kept[density]) for peer, density in inputs.densities.items()
+    }
     ledger = Ledger.of(
         MessageCost(sender, receiver, size_of[receiver if sender == SERVER else sender], 0)
         for sender, receiver in links(inputs.context)
@@ -192,7 +213,9 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     return RoundCosts(
         parameters=layout.size,
         layers=tuple(layers),
-        groups=tuple(GroupCost(d, densities.count(d), sum(kept[d]), flops[d]) for d in sorted(kept)),
+        groups=tuple(
+            GroupCost(d, densities.count(d), sum(kept[d]), flops[d]) for d in sorted(kept)
+        ),
         busiest_mb=ledger.busiest().paper / MB,
         mean_mb=_mean_download(ledger.paper, inputs.roster) / MB,
         flops_per_peer=fmean(flops[density] for density in densities),
@@ -203,7 +226,8 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
 
 
 def _small_shapes(inputs: CostInputs) -> Sequence[tuple[int, ...]] | None:
-    """Return the shapes of the small network's parameters, if masks are of channels and all peers' are equally wide."""
+    """Return the shapes of the small network's parameters, if masks are of channels and all peers'
+    are equally wide."""
     if not inputs.masks_channels or len(set(inputs.densities.values())) > 1:
         return None
     peer = inputs.roster[0]
@@ -216,14 +240,19 @@ def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[La
     """Return a model's parameters and what each costs, for images of this shape."""
     with torch.device("meta"):  # no weights are drawn
         module = model.build(shape[0], classes, shape[1])
-    module.to_empty(device="cpu")  # one image takes milliseconds; a norm on "meta" loads torch's compiler, for seconds
+    module.to_empty(
+        device="cpu"
+    )  # one image takes milliseconds; a norm on "meta" loads torch's compiler, for seconds
     layout = Layout.of(module)
     with user_errors(f"The network, on an image of shape {'x'.join(map(str, shape))}"):
         return layout, forward_cost(module, layout, torch.zeros(1, *shape))
 
 
-def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int], as_printed: bool) -> int:
-    """Return the operations of a peer's training in one round, with one dense batch where it searches a mask."""
+def _local_training(
+    inputs: CostInputs, forward: ForwardCost, kept: Sequence[int], as_printed: bool
+) -> int:
+    """Return the operations of a peer's training in one round, with one dense batch where it
+    searches a mask."""
     method, epochs, samples, search = inputs.method, None, inputs.samples, 0
     match method:
         case Ditto() if inputs.train.steps is None:
@@ -234,7 +263,9 @@ def _local_training(inputs: CostInputs, forward: ForwardCost, kept: Sequence[int
             search = inputs.train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = inputs.train.batch_size
-    return forward.local_training(kept, inputs.train.samples_trained(samples, epochs), min(search, samples))
+    return forward.local_training(
+        kept, inputs.train.samples_trained(samples, epochs), min(search, samples)
+    )
 
 
 def links(context: RunContext) -> Iterator[tuple[str, str]]:
@@ -254,7 +285,8 @@ def _mean_download(sent: Mapping[tuple[str, str], int], roster: Sequence[str]) -
 
 
 def wire_costs(inputs: CostInputs) -> WireCosts:
-    """Return a round's messages as the codec sends them, under masks that the method itself draws."""
+    """Return a round's messages as the codec sends them, under masks that the method itself
+    draws."""
     context = inputs.context
     codec, drawn = context.codec, _drawn_peers(inputs)
     states = _drawn_states(inputs, {peer for pair in drawn.values() for peer in pair})
@@ -272,11 +304,13 @@ def wire_costs(inputs: CostInputs) -> WireCosts:
 
 
 def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
-    """Return whose masks represent each node's when it sends and when it receives: its own, where all are drawn.
+    """Return whose masks represent each node's when it sends and when it receives: its own, where
+    all are drawn.
 
-    For a large model two masks per density are drawn, one for all senders and one for all receivers. They are as
-    independent as any two, and so large that the overlap of any other two differs by about one in a thousand. A mask of
-    units is small, and overlaps differ more: all are drawn, unless messages are encoded to know their length.
+    For a large model two masks per density are drawn, one for all senders and one for all
+    receivers. They are as independent as any two, and so large that the overlap of any other two
+    differs by about one in a thousand. A mask of units is small, and overlaps differ more: all are
+    drawn, unless messages are encoded to know their length.
     """
     drawn = {SERVER: (SERVER, SERVER)}
     if inputs.peers * inputs.layout.size <= MAX_DRAWN_WEIGHTS or _needs_only_masks(inputs):
@@ -284,7 +318,9 @@ def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
     by_density: dict[float, list[str]] = {}
     for peer, density in inputs.densities.items():
         by_density.setdefault(density, []).append(peer)
-    return drawn | {peer: (by_density[d][0], by_density[d][:2][-1]) for peer, d in inputs.densities.items()}
+    return drawn | {
+        peer: (by_density[d][0], by_density[d][:2][-1]) for peer, d in inputs.densities.items()
+    }
 
 
 def _needs_only_masks(inputs: CostInputs) -> bool:
@@ -300,8 +336,12 @@ def _drawn_states(inputs: CostInputs, peers: Set[str]) -> dict[str, PeerState]:
     states = {}
     for peer in sorted(peers - {SERVER}):
         density = inputs.densities[peer]
-        state = context.method.start(context.first_weights, context.layout, density, seed=context.seed, peer=peer)
-        states[peer] = replace(state, model=PackedModel(state.model.values[:0].clone(), state.model.mask))
+        state = context.method.start(
+            context.first_weights, context.layout, density, seed=context.seed, peer=peer
+        )
+        states[peer] = replace(
+            state, model=PackedModel(state.model.values[:0].clone(), state.model.mask)
+        )
     return states
 
 

@@ -1,13 +1,14 @@
 """Floating-point operations as the paper counts them.
 
-With masks of single weights they are counted, not saved: dense kernels do the work. With masks of channels they are
-saved: they are the operations of the small network that the peer trains.
+With masks of single weights they are counted, not saved: dense kernels do the work. With masks of
+channels they are saved: they are the operations of the small network that the peer trains.
 
-A convolution or a matrix product needs 2 operations for each multiplication, so 2 for each weight and use; a weight
-that is added, multiplied elementwise or copied (a bias, a learned scale, an embedding) needs 1 for each result. So
-each parameter has a cost per kept weight, and a sparse model costs in proportion to what it keeps. Products of
-activations with each other, as in attention, cost the same under every mask. Normalization, activations and pooling
-are free, as in the paper. A training step counts as 3 forward passes.
+A convolution or a matrix product needs 2 operations for each multiplication, so 2 for each weight
+and use; a weight that is added, multiplied elementwise or copied (a bias, a learned scale, an
+embedding) needs 1 for each result. So each parameter has a cost per kept weight, and a sparse model
+costs in proportion to what it keeps. Products of activations with each other, as in attention, cost
+the same under every mask. Normalization, activations and pooling are free, as in the paper. A
+training step counts as 3 forward passes.
 """
 
 import contextlib
@@ -33,15 +34,18 @@ TRAINING = 3
 
 @dataclass(frozen=True)
 class ForwardCost:
-    """Operations of one forward pass on one sample, for each kept weight of each parameter of a layout."""
+    """Operations of one forward pass on one sample, for each kept weight of each parameter of a
+    layout."""
 
     per_weight: tuple[float, ...]
-    """Means over a parameter, where its parts are not used equally often: whole numbers otherwise."""
+    """Means over a parameter, where its parts are not used equally often: whole numbers
+    otherwise."""
     sizes: tuple[int, ...]
     fixed: int = 0
     """Operations of products without a trained weight, as in attention: no mask saves them."""
     uncounted: tuple[str, ...] = ()
-    """The parts of the network whose operations are not counted, apart from those that are free in the paper."""
+    """The parts of the network whose operations are not counted, apart from those that are free in
+    the paper."""
 
     def dense(self) -> int:
         """Return the operations with every weight kept."""
@@ -49,14 +53,18 @@ class ForwardCost:
 
     def sparse(self, kept: Sequence[float]) -> int:
         """Return the operations with this many weights kept in each parameter."""
-        return self.fixed + round(sum(cost * count for cost, count in zip(self.per_weight, kept, strict=True)))
+        return self.fixed + round(
+            sum(cost * count for cost, count in zip(self.per_weight, kept, strict=True))
+        )
 
     def training(self, kept: Sequence[float], samples: int) -> int:
-        """Return the operations of training on some samples, with this many weights kept in each parameter."""
+        """Return the operations of training on some samples, with this many weights kept in each
+        parameter."""
         return TRAINING * samples * self.sparse(kept)
 
     def local_training(self, kept: Sequence[float], samples: int, search_batch: int = 0) -> int:
-        """Return the operations of a peer's round: the samples it trains on, plus one dense batch for a mask search."""
+        """Return the operations of a peer's round: the samples it trains on, plus one dense batch
+        for a mask search."""
         return self.training(kept, samples) + self.training(self.sizes, search_batch)
 
     @property
@@ -64,7 +72,10 @@ class ForwardCost:
         """A sentence about what is not counted; None if everything is."""
         if not self.uncounted:
             return None
-        return f"FLOPs do not include {', '.join(self.uncounted)}: there is no formula for these operations."
+        return (
+            f"FLOPs do not include {', '.join(self.uncounted)}: there is no formula for these"
+            " operations."
+        )
 
     def warn(self) -> None:
         """Log what is not counted."""
@@ -96,7 +107,8 @@ def forward_cost(module: nn.Module, layout: Layout, sample: Tensor) -> ForwardCo
 
 
 class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the operations of all tensor operations in its context, by the parameter that they use."""
+    """Counts the operations of all tensor operations in its context, by the parameter that they
+    use."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -110,7 +122,8 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Do not wrap the method below for torch.compile, which would import it: 70 MB and a second in every run."""
+        """Do not wrap the method below for torch.compile, which would import it: 70 MB and a second
+        in every run."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,13 +132,19 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = func.overloadpacket
         kind = operation.__name__
         if operation in flop_registry:
-            self._count_product(flop_registry[operation](*args, **kwargs, out_val=result), _FACTORS.get(kind, ()), args)
+            self._count_product(
+                flop_registry[operation](*args, **kwargs, out_val=result),
+                _FACTORS.get(kind, ()),
+                args,
+            )
             self._count_bias(_SUMMAND.get(kind), args, result)
         elif kind in ("mv", "dot", "addmv"):
             first = 1 if kind == "addmv" else 0
             self._count_product(2 * args[first].numel(), (first, first + 1), args)
             self._count_bias(0 if kind == "addmv" else None, args, result)
-        elif kind == "mkldnn_rnn_layer":  # input, weights and biases: those of the input, then those of the state
+        elif (
+            kind == "mkldnn_rnn_layer"
+        ):  # input, weights and biases: those of the input, then those of the state
             positions = args[0].numel() // args[0].shape[-1]
             for place, each in ((1, 2), (2, 2), (3, 1), (4, 1)):
                 self._charge(args[place], each * args[place].numel() * positions)
@@ -160,7 +179,14 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
 
-_FACTORS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "convolution": (1,), "_convolution": (1,)}
+_FACTORS = {
+    "mm": (0, 1),
+    "bmm": (0, 1),
+    "addmm": (1, 2),
+    "baddbmm": (1, 2),
+    "convolution": (1,),
+    "_convolution": (1,),
+}
 """The arguments of products that may be weights."""
 _SUMMAND = {"addmm": 0, "baddbmm": 0, "convolution": 2, "_convolution": 2}
 """The argument that may be a bias."""
@@ -184,17 +210,21 @@ def _without_fused_attention() -> Iterator[None]:
 
 
 def _uncounted_layers(module: nn.Module, layout: Layout, operations: dict[str, int]) -> list[str]:
-    """Return the layers with trained parameters that cost nothing, as `head (Bilinear)`; norms are free."""
+    """Return the layers with trained parameters that cost nothing, as `head (Bilinear)`; norms are
+    free."""
     found: dict[str, None] = {}
     for name in layout.names:
         path, _, own = name.rpartition(".")
         layer = module.get_submodule(path)
         if not operations[name] and not isinstance(layer, _FREE):
-            found[f"{path} ({type(layer).__name__})" if path else f"{own} ({type(layer).__name__})"] = None
+            found[
+                f"{path} ({type(layer).__name__})" if path else f"{own} ({type(layer).__name__})"
+            ] = None
     return list(found)
 
 
 def _quotient(operations: int, size: int) -> float:
-    """Return the operations per weight, as an int where it is a whole number: sums of ints are exact."""
+    """Return the operations per weight, as an int where it is a whole number: sums of ints are
+    exact."""
     whole, rest = divmod(operations, size)
     return operations / size if rest else whole

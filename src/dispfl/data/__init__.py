@@ -1,1 +1,2 @@
-"""Data sets: the catalogue, readers for their file formats, custom data, partitions over peers, and batches."""
+"""Data sets: the catalogue, readers for their file formats, custom data, partitions over peers, and
+batches."""

@@ -1,4 +1,5 @@
-"""Batches of samples that stay in memory; normalization, crops and flips are tensor operations on whole batches."""
+"""Batches of samples that stay in memory; normalization, crops and flips are tensor operations on
+whole batches."""
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sized
@@ -24,9 +25,9 @@ PADDING = 4
 class ImageTransform:
     """Transform uint8 images (N, H, W, C) into normalized floats (N, C, H, W), row-major.
 
-    Images are stored with their channels last, so that crops and flips copy whole rows of an image. Networks get them
-    row-major: the small CNN's group norms and strided convolutions take 1.2 times as long on channels-last memory,
-    ResNet-18 and VGG-11 as long.
+    Images are stored with their channels last, so that crops and flips copy whole rows of an image.
+    Networks get them row-major: the small CNN's group norms and strided convolutions take 1.2 times
+    as long on channels-last memory, ResNet-18 and VGG-11 as long.
     """
 
     mean: tuple[float, ...]
@@ -71,20 +72,24 @@ def random_flip(images: Tensor, rng: torch.Generator) -> Tensor:
     """Flip each of (N, H, W, C) images horizontally with probability one half."""
     chosen = (torch.rand(len(images), generator=rng) < 0.5).nonzero().squeeze(1)
     flipped = images.numpy().copy()
-    flipped[chosen.numpy()] = images.index_select(0, chosen).flip(2).numpy()  # much faster than torch's index_copy
+    flipped[chosen.numpy()] = (
+        images.index_select(0, chosen).flip(2).numpy()
+    )  # much faster than torch's index_copy
     return torch.from_numpy(flipped)
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Standardization of table columns: (x - mean) / std. Inference has to apply the same scaling."""
+    """Standardization of table columns: (x - mean) / std. Inference has to apply the same
+    scaling."""
 
     mean: Tensor
     std: Tensor
 
     @classmethod
     def of(cls, inputs: Tensor) -> "Scaling":
-        """The scaling that gives each column mean 0 and standard deviation 1; a constant column is unchanged."""
+        """The scaling that gives each column mean 0 and standard deviation 1; a constant column is
+        unchanged."""
         std, mean = torch.std_mean(inputs.double(), dim=0, correction=0)
         constant = (inputs == inputs[0]).all(dim=0)
         mean, std = mean.masked_fill(constant, 0), std.masked_fill(constant, 1)
@@ -112,12 +117,18 @@ class ResidentSamples:
     def __len__(self) -> int:
         return len(self.labels if self.index is None else self.index)
 
-    def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (inputs, labels): shuffled and augmented if a generator is given, otherwise in order."""
+    def batches(
+        self, size: int, *, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Batches of (inputs, labels): shuffled and augmented if a generator is given, otherwise in
+        order."""
         for rows in _chunks(len(self), size, rng):
             where = rows if self.index is None else self.index[rows]
             inputs = self.inputs.index_select(0, where)
-            yield (inputs if self.transform is None else self.transform(inputs, rng=rng)), self.labels[where]
+            yield (
+                (inputs if self.transform is None else self.transform(inputs, rng=rng)),
+                self.labels[where],
+            )
 
     def take(self, rows: Tensor) -> "ResidentSamples":
         """A subset of the samples, backed by the same tensors."""
@@ -126,14 +137,17 @@ class ResidentSamples:
 
 @dataclass(frozen=True)
 class DatasetSamples:
-    """Samples of a torch Dataset, fetched item by item every time, so that its own transforms are applied."""
+    """Samples of a torch Dataset, fetched item by item every time, so that its own transforms are
+    applied."""
 
     dataset: Dataset[tuple[Tensor, Tensor]]
 
     def __len__(self) -> int:
         return len(cast(Sized, self.dataset))
 
-    def batches(self, size: int, *, rng: torch.Generator | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(
+        self, size: int, *, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Batches of (inputs, labels): shuffled if a generator is given, otherwise in order."""
         for rows in _chunks(len(self), size, rng):
             inputs, labels = default_collate([self.dataset[row] for row in rows.tolist()])
@@ -147,8 +161,8 @@ class DatasetSamples:
 def data_digest(parts: Iterable[Samples]) -> str:
     """Return the SHA-256 of samples: of all inputs and labels that are in memory.
 
-    Of a Dataset, which may be slow to read: of their number, and of the first, the middle and the last sample. A sample
-    that is another one each time it is read counts with its label alone.
+    Of a Dataset, which may be slow to read: of their number, and of the first, the middle and the
+    last sample. A sample that is another one each time it is read counts with its label alone.
     """
     digest = hashlib.sha256()
     for samples in parts:
@@ -187,7 +201,8 @@ DatasetLike = Dataset[tuple[Tensor, Tensor]] | tuple[Tensor, Tensor] | Samples
 
 
 def samples_from(given: DatasetLike, whose: str) -> Samples:
-    """Wrap a Dataset or a pair of tensors; `whose` names it in errors ("peer 3's training data")."""
+    """Wrap a Dataset or a pair of tensors; `whose` names it in errors ("peer 3's training
+    data")."""
     if isinstance(given, TensorDataset):
         given = cast(tuple[Tensor, Tensor], given.tensors)
     if isinstance(given, (tuple, list)):
@@ -195,26 +210,39 @@ def samples_from(given: DatasetLike, whose: str) -> Samples:
             kinds = ", ".join(type(part).__name__ for part in given[:5])
             arrays = any(isinstance(part, np.ndarray) for part in given)
             fix = " Convert arrays with torch.from_numpy." if arrays else ""
-            raise DataError(f"{whose} must be a Dataset or a pair (inputs, labels) of tensors, got ({kinds}).{fix}")
+            raise DataError(
+                f"{whose} must be a Dataset or a pair (inputs, labels) of tensors, got"
+                f" ({kinds}).{fix}"
+            )
         inputs, labels = given
         if len(inputs) != len(labels):
-            raise DataError(f"{whose} has {len(inputs)} inputs but {len(labels)} labels; give as many of each.")
+            raise DataError(
+                f"{whose} has {len(inputs)} inputs but {len(labels)} labels; give as many of each."
+            )
         samples: Samples = ResidentSamples(inputs, labels)
     elif isinstance(given, (ResidentSamples, DatasetSamples)):
         samples = given
-    elif hasattr(given, "__getitem__") and hasattr(given, "__len__") and not isinstance(given, (Tensor, np.ndarray)):
+    elif (
+        hasattr(given, "__getitem__")
+        and hasattr(given, "__len__")
+        and not isinstance(given, (Tensor, np.ndarray))
+    ):
         samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], given))
     else:
         raise DataError(
-            f"{whose} must be a Dataset with a length or a pair (inputs, labels), got {type(given).__name__}."
+            f"{whose} must be a Dataset with a length or a pair (inputs, labels), got"
+            f" {type(given).__name__}."
         )
     if not len(samples):
         raise DataError(f"{whose} is empty; every peer needs at least one sample.")
     return samples
 
 
-def labels_of(samples: ResidentSamples | DatasetSamples, classes: tuple[str, ...] | None, which: str) -> Tensor:
-    """Return all labels; a label outside the classes is refused. `which` names the samples in errors."""
+def labels_of(
+    samples: ResidentSamples | DatasetSamples, classes: tuple[str, ...] | None, which: str
+) -> Tensor:
+    """Return all labels; a label outside the classes is refused. `which` names the samples in
+    errors."""
     if isinstance(samples, ResidentSamples):
         labels = samples.labels
     else:
@@ -222,20 +250,29 @@ def labels_of(samples: ResidentSamples | DatasetSamples, classes: tuple[str, ...
     if (low := int(labels.min())) < 0:
         raise DataError(f"The {which} have the label {low}; labels count from 0.")
     if classes is not None and (high := int(labels.max())) >= len(classes):
-        raise DataError(f"The {which} have the label {high}, but data.classes lists {len(classes)} classes, from 0.")
+        raise DataError(
+            f"The {which} have the label {high}, but data.classes lists {len(classes)} classes,"
+            " from 0."
+        )
     return labels
 
 
 def label_range(samples: Samples) -> tuple[int, int] | None:
-    """Return the lowest and the highest label of samples in memory, if their labels are one whole number each."""
-    if not isinstance(samples, ResidentSamples) or samples.labels.ndim != 1 or samples.labels.is_floating_point():
+    """Return the lowest and the highest label of samples in memory, if their labels are one whole
+    number each."""
+    if (
+        not isinstance(samples, ResidentSamples)
+        or samples.labels.ndim != 1
+        or samples.labels.is_floating_point()
+    ):
         return None
     labels = samples.labels if samples.index is None else samples.labels[samples.index]
     return int(labels.min()), int(labels.max())
 
 
 def _chunks(count: int, size: int, rng: torch.Generator | None) -> list[Tensor]:
-    """Row numbers of each batch. A last batch of one sample is merged with the previous one: batch norm needs two."""
+    """Row numbers of each batch. A last batch of one sample is merged with the previous one: batch
+    norm needs two."""
     rows = torch.arange(count) if rng is None else torch.randperm(count, generator=rng)
     chunks = list(torch.split(rows, size))
     if size > 1 and len(chunks) > 1 and len(chunks[-1]) == 1:

@@ -1,4 +1,5 @@
-"""The catalogue of data sets: everything known without reading their files. Imports neither torch nor numpy."""
+"""The catalogue of data sets: everything known without reading their files. Imports neither torch
+nor numpy."""
 
 import difflib
 from dataclasses import dataclass, replace
@@ -11,14 +12,19 @@ from dispfl.errors import ConfigError
 
 @dataclass(frozen=True)
 class FileLayout:
-    """One of the layouts of a data set's files: the usual folder names, and the files (or folders) in there."""
+    """One of the layouts of a data set's files: the usual folder names, and the files (or folders)
+    in there."""
 
     folders: tuple[str, ...]
     names: tuple[str, ...]
 
     def missing(self, folder: Path) -> list[str]:
         """The names that exist neither plain nor gzipped."""
-        return [name for name in self.names if not ((folder / name).exists() or (folder / f"{name}.gz").exists())]
+        return [
+            name
+            for name in self.names
+            if not ((folder / name).exists() or (folder / f"{name}.gz").exists())
+        ]
 
 
 @dataclass(frozen=True)
@@ -47,24 +53,51 @@ class DataSpec:
         return sum(download.size for download in self.downloads)
 
 
-_CLOTHES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-_CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+_CLOTHES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
+)
+_CIFAR10 = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
 _IDX = tuple(
-    f"{part}-ubyte" for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+    f"{part}-ubyte"
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
 )
 _ZALANDO = "Zalando SE, 2017; MIT licence"
 _KRIZHEVSKY = "Krizhevsky, University of Toronto, 2009; free to use, cite the technical report"
 
 
 def _idx_downloads(base: str, *files: tuple[int, str]) -> tuple[Download, ...]:
-    return tuple(Download(f"{base}/{name}.gz", sha256, size) for name, (size, sha256) in zip(_IDX, files, strict=True))
+    return tuple(
+        Download(f"{base}/{name}.gz", sha256, size)
+        for name, (size, sha256) in zip(_IDX, files, strict=True)
+    )
 
 
-# Checksums. Fashion-MNIST: all four are verified against the files of Debian's package (the same compressed data with
-# another gzip header; with the original header restored, the SHA-256 agree). The others are not verified against a
-# download: those of MNIST and CIFAR are recorded in TensorFlow Datasets for the same URLs (and the sizes agree with
-# other records of the archives), that of Tiny-ImageNet in several public projects. Two official URLs are plain http;
-# the checksums protect these downloads.
+# Checksums. Fashion-MNIST: all four are verified against the files of Debian's package (the same
+# compressed data with another gzip header; with the original header restored, the SHA-256 agree).
+# The others are not verified against a download: those of MNIST and CIFAR are recorded in
+# TensorFlow Datasets for the same URLs (and the sizes agree with other records of the archives),
+# that of Tiny-ImageNet in several public projects. Two official URLs are plain http; the checksums
+# protect these downloads.
 _FASHION_DOWNLOADS = _idx_downloads(
     "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
     (26_421_880, "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84"),
@@ -112,10 +145,17 @@ _SAMPLE = DataSpec(
 
 
 def _turned(*directions: str) -> DataSpec:
-    """The same images, turned, with a class for each kind of clothes in each direction: more classes, fewer images."""
+    """The same images, turned, with a class for each kind of clothes in each direction: more
+    classes, fewer images."""
     names = tuple(f"{name}, {direction}" for name in _CLOTHES for direction in directions)
     title = f"{_SAMPLE.title}, turned to {len(directions)} directions"
-    return replace(_SAMPLE, name=f"fashion-turned-{len(names)}", title=title, classes=len(names), class_names=names)
+    return replace(
+        _SAMPLE,
+        name=f"fashion-turned-{len(names)}",
+        title=title,
+        classes=len(names),
+        class_names=names,
+    )
 
 
 _ALL = (
@@ -168,8 +208,13 @@ _ALL = (
         origin=_KRIZHEVSKY,
         class_names=_CIFAR10,
         files=(
-            FileLayout(("cifar-10-batches-bin",), (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin")),
-            FileLayout(("cifar-10-batches-py",), (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")),
+            FileLayout(
+                ("cifar-10-batches-bin",),
+                (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"),
+            ),
+            FileLayout(
+                ("cifar-10-batches-py",), (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
+            ),
         ),
         downloads=(_CIFAR10_DOWNLOAD,),
     ),
@@ -204,7 +249,9 @@ _ALL = (
         flip=True,
         reader="tiny-imagenet",
         origin="Stanford CS231n, 2015; ImageNet's terms: non-commercial research",
-        files=(FileLayout(("tiny-imagenet-200",), ("train", "val/images", "val/val_annotations.txt")),),
+        files=(
+            FileLayout(("tiny-imagenet-200",), ("train", "val/images", "val/val_annotations.txt")),
+        ),
         downloads=(_TINY_IMAGENET_DOWNLOAD,),
     ),
 )
@@ -215,7 +262,8 @@ def describe(name: str) -> DataSpec:
     """Return the facts about a data set."""
     if name == "custom":
         raise ConfigError(
-            "This needs a data set from the catalogue, but the data are custom (data.path or data.factory)."
+            "This needs a data set from the catalogue, but the data are custom (data.path or"
+            " data.factory)."
         )
     if name not in DATASETS:
         raise ConfigError(f"Unknown data set {name}. {nearest_name(name)}")

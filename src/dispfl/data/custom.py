@@ -1,4 +1,5 @@
-"""A user's own data: read from files or returned by a user's function, and divided into training and test data."""
+"""A user's own data: read from files or returned by a user's function, and divided into training
+and test data."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -13,17 +14,18 @@ from torch import Tensor
 from dispfl.core.rng import global_stream, stream
 from dispfl.data.batches import DatasetSamples, ResidentSamples, Scaling, labels_of, samples_from
 from dispfl.data.datasets import CustomData, ImageDataset
-from dispfl.data.factory import call_factory, describe_error
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.readers import RawSamples, check_same_kind
 from dispfl.data.readers.folder import read_folder
 from dispfl.data.readers.table import read_arrays, read_table
 from dispfl.errors import ConfigError, DataError
+from dispfl.user_functions import call_factory, describe_error
 
 DEFAULT_SIZE = 32
 DEFAULT_TEST_SHARE = 0.2
 HALF = 0.5
-"""Mean and standard deviation that map pixels to [-1, 1]: the same at every site, whatever its images."""
+"""Mean and standard deviation that map pixels to [-1, 1]: the same at every site, whatever its
+images."""
 FACTORY = "data.factory"
 
 _INTEGER = re.compile(r"-?\d+")
@@ -33,7 +35,8 @@ _FEW_CLASSES = 20
 
 @dataclass(frozen=True, eq=False)
 class CustomDataset:
-    """Samples from a table, from arrays or from a user's function. Images become an `ImageDataset` instead."""
+    """Samples from a table, from arrays or from a user's function. Images become an `ImageDataset`
+    instead."""
 
     name: str
     train: ResidentSamples | DatasetSamples
@@ -92,8 +95,9 @@ def load_custom(
 ) -> ImageDataset | CustomDataset:
     """Load a user's data, divided into training and test data.
 
-    The seed and the site's name determine which samples are test data. Relative paths and modules are looked up in
-    `data.dir`, by default in the site's folder or the working directory. `progress` is called while images are decoded.
+    The seed and the site's name determine which samples are test data. Relative paths and modules
+    are looked up in `data.dir`, by default in the site's folder or the working directory.
+    `progress` is called while images are decoded.
     """
     home = Path(settings.dir or folder or "").expanduser().absolute()
     if settings.factory:
@@ -119,17 +123,27 @@ def load_custom(
 
 
 def _read(
-    settings: CustomData, home: Path, name: str, like: RawSamples | None, progress: ProgressCallback | None
+    settings: CustomData,
+    home: Path,
+    name: str,
+    like: RawSamples | None,
+    progress: ProgressCallback | None,
 ) -> list[RawSamples]:
     """Read one file or folder; `like` is the training data if these are the test data."""
     path = home / Path(name).expanduser()
     key = "data.path" if like is None else "data.test_path"
     if not path.exists():
-        hint = "" if Path(name).expanduser().is_absolute() else "; data.dir sets another folder to look in"
+        hint = (
+            ""
+            if Path(name).expanduser().is_absolute()
+            else "; data.dir sets another folder to look in"
+        )
         raise DataError(f"{key} is {path}, which does not exist{hint}.")
     try:
         if path.is_dir():
-            settings.refuse(["label", "group"], f"{path} is a folder, whose sub-folders are the labels")
+            settings.refuse(
+                ["label", "group"], f"{path} is a folder, whose sub-folders are the labels"
+            )
             colour = settings.colour is not False
             return [read_folder(path, settings.size or DEFAULT_SIZE, colour, progress)]
         settings.refuse(["size", "colour"], f"{path} is not a folder of images")
@@ -141,11 +155,17 @@ def _read(
                 settings.refuse(["label", "group"], f"{path} has its labels in y")
                 return read_arrays(path)
     except OSError as problem:
-        raise DataError(f"{problem.filename or path} cannot be read: {problem.strerror or problem}.") from None
-    raise ConfigError(f"{key} must be a .csv file, an .npz file or a folder of images, got {name!r}.")
+        raise DataError(
+            f"{problem.filename or path} cannot be read: {problem.strerror or problem}."
+        ) from None
+    raise ConfigError(
+        f"{key} must be a .csv file, an .npz file or a folder of images, got {name!r}."
+    )
 
 
-def _assemble(settings: CustomData, parts: list[RawSamples], rng: torch.Generator) -> ImageDataset | CustomDataset:
+def _assemble(
+    settings: CustomData, parts: list[RawSamples], rng: torch.Generator
+) -> ImageDataset | CustomDataset:
     """Map labels to class numbers, and hold out test data where the files do not."""
     where = parts[0].path
     found = {label for part in parts for label in (*part.labels, *part.folders)}
@@ -156,7 +176,10 @@ def _assemble(settings: CustomData, parts: list[RawSamples], rng: torch.Generato
         kinds = _kinds(labels[0], groups[0])  # each group has test samples of its own
         rows = train_test_rows(kinds, settings.test_share or DEFAULT_TEST_SHARE, rng)
         if not len(rows[1]):
-            raise DataError(f"{where} has no class with two samples, so none can be held out for testing; add some.")
+            raise DataError(
+                f"{where} has no class with two samples, so none can be held out for testing; add"
+                " some."
+            )
         inputs, labels = [inputs[0][mine] for mine in rows], [labels[0][mine] for mine in rows]
         groups = [tuple(groups[0][k] for k in mine.tolist()) if groups[0] else () for mine in rows]
     sources = (groups[0], groups[1]) if groups[0] else None
@@ -167,12 +190,15 @@ def _assemble(settings: CustomData, parts: list[RawSamples], rng: torch.Generato
         if inputs[0].ndim != 2:
             shape = list(inputs[0].shape[1:])
             raise ConfigError(
-                f"data.standardize applies to columns and images, but {where} has samples of shape {shape}."
+                f"data.standardize applies to columns and images, but {where} has samples of shape"
+                f" {shape}."
             )
         scaling = Scaling.of(inputs[0])
         inputs = [scaling(part) for part in inputs]
     train, test = (ResidentSamples(x, y) for x, y in zip(inputs, labels, strict=True))
-    return CustomDataset(settings.name, train, test, classes, parts[0].columns, scaling, parts[0].label, sources)
+    return CustomDataset(
+        settings.name, train, test, classes, parts[0].columns, scaling, parts[0].label, sources
+    )
 
 
 def _kinds(labels: Tensor, groups: Sequence[str]) -> Tensor:
@@ -195,11 +221,14 @@ def _image_dataset(
     if settings.standardize:
         mean, std = _channel_moments(inputs[0])
     train, test = (images.permute(0, 3, 1, 2) for images in inputs)
-    return ImageDataset(settings.name, train, labels[0], test, labels[1], classes, mean, std, False, groups)
+    return ImageDataset(
+        settings.name, train, labels[0], test, labels[1], classes, mean, std, False, groups
+    )
 
 
 def _channel_moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, for pixels in [0, 1]; HALF for a channel with a single value."""
+    """Mean and standard deviation of each channel, for pixels in [0, 1]; HALF for a channel with a
+    single value."""
     values = torch.arange(256, dtype=torch.float64) / 255
     means, stds = [], []
     for channel in images.unbind(-1):
@@ -211,11 +240,13 @@ def _channel_moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ..
     return tuple(means), tuple(stds)
 
 
-def train_test_rows(labels: Tensor, test_share: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def train_test_rows(
+    labels: Tensor, test_share: float, rng: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Draw each class's share of test rows; return the training rows and the test rows.
 
-    The share is rounded, with at least one test sample and one training sample per class. A class with a single sample
-    has no test sample.
+    The share is rounded, with at least one test sample and one training sample per class. A class
+    with a single sample has no test sample.
     """
     tested = torch.zeros(len(labels), dtype=torch.bool)
     for label in sorted(set(labels.tolist())):
@@ -230,19 +261,26 @@ def class_names(found: Iterable[str], samples: int, where: Path) -> tuple[str, .
     names = set(found)
     if len(names) > (_FEW_CLASSES if _are_measurements(names) else max(_FEW_CLASSES, samples // 2)):
         raise DataError(
-            f"{where} has {len(names):,} different labels for {samples:,} samples; a label must be a class."
+            f"{where} has {len(names):,} different labels for {samples:,} samples; a label must be"
+            " a class."
         )
     if unprintable := sorted(name for name in names if not name.isprintable()):
-        raise DataError(f"{where} has the label {unprintable[0]!r}, which cannot be printed; rename the class.")
+        raise DataError(
+            f"{where} has the label {unprintable[0]!r}, which cannot be printed; rename the class."
+        )
     if len(names) == 1:
-        raise DataError(f"{where} has one class only, {names.pop()}; list all of the federation's in data.classes.")
+        raise DataError(
+            f"{where} has one class only, {names.pop()}; list all of the federation's in"
+            " data.classes."
+        )
     if all(_INTEGER.fullmatch(name) for name in names):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
 
 
 def _are_measurements(names: Iterable[str]) -> bool:
-    """Whether all names are numbers and some have a fraction: values for regression, not classes."""
+    """Whether all names are numbers and some have a fraction: values for regression, not
+    classes."""
     try:
         return not all(float(name).is_integer() for name in names)
     except ValueError:
@@ -269,17 +307,22 @@ def class_numbers(labels: Sequence[str], classes: tuple[str, ...], where: Path) 
 def load_from_factory(
     factory: str, classes: tuple[str, ...] | None, folder: Path, *, site: str = "", seed: int = 0
 ) -> CustomDataset:
-    """Call the user's function and check what it returns: Datasets or tensors, as `Federation` takes them."""
+    """Call the user's function and check what it returns: Datasets or tensors, as `Federation`
+    takes them."""
     with global_stream(seed, "data", site):  # its draws from torch's generator are reproducible
         made = call_factory(FACTORY, factory, folder, **({"site": site} if site else {}))
-    if not isinstance(made, (tuple, list)) or len(made) != 2 or any(isinstance(part, Tensor) for part in made):
+    if (
+        not isinstance(made, (tuple, list))
+        or len(made) != 2
+        or any(isinstance(part, Tensor) for part in made)
+    ):
         if isinstance(made, (tuple, list)):
             got = f"({', '.join(type(part).__name__ for part in made)})"
         else:
             got = type(made).__name__
         raise DataError(
-            f"{FACTORY} {factory} must return (training data, test data), each a Dataset or a pair (inputs, labels) "
-            f"of tensors; it returned {got}."
+            f"{FACTORY} {factory} must return (training data, test data), each a Dataset or a pair"
+            f" (inputs, labels) of tensors; it returned {got}."
         )
     train, test = (
         _checked_samples(factory, part, f"{which} data", classes, folder)
@@ -296,16 +339,22 @@ def _checked_samples(
     try:
         inputs, labels = next(samples.batches(1))
     except Exception as problem:  # a Dataset runs the user's code, which can raise anything
-        raise DataError(f"{whose} cannot return a sample: {describe_error(problem, folder)}") from problem
+        raise DataError(
+            f"{whose} cannot return a sample: {describe_error(problem, folder)}"
+        ) from problem
     if not isinstance(inputs, Tensor) or not isinstance(labels, Tensor):
         got = f"({type(inputs).__name__}, {type(labels).__name__})"
-        raise DataError(f"{whose} must be samples of (input, label), both numbers; batched, they are {got}.")
+        raise DataError(
+            f"{whose} must be samples of (input, label), both numbers; batched, they are {got}."
+        )
     if labels.ndim != 1 or labels.dtype not in _INTEGER_TYPES:
         got = f"{labels.dtype} of shape {list(labels.shape[1:])}"
         raise DataError(f"{whose} must have one integer as the label of a sample, got {got}.")
     if isinstance(samples, ResidentSamples):
         resident = ResidentSamples(_as_float32(samples.inputs), samples.labels.long())
-        labels_of(resident, classes, which)  # a Dataset's labels are checked when they are needed: that is slow
+        labels_of(
+            resident, classes, which
+        )  # a Dataset's labels are checked when they are needed: that is slow
         return resident
     if _as_float32(inputs).dtype != inputs.dtype:
         raise DataError(f"{whose} have inputs of type {inputs.dtype}; return them as float32.")
@@ -316,5 +365,6 @@ def _checked_samples(
 
 
 def _as_float32(inputs: Tensor) -> Tensor:
-    """Convert floats to float32; integers, which may be indices into a vocabulary, stay as they are."""
+    """Convert floats to float32; integers, which may be indices into a vocabulary, stay as they
+    are."""
     return inputs.float() if inputs.is_floating_point() else inputs

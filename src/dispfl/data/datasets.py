@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from dispfl.data.catalogue import DATASETS, DataSpec, FileLayout, describe, nearest_name
-from dispfl.data.factory import checked_name
 from dispfl.data.fetch import ProgressCallback, cache_folder, fetch
 from dispfl.errors import ConfigError, DataError
 from dispfl.extras import require
 from dispfl.settings import Settings
+from dispfl.user_functions import checked_name
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -50,11 +50,11 @@ class Data(Settings):
     name: str = "fashion-sample"
     """One of `dispfl data list`."""
     dir: str | None = None
-    """The folder with the files; default: the first that has them of `DISPFL_DATA`, the cache folder (`DISPFL_CACHE`,
-    on Linux `~/.cache/dispfl` unless set) and `/usr/share/datasets`."""
+    """The folder with the files; default: the first that has them of `DISPFL_DATA`, the cache
+    folder (`DISPFL_CACHE`, on Linux `~/.cache/dispfl` unless set) and `/usr/share/datasets`."""
     augment: bool = True
-    """Random crops, and flips where the data set allows them, in training. By default true; `dispfl run` has
-    false for `fashion-sample`."""
+    """Random crops, and flips where the data set allows them, in training. By default true; `dispfl
+    run` has false for `fashion-sample`."""
 
     @field_validator("name")
     @classmethod
@@ -65,7 +65,8 @@ class Data(Settings):
 
 
 class CustomData(Data):
-    """Settings of a user's own data: a file or folder (`path`), or the result of a function (`factory`).
+    """Settings of a user's own data: a file or folder (`path`), or the result of a function
+    (`factory`).
 
     Optional keys default to what fits the data; a key that does not apply to the data is refused.
     """
@@ -89,19 +90,24 @@ class CustomData(Data):
     factory: str | None = None
     """`module:function`, which returns (training data, test data)."""
     dir: str | None = None
-    """The folder of relative paths and of the module; default: the site's folder, or the working directory."""
+    """The folder of relative paths and of the module; default: the site's folder, or the working
+    directory."""
     classes: tuple[str, ...] | None = None
-    """All classes, in the order of the outputs; equal at all sites of a federation. Default: those found, sorted."""
+    """All classes, in the order of the outputs; equal at all sites of a federation. Default: those
+    found, sorted."""
     label: str | None = None
-    """CSV, hub: the column with the class; default: `label` if there is one, otherwise the last column of a CSV."""
+    """CSV, hub: the column with the class; default: `label` if there is one, otherwise the last
+    column of a CSV."""
     group: str | None = None
-    """CSV, hub: a column that is no input, but says where a sample comes from; set by `partition.column`."""
+    """CSV, hub: a column that is no input, but says where a sample comes from; set by
+    `partition.column`."""
     size: int | None = Field(default=None, ge=8, le=4096)
     """Folder, hub: width and height in pixels to which images are resized; default: 32."""
     colour: bool | None = None
     """Folder, hub: three channels, or one if false; default: true."""
     standardize: bool = False
-    """Shift and scale each column (or channel) by the mean and standard deviation of the site's training data."""
+    """Shift and scale each column (or channel) by the mean and standard deviation of the site's
+    training data."""
     test_share: float | None = Field(default=None, gt=0, lt=1)
     """The share of each class that is held out for testing; default: 0.2."""
     test_path: str | None = None
@@ -140,17 +146,24 @@ class CustomData(Data):
         given = [key for key in ("path", "hub", "factory") if getattr(self, key)]
         if not given:
             raise ConfigError(
-                "data.path is missing: name a CSV file, an NPZ file or a folder; or give data.hub or data.factory."
+                "data.path is missing: name a CSV file, an NPZ file or a folder; or give data.hub"
+                " or data.factory."
             )
         if len(given) > 1:
-            raise ConfigError(f"data.{given[0]} and data.{given[1]} exclude each other; omit one of them.")
+            raise ConfigError(
+                f"data.{given[0]} and data.{given[1]} exclude each other; omit one of them."
+            )
         if self.hub:
             require("hub", "data.hub")
             self.refuse(["test_path"], f"data.hub={self.hub} names its test data itself")
         if self.test_path and self.test_share is not None:
-            raise ConfigError("data.test_path and data.test_share exclude each other; omit one of them.")
+            raise ConfigError(
+                "data.test_path and data.test_share exclude each other; omit one of them."
+            )
         if self.factory:
-            self.refuse(self.FILE_KEYS, f"data.factory={self.factory} returns data as they are used")
+            self.refuse(
+                self.FILE_KEYS, f"data.factory={self.factory} returns data as they are used"
+            )
 
     def refuse(self, keys: Iterable[str], why: str) -> None:
         """Refuse keys that are set although they do not apply."""
@@ -184,19 +197,26 @@ class ImageDataset:
         return tuple(self.train_inputs.shape[1:])
 
     def samples(self, *, augment: bool = False) -> tuple[ResidentSamples, ResidentSamples]:
-        """Training and test samples; `augment` crops training images at random, and flips them if `flip` allows it."""
+        """Training and test samples; `augment` crops training images at random, and flips them if
+        `flip` allows it."""
         from dispfl.data.batches import ImageTransform, ResidentSamples
 
         transform = ImageTransform(self.mean, self.std, crop=augment, flip=augment and self.flip)
-        train, test = (inputs.permute(0, 2, 3, 1).contiguous() for inputs in (self.train_inputs, self.test_inputs))
+        train, test = (
+            inputs.permute(0, 2, 3, 1).contiguous()
+            for inputs in (self.train_inputs, self.test_inputs)
+        )
         return (
             ResidentSamples(train, self.train_labels, transform=transform),
             ResidentSamples(test, self.test_labels, transform=transform),
         )
 
 
-def load_dataset(data: Data | str, progress: ProgressCallback | None = None) -> ImageDataset | CustomDataset:
-    """Find, read and check a data set, given by its settings or by its name (`load_dataset("cifar10")`).
+def load_dataset(
+    data: Data | str, progress: ProgressCallback | None = None
+) -> ImageDataset | CustomDataset:
+    """Find, read and check a data set, given by its settings or by its name
+    (`load_dataset("cifar10")`).
 
     `progress` is called while images are decoded for the first time.
     """
@@ -246,8 +266,11 @@ def _read(spec: DataSpec, folder: Path, progress: ProgressCallback | None) -> Ra
             return read_tiny_imagenet(folder, progress)
 
 
-def download(name: str, data_dir: str | Path | None = None, progress: ProgressCallback | None = None) -> Path:
-    """Return the data set's folder; if it is not found, download it into `data_dir` or the cache folder first."""
+def download(
+    name: str, data_dir: str | Path | None = None, progress: ProgressCallback | None = None
+) -> Path:
+    """Return the data set's folder; if it is not found, download it into `data_dir` or the cache
+    folder first."""
     try:
         return locate(name, data_dir)
     except DataError:
@@ -259,8 +282,9 @@ def download(name: str, data_dir: str | Path | None = None, progress: ProgressCa
 def locate(name: str, data_dir: str | Path | None = None) -> Path:
     """Return the folder with a data set's files.
 
-    A `data_dir` is the only place searched; by default these are `DISPFL_DATA`, the cache folder and the system
-    folder, in this order. Each may be the data set's folder or contain it under its usual name.
+    A `data_dir` is the only place searched; by default these are `DISPFL_DATA`, the cache folder
+    and the system folder, in this order. Each may be the data set's folder or contain it under its
+    usual name.
     """
     spec = describe(name)
     if spec.reader == "bundled":
@@ -273,12 +297,20 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path:
             if not missing:
                 return folder
             if len(missing) < len(files.names):
-                incomplete = incomplete or f" {folder} has only some of them: {', '.join(missing)} missing."
+                incomplete = (
+                    incomplete or f" {folder} has only some of them: {', '.join(missing)} missing."
+                )
     wanted = ", or ".join(" ".join(files.names) for files in spec.files)
     packed = " (plain or .gz)" if spec.reader == "idx" else ""
     where = ", ".join(str(place) for place in places)
-    fix = f"Run `dispfl data get {name}`, or name the folder that has them with --data-dir or DISPFL_DATA."
-    raise DataError(f"The files of {name} were not found: looked for {wanted}{packed} in {where}.{incomplete} {fix}")
+    fix = (
+        f"Run `dispfl data get {name}`, or name the folder that has them with --data-dir or"
+        " DISPFL_DATA."
+    )
+    raise DataError(
+        f"The files of {name} were not found: looked for {wanted}{packed} in {where}.{incomplete}"
+        f" {fix}"
+    )
 
 
 def _places(data_dir: str | Path | None) -> list[Path]:
@@ -292,9 +324,14 @@ def _candidates(spec: DataSpec, place: Path) -> Iterator[tuple[Path, FileLayout]
     for files in spec.files:
         for folder in files.folders:
             yield place / folder, files
-    # MNIST and Fashion-MNIST have the same file names, so a folder named after one of them is not taken for the other.
+    # MNIST and Fashion-MNIST have the same file names, so a folder named after one of them is not
+    # taken for the other.
     others = (
-        folder for other in DATASETS.values() if other is not spec for files in other.files for folder in files.folders
+        folder
+        for other in DATASETS.values()
+        if other is not spec
+        for files in other.files
+        for folder in files.folders
     )
     if not any(place.resolve().as_posix().endswith(f"/{folder}") for folder in others):
         for files in spec.files:

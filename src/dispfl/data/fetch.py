@@ -1,7 +1,7 @@
 """Downloads: verified by checksum, unpacked safely, never left incomplete.
 
-A file is moved into place after its SHA-256 is checked, and an archive's folder after all of it is unpacked; an
-interrupted download leaves nothing that looks complete.
+A file is moved into place after its SHA-256 is checked, and an archive's folder after all of it is
+unpacked; an interrupted download leaves nothing that looks complete.
 """
 
 import errno
@@ -43,7 +43,8 @@ class Download:
 
     @property
     def address(self) -> str:
-        """The URL to download from: the official one, or the file of the same name at `DISPFL_MIRROR`."""
+        """The URL to download from: the official one, or the file of the same name at
+        `DISPFL_MIRROR`."""
         mirror = os.environ.get("DISPFL_MIRROR")
         return f"{mirror.rstrip('/')}/{self.file_name}" if mirror else self.url
 
@@ -57,14 +58,19 @@ def cache_folder() -> Path:
     return Path(pooch.os_cache("dispfl"))
 
 
-def fetch(downloads: Sequence[Download], folder: str, into: Path, progress: ProgressCallback | None = None) -> Path:
+def fetch(
+    downloads: Sequence[Download], folder: str, into: Path, progress: ProgressCallback | None = None
+) -> Path:
     """Download a data set's files into `into/folder` and return that folder.
 
     Files with the right checksum are not downloaded again. The checksums apply to mirrors too.
     """
     target = into / folder
     if target.exists() and any(download.is_archive for download in downloads):
-        raise DataError(f"{target} exists but is not complete. Move or delete it, then download the data set again.")
+        raise DataError(
+            f"{target} exists but is not complete. Move or delete it, then download the data set"
+            " again."
+        )
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _check_room(downloads, into)
@@ -84,7 +90,8 @@ def _retrieve(download: Download, into: Path, progress: ProgressCallback | None)
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    # identity: the checksum is that of the compressed file, so it must not be decompressed in transit.
+    # identity: the checksum is that of the compressed file, so it must not be decompressed in
+    # transit.
     get = pooch.HTTPDownloader(
         progressbar=_Meter(progress, download.size) if progress else False,
         chunk_size=_CHUNK,
@@ -93,17 +100,26 @@ def _retrieve(download: Download, into: Path, progress: ProgressCallback | None)
     url, host = download.address, urlsplit(download.address).netloc
     hint = "Try again later, or set DISPFL_MIRROR to another server."
     try:
-        return Path(pooch.retrieve(url, f"sha256:{download.sha256}", download.file_name, into, downloader=get))
+        return Path(
+            pooch.retrieve(
+                url, f"sha256:{download.sha256}", download.file_name, into, downloader=get
+            )
+        )
     except requests.HTTPError as problem:
         raise DataError(f"{host} refused the download: {problem}. {hint}") from None
     except (requests.ConnectionError, requests.Timeout):
-        raise DataError(f"Cannot reach {host} to download {url}. Check the network. {hint}") from None
+        raise DataError(
+            f"Cannot reach {host} to download {url}. Check the network. {hint}"
+        ) from None
     except requests.exceptions.ChunkedEncodingError:
         raise DataError(f"{host} closed the connection while sending {url}. {hint}") from None
     except requests.RequestException as problem:
         raise DataError(f"Cannot download {url}: {problem}. {hint}") from None
     except ValueError:  # what pooch raises for a wrong checksum
-        reason = f"does not have the SHA-256 {download.sha256}, so it is damaged or was changed; it was discarded"
+        reason = (
+            f"does not have the SHA-256 {download.sha256}, so it is damaged or was changed; it was"
+            " discarded"
+        )
         raise DataError(f"{url} {reason}. {hint}") from None
 
 
@@ -125,7 +141,8 @@ class _Meter:
 
 
 def _unpack(archive: Path, into: Path, target: Path) -> None:
-    """Unpack next to the target, move the finished folder into place atomically, and delete the archive."""
+    """Unpack next to the target, move the finished folder into place atomically, and delete the
+    archive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as scratch:
         try:
             if archive.suffix == ".zip":
@@ -139,7 +156,9 @@ def _unpack(archive: Path, into: Path, target: Path) -> None:
             ) from None
         unpacked = Path(scratch) / target.name
         if not unpacked.is_dir():
-            raise DataError(f"{archive} has no folder {target.name}. Delete it and download it again.")
+            raise DataError(
+                f"{archive} has no folder {target.name}. Delete it and download it again."
+            )
         unpacked.rename(target)
     archive.unlink()
 
@@ -153,12 +172,16 @@ def _unzip(archive: Path, into: Path) -> None:
 
 
 def _check_room(downloads: Sequence[Download], into: Path) -> None:
-    # An archive and its content are on the disk together; unpacked images take up to twice the space.
+    # An archive and its content are on the disk together; unpacked images take up to twice the
+    # space.
     needed = sum(download.size * (3 if download.is_archive else 1) for download in downloads)
     free = shutil.disk_usage(into).free
     if free < needed:
         room = f"needs about {needed / 1e6:,.0f} MB and only {free / 1e6:,.0f} MB are free"
-        raise DataError(f"The download into {into} {room}. Free some space, or set DISPFL_CACHE to another folder.")
+        raise DataError(
+            f"The download into {into} {room}. Free some space, or set DISPFL_CACHE to another"
+            " folder."
+        )
 
 
 def _refuse(problem: OSError, into: Path) -> NoReturn:
@@ -167,4 +190,6 @@ def _refuse(problem: OSError, into: Path) -> NoReturn:
             f"The disk of {into} is full. Free some space, or set DISPFL_CACHE to another folder."
         ) from None
     reason = problem.strerror or str(problem)
-    raise DataError(f"Cannot write to {into}: {reason}. Set DISPFL_CACHE to another folder.") from None
+    raise DataError(
+        f"Cannot write to {into}: {reason}. Set DISPFL_CACHE to another folder."
+    ) from None

@@ -6,13 +6,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dispfl.data.apportion import Counts, proportional
+from dispfl.data.class_counts import Counts, proportional
 from dispfl.errors import PartitionError
 
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The samples of every peer, in roster order: ascending int64 indices into the training and the test data."""
+    """The samples of every peer, in roster order: ascending int64 indices into the training and the
+    test data."""
 
     train: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
@@ -34,12 +35,16 @@ class Split:
             return self
         first, last = slice(-count), slice(-count, None)
         unseen = Split(self.train[last], self.test[last], self.validation[last])
-        return Split(self.train[first], self.test[first], self.validation[first], self.global_test, unseen)
+        return Split(
+            self.train[first], self.test[first], self.validation[first], self.global_test, unseen
+        )
 
     def fits(self, train: int, test: int) -> bool:
         """Whether data with so many training and test samples have all rows."""
         tested = self.test if self.global_test is None else (*self.test, self.global_test)
-        limits = [(rows, train) for rows in (*self.train, *self.validation)] + [(rows, test) for rows in tested]
+        limits = [(rows, train) for rows in (*self.train, *self.validation)] + [
+            (rows, test) for rows in tested
+        ]
         inside = all(bool((rows < limit).all()) for rows, limit in limits)
         return inside and (self.unseen is None or self.unseen.fits(train, test))
 
@@ -49,20 +54,27 @@ class Split:
 
 
 def validation_samples(samples: int, share: float) -> int:
-    """Return how many of a peer's samples are held out: the share, rounded, but at least one, and not all."""
+    """Return how many of a peer's samples are held out: the share, rounded, but at least one, and
+    not all."""
     return min(max(1, round(share * samples)), samples - 1) if share else 0
 
 
 def hold_out(
-    mine: Tensor, labels: Tensor, share: float, rng: np.random.Generator, key: str = "partition.validation"
+    mine: Tensor,
+    labels: Tensor,
+    share: float,
+    rng: np.random.Generator,
+    key: str = "partition.validation",
 ) -> tuple[Tensor, Tensor]:
-    """Divide a peer's samples into those to train on and those to validate with, in equal label proportions.
+    """Divide a peer's samples into those to train on and those to validate with, in equal label
+    proportions.
 
     `key` is the setting of the share, for errors.
     """
     if len(mine) < 2:
         raise PartitionError(
-            f"{key} is {share:g}, but a peer has a single training sample; give each at least two, or set {key}=0."
+            f"{key} is {share:g}, but a peer has a single training sample; give each at least two,"
+            f" or set {key}=0."
         )
     pools = by_class(labels[mine], "training")
     supply = np.array([[len(pool) for pool in pools]])
@@ -76,7 +88,8 @@ def by_class(labels: Tensor, which: str) -> list[Counts]:
     """The indices of the samples of each class."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise PartitionError(
-            f"The {which} labels must be one integer per sample, got {labels.dtype} of shape {tuple(labels.shape)}."
+            f"The {which} labels must be one integer per sample, got {labels.dtype} of shape"
+            f" {tuple(labels.shape)}."
         )
     if not len(labels):
         raise PartitionError(f"The {which} labels are empty; give at least one sample.")
@@ -86,16 +99,23 @@ def by_class(labels: Tensor, which: str) -> list[Counts]:
     return np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values))[:-1])
 
 
-def assign_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> tuple[Tensor, ...]:
+def assign_samples(
+    pools: list[Counts], counts: Counts, rng: np.random.Generator
+) -> tuple[Tensor, ...]:
     """Shuffle each class and assign its samples by the counts."""
     peers, classes = counts.shape
-    samples = np.concatenate([rng.permutation(p)[:used] for p, used in zip(pools, counts.sum(axis=0), strict=True)])
+    samples = np.concatenate(
+        [rng.permutation(p)[:used] for p, used in zip(pools, counts.sum(axis=0), strict=True)]
+    )
     owners = np.repeat(np.tile(np.arange(peers), classes), counts.T.ravel())
     rows = np.split(samples[np.lexsort((samples, owners))], np.cumsum(counts.sum(axis=1))[:-1])
     return tuple(torch.from_numpy(row) for row in rows)
 
 
 def draw_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> Tensor:
-    """Draw one peer's test samples: shuffle each class and take the first ones, repeatedly if there are too few."""
-    drawn = [np.resize(rng.permutation(pools[label]), counts[label]) for label in np.flatnonzero(counts)]
+    """Draw one peer's test samples: shuffle each class and take the first ones, repeatedly if there
+    are too few."""
+    drawn = [
+        np.resize(rng.permutation(pools[label]), counts[label]) for label in np.flatnonzero(counts)
+    ]
     return torch.from_numpy(np.sort(np.concatenate(drawn)))

@@ -1,4 +1,5 @@
-"""What all engines share: the peers' states in one process, and a peer's step with simulated messages."""
+"""What all engines share: the peers' states in one process, and a peer's step with simulated
+messages."""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -6,7 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Trainer
 from dispfl.costs.ledger import MessageCost
@@ -35,14 +36,15 @@ Fetch = Callable[[str, PackedMask | None], DeliveredModel]
 def simulated_step(
     context: RunContext,
     codec: Codec,
-    live: LiveModel,
+    live: FlatModule,
     task: PeerTask,
     state: PeerState,
     fetch: Fetch,
     before_batch: Callable[[], None] = lambda: None,
     make_trainer: Callable[..., Trainer] = Trainer,
 ) -> StepResult:
-    """Take one peer's step with the models that the codec would deliver, and record every message with its length."""
+    """Take one peer's step with the models that the codec would deliver, and record every message
+    with its length."""
     mask = requested_mask(context, state)
     request = request_size(codec, mask)
     received: dict[str, PackedModel] = {}
@@ -55,29 +57,42 @@ def simulated_step(
     accepted = accepted_models(context, task, state, received)
     if context.average_buffers and accepted:
         state = replace(
-            state, buffers=_average_buffers({name: buffers[name] for name in (task.peer, *accepted)}, task.peer)
+            state,
+            buffers=_average_buffers(
+                {name: buffers[name] for name in (task.peer, *accepted)}, task.peer
+            ),
         )
     result = peer_step(context, live, task, state, accepted, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
 
-def fetch_here(context: RunContext, codec: Codec, task: PeerTask, states: Mapping[str, PeerState]) -> Fetch:
-    """Return a function that fetches models from the states in this process, and from the server."""
+def fetch_here(
+    context: RunContext, codec: Codec, task: PeerTask, states: Mapping[str, PeerState]
+) -> Fetch:
+    """Return a function that fetches models from the states in this process, and from the
+    server."""
 
     def fetch(sender: str, mask: PackedMask | None) -> DeliveredModel:
         model = sent_model(context, task, sender, states)
         delivered = deliver(context, codec, model, mask, sender, task.peer, task.t)
-        return with_buffers(delivered, states[sender].buffers) if context.average_buffers else delivered
+        return (
+            with_buffers(delivered, states[sender].buffers)
+            if context.average_buffers
+            else delivered
+        )
 
     return fetch
 
 
 def _average_buffers(buffers: Mapping[str, Mapping[str, Tensor]], peer: str) -> dict[str, Tensor]:
-    """Return a peer's buffers, averaged with those of the senders in roster order; whole numbers stay its own."""
+    """Return a peer's buffers, averaged with those of the senders in roster order; whole numbers
+    stay its own."""
     return {
-        name: torch.stack([buffers[sender][name] for sender in sorted(buffers)]).mean(0)
-        if own.is_floating_point()
-        else own
+        name: (
+            torch.stack([buffers[sender][name] for sender in sorted(buffers)]).mean(0)
+            if own.is_floating_point()
+            else own
+        )
         for name, own in buffers[peer].items()
     }
 
@@ -85,7 +100,8 @@ def _average_buffers(buffers: Mapping[str, Mapping[str, Tensor]], peer: str) -> 
 def deliver_upload(
     context: RunContext, codec: Codec, task: PeerTask, result: StepResult
 ) -> tuple[StepResult, DeliveredModel | None]:
-    """Deliver a step's upload, if any, to the server; return the step with the delivered model, and the delivery."""
+    """Deliver a step's upload, if any, to the server; return the step with the delivered model, and
+    the delivery."""
     state = result.next_state
     if state.upload is None:
         return result, None
@@ -96,28 +112,36 @@ def deliver_upload(
 
 
 class PeerStates:
-    """The states of some peers in this process. Finished steps are written to the checkpoints, if there are any."""
+    """The states of some peers in this process. Finished steps are written to the checkpoints, if
+    there are any."""
 
     def __init__(self, context: RunContext, checkpoints: Checkpoints | None = None) -> None:
         self.context = context
         self.checkpoints = checkpoints
         self.current: dict[str, PeerState] = {}
-        """The states at the beginning of the round, which neighbours hear."""
+        """The states at the beginning of the round, which neighbours receive."""
         self.next: dict[str, PeerState] = {}
         """The next states of the peers that have finished the round."""
         self.evaluated: dict[str, PeerState] = {}
         """The state that each peer was last evaluated with, where that was a global model."""
 
     def restore(self, rounds: int, peers: Collection[str]) -> None:
-        """Add the states of these peers after this many rounds, from the seed or from the checkpoint."""
+        """Add the states of these peers after this many rounds, from the seed or from the
+        checkpoint."""
         if rounds == 0:
             found = initial_states(self.context, peers)
         else:
             assert self.checkpoints is not None, "only a run with a directory can be resumed"
-            found = {peer: step.next_state for peer, step in self.checkpoints.load(rounds, peers).items()}
+            found = {
+                peer: step.next_state for peer, step in self.checkpoints.load(rounds, peers).items()
+            }
             if missing := sorted(set(peers) - set(found)):
-                raise DamagedError(f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged.")
-        self.current |= {peer: _without_upload(state) for peer, state in found.items() if peer != SERVER}
+                raise DamagedError(
+                    f"The checkpoint after {rounds} rounds lacks peer {missing[0]}; it is damaged."
+                )
+        self.current |= {
+            peer: _without_upload(state) for peer, state in found.items() if peer != SERVER
+        }
 
     def partial_round(self, t: int, peers: Collection[str]) -> dict[str, StepResult]:
         """Add the steps of these peers that were finished in round t before an interruption."""

@@ -10,12 +10,12 @@ from queue import SimpleQueue
 
 import torch
 
-from dispfl.core.live import LiveModel
-from dispfl.core.memory import keep_heap, trim_heap
+from dispfl.channels.units import UnitLayout
+from dispfl.core.allocator import keep_heap, trim_heap
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import forked_generators
 from dispfl.core.stacked import can_be_stacked
 from dispfl.core.train import Trainer
-from dispfl.core.units import UnitLayout
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked
 from dispfl.methods.base import PeerState
@@ -25,48 +25,70 @@ from dispfl.round.round import task_state
 from dispfl.runs.checkpoint import Checkpoints
 
 LARGE_MODEL = 1_000_000
-"""From this many weights on, a step takes so much time and memory that returning free memory after it pays off."""
+"""From this many weights on, a step takes so much time and memory that returning free memory after
+it pays off."""
 
-SECONDS_BETWEEN_LOOKS = 0.5
-"""A signal, such as Ctrl-C, that arrives just before the main thread waits is noticed at the end of that wait only."""
+POLL_INTERVAL = 0.5
+"""A signal, such as Ctrl-C, that arrives just before the main thread waits is noticed at the end of
+that wait only."""
 
 
 class InProcess:
-    """Trains peers in parallel, one thread each, so that results do not depend on the number of threads.
+    """Trains peers in parallel, one thread each, so that results do not depend on the number of
+    threads.
 
-    This is faster than giving all threads to one peer, because small operations do not parallelize well. A peer gets
-    several threads only if there are more threads than peers. A model that draws from torch's global generator
-    (dropout) cannot share it between threads reproducibly: its peers train one after another.
+    This is faster than giving all threads to one peer, because small operations do not parallelize
+    well. A peer gets several threads only if there are more threads than peers. A model that draws
+    from torch's global generator (dropout) cannot share it between threads reproducibly: its peers
+    train one after another.
 
-    With `vmap_peers` > 1, up to that many peers with equally many samples of one shape train as one stack of models
-    on one thread; the results are equal up to rounding. The stacks follow from the round and the roster, not from the
-    number of threads, so the same `vmap_peers` gives the same bits; but a round resumed in its middle stacks the
-    remaining peers differently, and its last bits differ. Models that cannot be stacked train peer by peer: those with
-    buffers, in bf16, on a GPU, drawing from the global generator, or with control flow that depends on their inputs.
+    With `vmap_peers` > 1, up to that many peers with equally many samples of one shape train as one
+    stack of models on one thread; the results are equal up to rounding. The stacks follow from the
+    round and the roster, not from the number of threads, so the same `vmap_peers` gives the same
+    bits; but a round resumed in its middle stacks the remaining peers differently, and its last
+    bits differ. Models that cannot be stacked train peer by peer: those with buffers, in bf16, on a
+    GPU, drawing from the global generator, or with control flow that depends on their inputs.
 
-    A state that no remaining task reads is released at once, so memory never holds two states of every peer.
+    A state that no remaining task reads is released at once, so memory never holds two states of
+    every peer.
     """
 
-    def __init__(self, context: RunContext, workers: int | None = None, checkpoints: Checkpoints | None = None) -> None:
+    def __init__(
+        self,
+        context: RunContext,
+        workers: int | None = None,
+        checkpoints: Checkpoints | None = None,
+    ) -> None:
         keep_heap()
         self.context = context
         self._states = PeerStates(context, checkpoints)
         threads = workers or os.cpu_count() or 1
-        first = LiveModel(context.module(), context.device, context.precision)
+        first = FlatModule(context.module(), context.device, context.precision)
         self._codec = context.codec
         if isinstance(context.layout, UnitLayout) or context.attack:
-            _ = context.first_weights  # computed here, because threads may not share torch's global generator
+            _ = (
+                context.first_weights
+            )  # computed here, because threads may not share torch's global generator
         self._large = first.layout.size >= LARGE_MODEL
         one_by_one = context.device != "cpu" or uses_global_rng(context, first)
         self._workers = 1 if one_by_one else min(threads, len(context.peers))
         self.threads_each = max(1, threads // len(context.peers))
-        self._pool = ThreadPoolExecutor(self._workers, initializer=torch.set_num_threads, initargs=(self.threads_each,))
+        self._pool = ThreadPoolExecutor(
+            self._workers, initializer=torch.set_num_threads, initargs=(self.threads_each,)
+        )
         samples = context.peers[context.roster[0]].train
-        stacks = context.vmap_peers > 1 and not one_by_one and can_be_stacked(first, context.task, samples)
+        stacks = (
+            context.vmap_peers > 1
+            and not one_by_one
+            and can_be_stacked(first, context.task, samples)
+        )
         self._groups = PeerGroups(context, context.vmap_peers if stacks else 1)
         self._stop = threading.Event()
-        self._idle: SimpleQueue[LiveModel] = SimpleQueue()
-        others = (LiveModel(context.module(), context.device, context.precision) for _ in range(self._workers - 1))
+        self._idle: SimpleQueue[FlatModule] = SimpleQueue()
+        others = (
+            FlatModule(context.module(), context.device, context.precision)
+            for _ in range(self._workers - 1)
+        )
         for live in (first, *others):
             if isinstance(context.layout, UnitLayout):
                 live.discard_weights()  # only small networks are trained
@@ -120,7 +142,7 @@ class InProcess:
     ) -> Iterator[tuple[str, StepResult]]:
         done: set[Future[list[StepResult]]] = set()
         while not done:
-            done, _ = wait(running, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+            done, _ = wait(running, POLL_INTERVAL, FIRST_COMPLETED)
         for future in done:
             group, results = running.pop(future), {}
             for task, result in zip(group, future.result(), strict=True):
@@ -140,10 +162,14 @@ class InProcess:
         finally:
             self._idle.put(live)
 
-    def _step(self, live: LiveModel, task: PeerTask, make_trainer: MakeTrainer = Trainer) -> StepResult:
+    def _step(
+        self, live: FlatModule, task: PeerTask, make_trainer: MakeTrainer = Trainer
+    ) -> StepResult:
         context, codec, states = self.context, self._codec, self._states.current
         fetch, state = fetch_here(context, codec, task, states), task_state(context, task, states)
-        result = simulated_step(context, codec, live, task, state, fetch, self._check_stop, make_trainer)
+        result = simulated_step(
+            context, codec, live, task, state, fetch, self._check_stop, make_trainer
+        )
         return deliver_upload(context, codec, task, result)[0]
 
     def _check_stop(self) -> None:
@@ -156,18 +182,25 @@ class InProcess:
 
 
 class ReadTracker:
-    """Tracks which tasks of a round still read which peers' states: each reads its own and those of its senders."""
+    """Tracks which tasks of a round still read which peers' states: each reads its own and those of
+    its senders."""
 
-    def __init__(self, context: RunContext, tasks: Sequence[PeerTask], states: Mapping[str, PeerState]) -> None:
+    def __init__(
+        self, context: RunContext, tasks: Sequence[PeerTask], states: Mapping[str, PeerState]
+    ) -> None:
         self._tasks = {task.peer: task for task in tasks}
-        self._reads = {task.peer: {task.peer, *task_senders(context, task, states[task.peer])} for task in tasks}
+        self._reads = {
+            task.peer: {task.peer, *task_senders(context, task, states[task.peer])}
+            for task in tasks
+        }
         self._readers: dict[str, set[str]] = {}
         for peer, reads in self._reads.items():
             for name in reads:
                 self._readers.setdefault(name, set()).add(peer)
 
     def ordered(self) -> list[PeerTask]:
-        """Return the tasks in an order that releases states early: always the readers of the least-read state next."""
+        """Return the tasks in an order that releases states early: always the readers of the
+        least-read state next."""
         left = {name: len(readers) for name, readers in self._readers.items()}
         queue = sorted((count, name) for name, count in left.items())
         order: dict[str, PeerTask] = {}
@@ -183,7 +216,8 @@ class ReadTracker:
         return list(order.values())
 
     def released_by(self, task: PeerTask) -> list[str]:
-        """Return the peers whose states no task reads any more now that this one is done; none while evaluating."""
+        """Return the peers whose states no task reads any more now that this one is done; none
+        while evaluating."""
         if task.global_model is not None:
             return []
         released = []
@@ -194,8 +228,9 @@ class ReadTracker:
         return released
 
 
-def uses_global_rng(context: RunContext, live: LiveModel) -> bool:
-    """Whether training draws from torch's global generator, tested on one batch of the first peer."""
+def uses_global_rng(context: RunContext, live: FlatModule) -> bool:
+    """Whether training draws from torch's global generator, tested on one batch of the first
+    peer."""
     samples = context.peers[context.roster[0]].train
     with forked_generators(context.device), torch.no_grad():
         before = torch.get_rng_state()

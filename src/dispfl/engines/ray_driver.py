@@ -1,7 +1,9 @@
-"""The Ray engine: the same rounds, with the peers in several processes, on this machine or on a cluster.
+"""The Ray engine: the same rounds, with the peers in several processes, on this machine or on a
+cluster.
 
-Peers' data and states stay with their worker; only encoded messages and reports travel. A lost worker is replaced: the
-new one restores its peers from the last checkpoint and repeats their steps, with the same bits.
+Peers' data and states stay with their worker; only encoded messages and reports travel. A lost
+worker is replaced: the new one restores its peers from the last checkpoint and repeats their steps,
+with the same bits.
 """
 
 import os
@@ -24,7 +26,11 @@ class RayEngine:
     """Runs the peers in `workers` processes, each with one thread."""
 
     def __init__(
-        self, context: RunContext, workers: int | None, checkpoints: Checkpoints, address: str | None = None
+        self,
+        context: RunContext,
+        workers: int | None,
+        checkpoints: Checkpoints,
+        address: str | None = None,
     ) -> None:
         self.context = context
         count = min(workers or os.cpu_count() or 1, len(context.roster))
@@ -32,7 +38,9 @@ class RayEngine:
         folder = checkpoints.folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
         self._codec = context.codec
-        self._loads = MeasuredLoads({peer: len(context.peers[peer].train) for peer in context.roster})
+        self._loads = MeasuredLoads(
+            {peer: len(context.peers[peer].train) for peer in context.roster}
+        )
         self.pool = WorkerPool(context, count, folder)
 
     @property
@@ -53,7 +61,11 @@ class RayEngine:
 
     def partial_round(self, t: int) -> dict[str, StepResult]:
         """Restore the steps of round t that were finished before an interruption."""
-        return {peer: result for found in self.pool.call_all("partial_round", t) for peer, result in found.items()}
+        return {
+            peer: result
+            for found in self.pool.call_all("partial_round", t)
+            for peer, result in found.items()
+        }
 
     def run_tasks(self, tasks: Iterable[PeerTask]) -> Iterator[tuple[str, StepResult]]:
         """Yield each task's result when it is done; after the last, all states are on the disk."""
@@ -64,7 +76,8 @@ class RayEngine:
             raise
 
     def end_round(self) -> None:
-        """End the round; move peers between workers where their measured times say that rounds become faster."""
+        """End the round; move peers between workers where their measured times say that rounds
+        become faster."""
         self.pool.end_round()
         assignment = rebalance(self._loads.estimate(), self.pool.assignment, len(self.pool))
         if assignment != self.pool.assignment:
@@ -94,7 +107,10 @@ class _TaskRunner:
     """Runs the tasks of one round on the workers of a pool, and repeats those of lost workers."""
 
     def __init__(
-        self, pool: WorkerPool, tasks: Sequence[PeerTask], receive: Callable[[PeerTask, RemoteResult], StepResult]
+        self,
+        pool: WorkerPool,
+        tasks: Sequence[PeerTask],
+        receive: Callable[[PeerTask, RemoteResult], StepResult],
     ) -> None:
         self.pool, self.receive = pool, receive
         self.tasks = {task.peer: task for task in tasks}
@@ -113,14 +129,20 @@ class _TaskRunner:
 
     def redo(self, slot: int) -> None:
         """Repeat the steps of a slot's lost worker, except those on the disk."""
-        self.running = {pending: entry for pending, entry in self.running.items() if entry[0] != slot}
+        self.running = {
+            pending: entry for pending, entry in self.running.items() if entry[0] != slot
+        }
         self._set_tasks([slot])
         if self.finished:  # lost afterwards, with the states that it had evaluated
             deque(self._run(), maxlen=0)
 
     def _set_tasks(self, slots: Iterable[int]) -> None:
-        peers = {slot: [peer for peer in self.pool.peers(slot) if peer in self.tasks] for slot in slots}
-        on_disk = self.pool.call_each(peers, "set_tasks", lambda slot: ([self.tasks[peer] for peer in peers[slot]],))
+        peers = {
+            slot: [peer for peer in self.pool.peers(slot) if peer in self.tasks] for slot in slots
+        }
+        on_disk = self.pool.call_each(
+            peers, "set_tasks", lambda slot: ([self.tasks[peer] for peer in peers[slot]],)
+        )
         for slot, names in peers.items():
             done = self.received.intersection(on_disk[slot])
             self.waiting[slot] = deque(peer for peer in names if peer not in done)
@@ -156,7 +178,9 @@ class _TaskRunner:
             except WORKER_LOST as lost:
                 self.pool.replace(slot, worker, lost)
                 continue
-            if remote is None:  # it could not reach a lost worker, which this call to all of them finds
+            if (
+                remote is None
+            ):  # it could not reach a lost worker, which this call to all of them finds
                 self.waiting[slot].appendleft(peer)
                 self.pool.announce_workers()
             elif peer not in self.received:
@@ -170,9 +194,11 @@ class _TaskRunner:
 
 
 class MeasuredLoads:
-    """Estimates how long each peer's step takes in a round that it takes part in: the mean of those so far.
+    """Estimates how long each peer's step takes in a round that it takes part in: the mean of those
+    so far.
 
-    Other rounds do not count: a server selects some peers in each, so that the idle ones of this round may train next.
+    Other rounds do not count: a server selects some peers in each, so that the idle ones of this
+    round may train next.
     """
 
     def __init__(self, samples: Mapping[str, int]) -> None:
@@ -187,14 +213,18 @@ class MeasuredLoads:
             self._steps[task.peer] += 1
 
     def estimate(self) -> dict[str, float]:
-        """Return the load of every peer; until its first step, that of its number of samples at the others' speed."""
+        """Return the load of every peer; until its first step, that of its number of samples at the
+        others' speed."""
         means = {peer: self._seconds[peer] / steps for peer, steps in self._steps.items()}
         per_sample = sum(means.values()) / max(1, sum(self._samples[peer] for peer in means))
         return {peer: means.get(peer, per_sample * count) for peer, count in self._samples.items()}
 
 
-def rebalance(loads: Mapping[str, float], assignment: Mapping[str, int], slots: int) -> dict[str, int]:
-    """Move a few peers from the busiest slot to the idlest, if that is worth it; otherwise keep the assignment."""
+def rebalance(
+    loads: Mapping[str, float], assignment: Mapping[str, int], slots: int
+) -> dict[str, int]:
+    """Move a few peers from the busiest slot to the idlest, if that is worth it; otherwise keep the
+    assignment."""
     found, totals = dict(assignment), [0.0] * slots
     for peer, slot in assignment.items():
         totals[slot] += loads[peer]
@@ -202,7 +232,9 @@ def rebalance(loads: Mapping[str, float], assignment: Mapping[str, int], slots: 
     for _ in loads:
         busiest, idlest = (pick(range(slots), key=lambda s: (totals[s], s)) for pick in (max, min))
         gap = totals[busiest] - totals[idlest]
-        movable = [peer for peer, slot in found.items() if slot == busiest and 0 < loads[peer] < gap]
+        movable = [
+            peer for peer, slot in found.items() if slot == busiest and 0 < loads[peer] < gap
+        ]
         if not movable:
             break
         peer = min(movable, key=lambda peer: (abs(gap / 2 - loads[peer]), peer))

@@ -1,10 +1,12 @@
-"""The pool of Ray workers, in which a lost worker is replaced, and this process's connection to Ray.
+"""The pool of Ray workers, in which a lost worker is replaced, and this process's connection to
+Ray.
 
-A worker may be lost at any moment: killed, out of memory, or with its machine. The loss is noticed at the next call
-of any kind; a new worker then takes its slot, is brought to the same state, and the call is repeated. Two rules
-make this sufficient:
+A worker may be lost at any moment: killed, out of memory, or with its machine. The loss is noticed
+at the next call of any kind; a new worker then takes its slot, is brought to the same state, and
+the call is repeated. Two rules make this sufficient:
 
-new worker    restores its peers from the seed or the last checkpoint, receives the list of workers, and repeats the
+new worker    restores its peers from the seed or the last checkpoint, receives the list of workers,
+and repeats the
               steps of the lost worker that were not on the disk
 every call    may be repeated, on a worker that has executed it or on one that replaced it since
 """
@@ -39,7 +41,8 @@ FLUSH_SECONDS = 60.0
 """Time for the workers to write what they have finished when a run is interrupted."""
 
 _connected_here = False
-"""Whether this module made the connection. Ray allows one per process, which may have existed before."""
+"""Whether this module made the connection. Ray allows one per process, which may have existed
+before."""
 
 
 class WorkersLostError(DispflError):
@@ -55,23 +58,31 @@ def cluster_address(given: str | None) -> str | None:
 
 
 def connect(given: str | None, workers: int) -> None:
-    """Connect to Ray: the existing connection, the configured cluster, or a new Ray here with this many cores."""
+    """Connect to Ray: the existing connection, the configured cluster, or a new Ray here with this
+    many cores."""
     global _connected_here
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if (here := str(Path.cwd())) not in sys.path:  # Ray passes our path to the workers, which import a user's modules
+    if (
+        here := str(Path.cwd())
+    ) not in sys.path:  # Ray passes our path to the workers, which import a user's modules
         sys.path.append(here)
     address = cluster_address(given)
     local: dict[str, Any] = {"num_cpus": workers, "include_dashboard": False}
     try:
         _check_listening(address)
-        ray.init(log_to_driver=False, logging_level=logging.ERROR, **({"address": address} if address else local))
+        ray.init(
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            **({"address": address} if address else local),
+        )
     except (OSError, ValueError) as problem:
         reason = problem.strerror if isinstance(problem, OSError) else None
         raise ConfigError(
-            f"Cannot connect to the Ray cluster at {address}: {reason or str(problem).splitlines()[0]}. Is it running, "
-            "and are RAY_AUTH_MODE and the token the same here and there?"
+            f"Cannot connect to the Ray cluster at {address}:"
+            f" {reason or str(problem).splitlines()[0]}. Is it running, and are RAY_AUTH_MODE and"
+            " the token the same here and there?"
         ) from None
     _connected_here = True
 
@@ -101,13 +112,21 @@ class WorkerPool:
         self.context = context
         self.rounds = 0
         """The number of finished rounds; the peers' states are those after them."""
-        self.assignment = assign({peer: float(len(context.peers[peer].train)) for peer in context.roster}, count)
+        self.assignment = assign(
+            {peer: float(len(context.peers[peer].train)) for peer in context.roster}, count
+        )
         """Each peer's slot."""
         self.redo: Callable[[int], None] = _nothing
         """Repeats the lost steps of the current tasks after the worker in a slot was replaced."""
         self._folder = folder
         self._shared_context = ray.put(
-            replace(context, peers={}, unseen={}, remote_peers=context.roster, known_layout=context.layout)
+            replace(
+                context,
+                peers={},
+                unseen={},
+                remote_peers=context.roster,
+                known_layout=context.layout,
+            )
         )
         self._started = self._losses = 0
         self._workers = {slot: self._new_worker() for slot in range(count)}
@@ -115,7 +134,9 @@ class WorkerPool:
 
     # Calls
 
-    def call_each(self, slots: Iterable[int], method: str, args: Callable[[int], Sequence[Any]]) -> dict[int, Any]:
+    def call_each(
+        self, slots: Iterable[int], method: str, args: Callable[[int], Sequence[Any]]
+    ) -> dict[int, Any]:
         """Call a method of the workers in some slots, all at once, and return their results."""
         calls = {slot: self.submit(slot, method, *args(slot)) for slot in slots}
         results = {}
@@ -137,12 +158,14 @@ class WorkerPool:
         return self.call_each([slot], method, lambda slot: args)[slot]
 
     def submit(self, slot: int, method: str, *args: Any) -> tuple[Any, Any]:
-        """Start a call; return the worker and its pending result, for callers that wait for it themselves."""
+        """Start a call; return the worker and its pending result, for callers that wait for it
+        themselves."""
         worker = self._workers[slot]
         return worker, getattr(worker, method).remote(*args)
 
     def submit_all(self, method: str, *args: Any) -> list[Any]:
-        """Start a call of all workers and return the pending results; lost workers are not replaced."""
+        """Start a call of all workers and return the pending results; lost workers are not
+        replaced."""
         return [self.submit(slot, method, *args)[1] for slot in self._workers]
 
     # Peers and rounds
@@ -150,7 +173,9 @@ class WorkerPool:
     def restore(self, rounds: int) -> None:
         """Give each worker its peers, with their states after this many rounds."""
         self.rounds = rounds
-        self.call_each(self._workers, "add_peers", lambda slot: (self._data(self.peers(slot)), self.rounds))
+        self.call_each(
+            self._workers, "add_peers", lambda slot: (self._data(self.peers(slot)), self.rounds)
+        )
         self.announce_workers()
 
     def announce_workers(self) -> None:
@@ -168,9 +193,13 @@ class WorkerPool:
         """Move peers to other slots, where they are restored from the disk."""
         before, self.assignment = self.assignment, assignment
         moved = [peer for peer in assignment if assignment[peer] != before[peer]]
-        added = {slot: [peer for peer in moved if assignment[peer] == slot] for slot in self._workers}
+        added = {
+            slot: [peer for peer in moved if assignment[peer] == slot] for slot in self._workers
+        }
         removed = {slot: [peer for peer in moved if before[peer] == slot] for slot in self._workers}
-        self.call_each(self._workers, "add_peers", lambda slot: (self._data(added[slot]), self.rounds))
+        self.call_each(
+            self._workers, "add_peers", lambda slot: (self._data(added[slot]), self.rounds)
+        )
         self.call_each(self._workers, "remove_peers", lambda slot: (removed[slot],))
         self.announce_workers()
 
@@ -180,7 +209,11 @@ class WorkerPool:
             return
         self._count_loss(lost)
         peers = self.peers(slot)
-        log.warning("A Ray worker was lost (%s). Its %d peers continue in a new one.", _reason(lost), len(peers))
+        log.warning(
+            "A Ray worker was lost (%s). Its %d peers continue in a new one.",
+            _reason(lost),
+            len(peers),
+        )
         with contextlib.suppress(RayActorError):
             ray.kill(worker)
         self._workers[slot] = self._new_worker()
@@ -190,7 +223,8 @@ class WorkerPool:
         self.redo(slot)
 
     def flush(self, t: int) -> None:
-        """Let the workers write what they have finished of round t; lost or slow ones are not waited for."""
+        """Let the workers write what they have finished of round t; lost or slow ones are not
+        waited for."""
         pending = self.submit_all("flush", t)
         ray.wait(pending, num_returns=len(pending), timeout=FLUSH_SECONDS)
 
@@ -212,7 +246,9 @@ class WorkerPool:
         return len(self._workers)
 
     def _new_worker(self) -> Any:
-        self._started += 1  # names are unique, so a new worker does not overwrite the files of a lost one
+        self._started += (
+            1  # names are unique, so a new worker does not overwrite the files of a lost one
+        )
         gpus = 1 if self.context.device.startswith("cuda") else 0
         worker = Worker.options(num_cpus=1, num_gpus=gpus)  # type: ignore[attr-defined]
         return worker.remote(f"w{self._started}", self._shared_context, self._folder)
@@ -222,22 +258,26 @@ class WorkerPool:
         if isinstance(lost, RayActorError) and lost.actor_init_failed:
             reason = str(lost).strip().splitlines()[-1].rstrip(".")
             raise WorkersLostError(
-                f"A Ray worker could not start: {reason}. Does every machine of the "
-                "cluster have the same dispfl, torch and Python, and the modules that the model comes from?"
+                f"A Ray worker could not start: {reason}. Does every machine of the cluster have"
+                " the same dispfl, torch and Python, and the modules that the model comes from?"
             ) from None
         self._losses += 1
         if self._losses > MAX_LOSSES * len(self):
             raise WorkersLostError(
-                f"{self._losses} Ray workers were lost without finishing a round, the last one because of: "
-                f"{_reason(lost)}. Is there enough memory for {len(self)} workers? Finished rounds are in "
-                f"{self._folder.parent}; resume there with --resume."
+                f"{self._losses} Ray workers were lost without finishing a round, the last one"
+                f" because of: {_reason(lost)}. Is there enough memory for {len(self)} workers?"
+                f" Finished rounds are in {self._folder.parent}; resume there with --resume."
             ) from None
 
     def _warn_if_cores_are_missing(self) -> None:
         """Warn that a worker without a core waits until a machine joins, which may never happen."""
         cores = int(ray.cluster_resources().get("CPU", 0))  # type: ignore[no-untyped-call]
         if cores < len(self):
-            log.warning("workers is %d, but Ray has %d cores: waiting for more machines to join.", len(self), cores)
+            log.warning(
+                "workers is %d, but Ray has %d cores: waiting for more machines to join.",
+                len(self),
+                cores,
+            )
 
     def _data(self, peers: Iterable[str]) -> Mapping[str, PeerData]:
         return {peer: _compact(self.context.peers[peer]) for peer in peers}
@@ -258,7 +298,8 @@ def wait_any(pending: list[Any]) -> list[Any]:
 
 
 def assign(loads: Mapping[str, float], slots: int) -> dict[str, int]:
-    """Assign each peer to a slot: the heaviest first, each to the slot with the smallest load so far."""
+    """Assign each peer to a slot: the heaviest first, each to the slot with the smallest load so
+    far."""
     totals = [0.0] * slots
     assignment = {}
     for peer in sorted(loads, key=lambda peer: (-loads[peer], peer)):
@@ -286,4 +327,6 @@ def _own_rows(samples: Samples) -> Samples:
     if not isinstance(samples, ResidentSamples) or samples.index is None:
         return samples
     rows = samples.index
-    return ResidentSamples(samples.inputs.index_select(0, rows), samples.labels[rows], None, samples.transform)
+    return ResidentSamples(
+        samples.inputs.index_select(0, rows), samples.labels[rows], None, samples.transform
+    )

@@ -1,7 +1,8 @@
-"""A Ray worker: some of a federation's peers in one process, with their data, their states and their steps.
+"""A Ray worker: some of a federation's peers in one process, with their data, their states and
+their steps.
 
-driver    selects the peer that takes its step, and receives the result
-worker    requests the models that its peers hear from other workers, as encoded messages, while it trains
+driver    selects the peer that takes its step, and receives the result worker    requests the
+models that its peers receive from other workers, as encoded messages, while it trains
 """
 
 import platform
@@ -16,8 +17,8 @@ import ray
 import torch
 from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError
 
-from dispfl.core.live import LiveModel
-from dispfl.core.memory import keep_heap
+from dispfl.core.allocator import keep_heap
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.errors import ConfigError
@@ -47,33 +48,39 @@ class RemoteResult:
 
     result: StepResult
     upload: bytes | None
-    """The message to the server; not part of the result, because only messages travel between processes."""
+    """The message to the server; not part of the result, because only messages travel between
+    processes."""
     seconds: float
 
 
 @ray.remote(concurrency_groups={"step": CONCURRENT_STEPS, "respond": 1})  # type: ignore[call-overload]
 class Worker:
-    """Trains its peers one after another on one thread, and serves their models to other workers meanwhile."""
+    """Trains its peers one after another on one thread, and serves their models to other workers
+    meanwhile."""
 
     def __init__(self, name: str, context: RunContext, folder: Path) -> None:
         keep_heap()
         self._folder = folder
         self._context = context
-        self._live = LiveModel(context.module(), context.device, context.precision)
+        self._live = FlatModule(context.module(), context.device, context.precision)
         self._codec = context.codec
         self._states = PeerStates(context, Checkpoints(folder, name))
         self._rounds = 0
         self._tasks: Mapping[str, PeerTask] = {}
         self._workers: Mapping[int, Any] = {}
         self._assignment: Mapping[str, int] = {}
-        self._training, self._writing, self._stop = threading.Lock(), threading.Lock(), threading.Event()
+        self._training, self._writing, self._stop = (
+            threading.Lock(),
+            threading.Lock(),
+            threading.Event(),
+        )
 
     def add_peers(self, data: Mapping[str, PeerData], rounds: int) -> None:
         """Add these peers, with their states after this many rounds."""
         if not self._folder.is_dir():
             raise ConfigError(  # not a `DamagedError`: the checkpoint itself is fine
-                f"The machine {platform.node()} does not see {self._folder}. On a cluster the run directory (--out) "
-                "must be on a file system that all machines share."
+                f"The machine {platform.node()} does not see {self._folder}. On a cluster the run"
+                " directory (--out) must be on a file system that all machines share."
             )
         self._context = replace(self._context, peers={**self._context.peers, **data})
         self._states.restore(rounds, data)
@@ -94,13 +101,15 @@ class Worker:
         self._workers, self._assignment = workers, assignment
 
     def set_tasks(self, tasks: Sequence[PeerTask]) -> list[str]:
-        """Set the round's tasks, in one call because they share much data; return the peers that are on the disk."""
+        """Set the round's tasks, in one call because they share much data; return the peers that
+        are on the disk."""
         self._tasks = {task.peer: task for task in tasks}
         self._stop.clear()
         return list(self.partial_round(self._rounds))
 
     def end_round(self, rounds: int) -> None:
-        """End a round, so that this many are finished; a worker that replaced a lost one may know it already."""
+        """End a round, so that this many are finished; a worker that replaced a lost one may know
+        it already."""
         if self._rounds < rounds:
             self._states.end_round()
             self._rounds = rounds
@@ -135,19 +144,26 @@ class Worker:
         with self._training:
             torch.set_num_threads(1)
             began = time.perf_counter()
-            result = simulated_step(context, self._codec, self._live, task, state, fetch, self._check_stop)
+            result = simulated_step(
+                context, self._codec, self._live, task, state, fetch, self._check_stop
+            )
             seconds = time.perf_counter() - began
         result, delivery = deliver_upload(context, self._codec, task, result)
         with self._writing:
             result = self._states.finish(task, result)
         if delivery is None:
             return RemoteResult(result, None, seconds)
-        message = delivery.message or encode_model(context, self._codec, delivery.model, None, peer, SERVER, task.t)
+        message = delivery.message or encode_model(
+            context, self._codec, delivery.model, None, peer, SERVER, task.t
+        )
         return RemoteResult(replace(result, upload=None), message, seconds)
 
     @ray.method(concurrency_group="respond")
-    def respond(self, t: int, receiver: str, senders: Sequence[str], request: bytes | None) -> list[tuple[bytes, int]]:
-        """Return the messages of this worker's peers to another's peer, each with its size as the paper counts it."""
+    def respond(
+        self, t: int, receiver: str, senders: Sequence[str], request: bytes | None
+    ) -> list[tuple[bytes, int]]:
+        """Return the messages of this worker's peers to another's peer, each with its size as the
+        paper counts it."""
         torch.set_num_threads(1)
         context, codec = self._context, self._codec
         mask = None if request is None else codec.decode_request(request)
@@ -164,7 +180,9 @@ class Worker:
         """Stop training between two batches."""
         self._stop.set()
 
-    def _request_remote(self, task: PeerTask, state: PeerState, mask: PackedMask | None) -> dict[str, DeliveredModel]:
+    def _request_remote(
+        self, task: PeerTask, state: PeerState, mask: PackedMask | None
+    ) -> dict[str, DeliveredModel]:
         """Return the models of the senders that other workers have."""
         by_worker: dict[int, list[str]] = {}
         for sender in task_senders(self._context, task, state):
@@ -180,7 +198,9 @@ class Worker:
         deliveries = {}
         for senders, responses in zip(by_worker.values(), ray.get(pending), strict=True):
             for sender, (message, paper) in zip(senders, responses, strict=True):
-                deliveries[sender] = DeliveredModel(decode_model(self._codec, message, mask), paper, len(message))
+                deliveries[sender] = DeliveredModel(
+                    decode_model(self._codec, message, mask), paper, len(message)
+                )
         return deliveries
 
     def _check_stop(self) -> None:

@@ -1,8 +1,10 @@
-"""Steps of several peers on one worker, which run one at a time, except that they train together as one stack.
+"""Steps of several peers on one worker, which run one at a time, except that they train together as
+one stack.
 
-A step is written as one peer sees it: it calls `learn` and continues with the trained weights. So each step runs on its
-own thread, which only advances while `PausableStep.advance` waits for it, up to the next call of `learn` or to
-the end. No step waits for another, so a peer that fails or trains more often than others does not block them.
+A step is written as one peer sees it: it calls `learn` and continues with the trained weights. So
+each step runs on its own thread, which only advances while `PausableStep.advance` waits for it, up
+to the next call of `learn` or to the end. No step waits for another, so a peer that fails or trains
+more often than others does not block them.
 """
 
 import threading
@@ -56,9 +58,12 @@ class StackedTrainer(Trainer):
         prox: tuple[float, Tensor] | None = None,
         name: str = "model",
     ) -> Tensor:
-        """As `Trainer.learn`, up to rounding; with its own samples or a proximal term, trains alone."""
+        """As `Trainer.learn`, up to rounding; with its own samples or a proximal term, trains
+        alone."""
         if self.defer is None or samples is not None or prox is not None:
-            return super().learn(weights, mask, epochs, steps=steps, samples=samples, lr=lr, prox=prox, name=name)
+            return super().learn(
+                weights, mask, epochs, steps=steps, samples=samples, lr=lr, prox=prox, name=name
+            )
         steps = steps or self.settings.local_steps(len(self.train), epochs)
         lr = lr or self.settings.rate(self.t, self.T)
         return self.defer(LearnCall(self, weights, mask, steps, lr, name))
@@ -102,7 +107,9 @@ class PausableStep:
         self.call = call
         self._caller_may_run.release()
         self._step_may_run.acquire()
-        call.trainer.report.seconds -= step_clock(call.trainer.live) - paused  # the training adds its own time
+        call.trainer.report.seconds -= (
+            step_clock(call.trainer.live) - paused
+        )  # the training adds its own time
         learned, self.call, self.learned = self.learned, None, None
         if isinstance(learned, BaseException):
             raise learned
@@ -111,7 +118,8 @@ class PausableStep:
 
 
 def run_stacked(steps: Iterable[Callable[[MakeTrainer], StepResult]]) -> list[StepResult]:
-    """Run the steps of several peers that share one live model; each receives a function that makes its trainer."""
+    """Run the steps of several peers that share one live model; each receives a function that makes
+    its trainer."""
     paused = [PausableStep(step) for step in steps]
     for step in paused:
         step.advance()
@@ -125,8 +133,8 @@ def run_stacked(steps: Iterable[Callable[[MakeTrainer], StepResult]]) -> list[St
 
 
 def _learn_all(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
-    """Return each call's weights or exception. Calls of networks of one size are stacked: under masks of units, peers
-    of different densities have networks of different sizes.
+    """Return each call's weights or exception. Calls of networks of one size are stacked: under
+    masks of units, peers of different densities have networks of different sizes.
     """
     learned: dict[int, Tensor | BaseException] = {}
     by_layout: dict[Layout, list[int]] = {}
@@ -138,7 +146,8 @@ def _learn_all(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
 
 
 def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
-    """Return each call's weights or exception; an exception of the stack, such as an interruption, ends all calls."""
+    """Return each call's weights or exception; an exception of the stack, such as an interruption,
+    ends all calls."""
     trainers = [call.trainer for call in calls]
     lengths_and_rates = {(call.steps, call.lr) for call in calls}
     if len(calls) == 1 or len(lengths_and_rates) > 1 or not can_stack(trainers):
@@ -154,7 +163,9 @@ def _learn_alone(call: LearnCall) -> Tensor | BaseException:
     trainer = call.trainer
     began = step_clock(trainer.live)
     try:
-        return Trainer.learn(trainer, call.weights, call.mask, steps=call.steps, lr=call.lr, name=call.name)
+        return Trainer.learn(
+            trainer, call.weights, call.mask, steps=call.steps, lr=call.lr, name=call.name
+        )
     except BaseException as problem:  # raised again in the step
         return problem
     finally:
@@ -186,5 +197,8 @@ class PeerGroups:
         """Looked up once per run: reading a sample of a Dataset may take long."""
         if peer not in self._kinds:
             train = self._context.peers[peer].train
-            self._kinds[peer] = (len(train), *((part.shape[1:], part.dtype) for part in next(train.batches(1))))
+            self._kinds[peer] = (
+                len(train),
+                *((part.shape[1:], part.dtype) for part in next(train.batches(1))),
+            )
         return self._kinds[peer]

@@ -20,20 +20,22 @@ Structure = Literal["weights", "channels"]
 
 
 class Card(Settings):
-    """The card of one model. The first four fields are needed to use it; the others are optional."""
+    """The card of one model. The first four fields are needed to use it; the others are
+    optional."""
 
     classes: tuple[str, ...] = Field(min_length=1)
     """Their names, in the order of the outputs."""
     shape: tuple[Side, ...]
     """Channels, height and width of an image; or the number of columns of a table."""
     mean: tuple[float, ...]
-    """The normalization used in training, which is part of ONNX and .pt2 files: per channel, for pixels in [0, 1]; or
-    per column, for the numbers of the table."""
+    """The normalization used in training, which is part of ONNX and .pt2 files: per channel, for
+    pixels in [0, 1]; or per column, for the numbers of the table."""
     std: tuple[Positive, ...]
     columns: tuple[str, ...] | None = None
     """Column names of a table, in the order of the inputs; None for images."""
     label: str | None = None
-    """The label's column in the training data; a table for prediction may contain it, and it is ignored."""
+    """The label's column in the training data; a table for prediction may contain it, and it is
+    ignored."""
     model: Model | None = None
     """The built-in network; None for any other, which cannot be saved as safetensors."""
     data: str | None = None
@@ -49,8 +51,8 @@ class Card(Settings):
     density: float | None = None
     """The share of weights that the peer keeps."""
     structure: Structure | None = None
-    """What the peer leaves out: single weights, which are zeros in the file, or channels, which the file's network does
-    not have."""
+    """What the peer leaves out: single weights, which are zeros in the file, or channels, which the
+    file's network does not have."""
     parameters: int | None = None
     """The number of weights that the peer keeps, of `whole_parameters`."""
     whole_parameters: int | None = None
@@ -73,19 +75,32 @@ class Card(Settings):
         if self.columns is None:
             self._check_image()
         elif self.shape != (count := len(set(self.columns)),) or count < len(self.columns):
-            raise ConfigError(f"shape must be [{count}], the number of different columns, got {list(self.shape)}.")
+            raise ConfigError(
+                f"shape must be [{count}], the number of different columns, got {list(self.shape)}."
+            )
         what = "channels" if self.columns is None else "columns"
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.shape[0]:
-                raise ConfigError(f"{name} must have a number for each of {self.shape[0]} {what}, got {len(values)}.")
+                raise ConfigError(
+                    f"{name} must have a number for each of {self.shape[0]} {what}, got"
+                    f" {len(values)}."
+                )
 
     def _check_image(self) -> None:
         if len(self.shape) != 3:
             raise ConfigError(f"shape must be [channels, height, width], got {list(self.shape)}.")
         if max(self.shape) > LARGEST:
-            raise ConfigError(f"shape must be at most {LARGEST} in each dimension, got {list(self.shape)}.")
-        if self.model is not None and self.model.name not in ANY_SHAPE and self.shape[1] != self.shape[2]:
-            raise ConfigError(f"The built-in networks need square images, got shape {list(self.shape)}.")
+            raise ConfigError(
+                f"shape must be at most {LARGEST} in each dimension, got {list(self.shape)}."
+            )
+        if (
+            self.model is not None
+            and self.model.name not in ANY_SHAPE
+            and self.shape[1] != self.shape[2]
+        ):
+            raise ConfigError(
+                f"The built-in networks need square images, got shape {list(self.shape)}."
+            )
 
     @property
     def input(self) -> Literal["images", "rows"]:
@@ -93,10 +108,12 @@ class Card(Settings):
         return "rows" if self.columns else "images"
 
     def network(self) -> nn.Module:
-        """Build the network on the meta device: its parameters need `load_state_dict(..., assign=True)`."""
+        """Build the network on the meta device: its parameters need `load_state_dict(...,
+        assign=True)`."""
         if self.model is None:
             raise ConfigError(
-                "Its network is not a built-in one, and safetensors contains weights only; export it as .onnx or .pt2."
+                "Its network is not a built-in one, and safetensors contains weights only; export"
+                " it as .onnx or .pt2."
             )
         with torch.device("meta"):
             return self.model.network(self.shape, len(self.classes))
@@ -104,11 +121,14 @@ class Card(Settings):
     def to_strings(self) -> dict[str, str]:
         """The card as metadata of a file: strings as they are, anything else as JSON."""
         values = self.model_dump(mode="json", exclude_none=True)
-        return {key: value if isinstance(value, str) else _json(value) for key, value in values.items()}
+        return {
+            key: value if isinstance(value, str) else _json(value) for key, value in values.items()
+        }
 
     @classmethod
     def from_strings(cls, strings: Mapping[str, str]) -> "Card":
-        """Read the card from a file's metadata; unknown keys are ignored, and an invalid card is a ConfigError."""
+        """Read the card from a file's metadata; unknown keys are ignored, and an invalid card is a
+        ConfigError."""
         if "classes" not in strings:
             raise ConfigError("It has no card, so `dispfl export` did not write it.")
         values: dict[str, Any] = {}

@@ -1,4 +1,5 @@
-"""The deployed model: the network with its preprocessing and softmax, and predictions for images and tables."""
+"""The deployed model: the network with its preprocessing and softmax, and predictions for images
+and tables."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,10 +24,12 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class DeployedModel(nn.Module):
-    """From float32 images (N, C, H, W) in [0, 1], or raw rows of a table (N, columns), to probabilities (N, classes).
+    """From float32 images (N, C, H, W) in [0, 1], or raw rows of a table (N, columns), to
+    probabilities (N, classes).
 
-    Normalization and softmax are part of the model, so that no caller has to reimplement them. The logarithm of the
-    probabilities gives the logits up to a constant, which no use of logits depends on.
+    Normalization and softmax are part of the model, so that no caller has to reimplement them. The
+    logarithm of the probabilities gives the logits up to a constant, which no use of logits depends
+    on.
     """
 
     mean: Tensor
@@ -47,7 +50,8 @@ class DeployedModel(nn.Module):
 
 @dataclass
 class Prediction:
-    """The classes predicted for one image or one row of a table, or why a file could not be read."""
+    """The classes predicted for one image or one row of a table, or why a file could not be
+    read."""
 
     path: Path
     line: int | None = None
@@ -83,13 +87,17 @@ class Classifier:
             ) from problem
         wanted = [len(inputs), len(self.card.classes)]
         if list(found.shape) != wanted:
-            raise DataError(f"The model returns shape {list(found.shape)}; according to its card it is {wanted}.")
+            raise DataError(
+                f"The model returns shape {list(found.shape)}; according to its card it is"
+                f" {wanted}."
+            )
         if not found.isfinite().all():
             raise DataError("The model returns numbers that are not finite.")
         return found
 
     def predict(self, paths: Sequence[Path]) -> list[Prediction]:
-        """Classify image files or the rows of tables; a file that cannot be read does not affect the others."""
+        """Classify image files or the rows of tables; a file that cannot be read does not affect
+        the others."""
         predictions: list[Prediction] = []
         readable: list[tuple[Prediction, Tensor]] = []
         for path in paths:
@@ -112,7 +120,10 @@ class Classifier:
         """The inputs in one file, each with its prediction, still empty."""
         if self.card.columns:
             rows = read_rows(path, self.card.columns, self.card.label)
-            return [(Prediction(path, line), row) for line, row in zip(rows.lines, rows.inputs, strict=True)]
+            return [
+                (Prediction(path, line), row)
+                for line, row in zip(rows.lines, rows.inputs, strict=True)
+            ]
         image = read_image(path, self.card.shape)
         return [(Prediction(path, resized_from=image.resized_from), image.pixels)]
 
@@ -128,7 +139,8 @@ class ImageInput:
 
 
 def read_image(path: Path, shape: Sequence[int]) -> ImageInput:
-    """Read a PNG, JPEG or other image that Pillow supports, converted and resized to (channels, height, width)."""
+    """Read a PNG, JPEG or other image that Pillow supports, converted and resized to (channels,
+    height, width)."""
     channels, height, width = shape
     if channels not in MODES:
         raise DataError(f"The model needs images of {channels} channels; image files have 1 or 3.")
@@ -136,7 +148,10 @@ def read_image(path: Path, shape: Sequence[int]) -> ImageInput:
     before = image.size
     image = resize_image(image, width, height)
     pixels = np.asarray(image, np.float32).reshape(height, width, channels).transpose(2, 0, 1) / 255
-    return ImageInput(torch.from_numpy(np.ascontiguousarray(pixels)), None if before == (width, height) else before)
+    return ImageInput(
+        torch.from_numpy(np.ascontiguousarray(pixels)),
+        None if before == (width, height) else before,
+    )
 
 
 def _open_image(path: Path, mode: str) -> Image.Image:

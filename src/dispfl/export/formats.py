@@ -1,10 +1,11 @@
 """The file formats of exported models, by suffix: how a model is written, verified and read back.
 
-ONNX and .pt2 files contain the graph of a `DeployedModel`, and the card as metadata. `torch.export.load` unpickles
-whatever an archive marks as pickled and evaluates strings in it as sizes, so opening a .pt2 from an untrusted source
-runs its code. The archives written here contain no pickle: weights are raw bytes, and the example inputs, which
-torch would pickle, are removed. A safetensors file contains the weights alone, for a network that dispfl can build: of
-a network with fewer channels, the tensors tell the sizes, and the header has the groups of its group norms.
+ONNX and .pt2 files contain the graph of a `DeployedModel`, and the card as metadata.
+`torch.export.load` unpickles whatever an archive marks as pickled and evaluates strings in it as
+sizes, so opening a .pt2 from an untrusted source runs its code. The archives written here contain
+no pickle: weights are raw bytes, and the example inputs, which torch would pickle, are removed. A
+safetensors file contains the weights alone, for a network that dispfl can build: of a network with
+fewer channels, the tensors tell the sizes, and the header has the groups of its group norms.
 """
 
 import contextlib
@@ -31,14 +32,16 @@ from dispfl.extras import require
 from dispfl.runs.files import write_atomically
 
 TOLERANCE = 1e-4
-"""The largest accepted difference from torch's probabilities; other kernels sum in another order."""
+"""The largest accepted difference from torch's probabilities; other kernels sum in another
+order."""
 
 OUTPUT = "probabilities"
 DYNAMIC = ({0: Dim("batch")},)
 """The batch size is free."""
 PT2_CARD = "card.json"
 NORM_GROUPS = "norm_groups"
-"""In a safetensors header, where the network has fewer channels: the number of groups of every group norm, as JSON."""
+"""In a safetensors header, where the network has fewer channels: the number of groups of every
+group norm, as JSON."""
 NormGroups = TypeAdapter(dict[str, Annotated[int, Field(ge=1)]])
 OTHER_TENSORS = "Its tensors are not those of the network that its card names."
 
@@ -53,22 +56,29 @@ class SavedModel(NamedTuple):
 
 
 def save_model(network: nn.Module, card: Card, path: Path) -> SavedModel:
-    """Write a network, which is on the CPU, as one file, after reading it back and comparing it with torch."""
+    """Write a network, which is on the CPU, as one file, after reading it back and comparing it
+    with torch."""
     encode, decode, *_ = check_writable(path)
     deployed = DeployedModel(network, card)
     content = encode(deployed, card)
     difference = _largest_difference(decode(content), Classifier.of(deployed, card))
     if not difference <= TOLERANCE:
-        raise DataError(f"{path} was not written: its probabilities would differ from torch's by {difference:.2g}.")
+        raise DataError(
+            f"{path} was not written: its probabilities would differ from torch's by"
+            f" {difference:.2g}."
+        )
     write_atomically(path, content)
     return SavedModel(len(content), difference)
 
 
 def _largest_difference(one: Classifier, other: Classifier) -> float:
-    """The largest difference in the probabilities of two models, on one random input and on a batch of three."""
+    """The largest difference in the probabilities of two models, on one random input and on a batch
+    of three."""
     card, rng = other.card, torch.Generator().manual_seed(0)
     if card.columns:  # realistic rows: columns can have any scale
-        three = torch.randn(3, *card.shape, generator=rng) * torch.tensor(card.std) + torch.tensor(card.mean)
+        three = torch.randn(3, *card.shape, generator=rng) * torch.tensor(card.std) + torch.tensor(
+            card.mean
+        )
     else:
         three = torch.rand(3, *card.shape, generator=rng)
     batches = (three[:1], three)
@@ -76,13 +86,15 @@ def _largest_difference(one: Classifier, other: Classifier) -> float:
 
 
 def load_model(path: Path, *, trust: bool = False) -> Classifier:
-    """Read a model that `save_model` wrote. A .pt2 can contain code that runs when it is read, so it needs `trust`."""
+    """Read a model that `save_model` wrote. A .pt2 can contain code that runs when it is read, so
+    it needs `trust`."""
     chosen = _format(path)
     _check_installed(path, chosen.to_read)
     if not chosen.safe and not trust:
         raise DataError(
-            f"{path} was not opened: loading a {path.suffix} runs any code hidden in it. If you trust its origin, "
-            "add --trust (in Python, trust=True); .safetensors and .onnx do not need it."
+            f"{path} was not opened: loading a {path.suffix} runs any code hidden in it. If you"
+            " trust its origin, add --trust (in Python, trust=True); .safetensors and .onnx do not"
+            " need it."
         )
     try:
         return chosen.decode(path.read_bytes())
@@ -96,7 +108,8 @@ def load_model(path: Path, *, trust: bool = False) -> Classifier:
 
 
 def _encode_onnx(deployed: DeployedModel, card: Card) -> bytes:
-    """Encode as ONNX, weights included; the input is called `images` or `rows`, the output `probabilities`."""
+    """Encode as ONNX, weights included; the input is called `images` or `rows`, the output
+    `probabilities`."""
     with _quiet():
         program = torch.onnx.export(
             _graph_of(deployed, card),
@@ -129,12 +142,17 @@ def _decode_onnx(content: bytes) -> Classifier:
 
 
 def _encode_pt2(deployed: DeployedModel, card: Card) -> bytes:
-    """Encode as an archive that `torch.export.load` opens, with the card as the extra file `card.json`."""
+    """Encode as an archive that `torch.export.load` opens, with the card as the extra file
+    `card.json`."""
     program = _graph_of(deployed, card)
     program.example_inputs = None
     archive = io.BytesIO()
     with _quiet():
-        torch.export.save(program, archive, extra_files={PT2_CARD: json.dumps(card.to_strings(), ensure_ascii=False)})
+        torch.export.save(
+            program,
+            archive,
+            extra_files={PT2_CARD: json.dumps(card.to_strings(), ensure_ascii=False)},
+        )
     return archive.getvalue()
 
 
@@ -148,24 +166,34 @@ def _decode_pt2(content: bytes) -> Classifier:
 
 
 def _encode_safetensors(deployed: DeployedModel, card: Card) -> bytes:
-    """Encode parameters and buffers by name; pruned weights are zeros. The card is in the header."""
+    """Encode parameters and buffers by name; pruned weights are zeros. The card is in the
+    header."""
     whole = card.network()  # refuses a network that could not be built again
     strings, state = card.to_strings(), deployed.network.state_dict()
     if Layout.of(deployed.network) != Layout.of(whole):
         counts = {name: norm.num_groups for name, norm in _group_norms(deployed.network).items()}
         strings[NORM_GROUPS] = NormGroups.dump_json(counts).decode()
-    return safetensors.torch.save({name: tensor.contiguous().clone() for name, tensor in state.items()}, strings)
+    return safetensors.torch.save(
+        {name: tensor.contiguous().clone() for name, tensor in state.items()}, strings
+    )
 
 
 def _decode_safetensors(content: bytes) -> Classifier:
     """Build the network that the card names and load the weights."""
     tensors = safetensors.torch.load(content)
-    length = int.from_bytes(content[:8], "little")  # of the header, which safetensors has just checked
+    length = int.from_bytes(
+        content[:8], "little"
+    )  # of the header, which safetensors has just checked
     strings = json.loads(content[8 : 8 + length]).get("__metadata__", {})
     card = Card.from_strings(strings)
     network = card.network()
     if NORM_GROUPS in strings:
-        _cut(network, {name: tensor.shape for name, tensor in tensors.items()}, strings[NORM_GROUPS], card)
+        _cut(
+            network,
+            {name: tensor.shape for name, tensor in tensors.items()},
+            strings[NORM_GROUPS],
+            card,
+        )
     try:
         network.load_state_dict(tensors, assign=True)
     except RuntimeError:
@@ -173,11 +201,16 @@ def _decode_safetensors(content: bytes) -> Classifier:
     return Classifier.of(DeployedModel(network.float(), card), card)
 
 
-def _cut(network: nn.Module, shapes: Mapping[str, Sequence[int]], norm_groups: str, card: Card) -> None:
-    """Cut a network on the meta device to the shapes of a small one, without memory for them, and try it there."""
+def _cut(
+    network: nn.Module, shapes: Mapping[str, Sequence[int]], norm_groups: str, card: Card
+) -> None:
+    """Cut a network on the meta device to the shapes of a small one, without memory for them, and
+    try it there."""
     for name, parameter in list(network.named_parameters()):
         large, small = parameter.shape, shapes.get(name, ())
-        if len(small) != len(large) or not all(1 <= few <= most for few, most in zip(small, large, strict=True)):
+        if len(small) != len(large) or not all(
+            1 <= few <= most for few, most in zip(small, large, strict=True)
+        ):
             raise DataError(OTHER_TENSORS)
         layer, _, key = name.rpartition(".")
         setattr(network.get_submodule(layer), key, nn.Parameter(parameter.new_empty(small)))
@@ -186,8 +219,12 @@ def _cut(network: nn.Module, shapes: Mapping[str, Sequence[int]], norm_groups: s
         counts = NormGroups.validate_json(norm_groups)
     except ValidationError:
         given = norm_groups[:40]
-        raise DataError(f"{NORM_GROUPS} must be JSON with a positive number for each layer, got {given!r}.") from None
-    if counts.keys() != norms.keys() or any(counts[name] > norm.num_groups for name, norm in norms.items()):
+        raise DataError(
+            f"{NORM_GROUPS} must be JSON with a positive number for each layer, got {given!r}."
+        ) from None
+    if counts.keys() != norms.keys() or any(
+        counts[name] > norm.num_groups for name, norm in norms.items()
+    ):
         raise DataError(f"Its {NORM_GROUPS} are not those of the network that its card names.")
     for name, norm in norms.items():
         norm.num_groups, norm.num_channels = counts[name], len(norm.weight)
@@ -199,7 +236,9 @@ def _cut(network: nn.Module, shapes: Mapping[str, Sequence[int]], norm_groups: s
 
 
 def _group_norms(network: nn.Module) -> dict[str, nn.GroupNorm]:
-    return {name: layer for name, layer in network.named_modules() if isinstance(layer, nn.GroupNorm)}
+    return {
+        name: layer for name, layer in network.named_modules() if isinstance(layer, nn.GroupNorm)
+    }
 
 
 def _graph_of(deployed: DeployedModel, card: Card) -> ExportedProgram:

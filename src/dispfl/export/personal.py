@@ -1,4 +1,5 @@
-"""A peer's personal model after the newest complete round: of a run directory, or of a real site's folder."""
+"""A peer's personal model after the newest complete round: of a run directory, or of a real site's
+folder."""
 
 import json
 from collections.abc import Mapping
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from dispfl.channels.units import UnitMask
 from dispfl.config import MADE_IN_PYTHON, compose
+from dispfl.core.flat_module import loaded_network
 from dispfl.core.layout import Layout
-from dispfl.core.live import loaded_network
 from dispfl.core.rng import global_stream
-from dispfl.core.units import UnitMask
 from dispfl.data.batches import Scaling
 from dispfl.data.catalogue import describe
 from dispfl.data.custom import CustomDataset
@@ -44,8 +45,9 @@ class PersonalModel:
 def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> PersonalModel:
     """Return the model of one peer of a run, given by its index or its name.
 
-    This is the model that the run evaluates: the peer's own, or the shared one, fine-tuned as in the run if the method
-    does so. The data set's files are read only to fine-tune, or where they define the classes and the inputs.
+    This is the model that the run evaluates: the peer's own, or the shared one, fine-tuned as in
+    the run if the method does so. The data set's files are read only to fine-tune, or where they
+    define the classes and the inputs.
     """
     experiment = _experiment(path, peer, data_dir)
     name = _name(path, peer, peer_names(experiment.peers))
@@ -63,11 +65,12 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
 
 
 def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
-    """Return a site's model after its newest complete round, fine-tuned if the method does so; its node may be running.
+    """Return a site's model after its newest complete round, fine-tuned if the method does so; its
+    node may be running.
 
     A consensus model (D-PSGD's) needs the models of all sites: the site's own is returned instead.
     """
-    from dispfl.peer.setup import site_context, site_data
+    from dispfl.peer.participant import site_context, site_data
     from dispfl.peer.site import Site
     from dispfl.peer.store import report_of, rounds_of
 
@@ -76,15 +79,21 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
         return personal_model(path.parent.parent, site.name, data_dir)  # its settings are the run's
     config = site.config(device="cpu")  # whatever device it was trained on
     if data_dir is not None:
-        config = config.model_copy(update={"data": config.data.model_copy(update={"dir": str(data_dir)})})
+        config = config.model_copy(
+            update={"data": config.data.model_copy(update={"dir": str(data_dir)})}
+        )
     rounds, state = _newest(site)
-    data = site_data(site, config) if _needs_data(config.data) or config.method.fine_tuning else None
+    data = (
+        site_data(site, config) if _needs_data(config.data) or config.method.fine_tuning else None
+    )
     inputs = _describe_inputs(config.data, data)
     record = rounds_of(site.run_folder).get(rounds - 1)
     score = report_of(record)[0].score if record else None
     if config.method.fine_tuning:
         assert data is not None
-        state, score = fine_tune(site_context(site, config, data), site.name, state, rounds - 1, threads=1)
+        state, score = fine_tune(
+            site_context(site, config, data), site.name, state, rounds - 1, threads=1
+        )
     return _personal(config, inputs, site.name, rounds, state, score, site.folder)
 
 
@@ -97,7 +106,8 @@ def _personal(
     score: float | None,
     folder: Path | None = None,
 ) -> PersonalModel:
-    """Build the network with the peer's weights, and its card. A custom network is imported from the folder."""
+    """Build the network with the peer's weights, and its card. A custom network is imported from
+    the folder."""
     model, mask = settings.model, state.model.mask
     card = Card(
         **inputs,
@@ -120,9 +130,14 @@ def _personal(
         network = model.network(card.shape, len(card.classes), folder)
     layout = Layout.of(network)
     if layout.size != mask.size:
-        raise RunError(f"The checkpoint has {mask.size:,} weights; the run's network has {layout.size:,}.")
+        raise RunError(
+            f"The checkpoint has {mask.size:,} weights; the run's network has {layout.size:,}."
+        )
     if isinstance(mask, UnitMask) and mask.layout.by_name != layout.by_name:
-        raise RunError("The channels of the checkpoint are not those of the run's network: its layers have changed.")
+        raise RunError(
+            "The channels of the checkpoint are not those of the run's network: its layers have"
+            " changed."
+        )
     return PersonalModel(loaded_network(network, state.model, state.buffers), card)
 
 
@@ -132,7 +147,8 @@ def _needs_data(settings: Data) -> bool:
 
 
 def _describe_inputs(settings: Data, data: ImageDataset | CustomDataset | None) -> dict[str, Any]:
-    """The fields of the card that describe inputs and outputs, from the catalogue or from the data."""
+    """The fields of the card that describe inputs and outputs, from the catalogue or from the
+    data."""
     if isinstance(data, CustomDataset):
         return _describe_table(data)
     if isinstance(settings, CustomData):
@@ -146,8 +162,8 @@ def _describe_inputs(settings: Data, data: ImageDataset | CustomDataset | None) 
 def _describe_table(data: CustomDataset) -> dict[str, Any]:
     if not data.columns:
         raise ConfigError(
-            f"`dispfl export` writes models for images and tables, but these inputs have shape {list(data.shape)}; "
-            "save the weights of the checkpoint with your own code."
+            "`dispfl export` writes models for images and tables, but these inputs have shape"
+            f" {list(data.shape)}; save the weights of the checkpoint with your own code."
         )
     scaling = data.scaling or Scaling.identity(len(data.columns))
     return {
@@ -164,12 +180,14 @@ def _experiment(path: Path, peer: str, data_dir: Path | None) -> Experiment:
     config = read_config(path)
     if MADE_IN_PYTHON in config:
         raise RunError(
-            f"{path} was made in Python, and only that program can build its network: export it there, "
-            f"with dispfl.export.formats.save_model(run.model({peer}), Card(...), PATH)."
+            f"{path} was made in Python, and only that program can build its network: export it"
+            f" there, with dispfl.export.formats.save_model(run.model({peer}), Card(...), PATH)."
         )
     overrides = ["device=cpu"]  # whatever device it was trained on
     if data_dir is not None:
-        overrides.append(f"data.dir={json.dumps(str(data_dir), ensure_ascii=False)}")  # JSON quotes as TOML does
+        overrides.append(
+            f"data.dir={json.dumps(str(data_dir), ensure_ascii=False)}"
+        )  # JSON quotes as TOML does
     return compose(config, overrides)
 
 
@@ -178,10 +196,15 @@ def _name(path: Path, peer: str, roster: list[str]) -> str:
         return peer
     if peer.isdecimal() and int(peer) < len(roster):
         return roster[int(peer)]
-    raise ConfigError(f"There is no peer {peer} in {path}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
+    raise ConfigError(
+        f"There is no peer {peer} in {path}; there are {len(roster)}, from {roster[0]} to"
+        f" {roster[-1]}."
+    )
 
 
-def _evaluated_state(experiment: Experiment, states: Mapping[str, PeerState], name: str) -> PeerState:
+def _evaluated_state(
+    experiment: Experiment, states: Mapping[str, PeerState], name: str
+) -> PeerState:
     """The peer's state, with the shared model if the method evaluates that."""
     method, state = experiment.method, states[name]
     if not method.evaluates_global:
@@ -202,5 +225,8 @@ def _newest(site: "Site") -> tuple[int, PeerState]:
     checkpoints = Checkpoints(site.run_folder / "checkpoints")
     finished = checkpoints.finished_rounds()
     if not finished:
-        raise RunError(f"{site.folder} has no complete round yet. Start the node: dispfl peer run {site.folder}")
+        raise RunError(
+            f"{site.folder} has no complete round yet. Start the node: dispfl peer run"
+            f" {site.folder}"
+        )
     return finished[-1], checkpoints.load(finished[-1])[site.name].next_state

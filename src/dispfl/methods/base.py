@@ -1,9 +1,10 @@
 """The interface of methods: frozen settings, and functions from a peer's state to its next state.
 
-Every method defines a peer's first state (`start`). A gossip method defines what a peer publishes (`publish`), which
-peers it hears (`choose`), and its step with the models it received (`step`). A server method defines what the server
-broadcasts (`broadcast`), the step of a peer of the cohort (`step`), and how the server aggregates the uploads
-(`aggregate`). Methods keep no state of their own, so one object serves every peer, round and worker.
+Every method defines a peer's first state (`start`). A gossip method defines what a peer publishes
+(`publish`), which peers it receives from (`choose`), and its step with the models it received
+(`step`). A server method defines what the server broadcasts (`broadcast`), the step of a peer of
+the cohort (`step`), and how the server aggregates the uploads (`aggregate`). Methods keep no state
+of their own, so one object serves every peer, round and worker.
 """
 
 from abc import abstractmethod
@@ -51,51 +52,62 @@ class Method(Component):
 
     table: ClassVar[str] = "method"
     can_be_private: ClassVar[bool] = True
-    """Whether it uses a peer's training data to train only (`learn`, `gradient`), so that privacy can be accounted."""
+    """Whether it uses a peer's training data to train only (`learn`, `gradient`), so that privacy
+    can be accounted."""
     evaluates_global: ClassVar[bool] = False
-    """Whether peers are evaluated with the global model (`global_model`, `evaluated_model`) instead of their own."""
+    """Whether peers are evaluated with the global model (`global_model`, `evaluated_model`) instead
+    of their own."""
 
     @property
     def fine_tuning(self) -> "FineTuning | None":
-        """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at all."""
+        """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at
+        all."""
         return None
 
     @property
-    def bound_to_rounds(self) -> str:
-        """What depends on the number of rounds (`Trainer.T`), so that a finished run cannot be extended; else empty.
+    def depends_on_rounds(self) -> str:
+        """What depends on the number of rounds (`Trainer.T`), so that a finished run cannot be
+        extended; else empty.
 
         Override it in a method whose `step` uses `Trainer.T`: "the prune rate depends on it".
         """
         return ""
 
     @property
-    def trains_as(self) -> "Method":
-        """The method that trains in exactly the same way, and is only evaluated in another; by default itself."""
+    def training_method(self) -> "Method":
+        """The method that trains in exactly the same way, and is only evaluated in another; by
+        default itself."""
         return self
 
     @property
-    def own_first_weights(self) -> bool:
-        """Whether each peer draws the weights that it starts from, instead of starting from those of all."""
+    def independent_init(self) -> bool:
+        """Whether each peer draws the weights that it starts from, instead of starting from those
+        of all."""
         return False
 
     def private_steps(self, train: Train, samples: int) -> int:
         """Return the steps of a peer in a round that use its data, each of which spends privacy."""
         return train.local_steps(samples)
 
-    def training_rounds(self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]) -> int:
-        """Return in how many rounds of a run a peer trains at most: what a privacy budget has to last for."""
+    def training_rounds(
+        self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]
+    ) -> int:
+        """Return in how many rounds of a run a peer trains at most: what a privacy budget has to
+        last for."""
         return rounds
 
     def densities(self, peers: int) -> list[float]:
         """Return the density of each peer's model."""
         return [1.0] * peers
 
-    def fitted(self, topology: Topology, peers: int) -> Self:
-        """Return this method for a topology and a number of peers, with settings that follow from them by default."""
+    def resolved(self, topology: Topology, peers: int) -> Self:
+        """Return this method for a topology and a number of peers, with settings that follow from
+        them by default."""
         return self
 
     def layout(self, module: nn.Module, example: Callable[[], Tensor]) -> Layout:
-        """Return the layout of the network; `example` returns a batch of inputs, for methods that try the network."""
+        """Return the layout of the network; `example` returns a batch of inputs, for methods that
+        try the network."""
         return Layout.of(module)
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
@@ -109,29 +121,35 @@ class Method(Component):
         return tuple(kept_per_layer(state.next_mask.unpack(), layout))
 
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
-        """Return which layers all peers keep whole in every round, so that no mask is sent for them.
+        """Return which layers all peers keep whole in every round, so that no mask is sent for
+        them.
 
-        By default those that all keep whole in round 0. Override it in a method that prunes these later.
+        By default those that all keep whole in round 0. Override it in a method that prunes these
+        later.
         """
         counts = [self.kept_counts(layout, density) for density in densities]
         return [all(kept[i] == size for kept in counts) for i, size in enumerate(layout.sizes)]
 
-    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
-        """Return a peer's state before round 0, from the weights that it starts from; by default dense."""
-        return fresh_state(weights, torch.ones(layout.size, dtype=torch.bool))
+    def start(
+        self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
+    ) -> PeerState:
+        """Return a peer's state before round 0, from the weights that it starts from; by default
+        dense."""
+        return initial_state(weights, torch.ones(layout.size, dtype=torch.bool))
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the global model, where the method has one."""
         raise NotImplementedError
 
     def evaluated_model(self, state: PeerState, global_model: PackedModel) -> PackedModel:
-        """Return the model that a peer is evaluated with, given the global model; by default the global model."""
+        """Return the model that a peer is evaluated with, given the global model; by default the
+        global model."""
         return global_model
 
 
 @dataclass(frozen=True)
 class Neighbourhood:
-    """The peers that a peer may hear in a round."""
+    """The peers that a peer may receive from in a round."""
 
     roster: Sequence[str]
     """All peers of the federation."""
@@ -147,19 +165,26 @@ class GossipMethod(Method):
     communicates: ClassVar[bool] = True
     """Whether peers exchange models at all."""
     pulls_masked: ClassVar[bool] = False
-    """Whether a peer uses only the weights under its own next mask, so that neighbours need not send the others."""
+    """Whether a peer uses only the weights under its own next mask, so that neighbours need not
+    send the others."""
 
     def publish(self, state: PeerState) -> PackedModel:
         """Return the model that neighbours may request."""
         return state.model
 
-    def choose(self, state: PeerState, neighbourhood: "Neighbourhood", *, rng: torch.Generator) -> Sequence[str]:
-        """Return the peers to hear: by default the topology's neighbours; any reachable peers are allowed."""
+    def choose(
+        self, state: PeerState, neighbourhood: "Neighbourhood", *, rng: torch.Generator
+    ) -> Sequence[str]:
+        """Return the peers to receive from: by default the topology's neighbours; any reachable
+        peers are allowed."""
         return neighbourhood.neighbours
 
     @abstractmethod
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
-        """One peer's round: from its state and the received models, by sender, to its next state."""
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
+        """One peer's round: from its state and the received models, by sender, to its next
+        state."""
 
 
 SERVER = "server"
@@ -167,11 +192,13 @@ SERVER = "server"
 
 
 class ServerMethod(Method):
-    """A method in which a server keeps a global model and works with a random cohort of peers each round."""
+    """A method in which a server keeps a global model and works with a random cohort of peers each
+    round."""
 
     evaluates_global: ClassVar[bool] = True
     cohort: int | None = Field(default=None, ge=1)
-    """Peers that the server selects in a round; by default as many as a peer of the topology has neighbours."""
+    """Peers that the server selects in a round; by default as many as a peer of the topology has
+    neighbours."""
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         """Return the sizes of all layers: the server's first model is dense."""
@@ -180,20 +207,28 @@ class ServerMethod(Method):
     def pick(self, seed: int, t: int, online: Sequence[str]) -> list[str]:
         """Return the cohort of round t."""
         assert self.cohort is not None, "a run's context has fitted it"
-        return sorted(sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))[: self.cohort])
+        return sorted(
+            sorted(online, key=lambda peer: stream_seed(seed, "cohort", peer, t))[: self.cohort]
+        )
 
     def cohort_of(self, topology: Topology, seed: int, t: int, roster: Sequence[str]) -> list[str]:
         """Return the peers that the server selects in round t, of those that are online."""
         return self.pick(seed, t, sorted(topology.online(seed, t, roster)))
 
-    def training_rounds(self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]) -> int:
-        """Return in how many rounds the peer trains that is selected most often; whom a server selects is public."""
+    def training_rounds(
+        self, topology: Topology, seed: int, rounds: int, roster: Sequence[str]
+    ) -> int:
+        """Return in how many rounds the peer trains that is selected most often; whom a server
+        selects is public."""
         cohorts = (self.cohort_of(topology, seed, t, roster) for t in range(rounds))
         return max(Counter(chain.from_iterable(cohorts)).values(), default=1)
 
-    def fitted(self, topology: Topology, peers: int) -> Self:
-        """Return this method with a cohort; by default a server has as many connections as a peer has neighbours."""
-        return self if self.cohort else self.model_copy(update={"cohort": topology.connections(peers)})
+    def resolved(self, topology: Topology, peers: int) -> Self:
+        """Return this method with a cohort; by default a server has as many connections as a peer
+        has neighbours."""
+        return (
+            self if self.cohort else self.model_copy(update={"cohort": topology.connections(peers)})
+        )
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the server's model."""
@@ -204,17 +239,22 @@ class ServerMethod(Method):
         return server.model
 
     @abstractmethod
-    def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
-        """One peer's round: from its state and the server's model to its next state, which has the upload."""
+    def step(self, trainer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
+        """One peer's round: from its state and the server's model to its next state, which has the
+        upload."""
 
     @abstractmethod
-    def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        """Return the server's next state, from the cohort's uploads and the number of samples of each peer."""
+    def aggregate(
+        self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
+    ) -> PeerState:
+        """Return the server's next state, from the cohort's uploads and the number of samples of
+        each peer."""
 
 
 @dataclass(frozen=True)
 class FineTuning:
-    """Fine-tuning before evaluation: number of epochs, learning rate, and how often besides the last round."""
+    """Fine-tuning before evaluation: number of epochs, learning rate, and how often besides the
+    last round."""
 
     epochs: int
     rate: Literal["initial", "current"]
@@ -223,7 +263,7 @@ class FineTuning:
     """Steps, instead of epochs."""
 
 
-def fresh_state(weights: Tensor, mask: Tensor) -> PeerState:
+def initial_state(weights: Tensor, mask: Tensor) -> PeerState:
     """Return a state whose mask is also its next mask."""
     model = PackedModel.pack(weights, mask)
     return PeerState(model, model.mask)
@@ -231,7 +271,7 @@ def fresh_state(weights: Tensor, mask: Tensor) -> PeerState:
 
 def empty_state(layout: Layout) -> PeerState:
     """Return the state of a peer that keeps no model between rounds."""
-    return fresh_state(torch.zeros(layout.size), torch.zeros(layout.size, dtype=torch.bool))
+    return initial_state(torch.zeros(layout.size), torch.zeros(layout.size, dtype=torch.bool))
 
 
 def _check_density(value: Any) -> Any:
@@ -240,7 +280,11 @@ def _check_density(value: Any) -> Any:
         if isinstance(density, bool) or not isinstance(density, (int, float)):
             raise ValueError(f"must be a number in (0, 1], or a list of them, got {value!r}.")
         if not 0 < density <= 1:
-            hint = f" To keep {density:g}% of the weights write {density / 100:g}." if 1 < density <= 100 else ""
+            hint = (
+                f" To keep {density:g}% of the weights write {density / 100:g}."
+                if 1 < density <= 100
+                else ""
+            )
             raise ValueError(f"must be in (0, 1], got {density:g}.{hint}")
     if several and not value:
         raise ValueError("must be a number or a list of numbers in (0, 1], got an empty list.")
@@ -248,12 +292,17 @@ def _check_density(value: Any) -> Any:
 
 
 Density = Annotated[float | tuple[float, ...], BeforeValidator(_check_density)]
-"""One density for all peers, or a list of densities for groups of peers of equal size, in roster order."""
+"""One density for all peers, or a list of densities for groups of peers of equal size, in roster
+order."""
 
 
 def spread_densities(density: float | tuple[float, ...], peers: int) -> list[float]:
-    """Return a density for each peer: g densities make g groups, in roster order, of equal size up to one."""
+    """Return a density for each peer: g densities make g groups, in roster order, of equal size up
+    to one."""
     groups = density if isinstance(density, tuple) else (density,)
     if len(groups) > peers:
-        raise ConfigError(f"method.density lists {len(groups)} groups for {peers} peers; give at most one per peer.")
+        raise ConfigError(
+            f"method.density lists {len(groups)} groups for {peers} peers; give at most one per"
+            " peer."
+        )
     return [groups[k * len(groups) // peers] for k in range(peers)]

@@ -1,4 +1,5 @@
-"""D-PSGD: peers average plainly with their neighbours, then train; the aim is one consensus model."""
+"""D-PSGD: peers average plainly with their neighbours, then train; the aim is one consensus
+model."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -13,8 +14,8 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import uniform_densities
 from dispfl.core.train import Trainer
-from dispfl.methods.base import GossipMethod, PeerState, fresh_state
-from dispfl.methods.robust import Robust
+from dispfl.methods.base import GossipMethod, PeerState, initial_state
+from dispfl.robust.averages import Robust
 
 
 class DPSGD(Robust, GossipMethod):
@@ -26,27 +27,34 @@ class DPSGD(Robust, GossipMethod):
     evaluates_global: ClassVar[bool] = True
     name: Literal["dpsgd"] = "dpsgd"
     density: float = Field(default=1.0, gt=0, le=1)
-    """Below 1, one fixed mask, uniform over the layers and shared by all: the paper's "20 % params" rows."""
+    """Below 1, one fixed mask, uniform over the layers and shared by all: the paper's "20 % params"
+    rows."""
 
     def densities(self, peers: int) -> list[float]:
         return [self.density] * peers
 
-    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
+    def start(
+        self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
+    ) -> PeerState:
         if density == 1:
             return super().start(weights, layout, density, seed=seed, peer=peer)
-        mask = random_mask(layout, uniform_densities(layout.by_name, density), rng=stream(seed, "mask", "everyone"))
-        return fresh_state(weights, mask)
+        mask = random_mask(
+            layout, uniform_densities(layout.by_name, density), rng=stream(seed, "mask", "everyone")
+        )
+        return initial_state(weights, mask)
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         return layer_counts(layout, uniform_densities(layout.by_name, density))
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         """Average, then learn."""
-        mask, models = state.model.mask.unpack(), {**heard, peer.peer: state.model}
-        if (mixed := self.robust_mix(peer, models, mask)) is None:
+        mask, models = state.model.mask.unpack(), {**received, trainer.peer: state.model}
+        if (mixed := self.robust_mix(trainer, models, mask)) is None:
             mixed = mean_model(models, mask)
-        trained = PackedModel.pack(peer.learn(mixed, mask), mask)
-        return PeerState(trained, trained.mask, peer.buffers)
+        trained = PackedModel.pack(trainer.learn(mixed, mask), mask)
+        return PeerState(trained, trained.mask, trainer.buffers)
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the consensus: the average of all peers' models."""

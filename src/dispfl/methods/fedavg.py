@@ -10,36 +10,57 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.train import Trainer
-from dispfl.methods.base import PeerState, ServerMethod, empty_state, fresh_state
-from dispfl.methods.robust import Robust
+from dispfl.methods.base import PeerState, ServerMethod, empty_state, initial_state
+from dispfl.robust.averages import Robust
 
 
 class FedAvg(Robust, ServerMethod):
-    """The paper's baseline "FedAvg". A peer keeps nothing between rounds; it is evaluated on the global model."""
+    """The paper's baseline "FedAvg". A peer keeps nothing between rounds; it is evaluated on the
+    global model."""
 
     name: Literal["fedavg"] = "fedavg"
 
-    def start(self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str) -> PeerState:
+    def start(
+        self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
+    ) -> PeerState:
         return empty_state(layout)
 
-    def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
+    def step(self, trainer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
         weights, mask = received.unpack()
-        return replace(state, upload=PackedModel.pack(peer.learn(weights, mask), mask), buffers=peer.buffers)
+        return replace(
+            state,
+            upload=PackedModel.pack(trainer.learn(weights, mask), mask),
+            buffers=trainer.buffers,
+        )
 
-    def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
+    def aggregate(
+        self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
+    ) -> PeerState:
         return averaged_uploads(self, server, uploads, samples)
 
 
 def averaged_uploads(
-    method: Robust, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
+    method: Robust,
+    server: PeerState,
+    uploads: Mapping[str, PackedModel],
+    samples: Mapping[str, int],
 ) -> PeerState:
     """Return the server's next state: the uploads' weighted mean, or the robust average."""
     robust = method.robust_aggregate(server.model, uploads)
-    return fresh_state(*(weighted_mean(uploads, samples) if robust is None else (robust, server.model.mask.unpack())))
+    return initial_state(
+        *(
+            weighted_mean(uploads, samples)
+            if robust is None
+            else (robust, server.model.mask.unpack())
+        )
+    )
 
 
-def weighted_mean(uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> tuple[Tensor, Tensor]:
-    """The mean of dense models, weighted by their peers' samples (McMahan et al.), and the mask that keeps all of it.
+def weighted_mean(
+    uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
+) -> tuple[Tensor, Tensor]:
+    """The mean of dense models, weighted by their peers' samples (McMahan et al.), and the mask
+    that keeps all of it.
 
     w <- sum_k n_k w_k / sum_k n_k, in roster order
     """

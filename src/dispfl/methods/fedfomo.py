@@ -1,4 +1,5 @@
-"""FedFOMO: each peer moves towards those models that do better than its own on data that it holds back."""
+"""FedFOMO: each peer moves towards those models that do better than its own on data that it holds
+back."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -20,7 +21,7 @@ PREFERENCE = "preference/"
 class FedFOMO(GossipMethod):
     """The paper's baseline "FOMO" (Zhang et al.): learn first, then mix.
 
-    With theta the peer's model before the round, and theta_n its own update or a heard model:
+    With theta the peer's model before the round, and theta_n its own update or a received model:
 
         w_n   = max(0, (L(theta) - L(theta_n)) / |theta_n - theta|), scaled to sum to 1
         theta <- theta + sum_n w_n (theta_n - theta)
@@ -31,45 +32,66 @@ class FedFOMO(GossipMethod):
     can_be_private: ClassVar[bool] = False
     name: Literal["fedfomo"] = "fedfomo"
     validation: float = Field(default=0.1, gt=0, lt=1)
-    """Share of the training data that is held back, where peers have no validation data (`partition.validation`)."""
+    """Share of the training data that is held back, where peers have no validation data
+    (`partition.validation`)."""
     models: int = Field(default=10, ge=1)
-    """How many models a peer hears in a round at most; never more than its topology's neighbours."""
+    """How many models a peer receives in a round at most; never more than its topology's
+    neighbours."""
     explore: float = Field(default=0.5, ge=0, le=1)
     """Share of them picked at random; the others are those that helped most so far."""
 
-    def choose(self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator) -> Sequence[str]:
+    def choose(
+        self, state: PeerState, neighbourhood: Neighbourhood, *, rng: torch.Generator
+    ) -> Sequence[str]:
         """Half by learned preference, half at random, out of all that can be reached."""
         count = min(self.models, len(neighbourhood.neighbours))
         scores = {name: float(score) for name, score in preferences(state).items()}
         preferred = [name for name in neighbourhood.reachable if scores.get(name, 0.0) > 0]
-        preferred = sorted(preferred, key=lambda name: (-scores[name], name))[: count - round(self.explore * count)]
+        preferred = sorted(preferred, key=lambda name: (-scores[name], name))[
+            : count - round(self.explore * count)
+        ]
         others = [name for name in neighbourhood.reachable if name not in preferred]
         picked = torch.randperm(len(others), generator=rng)[: count - len(preferred)].tolist()
         return sorted([*preferred, *(others[k] for k in picked)])
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         """Learn, weigh the candidates on held-back data, move."""
         theta, mask = state.model.unpack()
-        learning, validation = self._divide(peer)
-        before = peer.loss(theta, validation)
-        update = peer.learn(theta, mask, samples=learning)
-        candidates = {peer.peer: update, **{name: model.unpack()[0] for name, model in heard.items()}}
-        gains = {name: gain(theta, w, before, peer.loss(w, validation)) for name, w in sorted(candidates.items())}
+        learning, validation = self._divide(trainer)
+        before = trainer.loss(theta, validation)
+        update = trainer.learn(theta, mask, samples=learning)
+        candidates = {
+            trainer.peer: update,
+            **{name: model.unpack()[0] for name, model in received.items()},
+        }
+        gains = {
+            name: gain(theta, w, before, trainer.loss(w, validation))
+            for name, w in sorted(candidates.items())
+        }
         mixed = moved(theta, candidates, gains) if any(gains.values()) else update
         model = PackedModel.pack(mixed, mask)
-        return PeerState(model, model.mask, peer.buffers, self._remember(state, gains, peer.peer))
+        return PeerState(
+            model, model.mask, trainer.buffers, self._remember(state, gains, trainer.peer)
+        )
 
-    def _divide(self, peer: Trainer) -> tuple[Samples, Samples]:
-        """Return the samples to learn from and those to weigh candidates on: the validation data, or held-back ones."""
-        if peer.validation is not None:
-            return peer.train, peer.validation
-        order = torch.randperm(len(peer.train), generator=peer.peer_stream("validation"))
+    def _divide(self, trainer: Trainer) -> tuple[Samples, Samples]:
+        """Return the samples to learn from and those to weigh candidates on: the validation data,
+        or held-back ones."""
+        if trainer.validation is not None:
+            return trainer.train, trainer.validation
+        order = torch.randperm(len(trainer.train), generator=trainer.peer_stream("validation"))
         held_back = max(1, int(self.validation * len(order))) if len(order) > 1 else 0
-        learning = peer.train.take(order[held_back:].sort().values)
-        return learning, peer.train.take(order[:held_back].sort().values) if held_back else learning
+        learning = trainer.train.take(order[held_back:].sort().values)
+        return learning, trainer.train.take(
+            order[:held_back].sort().values
+        ) if held_back else learning
 
-    def _remember(self, state: PeerState, gains: Mapping[str, float], own: str) -> dict[str, Tensor]:
-        """Add each heard model's weight in this round's mix to what it earned before."""
+    def _remember(
+        self, state: PeerState, gains: Mapping[str, float], own: str
+    ) -> dict[str, Tensor]:
+        """Add each received model's weight in this round's mix to what it earned before."""
         memory, total = preferences(state), sum(gains.values())
         for name, value in gains.items():
             if name != own and value:
@@ -78,12 +100,18 @@ class FedFOMO(GossipMethod):
 
 
 def preferences(state: PeerState) -> dict[str, Tensor]:
-    """Return the weights that the models of others have earned so far, by name: peers may join or leave."""
-    return {key.removeprefix(PREFERENCE): score for key, score in state.memory.items() if key.startswith(PREFERENCE)}
+    """Return the weights that the models of others have earned so far, by name: peers may join or
+    leave."""
+    return {
+        key.removeprefix(PREFERENCE): score
+        for key, score in state.memory.items()
+        if key.startswith(PREFERENCE)
+    }
 
 
 def gain(theta: Tensor, candidate: Tensor, loss: float, candidate_loss: float) -> float:
-    """How much a candidate lowers the loss for each unit of distance; 0 if it does not, or if a loss is not finite."""
+    """How much a candidate lowers the loss for each unit of distance; 0 if it does not, or if a
+    loss is not finite."""
     distance = float(torch.linalg.vector_norm(candidate - theta))
     lowered = loss - candidate_loss
     return max(0.0, lowered / distance) if distance and isfinite(lowered) else 0.0

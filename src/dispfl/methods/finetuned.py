@@ -1,4 +1,5 @@
-"""Fine-tuning as a wrapper: a method whose shared model each peer trains on its own data before it is evaluated."""
+"""Fine-tuning as a wrapper: a method whose shared model each peer trains on its own data before it
+is evaluated."""
 
 from typing import ClassVar, Literal
 
@@ -10,7 +11,8 @@ from dispfl.methods.fedavg import FedAvg
 
 
 class FineTuned(Method):
-    """Adds fine-tuning to a method with a shared model. The tuned model is evaluated, never carried forward."""
+    """Adds fine-tuning to a method with a shared model. The tuned model is evaluated, never carried
+    forward."""
 
     untuned: ClassVar[type[Method]]
     tune_epochs: int = Field(default=5, ge=1)
@@ -25,7 +27,7 @@ class FineTuned(Method):
         return FineTuning(self.tune_epochs, self.tune_rate, self.tune_every)
 
     @property
-    def trains_as(self) -> Method:
+    def training_method(self) -> Method:
         fields = self.untuned.model_fields.keys() - {"name"}
         return self.untuned(**{field: getattr(self, field) for field in fields})
 

@@ -14,7 +14,9 @@ class Local(GossipMethod):
     communicates: ClassVar[bool] = False
     name: Literal["local"] = "local"
 
-    def step(self, peer: Trainer, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
+    def step(
+        self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> PeerState:
         weights, mask = state.model.unpack()
-        model = PackedModel.pack(peer.learn(weights, mask), mask)
-        return PeerState(model, model.mask, peer.buffers)
+        model = PackedModel.pack(trainer.learn(weights, mask), mask)
+        return PeerState(model, model.mask, trainer.buffers)

@@ -1,4 +1,5 @@
-"""SubFedAvg: each peer prunes its dense model step by step, the server averages each weight over peers that keep it."""
+"""SubFedAvg: each peer prunes its dense model step by step, the server averages each weight over
+peers that keep it."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -8,19 +9,19 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from dispfl.core.averaging import average_of_holders
+from dispfl.core.averaging import masked_mean
 from dispfl.core.layout import Layout
 from dispfl.core.masks import hamming, kept_count
 from dispfl.core.packed import PackedModel
 from dispfl.core.sparsity import smallest
 from dispfl.core.train import Trainer
-from dispfl.methods.base import PeerState, ServerMethod, fresh_state
-from dispfl.methods.robust import Robust
+from dispfl.methods.base import PeerState, ServerMethod, initial_state
+from dispfl.robust.averages import Robust
 
 
 class SubFedAvg(Robust, ServerMethod):
-    """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse. Evaluated on the global model
-    under the peer's mask.
+    """The paper's baseline "SubFedAvg" (Vahidian et al., unstructured): dense to sparse. Evaluated
+    on the global model under the peer's mask.
     """
 
     can_be_private: ClassVar[bool] = False
@@ -30,7 +31,8 @@ class SubFedAvg(Robust, ServerMethod):
     prune: float = Field(default=0.05, gt=0, lt=1)
     """Share of a layer's kept weights that one pruning removes."""
     min_change: float = Field(default=1e-4, ge=0)
-    """Prune only if the masks after the first and the last epoch differ in more than this share of all weights."""
+    """Prune only if the masks after the first and the last epoch differ in more than this share of
+    all weights."""
     min_accuracy: float = Field(default=0.5, ge=0, le=1)
     """Prune only if the pruned model's score on the training data stays better than this."""
 
@@ -44,32 +46,45 @@ class SubFedAvg(Robust, ServerMethod):
     def evaluated_model(self, state: PeerState, global_model: PackedModel) -> PackedModel:
         return restricted(global_model, state.model.mask.unpack())
 
-    def step(self, peer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
-        """Compare the masks that pruning gives after the first and after the last epoch; prune if they still differ."""
+    def step(self, trainer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
+        """Compare the masks that pruning gives after the first and after the last epoch; prune if
+        they still differ."""
         weights, mask = received.unpack()
-        layout = peer.live.layout
-        steps, epoch = peer.settings.local_steps(len(peer.train)), peer.settings.steps_per_epoch(len(peer.train))
-        first = peer.learn(weights, mask, steps=min(epoch, steps))
-        last = peer.learn(first, mask, steps=steps - epoch) if steps > epoch else first
+        layout = trainer.live.layout
+        steps, epoch = (
+            trainer.settings.local_steps(len(trainer.train)),
+            trainer.settings.steps_per_epoch(len(trainer.train)),
+        )
+        first = trainer.learn(weights, mask, steps=min(epoch, steps))
+        last = trainer.learn(first, mask, steps=steps - epoch) if steps > epoch else first
         early, late = (pruned(w, mask, self.prune, self.density, layout) for w in (first, last))
         if hamming(early, late) > self.min_change * layout.size:
             thinner = torch.where(late, last, 0.0)
-            if peer.task.metric.gain(peer.score(thinner, peer.train), self.min_accuracy) > 0:
+            if (
+                trainer.task.metric.gain(trainer.score(thinner, trainer.train), self.min_accuracy)
+                > 0
+            ):
                 last, mask = thinner, late
         model = PackedModel.pack(last, mask)
-        return replace(state, model=model, next_mask=model.mask, buffers=peer.buffers, upload=model)
+        return replace(
+            state, model=model, next_mask=model.mask, buffers=trainer.buffers, upload=model
+        )
 
-    def aggregate(self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]) -> PeerState:
-        """Average each weight over the uploads whose mask has it; where none has it, the server's value stays."""
+    def aggregate(
+        self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
+    ) -> PeerState:
+        """Average each weight over the uploads whose mask has it; where none has it, the server's
+        value stays."""
         weights, mask = server.model.unpack()
         average = self.robust_aggregate(server.model, uploads)
         if average is None:
-            average = average_of_holders((uploads[peer] for peer in sorted(uploads)), weights)
-        return fresh_state(average, mask)
+            average = masked_mean((uploads[peer] for peer in sorted(uploads)), weights)
+        return initial_state(average, mask)
 
 
 def pruned(weights: Tensor, mask: Tensor, share: float, target: float, layout: Layout) -> Tensor:
-    """The mask without the smallest weights of each layer of two or more dimensions, never below the target density."""
+    """The mask without the smallest weights of each layer of two or more dimensions, never below
+    the target density."""
     mask = mask.clone()
     spare = int(mask.sum()) - kept_count(layout.size, target)
     for shape, where in zip(layout.shapes, layout.slices, strict=True):

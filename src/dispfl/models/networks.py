@@ -1,4 +1,5 @@
-"""The built-in networks, with GroupNorm throughout: batch statistics harm federated learning (the paper, appendix)."""
+"""The built-in networks, with GroupNorm throughout: batch statistics harm federated learning (the
+paper, appendix)."""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -8,7 +9,8 @@ VGG11_WIDTHS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512
 
 
 class SmallCNN(nn.Module):
-    """Two strided convolutions and two linear layers: fast on a laptop, yet large enough for masks to matter.
+    """Two strided convolutions and two linear layers: fast on a laptop, yet large enough for masks
+    to matter.
 
     105,962 parameters for 28x28 grey images and 10 classes.
     """
@@ -60,7 +62,8 @@ class BasicBlock(nn.Module):
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or channels_in != channels_out:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False), nn.GroupNorm(GROUPS, channels_out)
+                nn.Conv2d(channels_in, channels_out, 1, stride, bias=False),
+                nn.GroupNorm(GROUPS, channels_out),
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,7 +83,10 @@ class ResNet18(nn.Module):
         self.norm1 = nn.GroupNorm(GROUPS, 64)
         widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
         self.stages = nn.Sequential(
-            *(nn.Sequential(BasicBlock(i, o, stride), BasicBlock(o, o, 1)) for i, o, stride in widths)
+            *(
+                nn.Sequential(BasicBlock(i, o, stride), BasicBlock(o, o, 1))
+                for i, o, stride in widths
+            )
         )
         self.linear = nn.Linear(512, classes)
 
@@ -91,7 +97,8 @@ class ResNet18(nn.Module):
 
 
 class VGG11(nn.Module):
-    """VGG-11 with GroupNorm(32) and a single linear layer, as in the paper's heterogeneous experiments.
+    """VGG-11 with GroupNorm(32) and a single linear layer, as in the paper's heterogeneous
+    experiments.
 
     9,231,114 parameters for 3 channels and 10 classes, for images of 32x32 or more.
     """
@@ -103,7 +110,11 @@ class VGG11(nn.Module):
             if isinstance(width, str):
                 layers.append(nn.MaxPool2d(2))
             else:
-                layers += [nn.Conv2d(channels, width, 3, padding=1), nn.GroupNorm(GROUPS, width), nn.ReLU()]
+                layers += [
+                    nn.Conv2d(channels, width, 3, padding=1),
+                    nn.GroupNorm(GROUPS, width),
+                    nn.ReLU(),
+                ]
                 channels = width
         self.features = nn.Sequential(*layers)
         self.linear = nn.Linear(channels, classes)

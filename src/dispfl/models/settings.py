@@ -10,10 +10,10 @@ from pydantic import Field, field_validator
 from torch import Tensor, nn
 
 from dispfl.core.rng import forked_generators
-from dispfl.data.factory import call_factory, checked_name, describe_error
 from dispfl.errors import ConfigError
 from dispfl.models.networks import MLP, VGG11, ResNet18, SmallCNN
 from dispfl.settings import Settings, check_known
+from dispfl.user_functions import call_factory, checked_name, describe_error
 
 MODELS: dict[str, Callable[[Sequence[int], int], nn.Module]] = {
     "cnn": lambda shape, classes: SmallCNN(shape[0], classes, shape[1]),
@@ -38,7 +38,8 @@ class Model(Settings):
     table: ClassVar[str] = "model"
     name: str = "cnn"
     init: Literal["torch", "kaiming"] = "torch"
-    """How convolutions start: as torch does, or Kaiming-normal with fan-out, as the authors' VGG-11 (deviation 13)."""
+    """How convolutions start: as torch does, or Kaiming-normal with fan-out, as the authors' VGG-11
+    (deviation 13)."""
 
     @field_validator("name")
     @classmethod
@@ -50,7 +51,8 @@ class Model(Settings):
         return self.network((channels, size, size), classes)
 
     def network(self, shape: Sequence[int], classes: int, folder: Path | None = None) -> nn.Module:
-        """Return a new network for inputs of this shape. A custom network is imported from the folder."""
+        """Return a new network for inputs of this shape. A custom network is imported from the
+        folder."""
         if self.name not in ANY_SHAPE:
             self._check_square_images(shape)
         network = MODELS[self.name](shape, classes)
@@ -69,22 +71,24 @@ class Model(Settings):
         if shape[1] < SMALLEST.get(self.name, 1):
             wanted, got = (f"{side}x{side}" for side in (SMALLEST[self.name], shape[1]))
             raise ConfigError(
-                f"model.name {self.name} needs images of at least {wanted}, got {got}. Use cnn or resnet18."
+                f"model.name {self.name} needs images of at least {wanted}, got {got}. Use cnn or"
+                " resnet18."
             )
 
 
 class CustomModel(Model):
     """Settings of a user's own network: a function that returns it.
 
-    `factory` is not a field of `Model`, so only a config can name a function: untrusted input, such as the card of an
-    exported model, is read as `Model` and cannot import anything.
+    `factory` is not a field of `Model`, so only a config can name a function: untrusted input, such
+    as the card of an exported model, is read as `Model` and cannot import anything.
     """
 
     name: Literal["custom"] = "custom"
     init: Literal["torch"] = Field(default="torch", exclude=True)
     """The function itself decides how its network starts."""
     factory: str
-    """`module:function`, which returns a new `nn.Module`; it may have the parameters `classes` and `shape`."""
+    """`module:function`, which returns a new `nn.Module`; it may have the parameters `classes` and
+    `shape`."""
 
     @field_validator("name")
     @classmethod
@@ -97,15 +101,25 @@ class CustomModel(Model):
         return checked_name(factory)
 
     def network(self, shape: Sequence[int], classes: int, folder: Path | None = None) -> nn.Module:
-        """Return a new network, imported from the folder (default: the working directory) or PYTHONPATH."""
-        module = call_factory(FACTORY, self.factory, _home(folder), classes=classes, shape=tuple(shape))
+        """Return a new network, imported from the folder (default: the working directory) or
+        PYTHONPATH."""
+        module = call_factory(
+            FACTORY, self.factory, _home(folder), classes=classes, shape=tuple(shape)
+        )
         if not isinstance(module, nn.Module):
-            hint = f"write {module.__name__}()" if isinstance(module, type) else "return the network itself"
-            raise ConfigError(f"{FACTORY} {self.factory} must return an nn.Module, got {_kind(module)}; {hint}.")
+            hint = (
+                f"write {module.__name__}()"
+                if isinstance(module, type)
+                else "return the network itself"
+            )
+            raise ConfigError(
+                f"{FACTORY} {self.factory} must return an nn.Module, got {_kind(module)}; {hint}."
+            )
         return module
 
     def check_network(self, inputs: Tensor, classes: int, folder: Path | None = None) -> None:
-        """Check that a new network accepts this batch of inputs and has an output for each class."""
+        """Check that a new network accepts this batch of inputs and has an output for each
+        class."""
         with forked_generators(), torch.no_grad():
             network = self.network(inputs.shape[1:], classes, folder).eval()
             shape = list(inputs.shape[1:])
@@ -113,13 +127,19 @@ class CustomModel(Model):
                 outputs = network(inputs)
             except Exception as problem:
                 reason = describe_error(problem, _home(folder))
-                raise ConfigError(f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}") from problem
+                raise ConfigError(
+                    f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}"
+                ) from problem
         good = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == len(inputs)
         if not good or outputs.shape[1] < classes:
-            got = f"shape {list(outputs.shape[1:])}" if isinstance(outputs, Tensor) else f"type {_kind(outputs)}"
+            got = (
+                f"shape {list(outputs.shape[1:])}"
+                if isinstance(outputs, Tensor)
+                else f"type {_kind(outputs)}"
+            )
             raise ConfigError(
-                f"{FACTORY} {self.factory} must return {classes} numbers for each input, one per class; "
-                f"its output has {got}."
+                f"{FACTORY} {self.factory} must return {classes} numbers for each input, one per"
+                f" class; its output has {got}."
             )
 
 

@@ -1,9 +1,26 @@
-"""The paper: its printed numbers (`tables()`, `errata()`), its experiments, and our results next to its results.
+"""The paper: its printed numbers (`tables()`, `errata()`), its experiments, and our results next to
+its results.
 
-Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via Decentralized Sparse Training",
-ICML 2022. Importing this package loads the printed numbers only.
+Dai et al., "DisPFL: Towards Communication-Efficient Personalized Federated Learning via
+Decentralized Sparse Training", ICML 2022. Importing this package loads the printed numbers only.
 """
 
-from dispfl.paper.printed import Erratum, PrintedNumber, PrintedRounds, PrintedRow, PrintedTable, errata, tables
+from dispfl.paper.printed import (
+    Erratum,
+    PrintedNumber,
+    PrintedRounds,
+    PrintedRow,
+    PrintedTable,
+    errata,
+    tables,
+)
 
-__all__ = ["Erratum", "PrintedNumber", "PrintedRounds", "PrintedRow", "PrintedTable", "errata", "tables"]
+__all__ = [
+    "Erratum",
+    "PrintedNumber",
+    "PrintedRounds",
+    "PrintedRow",
+    "PrintedTable",
+    "errata",
+    "tables",
+]

@@ -25,12 +25,14 @@ class PaperReference:
     """The part of the paper that a row of our results is compared with."""
 
     labels: Mapping[str, str]
-    """Data, partition, model, topology, method, density in the paper's names; drop probability; variant."""
+    """Data, partition, model, topology, method, density in the paper's names; drop probability;
+    variant."""
     printed: PrintedRow | None = None
     targets: Sequence[float] = ()
     """Our target accuracies, in the order of the paper's."""
     mean_mb: float | None = None
-    """A peer's download per round, where the paper prints the mean over nodes instead of the busiest node."""
+    """A peer's download per round, where the paper prints the mean over nodes instead of the
+    busiest node."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,8 @@ class ComparisonColumn:
     heading: tuple[str, str]
     cell: Callable[[TableLine], str]
     value: Callable[[TableLine], float | None] = lambda line: None
-    """The value that determines the best line, rounded to the printed digits; None in columns without a best one."""
+    """The value that determines the best line, rounded to the printed digits; None in columns
+    without a best one."""
 
 
 @dataclass(frozen=True)
@@ -78,19 +81,27 @@ class ComparisonTable:
 
     def markdown(self) -> str:
         """Return the table as aligned Markdown, the best numbers in bold."""
-        cells = [[f"**{c}**" if (i, j) in self.best else c for j, c in enumerate(r)] for i, r in enumerate(self.lines)]
+        cells = [
+            [f"**{c}**" if (i, j) in self.best else c for j, c in enumerate(r)]
+            for i, r in enumerate(self.lines)
+        ]
         table = [[" ".join(heading).strip().replace("- ", "") for heading in self.headings], *cells]
         widths = [max(len(row[j]) for row in table) for j in range(len(self.headings))]
-        head, *body = (" | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in table)
+        head, *body = (
+            " | ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in table
+        )
         rule = " | ".join("-" * (w - 1) + ("-" if j == 0 else ":") for j, w in enumerate(widths))
         lines = [f"| {line} |" for line in (head, rule, *body)]
-        return "\n".join([f"### {self.title}", "", *lines, "", *(f"- {note}" for note in self.notes), ""])
+        return "\n".join(
+            [f"### {self.title}", "", *lines, "", *(f"- {note}" for note in self.notes), ""]
+        )
 
 
 def comparison_tables(
     rows: Sequence[ComparedRow], table: PrintedTable, against: Mapping[str, str] = DISPFL
 ) -> list[ComparisonTable]:
-    """Return one table per data set and model, and per partition where rounds to a target are printed."""
+    """Return one table per data set and model, and per partition where rounds to a target are
+    printed."""
     sections: dict[tuple[str, ...], list[ComparedRow]] = {}
     for row in rows:
         key = (row["model"], row["data"], *([row["partition"]] if table.rounds else []))
@@ -101,11 +112,19 @@ def comparison_tables(
 def table_legend(table: PrintedTable) -> list[str]:
     """Return the meaning of the numbers, in sentences."""
     if table.rounds:
-        return ["to 60 %: rounds until the mean accuracy over peers is 60 %; >20: not within 20 rounds."]
+        return [
+            "to 60 %: rounds until the mean accuracy over peers is 60 %; >20: not within 20 rounds."
+        ]
     mb = "download of the busiest node" if table.comm == "busiest" else "mean download of a node"
     return [
-        "Dir, Path: accuracy on Dirichlet and pathological partitions, mean over peers, each on its own test data.",
-        f"MB: {mb} per round, values only. 1e12 etc.: FLOPs of a peer's local phase, counted, not saved.",
+        (
+            "Dir, Path: accuracy on Dirichlet and pathological partitions, mean over peers, each on"
+            " its own test data."
+        ),
+        (
+            f"MB: {mb} per round, values only. 1e12 etc.: FLOPs of a peer's local phase, counted,"
+            " not saved."
+        ),
     ]
 
 
@@ -127,7 +146,9 @@ def row_as_json(compared: ComparedRow) -> dict[str, Any]:
     theirs = None
     if printed:
         numbers = ("accuracy", "accuracy_std", "comm", "flops")
-        theirs = {name: number.value if (number := getattr(printed, name)) else None for name in numbers}
+        theirs = {
+            name: number.value if (number := getattr(printed, name)) else None for name in numbers
+        }
         theirs["rounds_to"] = {f"{to.target.value:g}": to.rounds for to in printed.rounds_to}
     ours = {
         "accuracy": row.score,
@@ -143,7 +164,8 @@ def row_as_json(compared: ComparedRow) -> dict[str, Any]:
 
 
 def group_accuracies(rows: Sequence[ComparedRow]) -> dict[tuple[str, str], dict[float, float]]:
-    """Return the accuracy of each group of peers of one density, mean over seeds, by partition and model."""
+    """Return the accuracy of each group of peers of one density, mean over seeds, by partition and
+    model."""
     found: dict[tuple[str, str], dict[float, float]] = {}
     for row in rows:
         scores: dict[float, list[float]] = {}
@@ -156,7 +178,10 @@ def group_accuracies(rows: Sequence[ComparedRow]) -> dict[tuple[str, str], dict[
 
 
 def _comparison_table(
-    table: PrintedTable, key: tuple[str, ...], rows: Sequence[ComparedRow], against: Mapping[str, str]
+    table: PrintedTable,
+    key: tuple[str, ...],
+    rows: Sequence[ComparedRow],
+    against: Mapping[str, str],
 ) -> ComparisonTable:
     by_names: dict[tuple[str, ...], dict[str, ComparedRow]] = {}
     names = ("method", "variant", "density", "topology")
@@ -169,18 +194,29 @@ def _comparison_table(
         example = next((row for row in rows if row.reference.printed), rows[0])
         columns, notes = _rounds_columns(table, example), []
     else:
-        columns, notes = _cost_and_accuracy_columns(table, partitions, lines), _rank_correlations(rows, partitions)
+        columns, notes = (
+            _cost_and_accuracy_columns(table, partitions, lines),
+            _rank_correlations(rows, partitions),
+        )
     return ComparisonTable(
         title=f"Table {table.number}, the paper's {key[0]} on {', '.join(key[1:])}",
-        headings=[*(HEADINGS.get(key, ("", key)) for key in keys), *(column.heading for column in columns)],
-        lines=[[*names, *(column.cell(line) for column in columns)] for names, line in by_names.items()],
-        best=frozenset((i, len(keys) + j) for j, column in enumerate(columns) for i in _highest(column, lines)),
+        headings=[
+            *(HEADINGS.get(key, ("", key)) for key in keys),
+            *(column.heading for column in columns),
+        ],
+        lines=[
+            [*names, *(column.cell(line) for column in columns)] for names, line in by_names.items()
+        ],
+        best=frozenset(
+            (i, len(keys) + j) for j, column in enumerate(columns) for i in _highest(column, lines)
+        ),
         notes=[*notes, *_verdicts(rows, against)],
     )
 
 
 def _distinguishes(rows: Sequence[ComparedRow], key: str) -> bool:
-    """Return whether lines of one method differ in a label, so that the table needs a column for it."""
+    """Return whether lines of one method differ in a label, so that the table needs a column for
+    it."""
     methods: dict[str, set[str]] = {}
     for row in rows:
         methods.setdefault(row["method"], set()).add(row[key])
@@ -194,7 +230,8 @@ def _highest(column: ComparisonColumn, lines: Sequence[TableLine]) -> list[int]:
 
 
 def _rank_correlations(rows: Iterable[ComparedRow], partitions: Sequence[str]) -> list[str]:
-    """Compare the order of the rows by accuracy, which is meaningful even where the numbers are not comparable."""
+    """Compare the order of the rows by accuracy, which is meaningful even where the numbers are not
+    comparable."""
     texts = []
     for partition in partitions:
         pairs = [
@@ -207,19 +244,28 @@ def _rank_correlations(rows: Iterable[ComparedRow], partitions: Sequence[str]) -
         rank = spearman(*np.array(pairs).T) if len(pairs) > 2 else None
         if rank is not None:
             texts.append(f"{partition} {rank:.2f}")
-    return [f"Rank correlation of our accuracies with the paper's: {', '.join(texts)}."] if texts else []
+    return (
+        [f"Rank correlation of our accuracies with the paper's: {', '.join(texts)}."]
+        if texts
+        else []
+    )
 
 
 def _verdicts(rows: Sequence[ComparedRow], against: Mapping[str, str]) -> Iterator[str]:
-    """Yield `Against dispfl on dirichlet, ring, in accuracy: local behind, -0.020 [-0.026, -0.014]; ...`.
+    """Yield `Against dispfl on dirichlet, ring, in accuracy: local behind, -0.020 [-0.026, -0.014];
+    ...`.
 
-    One sentence for every partition and, where a method has several, topology. Rows without a topology are compared
-    with the reference of each.
+    One sentence for every partition and, where a method has several, topology. Rows without a
+    topology are compared with the reference of each.
     """
     keys = ["partition", *(["topology"] if _distinguishes(rows, "topology") else [])]
     places = dict.fromkeys(tuple(row[key] for key in keys) for row in rows)
     for place in (place for place in places if UNKNOWN not in place):
-        here = [row for row in rows if all(row[key] in (UNKNOWN, own) for key, own in zip(keys, place, strict=True))]
+        here = [
+            row
+            for row in rows
+            if all(row[key] in (UNKNOWN, own) for key, own in zip(keys, place, strict=True))
+        ]
         reference = next((row for row in here if row.row.is_named(against)), here[0])
         measure = reference.row.runs[0].measure
         texts = [
@@ -228,19 +274,27 @@ def _verdicts(rows: Sequence[ComparedRow], against: Mapping[str, str]) -> Iterat
             if row is not reference and (found := row.row.difference_to(reference.row))
         ]
         if texts:
-            yield f"Against {_name(reference, here)} on {', '.join(place)}, in {measure.name}: {'; '.join(texts)}."
+            yield (
+                f"Against {_name(reference, here)} on {', '.join(place)}, in {measure.name}:"
+                f" {'; '.join(texts)}."
+            )
 
 
 def _name(row: ComparedRow, rows: Sequence[ComparedRow]) -> str:
     """`dispfl`, or, where rows of one method differ, `dispfl (0.5)`."""
-    known = [row[key] for key in ("variant", "density") if _distinguishes(rows, key) and row[key] != UNKNOWN]
+    known = [
+        row[key]
+        for key in ("variant", "density")
+        if _distinguishes(rows, key) and row[key] != UNKNOWN
+    ]
     return f"{row['method']} ({', '.join(known)})" if known else row["method"]
 
 
 def _cost_and_accuracy_columns(
     table: PrintedTable, partitions: Sequence[str], lines: Sequence[TableLine]
 ) -> list[ComparisonColumn]:
-    """Return columns of accuracy on each partition, MB and FLOPs. Costs are printed once for both partitions."""
+    """Return columns of accuracy on each partition, MB and FLOPs. Costs are printed once for both
+    partitions."""
     theirs = float(table.flops_unit)
     smallest = min((flops for line in lines if (flops := _flops(line)) > 0), default=theirs)
     ours = theirs if smallest >= theirs / 10 else 10.0 ** (3 * floor(log10(smallest) / 3))
@@ -248,7 +302,9 @@ def _cost_and_accuracy_columns(
         *(column for partition in partitions for column in _accuracy_columns(partition)),
         ComparisonColumn(("MB", "paper"), lambda line: _text(_printed(line, lambda row: row.comm))),
         ComparisonColumn(("", "ours"), lambda line: _three_digits(_megabytes(line, table))),
-        ComparisonColumn((_power(theirs), "paper"), lambda line: _text(_printed(line, lambda row: row.flops))),
+        ComparisonColumn(
+            (_power(theirs), "paper"), lambda line: _text(_printed(line, lambda row: row.flops))
+        ),
         ComparisonColumn((_power(ours), "ours"), lambda line: _three_digits(_flops(line) / ours)),
     ]
 
@@ -279,11 +335,18 @@ def _accuracy_columns(partition: str) -> Iterator[ComparisonColumn]:
 
 
 def _rounds_columns(table: PrintedTable, example: ComparedRow) -> list[ComparisonColumn]:
-    """Return columns of rounds to each target; the paper's targets and ours are in the same order."""
-    return [column for i in range(len(example.reference.targets)) for column in _target_columns(table, example, i)]
+    """Return columns of rounds to each target; the paper's targets and ours are in the same
+    order."""
+    return [
+        column
+        for i in range(len(example.reference.targets))
+        for column in _target_columns(table, example, i)
+    ]
 
 
-def _target_columns(table: PrintedTable, example: ComparedRow, i: int) -> Iterator[ComparisonColumn]:
+def _target_columns(
+    table: PrintedTable, example: ComparedRow, i: int
+) -> Iterator[ComparisonColumn]:
     def theirs(line: TableLine) -> str:
         rounds = _printed(line, lambda row: row.rounds_to[i])
         return UNKNOWN if rounds is None else str(rounds.rounds or f">{table.rounds}")
@@ -293,14 +356,18 @@ def _target_columns(table: PrintedTable, example: ComparedRow, i: int) -> Iterat
         rounds = compared.row.rounds_to(compared.reference.targets[i])
         return f">{compared.row.rounds}" if rounds is None else f"{rounds:.1f}".removesuffix(".0")
 
-    printed = example.reference.printed.rounds_to[i].target if example.reference.printed else UNKNOWN
+    printed = (
+        example.reference.printed.rounds_to[i].target if example.reference.printed else UNKNOWN
+    )
     yield ComparisonColumn((f"to {printed} %", "paper"), theirs)
     yield ComparisonColumn((f"to {100 * example.reference.targets[i]:g} %", "ours"), ours)
 
 
 def _printed(line: TableLine, number: Callable[[PrintedRow], T]) -> T | None:
     """Return a number that is printed once for the whole line."""
-    return next((number(row.reference.printed) for row in line.values() if row.reference.printed), None)
+    return next(
+        (number(row.reference.printed) for row in line.values() if row.reference.printed), None
+    )
 
 
 def _megabytes(line: TableLine, table: PrintedTable) -> float:

@@ -1,6 +1,7 @@
 """The paper's figures from our runs, and the figure of a run's masks.
 
-A caption in small print says how the runs differ from the paper's, because a figure may be shown without its page.
+A caption in small print says how the runs differ from the paper's, because a figure may be shown
+without its page.
 """
 
 import textwrap
@@ -15,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dispfl.paper.comparison import ComparedRow, group_accuracies
-from dispfl.paper.masks import RunMasks
+from dispfl.paper.mask_similarity import RunMasks
 from dispfl.paper.similarity import Matrix
 from dispfl.report.comparison import Budget, mean_curve
 from dispfl.report.labels import UNKNOWN
@@ -23,13 +24,20 @@ from dispfl.report.plots import X_LABELS, save_figure
 from dispfl.runs.directory import read_config
 
 PERCENT = 100
-SIMILARITY_COLOURS, DISTANCE_COLOURS = "viridis", "viridis_r"  # close pairs are bright in both heat maps
+SIMILARITY_COLOURS, DISTANCE_COLOURS = (
+    "viridis",
+    "viridis_r",
+)  # close pairs are bright in both heat maps
 
 
 def draw_curves(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     """Draw accuracy against rounds: a panel per data set and partition, a line per method."""
-    data, partitions = (list(dict.fromkeys(row[key] for row in rows)) for key in ("data", "partition"))
-    figure = Figure(figsize=(1.6 + 3.4 * len(data), 0.6 + 2.7 * len(partitions)), layout="constrained")
+    data, partitions = (
+        list(dict.fromkeys(row[key] for row in rows)) for key in ("data", "partition")
+    )
+    figure = Figure(
+        figsize=(1.6 + 3.4 * len(data), 0.6 + 2.7 * len(partitions)), layout="constrained"
+    )
     panels = figure.subplots(len(partitions), len(data), squeeze=False, sharex="col")
     methods = list(dict.fromkeys(map(_method, rows)))
     for row in rows:
@@ -41,7 +49,8 @@ def draw_curves(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
 
 
 def draw_costs(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
-    """Draw accuracy against rounds, bytes of the busiest node and FLOPs of all peers: a line of panels per part.
+    """Draw accuracy against rounds, bytes of the busiest node and FLOPs of all peers: a line of
+    panels per part.
 
     A method that sends nothing is a dashed line over all bytes: the accuracy that it ends with.
     """
@@ -58,12 +67,15 @@ def draw_costs(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     _finish_curves(figure, panels)
     for axes, budget in zip(panels[-1], budgets, strict=True):
         axes.set_xlabel(X_LABELS[budget])
-    panels[0][budgets.index(Budget.FLOPS)].set_xscale("log")  # a cohort computes a fraction of what all peers do
+    panels[0][budgets.index(Budget.FLOPS)].set_xscale(
+        "log"
+    )  # a cohort computes a fraction of what all peers do
     _write(figure, caveat, to)
 
 
 def draw_drop(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
-    """Draw accuracy against rounds: a line per drop probability, and one for each method without a topology."""
+    """Draw accuracy against rounds: a line per drop probability, and one for each method without a
+    topology."""
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     panels = figure.subplots(1, 1, squeeze=False)
     shades = colormaps["viridis"]
@@ -88,16 +100,27 @@ def draw_sparsity(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: -float(row["density"]))
     sparsity = [round(1 - float(row["density"]), 3) for row in ordered]
-    axes.plot(sparsity, [_percent(row.row.score) for row in ordered], "o-", color="C0", label="ours")
-    axes.plot(sparsity, [_percent(row.printed_accuracy) for row in ordered], "s--", color="C7", label="paper")
-    axes.set(xlabel="sparsity (1 − density)", ylabel="accuracy, mean over peers, %", xticks=sparsity)
+    axes.plot(
+        sparsity, [_percent(row.row.score) for row in ordered], "o-", color="C0", label="ours"
+    )
+    axes.plot(
+        sparsity,
+        [_percent(row.printed_accuracy) for row in ordered],
+        "s--",
+        color="C7",
+        label="paper",
+    )
+    axes.set(
+        xlabel="sparsity (1 − density)", ylabel="accuracy, mean over peers, %", xticks=sparsity
+    )
     axes.grid(alpha=0.3)
     axes.legend()
     _write(figure, caveat, to)
 
 
 def draw_groups(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
-    """Draw the accuracy of each group of peers as bars: a panel per partition, a colour per model."""
+    """Draw the accuracy of each group of peers as bars: a panel per partition, a colour per
+    model."""
     groups = group_accuracies(rows)
     partitions, models = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
     figure = Figure(figsize=(1 + 3.6 * len(partitions), 3.8), layout="constrained")
@@ -109,18 +132,28 @@ def draw_groups(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
         axes.set(xlabel="density of the peers' models", ylim=(0, 109))
     panels[0].set_ylabel("accuracy, mean over the group, %")
     if len(models) > 1:
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+        figure.legend(
+            *panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small"
+        )
     _write(figure, caveat, to)
 
 
 def draw_masks(found: RunMasks, to: Path) -> None:
-    """Draw the paper's two heat maps side by side, and below them the overlap of neighbours by round, if recorded."""
+    """Draw the paper's two heat maps side by side, and below them the overlap of neighbours by
+    round, if recorded."""
     maps: list[tuple[str, str, str, Matrix]] = [
-        ("Masks: bright where close", "Hamming distance, fraction of all weights", DISTANCE_COLOURS, found.distances)
+        (
+            "Masks: bright where close",
+            "Hamming distance, fraction of all weights",
+            DISTANCE_COLOURS,
+            found.distances,
+        )
     ]
     if found.similarities is not None:
         scale = "cosine similarity of label distributions"
-        maps.insert(0, ("Data: bright where similar", scale, SIMILARITY_COLOURS, found.similarities))
+        maps.insert(
+            0, ("Data: bright where similar", scale, SIMILARITY_COLOURS, found.similarities)
+        )
     heights = [4.0, 1.4] if found.overlap else [4.0]
     figure = Figure(figsize=(4.6 * len(maps), sum(heights) + 0.6), layout="constrained")
     grid = figure.add_gridspec(len(heights), len(maps), height_ratios=heights)
@@ -131,7 +164,8 @@ def draw_masks(found: RunMasks, to: Path) -> None:
     if found.overlap:
         _overlap(figure.add_subplot(grid[1, :]), found)
     figure.suptitle(
-        found.title if found.similarities is None else f"{found.title}\n{found.sentence}", fontsize="medium"
+        found.title if found.similarities is None else f"{found.title}\n{found.sentence}",
+        fontsize="medium",
     )
     save_figure(figure, to)
 
@@ -150,14 +184,23 @@ def _bars(axes: Any, groups: Mapping[float, float], number: int, models: int, la
     width = 0.8 / models
     centres = [group - 0.4 + width * (number + 0.5) for group in range(len(groups))]
     bars = axes.bar(
-        centres, [PERCENT * value for value in groups.values()], 0.92 * width, color=f"C{number}", label=label
+        centres,
+        [PERCENT * value for value in groups.values()],
+        0.92 * width,
+        color=f"C{number}",
+        label=label,
     )
     axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=1)
     axes.set_xticks(range(len(groups)), [f"{density:g}" for density in groups])
 
 
 def _line(
-    axes: Any, row: ComparedRow, label: str, colour: Any, dashed: bool = False, budget: Budget = Budget.ROUNDS
+    axes: Any,
+    row: ComparedRow,
+    label: str,
+    colour: Any,
+    dashed: bool = False,
+    budget: Budget = Budget.ROUNDS,
 ) -> None:
     """Draw the mean over seeds, with a band of one standard deviation."""
     spent, mean, spread = mean_curve(row.row, budget)
@@ -167,7 +210,9 @@ def _line(
         axes.axhline(percent[-1], linestyle="--", label=label, color=colour, linewidth=width)
         return
     axes.plot(spent, percent, "--" if dashed else "-", label=label, color=colour, linewidth=width)
-    low, high = ([m + sign * PERCENT * s for m, s in zip(percent, spread, strict=True)] for sign in (-1, 1))
+    low, high = (
+        [m + sign * PERCENT * s for m, s in zip(percent, spread, strict=True)] for sign in (-1, 1)
+    )
     axes.fill_between(spent, low, high, color=colour, alpha=0.12, linewidth=0)
 
 
@@ -179,11 +224,16 @@ def _finish_curves(figure: Figure, panels: Any) -> None:
         axes.set_xlabel("communication round")
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy, mean over peers, %")
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.legend(
+        *panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small"
+    )
 
 
-def _heat_map(figure: Figure, axes: Any, matrix: Matrix, groups: tuple[int, ...], colours: str, scale: str) -> None:
-    """Draw one cell per pair. The diagonal stays empty: zero distances would take up most of the colour scale."""
+def _heat_map(
+    figure: Figure, axes: Any, matrix: Matrix, groups: tuple[int, ...], colours: str, scale: str
+) -> None:
+    """Draw one cell per pair. The diagonal stays empty: zero distances would take up most of the
+    colour scale."""
     pairs = np.ma.masked_array(matrix, np.eye(len(matrix), dtype=bool))
     image = axes.imshow(pairs, cmap=colours, interpolation="nearest")
     figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label=scale)
@@ -196,7 +246,9 @@ def _heat_map(figure: Figure, axes: Any, matrix: Matrix, groups: tuple[int, ...]
 
 
 def _overlap(axes: Any, found: RunMasks) -> None:
-    rounds, mean, spread = (np.array([entry[key] for entry in found.overlap]) for key in ("round", "mean", "std"))
+    rounds, mean, spread = (
+        np.array([entry[key] for entry in found.overlap]) for key in ("round", "mean", "std")
+    )
     axes.plot(rounds, mean, color="C0", marker="." if len(rounds) < 40 else "")
     axes.fill_between(rounds, mean - spread, mean + spread, color="C0", alpha=0.15, linewidth=0)
     axes.set(xlabel="communication round", ylabel="fraction")

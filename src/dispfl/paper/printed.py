@@ -1,4 +1,5 @@
-"""The numbers printed in the paper, from `tables.toml`, with our names for methods, data, models and topologies."""
+"""The numbers printed in the paper, from `tables.toml`, with our names for methods, data, models
+and topologies."""
 
 import tomllib
 from collections.abc import Mapping
@@ -47,7 +48,8 @@ class PrintedRounds:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """One method in one setting. Costs are printed once for both partitions, so both rows repeat them."""
+    """One method in one setting. Costs are printed once for both partitions, so both rows repeat
+    them."""
 
     table: str
     """The LaTeX label of the table."""
@@ -58,7 +60,8 @@ class PrintedRow:
     model: str
     method: str
     density: float | tuple[float, ...] | None
-    """1 is dense; several values define peer groups of equal size; None where the paper does not say."""
+    """1 is dense; several values define peer groups of equal size; None where the paper does not
+    say."""
     accuracy: PrintedNumber | None = None
     accuracy_std: PrintedNumber | None = None
     comm: PrintedNumber | None = None
@@ -99,7 +102,11 @@ class Erratum:
 
     def concerns(self, row: PrintedRow, column: PrintedColumn) -> bool:
         """Return whether this erratum is about a column of a row."""
-        fields = {name: value for name in ("partition", "topology", "method") if (value := getattr(self, name))}
+        fields = {
+            name: value
+            for name in ("partition", "topology", "method")
+            if (value := getattr(self, name))
+        }
         matches = all(getattr(row, name) == value for name, value in fields.items())
         return matches and (row.table, column) == (self.table, self.column)
 
@@ -124,7 +131,11 @@ def _file() -> dict[str, Any]:
 
 def _table(entry: Mapping[str, Any]) -> PrintedTable:
     shared = dict(entry)
-    lines, unit, targets = shared.pop("row"), Decimal(shared.pop("flops_unit", 1)), shared.pop("targets", {})
+    lines, unit, targets = (
+        shared.pop("row"),
+        Decimal(shared.pop("flops_unit", 1)),
+        shared.pop("targets", {}),
+    )
     label, number, title = (shared.pop(name) for name in ("label", "number", "title"))
     comm, rounds = shared.pop("comm", None), shared.pop("rounds", None)
     rows = [
@@ -137,7 +148,11 @@ def _table(entry: Mapping[str, Any]) -> PrintedTable:
 
 
 def _row(
-    line: Mapping[str, Any], label: str, partition: PartitionName, unit: Decimal, targets: list[int] | None
+    line: Mapping[str, Any],
+    label: str,
+    partition: PartitionName,
+    unit: Decimal,
+    targets: list[int] | None,
 ) -> PrintedRow:
     method, numbers = line["method"], line[partition]
     accuracy = [PrintedNumber(number, PERCENT) for number in numbers] if targets is None else []
@@ -154,7 +169,9 @@ def _row(
         comm=PrintedNumber(line["comm"]) if "comm" in line else None,
         flops=PrintedNumber(line["flops"], unit) if "flops" in line else None,
         rounds_to=tuple(
-            PrintedRounds(PrintedNumber(Decimal(target), PERCENT), rounds if isinstance(rounds, int) else None)
+            PrintedRounds(
+                PrintedNumber(Decimal(target), PERCENT), rounds if isinstance(rounds, int) else None
+            )
             for target, rounds in zip(targets or [], numbers if targets else [], strict=True)
         ),
     )

@@ -1,4 +1,5 @@
-"""Reproducing the paper: how long experiments take here, how they differ from the paper's, and their report."""
+"""Reproducing the paper: how long experiments take here, how they differ from the paper's, and
+their report."""
 
 import json
 import time
@@ -36,7 +37,7 @@ from dispfl.paper.comparison import (
     row_as_json,
     table_legend,
 )
-from dispfl.paper.masks import compare_masks, print_masks
+from dispfl.paper.mask_similarity import compare_masks, print_masks
 from dispfl.paper.printed import PrintedTable
 from dispfl.report import tables as report_tables
 from dispfl.report.comparison import Budget, compare
@@ -66,25 +67,46 @@ class RemainingHours:
 def samples_trained(experiment: Experiment) -> float:
     """Return how many samples a run passes forward and backward.
 
-    rounds x training peers x epochs x samples, where only the cohort of a server method trains; plus mask search,
-    fine-tuning and evaluation. FedFOMO's weighing is not counted.
+    rounds x training peers x epochs x samples, where only the cohort of a server method trains;
+    plus mask search, fine-tuning and evaluation. FedFOMO's weighing is not counted.
     """
-    method, train, peers, rounds = experiment.method, experiment.train, experiment.peers, experiment.rounds
+    method, train, peers, rounds = (
+        experiment.method,
+        experiment.train,
+        experiment.peers,
+        experiment.rounds,
+    )
     samples = experiment.training_samples
     training = min(method.cohort or peers, peers) if isinstance(method, ServerMethod) else peers
-    epochs = method.global_epochs + method.personal_epochs if isinstance(method, Ditto) and not train.steps else None
-    search = min(train.batch_size, samples) if isinstance(method, DisPFL) and method.searches_by_gradient else 0
-    return rounds * training * (train.samples_trained(samples, epochs) + search) + samples_evaluated(experiment)
+    epochs = (
+        method.global_epochs + method.personal_epochs
+        if isinstance(method, Ditto) and not train.steps
+        else None
+    )
+    search = (
+        min(train.batch_size, samples)
+        if isinstance(method, DisPFL) and method.searches_by_gradient
+        else 0
+    )
+    return rounds * training * (
+        train.samples_trained(samples, epochs) + search
+    ) + samples_evaluated(experiment)
 
 
 def samples_evaluated(experiment: Experiment) -> float:
-    """Return the samples of fine-tuning and evaluation, the latter at a third because it is forward only."""
+    """Return the samples of fine-tuning and evaluation, the latter at a third because it is forward
+    only."""
     method, peers, samples = experiment.method, experiment.peers, experiment.training_samples
     every, tuned = experiment.eval_every, 0
     if method.fine_tuning:
         every = method.fine_tuning.every
         tuned = peers * method.fine_tuning.epochs * samples
-    evaluated = peers * experiment.partition.test_samples_per_peer * (2 if isinstance(method, DisPFL) else 1) / TRAINING
+    evaluated = (
+        peers
+        * experiment.partition.test_samples_per_peer
+        * (2 if isinstance(method, DisPFL) else 1)
+        / TRAINING
+    )
     evaluations = -(-experiment.rounds // every)
     return evaluations * (tuned + evaluated)
 
@@ -100,7 +122,8 @@ def dense_flops(cells: Iterable[GridRun]) -> float:
 
 
 def _samples_of_each(cells: Iterable[GridRun]) -> Iterator[tuple[GridRun, float]]:
-    """Yield how many samples each run passes; of several that share a training, only the first trains."""
+    """Yield how many samples each run passes; of several that share a training, only the first
+    trains."""
     trained: set[str] = set()
     for cell in cells:
         shared = cell.training in trained
@@ -109,10 +132,13 @@ def _samples_of_each(cells: Iterable[GridRun]) -> Iterator[tuple[GridRun, float]
 
 
 def remaining_hours(cells: Iterable[GridRun]) -> list[RemainingHours]:
-    """Estimate the hours that unfinished runs take on this machine, by method. Runs may share a training."""
+    """Estimate the hours that unfinished runs take on this machine, by method. Runs may share a
+    training."""
     measured: dict[tuple[object, ...], float] = {}
     by_method: dict[str, RemainingHours] = {}
-    for cell, samples in _samples_of_each(cell for cell in cells if cell.state is not RunState.DONE):
+    for cell, samples in _samples_of_each(
+        cell for cell in cells if cell.state is not RunState.DONE
+    ):
         experiment = cell.experiment
         shape = describe(experiment.data.name).shape
         kind = (
@@ -136,7 +162,8 @@ def remaining_hours(cells: Iterable[GridRun]) -> list[RemainingHours]:
 def seconds_per_sample(experiment: Experiment) -> float:
     """Measure the time of a training sample in an ordinary peer step, with all workers busy.
 
-    A step of few seconds is measured whole, because with small networks its fixed costs count; of a longer one a batch.
+    A step of few seconds is measured whole, because with small networks its fixed costs count; of a
+    longer one a batch.
     """
     batch, samples = experiment.train.batch_size, experiment.training_samples
     one_batch = experiment.train.model_copy(update={"epochs": 1, "steps": None})
@@ -144,17 +171,22 @@ def seconds_per_sample(experiment: Experiment) -> float:
     whole = experiment.train.local_steps(samples) * measured
     if whole > LONG_ENOUGH:
         return measured / batch
-    return _step_seconds(experiment, experiment.train, samples) / experiment.train.samples_trained(samples)
+    return _step_seconds(experiment, experiment.train, samples) / experiment.train.samples_trained(
+        samples
+    )
 
 
 def _step_seconds(experiment: Experiment, train: Train, samples: int) -> float:
-    """Return the shortest of up to three times in which every worker trains on noise, divided by the workers."""
+    """Return the shortest of up to three times in which every worker trains on noise, divided by
+    the workers."""
     spec = describe(experiment.data.name)
     workers = min(experiment.workers, experiment.peers) if experiment.device == "cpu" else 1
     inputs = torch.randint(256, (workers * samples, *spec.shape), dtype=torch.uint8)
     labels = torch.arange(workers * samples) % spec.classes
     classes = tuple(map(str, range(spec.classes)))
-    noise = ImageDataset(spec.name, inputs, labels, inputs, labels, classes, spec.mean, spec.std, spec.flip)
+    noise = ImageDataset(
+        spec.name, inputs, labels, inputs, labels, classes, spec.mean, spec.std, spec.flip
+    )
     indices = torch.arange(workers * samples).reshape(workers, samples).unbind()
     alone = experiment.model_copy(update={"peers": workers, "method": Local(), "train": train})
     context = alone.split_context(noise, Split(indices, indices))
@@ -162,7 +194,9 @@ def _step_seconds(experiment: Experiment, train: Train, samples: int) -> float:
     with closing(InProcess(context, experiment.workers)) as engine:
         tasks = [PeerTask(peer, 0, evaluate=False) for peer in context.roster]
         times: list[float] = []
-        while not times or (len(times) < 3 and sum(times) < LONG_ENOUGH):  # the first one also warms up
+        while not times or (
+            len(times) < 3 and sum(times) < LONG_ENOUGH
+        ):  # the first one also warms up
             engine.restore(0)
             start = time.perf_counter()
             for _ in engine.run_tasks(tasks):
@@ -173,7 +207,8 @@ def _step_seconds(experiment: Experiment, train: Train, samples: int) -> float:
 
 
 def differences(ours: Iterable[Experiment], papers: Iterable[Experiment]) -> str:
-    """Return `Not the paper's experiment: cnn instead of resnet18; 20 instead of 100 peers; ...`, or an empty text."""
+    """Return `Not the paper's experiment: cnn instead of resnet18; 20 instead of 100 peers; ...`,
+    or an empty text."""
     here, there = _properties(ours), _properties(papers)
     texts = [
         f"{_join(here[name])} instead of {_join(there[name])}{'' if name in NAMES else f' {name}'}"
@@ -193,10 +228,16 @@ def _properties(experiments: Iterable[Experiment]) -> Mapping[str, Sequence[str]
             "data": experiment.data.name,
             "model": experiment.model.name,
             "peers": str(experiment.peers),
-            "neighbours": str(topology.degree) if communicates and isinstance(topology, RandomRegular) else None,
+            "neighbours": (
+                str(topology.degree)
+                if communicates and isinstance(topology, RandomRegular)
+                else None
+            ),
             "rounds": str(experiment.rounds),
             "samples per peer": str(experiment.training_samples),
-            "classes per peer": str(partition.classes) if isinstance(partition, Pathological) else None,
+            "classes per peer": (
+                str(partition.classes) if isinstance(partition, Pathological) else None
+            ),
             "local training": experiment.train.duration,
             "samples per batch": str(experiment.train.batch_size),
         }
@@ -212,7 +253,8 @@ def _join(values: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class ReproducedRuns:
-    """The finished runs of one of the paper's tables or figures, and the folder for their report."""
+    """The finished runs of one of the paper's tables or figures, and the folder for their
+    report."""
 
     title: str
     """`Table 1: All nine methods ...`"""
@@ -234,7 +276,8 @@ class ReproducedRuns:
 
 
 def write_report(results: ReproducedRuns, console: Console) -> dict[str, Any]:
-    """Print our numbers next to the paper's, draw the figure, write everything, and return it as JSON data."""
+    """Print our numbers next to the paper's, draw the figure, write everything, and return it as
+    JSON data."""
     results.folder.mkdir(parents=True, exist_ok=True)
     if results.caveat:
         print_text(console, results.caveat, "yellow")
@@ -242,7 +285,9 @@ def write_report(results: ReproducedRuns, console: Console) -> dict[str, Any]:
     report = {"title": results.title, "difference": results.caveat, **found}
     text = json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False)
     write_atomically(results.folder / "results.json", f"{text}\n".encode())
-    print_text(console, f"Written to {results.folder}: {', '.join([*found['files'], 'results.json'])}")
+    print_text(
+        console, f"Written to {results.folder}: {', '.join([*found['files'], 'results.json'])}"
+    )
     return report
 
 
@@ -262,9 +307,14 @@ def _masks(results: ReproducedRuns, console: Console) -> dict[str, Any]:
 
 
 def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
-    targets = dict.fromkeys(target for reference in results.references for target in reference.targets)
+    targets = dict.fromkeys(
+        target for reference in results.references for target in reference.targets
+    )
     comparison = compare(results.runs, targets=list(targets), against=results.against)
-    rows = [ComparedRow(reference, row) for reference, row in zip(results.references, comparison.rows, strict=True)]
+    rows = [
+        ComparedRow(reference, row)
+        for reference, row in zip(results.references, comparison.rows, strict=True)
+    ]
     folder = results.folder
     files = [path.name for path in report_tables.write_tables(comparison, folder)]
     if results.table:
@@ -272,7 +322,9 @@ def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
         for table in tables:
             _print_table(table, console)
         notes = [*table_legend(results.table), *misprints(rows, results.table)]
-        notes += [f"Against: {paired_over(comparison.differences)}"] if comparison.differences else []
+        notes += (
+            [f"Against: {paired_over(comparison.differences)}"] if comparison.differences else []
+        )
         files.insert(0, _write_markdown(results, tables, notes))
     else:
         console.print(report_tables.rich_table(comparison, console)[0])
@@ -287,7 +339,10 @@ def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
     found = {"rows": [row_as_json(row) for row in rows], "files": files}
     if results.budget is not Budget.ROUNDS:
         limited = compare(results.runs, results.budget, list(targets), results.against)
-        files += [path.name for path in report_tables.write_tables(limited, folder, f"comparison-{results.budget}")]
+        files += [
+            path.name
+            for path in report_tables.write_tables(limited, folder, f"comparison-{results.budget}")
+        ]
         console.print("", report_tables.rich_table(limited, console)[0], sep="\n")
         _print_notes(report_tables.legend(limited), console)
         found["at_equal"] = report_tables.comparison_json(limited, folder)
@@ -316,7 +371,9 @@ def _draw(figure: str, rows: Sequence[ComparedRow], caveat: str, to: Path) -> No
 def _print_table(found: ComparisonTable, console: Console) -> None:
     table = number_table(*(f"{first}\n{second}" for first, second in found.headings))
     for i, line in enumerate(found.lines):
-        table.add_row(*(Text(cell, "bold" if (i, j) in found.best else "") for j, cell in enumerate(line)))
+        table.add_row(
+            *(Text(cell, "bold" if (i, j) in found.best else "") for j, cell in enumerate(line))
+        )
     console.print("", Text(found.title, "bold"), table, sep="\n")
     for note in found.notes:
         print_text(console, note)
@@ -331,9 +388,13 @@ def _print_groups(rows: Sequence[ComparedRow], console: Console) -> None:
     console.print("", table, sep="\n")
 
 
-def _write_markdown(results: ReproducedRuns, tables: Sequence[ComparisonTable], notes: Sequence[str]) -> str:
+def _write_markdown(
+    results: ReproducedRuns, tables: Sequence[ComparisonTable], notes: Sequence[str]
+) -> str:
     file = results.folder / "beside-paper.md"
     head = [f"## {results.title}", "", *([results.caveat, ""] if results.caveat else [])]
     below = [*(f"- {note}" for note in notes), ""]
-    write_atomically(file, "\n".join([*head, *(table.markdown() for table in tables), *below]).encode())
+    write_atomically(
+        file, "\n".join([*head, *(table.markdown() for table in tables), *below]).encode()
+    )
     return file.name

@@ -1,4 +1,5 @@
-"""Similarity of peers: Hamming distances of masks, cosine similarities of label counts, and their rank correlation."""
+"""Similarity of peers: Hamming distances of masks, cosine similarities of label counts, and their
+rank correlation."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ class Correlation:
     p: float
     """How often randomly permuted peers correlate as strongly, in either direction (Mantel test).
 
-    Each peer is part of many pairs, so pairs are not independent and the usual p-value would be too small.
+    Each peer is part of many pairs, so pairs are not independent and the usual p-value would be too
+    small.
     """
 
 
@@ -37,12 +39,15 @@ def hamming_distances(bits: Bits) -> NDArray[np.int64]:
     for begin in range(0, words.shape[1], BLOCK_WORDS):
         block = words[:, begin : begin + BLOCK_WORDS]
         for k in range(peers - 1):
-            distances[k, k + 1 :] += np.bitwise_count(block[k + 1 :] ^ block[k]).sum(axis=1, dtype=np.uint32)
+            distances[k, k + 1 :] += np.bitwise_count(block[k + 1 :] ^ block[k]).sum(
+                axis=1, dtype=np.uint32
+            )
     return distances + distances.T
 
 
 def cosine_similarities(counts: NDArray[np.int64]) -> Matrix:
-    """Return the cosine of each two peers' label counts: 1 for equal distributions, 0 for disjoint classes.
+    """Return the cosine of each two peers' label counts: 1 for equal distributions, 0 for disjoint
+    classes.
 
     Rounded to twelve digits, so that equal distributions tie regardless of the order of summation.
     """
@@ -74,7 +79,8 @@ def spearman(one: Matrix, other: Matrix) -> float | None:
 
 
 def correlate(one: Matrix, other: Matrix, shuffles: int = SHUFFLES) -> Correlation | None:
-    """Return Spearman's correlation of two symmetric matrices over all pairs; None if either is constant."""
+    """Return Spearman's correlation of two symmetric matrices over all pairs; None if either is
+    constant."""
     a, b = (_standard_ranks(pairs_of(matrix)) for matrix in (one, other))
     if a is None or b is None:
         return None
@@ -88,24 +94,30 @@ def correlate(one: Matrix, other: Matrix, shuffles: int = SHUFFLES) -> Correlati
     for _ in range(shuffles):
         order = rng.permutation(len(one))
         shuffled = float(a @ square[order][:, order][pairs])
-        stronger += abs(shuffled) >= abs(found) - 1e-9  # rounding must not exclude the identity permutation
+        stronger += (
+            abs(shuffled) >= abs(found) - 1e-9
+        )  # rounding must not exclude the identity permutation
     return Correlation(found, len(a), (1 + stronger) / (1 + shuffles))
 
 
 def _standard_ranks(values: Matrix) -> Matrix | None:
-    """Return ranks with mean 0 and norm 1, whose scalar product is the correlation; None if all are equal."""
+    """Return ranks with mean 0 and norm 1, whose scalar product is the correlation; None if all are
+    equal."""
     centred = ranks(values) - (len(values) + 1) / 2
     norm = np.linalg.norm(centred)
     return centred / norm if norm > 0 else None
 
 
 def kept_by_layer(bits: Bits, sizes: Sequence[int]) -> NDArray[np.int64]:
-    """Return the number of kept weights in each layer of each peer, as (peers, layers), without unpacking masks."""
+    """Return the number of kept weights in each layer of each peer, as (peers, layers), without
+    unpacking masks."""
     byte, bit = np.divmod(np.cumsum(sizes), 8)
     kept = np.empty((len(bits), len(sizes)), np.int64)
     for k, mask in enumerate(bits):
         before = np.concatenate([[0], np.cumsum(np.bitwise_count(mask), dtype=np.int64)])
-        last = np.append(mask, np.uint8(0))[byte] & ((1 << bit) - 1)  # a layer may end inside a byte
+        last = np.append(mask, np.uint8(0))[byte] & (
+            (1 << bit) - 1
+        )  # a layer may end inside a byte
         kept[k] = np.diff(before[byte] + np.bitwise_count(last), prepend=0)
     return kept
 

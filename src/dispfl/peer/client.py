@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import MessageError
 from dispfl.methods.base import PeerState
-from dispfl.peer.config import Deadlines
 from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.sync import SyncMessage, check_part, check_progress, request_roster
+from dispfl.peer.site_config import Deadlines
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Transport, Unreachable
 from dispfl.round.exchange import check_answer, check_norm, decode_model, model_norm, requested_mask
 from dispfl.wire.refusals import Refusal
@@ -41,7 +41,7 @@ class RoundResponses:
     """The responses to the requests of one round."""
 
     requested: list[str]
-    heard: dict[str, PackedModel] = field(default_factory=dict)
+    received: dict[str, PackedModel] = field(default_factory=dict)
     arrived: float | None = None
     """When the last model arrived, by the event loop's clock."""
     stale: list[str] = field(default_factory=list)
@@ -51,14 +51,15 @@ class RoundResponses:
 
     def __post_init__(self) -> None:
         self.awaited = set(self.requested)
-        """Peers that are worth waiting for until the deadline, because requests to them do not fail."""
+        """Peers that are worth waiting for until the deadline, because requests to them do not
+        fail."""
         self.behind: set[str] = set()
         """Those of them that respond, but are still in an earlier round."""
 
     @property
     def missed(self) -> list[str]:
         """Peers without a valid response."""
-        return [name for name in self.requested if name not in self.heard]
+        return [name for name in self.requested if name not in self.received]
 
     @property
     def is_stale(self) -> bool:
@@ -80,12 +81,14 @@ class Client:
     deadlines: Deadlines
     rng: random.Random
     startup_until: float = 0.0
-    """The end of the startup period, in which peers that never responded, or are behind, are waited for."""
+    """The end of the startup period, in which peers that never responded, or are behind, are waited
+    for."""
     awaits_unseen: bool = True
     """Whether peers that never responded may still be starting."""
 
     def start(self, *, joining: bool = False) -> None:
-        """Begin the startup period; in a running federation only peers that respond are waited for so long."""
+        """Begin the startup period; in a running federation only peers that respond are waited for
+        so long."""
         self.startup_until = asyncio.get_running_loop().time() + self.deadlines.startup
         if joining:
             self.awaits_unseen, self.deadlines.startup = False, self.deadlines.min
@@ -96,22 +99,29 @@ class Client:
         return asyncio.get_running_loop().time() >= self.startup_until
 
     def greeted(self, t: int) -> list[str]:
-        """The members that a node greets when it starts: this round's neighbours and a few others, not a thousand."""
+        """The members that a node greets when it starts: this round's neighbours and a few others,
+        not a thousand."""
         others = self.ctx.others(self.ctx.run.rounds - 1)  # also those that have joined meanwhile
         neighbours = self.ctx.neighbours(t)[:GREETINGS]
         rest = sorted(set(others) - set(neighbours))
         return neighbours + self.rng.sample(rest, min(len(rest), GREETINGS - len(neighbours)))
 
     async def current_round(self, t: int) -> int:
-        """Ask some members for their round; return the median of what they say, the lower one of two, or t."""
+        """Ask some members for their round; return the median of what they say, the lower one of
+        two, or t."""
         asked = self.greeted(t)
         before = {name: self.ctx.status.replies_of(name) for name in asked}
         await self.sync_members(asked)
-        claims = [self.ctx.status.round_of(name) for name in asked if self.ctx.status.replies_of(name) > before[name]]
+        claims = [
+            self.ctx.status.round_of(name)
+            for name in asked
+            if self.ctx.status.replies_of(name) > before[name]
+        ]
         return max(t, statistics.median_low(claims)) if claims else t
 
     async def fetch_models(self, t: int, state: PeerState) -> RoundResponses:
-        """Algorithm 1, line 6: fetch the models of this round's neighbours that respond by the deadline."""
+        """Algorithm 1, line 6: fetch the models of this round's neighbours that respond by the
+        deadline."""
         ctx = self.ctx
         mask = requested_mask(ctx.run, state)
         body = b"" if mask is None else await ctx.compute(lambda: ctx.codec.encode_request(mask))
@@ -121,13 +131,21 @@ class Client:
             for sender in responses.requested:
                 group.create_task(self._fetch_from(sender, request, responses))
             if reachable := [name for name in ctx.others(t) if not ctx.status.is_silent(name)]:
-                group.create_task(self.sync_members([self.rng.choice(reachable)]))  # spreads records of members
+                group.create_task(
+                    self.sync_members([self.rng.choice(reachable)])
+                )  # spreads records of members
         return responses
 
-    async def _fetch_from(self, sender: str, request: ModelRequest, responses: RoundResponses) -> None:
-        """Fetch one neighbour's model by the deadline; an unreachable or mismatched peer gets the probe timeout."""
+    async def _fetch_from(
+        self, sender: str, request: ModelRequest, responses: RoundResponses
+    ) -> None:
+        """Fetch one neighbour's model by the deadline; an unreachable or mismatched peer gets the
+        probe timeout."""
         ctx, model = self.ctx, None
-        spec_mismatch, replies_before = ctx.status.spec_mismatch(sender) is not None, ctx.status.replies_of(sender)
+        spec_mismatch, replies_before = (
+            ctx.status.spec_mismatch(sender) is not None,
+            ctx.status.replies_of(sender),
+        )
         unreachable = ctx.status.is_unreachable(sender) or spec_mismatch
         seconds = self.deadlines.probe_timeout if unreachable else self.deadlines.deadline
         if unreachable:
@@ -136,10 +154,16 @@ class Client:
             seconds = max(seconds, self.startup_until - asyncio.get_running_loop().time())
         try:
             async with asyncio.timeout(seconds) as limit:
-                model = await self._request_model(sender, request, responses, limit, retry=not unreachable)
+                model = await self._request_model(
+                    sender, request, responses, limit, retry=not unreachable
+                )
         except TimeoutError:
-            if ctx.status.replies_of(sender) == replies_before:  # a slow peer is waited for again in the next round
-                self._mark_unreachable(sender, responses.failures.get(sender, "no response by the deadline"))
+            if (
+                ctx.status.replies_of(sender) == replies_before
+            ):  # a slow peer is waited for again in the next round
+                self._mark_unreachable(
+                    sender, responses.failures.get(sender, "no response by the deadline")
+                )
             else:
                 ctx.log_about(sender, "late", round=request.t)
         except Refused as refused:
@@ -152,19 +176,32 @@ class Client:
             ctx.status.record_miss(sender)
             return
         ctx.status.record_answer(sender)
-        responses.heard[sender] = model
+        responses.received[sender] = model
         responses.arrived = asyncio.get_running_loop().time()
 
     async def _request_model(
-        self, sender: str, request: ModelRequest, responses: RoundResponses, limit: asyncio.Timeout, *, retry: bool
+        self,
+        sender: str,
+        request: ModelRequest,
+        responses: RoundResponses,
+        limit: asyncio.Timeout,
+        *,
+        retry: bool,
     ) -> PackedModel | None:
-        """Request the model until there is a response, or once if `retry` is false; `limit` ends the attempts.
+        """Request the model until there is a response, or once if `retry` is false; `limit` ends
+        the attempts.
 
-        A peer that responds gets the whole deadline. Whoever waits that long for one that cannot be reached is late for
-        others, so such a peer is only retried for the probe timeout, and as long as others are waited for anyway.
-        A site that is ahead of most others waits for them: alone, it would run further and further ahead.
+        A peer that responds gets the whole deadline. Whoever waits that long for one that cannot be
+        reached is late for others, so such a peer is only retried for the probe timeout, and as
+        long as others are waited for anyway. A site that is ahead of most others waits for them:
+        alone, it would run further and further ahead.
         """
-        ctx, deadlines, pause, clock = self.ctx, self.deadlines, MIN_BACKOFF, asyncio.get_running_loop().time
+        ctx, deadlines, pause, clock = (
+            self.ctx,
+            self.deadlines,
+            MIN_BACKOFF,
+            asyncio.get_running_loop().time,
+        )
         whole, failing_since = max(limit.when() or 0.0, clock() + deadlines.deadline), None
         longest = clock() + deadlines.patience
 
@@ -179,7 +216,12 @@ class Client:
             is_failing = failing_since is not None or not retry
             hold = (deadlines.probe_timeout if is_failing else deadlines.deadline) / 2
             nonce = f"{self.rng.getrandbits(128):032x}"
-            header: dict[str, JSON] = {"spec": ctx.spec_digest, "round": request.t, "nonce": nonce, "hold": hold}
+            header: dict[str, JSON] = {
+                "spec": ctx.spec_digest,
+                "round": request.t,
+                "nonce": nonce,
+                "hold": hold,
+            }
             asked = Request("model", header, request.body, on_alive=on_alive)
             try:
                 response = await self.transport.request(sender, asked)
@@ -189,12 +231,16 @@ class Client:
                 failing_since = clock() if failing_since is None else failing_since
                 if not self._may_be_starting(sender):
                     responses.awaited.discard(sender)
-                    tried_enough = clock() >= failing_since + deadlines.probe_timeout and not responses.awaited
+                    tried_enough = (
+                        clock() >= failing_since + deadlines.probe_timeout and not responses.awaited
+                    )
                     if tried_enough or not retry or ctx.status.spec_mismatch(sender):
                         self._mark_unreachable(sender, problem.detail)
                         return None
             except Refused as refused:
-                if refused.reason != Refusal.REPLAYED:  # a response that was resumed too often: send a new request
+                if (
+                    refused.reason != Refusal.REPLAYED
+                ):  # a response that was resumed too often: send a new request
                     raise
             else:
                 ctx.on_reply(sender, response.header)
@@ -204,40 +250,56 @@ class Client:
                     return None
                 if response.header.get("status") != "wait":
                     return await self._decode(sender, request, nonce, response)
-                whole = max(whole, self.startup_until + deadlines.min)  # it may wait for others until startup is over
+                whole = max(
+                    whole, self.startup_until + deadlines.min
+                )  # it may wait for others until startup is over
                 if ctx.status.round_of(sender) < request.t:
                     responses.behind.add(sender)
-                whole = max(whole, min(clock() + deadlines.deadline, longest)) if responses.is_early else whole
+                whole = (
+                    max(whole, min(clock() + deadlines.deadline, longest))
+                    if responses.is_early
+                    else whole
+                )
                 on_alive()
             await asyncio.sleep(pause * (0.5 + self.rng.random()))
             pause = min(2 * pause, MAX_BACKOFF)
 
     def _may_be_starting(self, name: str) -> bool:
-        """Whether a peer cannot be reached because people are still starting sites, or this one again."""
+        """Whether a peer cannot be reached because people are still starting sites, or this one
+        again."""
         status, is_over = self.ctx.status, self.has_started_up or not self.awaits_unseen
         has_run = status.was_seen(name) and not self.deadlines.is_first_round
         return not (is_over or has_run or status.is_unreachable(name) or status.spec_mismatch(name))
 
-    async def _decode(self, sender: str, request: ModelRequest, nonce: str, response: Response) -> PackedModel | None:
+    async def _decode(
+        self, sender: str, request: ModelRequest, nonce: str, response: Response
+    ) -> PackedModel | None:
         """Decode and check the model in a response; None if it is refused."""
         ctx, mask = self.ctx, request.mask
         try:
             if (response.header.get("round"), response.header.get("nonce")) != (request.t, nonce):
-                raise MessageError(Refusal.WRONG_RESPONSE, f"{sender}'s response belongs to another request.")
+                raise MessageError(
+                    Refusal.WRONG_RESPONSE, f"{sender}'s response belongs to another request."
+                )
             model = await ctx.compute(lambda: decode_model(ctx.codec, response.body, mask))
             if (announced := ctx.membership.kept(sender)) is not None:
-                await ctx.compute(lambda: check_answer(model.mask, announced, sender, ctx.codec.layout))
+                await ctx.compute(
+                    lambda: check_answer(model.mask, announced, sender, ctx.codec.layout)
+                )
             check_norm(model, request.norm, sender)
         except MessageError as problem:
             ctx.guard.count(sender, problem.refusal)
             ctx.log_about(sender, "bad response", round=request.t, detail=str(problem))
             return None
         values = model.values.numel() if announced is None else sum(announced)
-        ctx.status.record_received(ctx.name, sender, request.t, len(request.body), len(response.body), values)
+        ctx.status.record_received(
+            ctx.name, sender, request.t, len(request.body), len(response.body), values
+        )
         return model
 
     async def sync_members(self, names: Sequence[str]) -> None:
-        """Compare federation specs with these peers, exchange own records, and fetch what they have and we lack.
+        """Compare federation specs with these peers, exchange own records, and fetch what they have
+        and we lack.
 
         One after the other, because what one of them sends, the others need not send again.
         """
@@ -320,7 +382,8 @@ class Client:
                 self.ctx.report_spec_mismatch(name, refused.message)
 
     def _on_failure(self, name: str, problem: Exception) -> None:
-        """Continue without a peer that cannot be requested because of an unexpected error, for example its address."""
+        """Continue without a peer that cannot be requested because of an unexpected error, for
+        example its address."""
         self.ctx.status.mark_unreachable(name)
         self.ctx.log_problem(name, "failed", f"{type(problem).__name__}: {problem}")
 

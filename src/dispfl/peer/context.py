@@ -37,7 +37,8 @@ class Membership(Protocol):
         ...
 
     def kept(self, name: str) -> Sequence[int] | None:
-        """The number of weights that a member's mask keeps in each layer, by its announced density; None if unknown."""
+        """The number of weights that a member's mask keeps in each layer, by its announced density;
+        None if unknown."""
         ...
 
     def join(self, t: int) -> None:
@@ -53,7 +54,8 @@ class Membership(Protocol):
         ...
 
     def merge(self, records: JSON) -> Collection[str] | None:
-        """Verify and store records, on any thread. Return the reasons for refused records that no honest peer sends."""
+        """Verify and store records, on any thread. Return the reasons for refused records that no
+        honest peer sends."""
         ...
 
     def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
@@ -61,7 +63,8 @@ class Membership(Protocol):
         ...
 
     def merge_roster(self, text: str) -> bool:
-        """Verify and store a roster, on any thread; return whether it is new. May raise `MessageError`."""
+        """Verify and store a roster, on any thread; return whether it is new. May raise
+        `MessageError`."""
         ...
 
 
@@ -96,11 +99,14 @@ class NodeContext:
         self.spec_digest = spec_digest(self.spec)
         self.status.refused = self.guard.refused
         self._offer: Offer | None = None
-        self.guard.max_bytes += 50 * BYTES_PER_VALUE * self.codec.layout.size  # a model, resumed 20 times, and more
+        self.guard.max_bytes += (
+            50 * BYTES_PER_VALUE * self.codec.layout.size
+        )  # a model, resumed 20 times, and more
         self._problems: dict[str, set[tuple[str, str | None]]] = defaultdict(set)
         """By peer: events and reasons of the problems since it last responded."""
         self._lines: dict[str, tuple[float, int, int]] = {}
-        """By peer: the start of its current hour, the lines that were logged about it since, and those left out."""
+        """By peer: the start of its current hour, the lines that were logged about it since, and
+        those left out."""
         self._last_roster = [self.name]
         self._last_row: tuple[int, list[str], tuple[Graph, list[str]]] | None = None
 
@@ -111,7 +117,8 @@ class NodeContext:
         return self.run.method
 
     def roster(self, t: int) -> list[str]:
-        """All participants of round t, sorted; the last known ones while the member list cannot be read."""
+        """All participants of round t, sorted; the last known ones while the member list cannot be
+        read."""
         try:
             self._last_roster = self.membership.roster(t)
         except (DispflError, OSError) as problem:
@@ -123,7 +130,7 @@ class NodeContext:
         return [name for name in self.roster(t) if name != self.name]
 
     def neighbours(self, t: int) -> list[str]:
-        """The peers that we may hear in round t."""
+        """The peers that we may receive from in round t."""
         return list(self._row(t)[0].get(self.name, []))
 
     def listeners(self, t: int) -> list[str]:
@@ -135,19 +142,24 @@ class NodeContext:
         return list(gossip_senders(self.run, self._row(t)[0], self.name, t, state, self.roster(t)))
 
     def _row(self, t: int) -> tuple[Graph, list[str]]:
-        """Return whom we hear in round t and who hears us, which all peers derive from the seed; the last is cached."""
+        """Return whom we receive from in round t and who receives from us, which all peers derive
+        from the seed; the last is cached."""
         roster = self.roster(t)
         if self._last_row is None or self._last_row[:2] != (t, roster):
             try:
                 row = exchange_row(self.run, t, roster, self.name)
             except Exception as problem:  # a user's own topology may not fit every roster
-                self.log("problem", {"round": t, "detail": f"No neighbours: {type(problem).__name__}: {problem}"})
+                self.log(
+                    "problem",
+                    {"round": t, "detail": f"No neighbours: {type(problem).__name__}: {problem}"},
+                )
                 row = {self.name: []}, []
             self._last_row = (t, roster, row)
         return self._last_row[2]
 
     def on_reply(self, name: str, header: Mapping[str, JSON]) -> None:
-        """Note a response of a peer and what it says of itself: its current round and its privacy, if given."""
+        """Note a response of a peer and what it says of itself: its current round and its privacy,
+        if given."""
         self.on_message(name, header.get("current_round"))
         self.status.peers[name].privacy = announced_privacy(header.get("privacy"))
         self.status.record_reply(name)
@@ -156,23 +168,29 @@ class NodeContext:
             self.log_about(name, "connected" if is_new else "reconnected")
 
     def log_problem(self, name: str, event: str, detail: str, reason: str | None = None) -> None:
-        """Log a problem with a peer once, until the peer responds; a peer may give any text as a reason."""
+        """Log a problem with a peer once, until the peer responds; a peer may give any text as a
+        reason."""
         known = reason if reason is None or reason in _REASONS else "unknown"
         problems = self._problems[name]
         is_repeated = (event, known) in problems or (
-            reason == Refusal.BANNED and any(earlier in ("refused", "spec mismatch") for earlier, _ in problems)
+            reason == Refusal.BANNED
+            and any(earlier in ("refused", "spec mismatch") for earlier, _ in problems)
         )
         problems.add((event, known))
         if not is_repeated:
             self.log_about(name, event, reason=known, detail=detail)
 
     def log_about(self, name: str, event: str, **fields: object) -> None:
-        """Log an event that a peer has caused; of very many, which would fill the disk, only the number is logged."""
+        """Log an event that a peer has caused; of very many, which would fill the disk, only the
+        number is logged."""
         now = asyncio.get_running_loop().time()
         start, lines, omitted = self._lines.get(name, (now, 0, 0))
         start, lines = (now, 0) if now - start >= LOG_WINDOW else (start, lines)
         if lines < MAX_LINES:
-            texts = {key: shortened(value) if isinstance(value, str) else value for key, value in fields.items()}
+            texts = {
+                key: shortened(value) if isinstance(value, str) else value
+                for key, value in fields.items()
+            }
             self.log(event, {"peer": name, **texts, "omitted": omitted or None})
         self._lines[name] = (start, lines + 1, 0 if lines < MAX_LINES else omitted + 1)
 
@@ -183,7 +201,9 @@ class NodeContext:
 
     def on_message(self, name: str, t: JSON) -> None:
         """Note a request or response of a peer and its current round, if given."""
-        current = min(t, self.run.rounds) if isinstance(t, int) and t >= 0 else None  # the peer may report any number
+        current = (
+            min(t, self.run.rounds) if isinstance(t, int) and t >= 0 else None
+        )  # the peer may report any number
         self.status.mark_seen(name, current, asyncio.get_running_loop().time())
 
     def about_us(self) -> dict[str, JSON]:
@@ -203,7 +223,11 @@ class NodeContext:
         """What this peer passes on to others, prepared off the event loop, once per change."""
 
         def prepare() -> Offer:
-            records, roster, last = self.membership.records(), self.membership.signed_roster(), self._offer
+            records, roster, last = (
+                self.membership.records(),
+                self.membership.signed_roster(),
+                self._offer,
+            )
             is_same = last is not None and last.records is records and last.roster is roster
             return last if last is not None and is_same else Offer(records, roster, last)
 
@@ -211,7 +235,8 @@ class NodeContext:
         return self._offer
 
     async def read_sync(self, sender: str, body: bytes) -> SyncMessage:
-        """Parse a sync body and merge its records; refuse a malformed body and count forged records.
+        """Parse a sync body and merge its records; refuse a malformed body and count forged
+        records.
 
         Both run in the executor.
         """
@@ -225,14 +250,20 @@ class NodeContext:
         if len(records) < len(allowed):
             self.guard.count(sender, Refusal.MALFORMED)
         try:
-            for reason in (await self.compute(lambda: self.membership.merge(records)) if records else None) or ():
+            for reason in (
+                await self.compute(lambda: self.membership.merge(records)) if records else None
+            ) or ():
                 self.guard.count(sender, reason)
-        except (RunError, OSError) as problem:  # our own disk is full, for example: the sender sends them again
+        except (
+            RunError,
+            OSError,
+        ) as problem:  # our own disk is full, for example: the sender sends them again
             self.log_problem(self.name, "problem", str(problem))
         return incoming
 
     def _has_valid_first_round(self, record: JSON) -> bool:
-        """Whether a record's first round is one of the federation's, or the one after, which means never."""
+        """Whether a record's first round is one of the federation's, or the one after, which means
+        never."""
         content = record.get("record") if isinstance(record, dict) else None
         first_round = content.get("first_round") if isinstance(content, dict) else None
         return not isinstance(first_round, int) or first_round <= self.run.rounds

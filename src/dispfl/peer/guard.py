@@ -1,4 +1,5 @@
-"""Refuses requests that break the protocol, counts refusals, and bans repeat offenders for a minute."""
+"""Refuses requests that break the protocol, counts refusals, and bans repeat offenders for a
+minute."""
 
 import asyncio
 import hashlib
@@ -44,7 +45,8 @@ class RequestGuard:
     MAX_REPEATS = 20
     """How often a peer may request the same model, and resume the same response."""
     MAX_RECORDS = 5000
-    """Member records of one sender that are verified within `WINDOW` seconds: about as many as one sync can carry."""
+    """Member records of one sender that are verified within `WINDOW` seconds: about as many as one
+    sync can carry."""
 
     MAX_ANSWERS = 40
     """How often a peer gets a model of one round, resumed responses included."""
@@ -55,7 +57,8 @@ class RequestGuard:
 
     def __init__(self, now: Callable[[], float] = _loop_time) -> None:
         self.max_bytes = 64_000_000
-        """Bytes of bodies that one peer may send and receive in the same time; raised for large models."""
+        """Bytes of bodies that one peer may send and receive in the same time; raised for large
+        models."""
         self.refused = RefusalCounter()
         self._budgets: dict[str, _Budget] = {}
         self._now = now
@@ -64,56 +67,87 @@ class RequestGuard:
         self._records_seen: dict[str, tuple[float, int]] = {}
         """By sender: the start of its current window, and the number of records received since."""
         self._nonces: dict[str, dict[int, dict[str, tuple[bytes, int]]]] = defaultdict(dict)
-        """By sender, round and nonce: the digest of the request's body, and how often its response was resumed."""
+        """By sender, round and nonce: the digest of the request's body, and how often its response
+        was resumed."""
 
     def check(self, sender: str) -> None:
-        """Refuse a peer that is banned, or has used up its requests or bytes, before the body of a request is read."""
+        """Refuse a peer that is banned, or has used up its requests or bytes, before the body of a
+        request is read."""
         remaining = self._banned_until.get(sender, 0.0) - self._now()
         if remaining > 0:
-            self.refuse(sender, Refusal.BANNED, f"{sender} was refused too often; it is banned for {remaining:.0f} s.")
+            self.refuse(
+                sender,
+                Refusal.BANNED,
+                f"{sender} was refused too often; it is banned for {remaining:.0f} s.",
+            )
         self._unspent_budget(sender)
 
-    def check_nonce(self, sender: str, t: int, nonce: str, body: bytes = b"", *, resumes: bool = False) -> None:
-        """Refuse a request that was answered before, unless it resumes its response, and repeats beyond the limit.
+    def check_nonce(
+        self, sender: str, t: int, nonce: str, body: bytes = b"", *, resumes: bool = False
+    ) -> None:
+        """Refuse a request that was answered before, unless it resumes its response, and repeats
+        beyond the limit.
 
         After a restart of this peer, a request that resumes a response counts as a new one.
         """
         seen, digest = self._nonces[sender].setdefault(t, {}), hashlib.blake2b(body).digest()
         if sum(1 + times for _, times in seen.values()) >= self.MAX_ANSWERS:
-            self.refuse(sender, Refusal.DUPLICATE, f"{sender} got the model of round {t} {self.MAX_ANSWERS} times.")
+            self.refuse(
+                sender,
+                Refusal.DUPLICATE,
+                f"{sender} got the model of round {t} {self.MAX_ANSWERS} times.",
+            )
         if nonce not in seen:
             if len(seen) >= self.MAX_REPEATS:
-                self.refuse(sender, Refusal.DUPLICATE, f"{sender} has requested round {t} {len(seen)} times already.")
+                self.refuse(
+                    sender,
+                    Refusal.DUPLICATE,
+                    f"{sender} has requested round {t} {len(seen)} times already.",
+                )
             seen[nonce] = (digest, 0)
             return
         first, times = seen[nonce]
         if not resumes:
-            self.refuse(sender, Refusal.REPLAYED, f"{sender} sent the same request for round {t} twice.")
+            self.refuse(
+                sender, Refusal.REPLAYED, f"{sender} sent the same request for round {t} twice."
+            )
         if first != digest:
-            self.refuse(sender, Refusal.REPLAYED, f"{sender} resumes a response for round {t} with another request.")
+            self.refuse(
+                sender,
+                Refusal.REPLAYED,
+                f"{sender} resumes a response for round {t} with another request.",
+            )
         if times >= self.MAX_REPEATS:
             message = f"{sender} has resumed the same response for round {t} {times} times already."
             self.refuse(sender, Refusal.REPLAYED, message)
         seen[nonce] = (digest, times + 1)
 
     def charge(self, sender: str, size: int, *, is_sync: bool) -> None:
-        """Count a request with a body of `size` bytes; refuse it if the sender has used up its requests or bytes.
+        """Count a request with a body of `size` bytes; refuse it if the sender has used up its
+        requests or bytes.
 
         The bytes of a refused sync count, too: they were read.
         """
         budget = self._unspent_budget(sender)
         budget.size += size
         if is_sync and budget.syncs >= self.MAX_SYNCS:
-            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its syncs of this round.")
+            self.refuse(
+                sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its syncs of this round."
+            )
         budget.requests, budget.syncs = budget.requests + 1, budget.syncs + is_sync
 
     def _unspent_budget(self, sender: str) -> _Budget:
-        """Return a peer's budget of this round, or of the current minute of a longer one; refuse it if it is spent."""
+        """Return a peer's budget of this round, or of the current minute of a longer one; refuse it
+        if it is spent."""
         budget, now = self._budgets.get(sender), self._now()
         if budget is None or now - budget.start >= self.WINDOW:
             budget = self._budgets[sender] = _Budget(now)
         if budget.requests >= self.MAX_REQUESTS or budget.size >= self.max_bytes:
-            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its requests of this round.")
+            self.refuse(
+                sender,
+                Refusal.TOO_MANY_REQUESTS,
+                f"{sender} has used up its requests of this round.",
+            )
         return budget
 
     def charge_response(self, sender: str, size: int) -> None:
@@ -149,7 +183,8 @@ class RequestGuard:
         raise Refused(reason, message)
 
     def count(self, sender: str, reason: str) -> None:
-        """Count a refusal, and ban the sender at its `STRIKES`-th offence within `WINDOW` seconds."""
+        """Count a refusal, and ban the sender at its `STRIKES`-th offence within `WINDOW`
+        seconds."""
         self.refused.add(sender, reason)
         if reason in HARMLESS:
             return

@@ -1,4 +1,5 @@
-"""The log of a peer: one line per event, as text or as JSON. Messages of Python's `logging` become events too."""
+"""The log of a peer: one line per event, as text or as JSON. Messages of Python's `logging` become
+events too."""
 
 import contextlib
 import json
@@ -20,16 +21,23 @@ EventLog = Callable[[str, Mapping[str, object]], None]
 def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> EventLog:
     """Return a function that writes an event and its fields to stderr, or to the given file.
 
-    A line that cannot be written, to a full disk or to a pipe that nobody reads any more, is left out.
+    A line that cannot be written, to a full disk or to a pipe that nobody reads any more, is left
+    out.
     """
 
     def log(event: str, fields: Mapping[str, object]) -> None:
         out = to or sys.stderr
         now = time.strftime("%Y-%m-%dT%H:%M:%S%z")
         if as_json:
-            line = json.dumps(finite({"time": now, "site": name, "event": event, **fields}), default=str)
+            line = json.dumps(
+                finite({"time": now, "site": name, "event": event, **fields}), default=str
+            )
         else:
-            text = "  ".join(f"{key}={_plain(value)}" for key, value in fields.items() if value not in (None, [], ""))
+            text = "  ".join(
+                f"{key}={_plain(value)}"
+                for key, value in fields.items()
+                if value not in (None, [], "")
+            )
             line = f"{now[11:19]}  {name}  {event:<12} {text}".rstrip()
         with contextlib.suppress(OSError):
             print(line, file=out, flush=True)
@@ -38,13 +46,15 @@ def event_logger(name: str, as_json: bool = False, to: TextIO | None = None) -> 
 
 
 def shortened(text: str, chars: int = MAX_CHARS) -> str:
-    """Return a text of another site as one short line, without characters that control a terminal."""
+    """Return a text of another site as one short line, without characters that control a
+    terminal."""
     short = "".join(each if each.isprintable() else " " for each in text[:chars])
     return short if len(text) <= chars else f"{short}... ({len(text)} characters)"
 
 
 def finite(value: Any) -> Any:
-    """Return a value for JSON, with null in the place of nan and infinite numbers, such as a score of no samples."""
+    """Return a value for JSON, with null in the place of nan and infinite numbers, such as a score
+    of no samples."""
     if isinstance(value, Mapping):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
@@ -53,7 +63,8 @@ def finite(value: Any) -> Any:
 
 
 class _EventHandler(logging.Handler):
-    """Writes records of `logging` as events, each on one line, with the last line of an exception."""
+    """Writes records of `logging` as events, each on one line, with the last line of an
+    exception."""
 
     def __init__(self, log: EventLog) -> None:
         super().__init__(logging.WARNING)

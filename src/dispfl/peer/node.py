@@ -1,11 +1,12 @@
 """A real peer: runs rounds with the neighbours that respond, and serves its own models.
 
-It uses no sockets, files, threads or wall clock of its own: transport, store, training and randomness are passed in,
-and time is the event loop's. So the same code runs between machines and in a simulation on a virtual clock.
+It uses no sockets, files, threads or wall clock of its own: transport, store, training and
+randomness are passed in, and time is the event loop's. So the same code runs between machines and
+in a simulation on a virtual clock.
 
 A round of Algorithm 1, seen from one peer:
 
-    publish our model of round t          for the peers that hear us
+    publish our model of round t          for the peers that receive from us
     fetch the models of our neighbours    until all have responded or the deadline has passed
     take the step                         `peer_step`, as in the simulator
     save the result                       so that a crash costs one round at most
@@ -19,14 +20,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from dispfl.core.averaging import average_of_holders
+from dispfl.core.averaging import masked_mean
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import Method, PeerState
-from dispfl.methods.robust import Robust
 from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
 from dispfl.peer.context import NodeContext
 from dispfl.peer.server import Server
+from dispfl.robust.averages import Robust
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.exchange import published_model
 
@@ -34,7 +35,9 @@ from dispfl.round.exchange import published_model
 class StepRunner(Protocol):
     """Takes training steps without blocking the event loop."""
 
-    async def step(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> StepResult:
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
         """Return the result of a step."""
         ...
 
@@ -42,8 +45,10 @@ class StepRunner(Protocol):
 class Store(Protocol):
     """Stores finished rounds without blocking the event loop."""
 
-    async def save(self, t: int, step: StepResult, heard: Sequence[str], missed: Sequence[str]) -> None:
-        """Save round t, with the neighbours that were heard and those that were missed."""
+    async def save(
+        self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
+    ) -> None:
+        """Save round t, with the neighbours that were received and those that were missed."""
         ...
 
 
@@ -57,7 +62,8 @@ class Node:
     store: Store
 
     async def run(self, t: int, state: PeerState) -> PeerState:
-        """Run the rounds from t to the last; a new peer joins a running federation at its current round."""
+        """Run the rounds from t to the last; a new peer joins a running federation at its current
+        round."""
         ctx, status = self.ctx, self.ctx.status
         status.round, status.rounds = t, ctx.run.rounds
         if t > 0:  # resumed: the startup period is over
@@ -76,7 +82,7 @@ class Node:
         return state
 
     async def _federation_round(self, t: int) -> int:
-        """Return the federation's round if it is too far beyond t for us to be heard, else t."""
+        """Return the federation's round if it is too far beyond t for us to be received, else t."""
         status, client, pause = self.ctx.status, self.client, MIN_BACKOFF
         greeted = client.greeted(t)
         while True:
@@ -84,13 +90,16 @@ class Node:
             self._stop_if_all_mismatch(t)
             voters = [name for name in greeted if status.spec_mismatch(name) is None]
             claims = [status.round_of(name) for name in voters if status.was_seen(name)]
-            if (agreed := agreed_round(t, claims, len(voters), is_final=client.has_started_up)) is not None:
+            if (
+                agreed := agreed_round(t, claims, len(voters), is_final=client.has_started_up)
+            ) is not None:
                 return agreed
             await asyncio.sleep(pause)
             pause = min(2 * pause, 5 * MAX_BACKOFF)
 
     def _stop_if_all_mismatch(self, t: int) -> None:
-        """Stop if all members have another spec, or all reachable ones at the end of the startup period.
+        """Stop if all members have another spec, or all reachable ones at the end of the startup
+        period.
 
         One matching peer is enough to continue, so that no other member can stop this peer.
         """
@@ -102,11 +111,13 @@ class Node:
             raise RunError(f"No reachable peer accepts our settings. {mismatches[0]}")
 
     def _join(self, current: int) -> int:
-        """Announce and return the first round of a new peer: 0, or the next one of a running federation."""
+        """Announce and return the first round of a new peer: 0, or the next one of a running
+        federation."""
         ctx, t, rounds = self.ctx, current + 1 if current else 0, self.ctx.run.rounds
         if current and t >= rounds:
             raise RunError(
-                f"The federation is in its last round ({rounds} of {rounds}); {ctx.name} is too late to join."
+                f"The federation is in its last round ({rounds} of {rounds}); {ctx.name} is too"
+                " late to join."
             )
         try:
             ctx.membership.join(t)
@@ -122,26 +133,41 @@ class Node:
         return t
 
     async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
-        """Run a round, or skip it if the federation is further on. Return the next round and the state."""
+        """Run a round, or skip it if the federation is further on. Return the next round and the
+        state."""
         ctx, clock = self.ctx, asyncio.get_running_loop().time
         ctx.status.state, ctx.status.deadline = "fetching", self.client.deadlines.deadline
         ctx.guard.start_round()
-        if not state.model.values.any():  # weights that are all zero were never trained and must not be averaged in
-            ctx.joining, state = True, replace(state, model=masked(ctx.run.first_weights, state.next_mask))
+        if (
+            not state.model.values.any()
+        ):  # weights that are all zero were never trained and must not be averaged in
+            ctx.joining, state = (
+                True,
+                replace(state, model=masked(ctx.run.first_weights, state.next_mask)),
+            )
         if not ctx.joining:
-            ctx.published.publish(t, published_model(ctx.run, state), ctx.listeners(t), ctx.status.is_silent)
+            ctx.published.publish(
+                t, published_model(ctx.run, state), ctx.listeners(t), ctx.status.is_silent
+            )
             ctx.guard.forget_before(ctx.published.oldest or 0)
         began = clock()
         responses = await self.client.fetch_models(t, state)
         self._stop_if_all_mismatch(t)
-        if responses.is_stale and (current := self._skip(t, await self.client.current_round(t))) > t:
+        if (
+            responses.is_stale
+            and (current := self._skip(t, await self.client.current_round(t))) > t
+        ):
             return current, state
         ctx.status.state, training_began = "training", clock()
         task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
         if ctx.joining:
-            state = await ctx.compute(lambda: joining_state(ctx.run.method, state, responses.heard))
-        step = await self.training.step(task, state, responses.heard)
-        self.client.deadlines.record_round((responses.arrived or began) - began, clock() - training_began)
+            state = await ctx.compute(
+                lambda: joining_state(ctx.run.method, state, responses.received)
+            )
+        step = await self.training.step(task, state, responses.received)
+        self.client.deadlines.record_round(
+            (responses.arrived or began) - began, clock() - training_began
+        )
         await self._save(t, step, responses)
         ctx.joining = ctx.joining and step.report.failure is not None
         return t + 1, step.next_state
@@ -156,22 +182,31 @@ class Node:
     async def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:
         ctx, score = self.ctx, step.report.score
         messages = tuple(ctx.status.take_messages(t))
-        await self.store.save(t, replace(step, messages=messages), sorted(responses.heard), responses.missed)
+        await self.store.save(
+            t, replace(step, messages=messages), sorted(responses.received), responses.missed
+        )
         ctx.status.score = ctx.status.score if score is None else score
-        ctx.status.epsilon = ctx.status.epsilon if step.report.epsilon is None else step.report.epsilon
+        ctx.status.epsilon = (
+            ctx.status.epsilon if step.report.epsilon is None else step.report.epsilon
+        )
         ctx.status.privacy_exhausted = step.report.exhausted
         if failure := step.report.failure:
             ctx.status.record_failure(t, failure)
-            ctx.log("step failed", {"round": t, "detail": f"{failure} The model of the last round is kept."})
+            ctx.log(
+                "step failed",
+                {"round": t, "detail": f"{failure} The model of the last round is kept."},
+            )
         fields: dict[str, object] = {
             "round": t,
-            "heard": len(responses.heard),
+            "received": len(responses.received),
             "missed": responses.missed,
             "score": score,
         }
         if distances := step.report.distances:
             ctx.status.record_distances(distances)
-            fields["distances"] = [f"{name}={distance}" for name, distance in _rounded(distances).items()]
+            fields["distances"] = [
+                f"{name}={distance}" for name, distance in _rounded(distances).items()
+            ]
         ctx.log("round", fields)
 
     async def _serve_stragglers(self) -> None:
@@ -186,12 +221,16 @@ class Node:
 
 
 def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool) -> int | None:
-    """Return the federation's round by the claims of some of its members, or t if it is not too far beyond.
+    """Return the federation's round by the claims of some of its members, or t if it is not too far
+    beyond.
 
-    A single member may lie, and may be the first one that responds. So half of the members must be at t, or more than
-    half beyond; before that the result is None, or the lower median of the claims if it `is_final`.
+    A single member may lie, and may be the first one that responds. So half of the members must be
+    at t, or more than half beyond; before that the result is None, or the lower median of the
+    claims if it `is_final`.
     """
-    further = [claim for claim in claims if claim > t + 1]  # the others keep their models for two rounds
+    further = [
+        claim for claim in claims if claim > t + 1
+    ]  # the others keep their models for two rounds
     if not further or 2 * (len(claims) - len(further)) >= members:
         return t
     if 2 * len(further) <= members and not is_final:
@@ -200,18 +239,20 @@ def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool)
     return current if current > t + 1 else t
 
 
-def joining_state(method: Method, state: PeerState, heard: Mapping[str, PackedModel]) -> PeerState:
-    """Return the state that a joining peer begins with: the average of the heard models under its own mask, by the
-    federation's robust rule where it has one.
+def joining_state(
+    method: Method, state: PeerState, received: Mapping[str, PackedModel]
+) -> PeerState:
+    """Return the state that a joining peer begins with: the average of the received models under
+    its own mask, by the federation's robust rule where it has one.
 
-    A weight that nobody holds keeps its first value, so a peer that hears nobody begins like all others did, with the
-    shared first weights.
+    A weight that nobody holds keeps its first value, so a peer that receives from nobody begins
+    like all others did, with the shared first weights.
     """
     first = state.model.unpack()[0]
-    weights = method.robust_start(first, heard) if isinstance(method, Robust) else None
+    weights = method.robust_start(first, received) if isinstance(method, Robust) else None
     if weights is None:
-        models = (PackedModel.pack(*heard[name].unpack()) for name in sorted(heard))
-        weights = average_of_holders(models, first)
+        models = (PackedModel.pack(*received[name].unpack()) for name in sorted(received))
+        weights = masked_mean(models, first)
     return replace(state, model=masked(weights, state.next_mask))
 
 
@@ -221,6 +262,7 @@ def masked(weights: Tensor, mask: PackedMask) -> PackedModel:
 
 
 def _rounded(distances: Mapping[str, float | None]) -> dict[str, str]:
-    """Return the distances as text, the farthest first; those of models without common weights are unknown."""
+    """Return the distances as text, the farthest first; those of models without common weights are
+    unknown."""
     known = sorted(distances, key=lambda name: -(distances[name] or 0.0))
     return {name: "unknown" if (far := distances[name]) is None else f"{far:.3g}" for name in known}

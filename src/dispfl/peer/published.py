@@ -1,4 +1,5 @@
-"""The models that other peers may request: those of the current and the last round, and older ones still needed."""
+"""The models that other peers may request: those of the current and the last round, and older ones
+still needed."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ from dispfl.core.packed import PackedModel
 class _Published:
     model: PackedModel
     waiting: set[str]
-    """Peers that hear it and have not fetched it yet."""
+    """Peers that receive it and have not fetched it yet."""
 
 
 class PublishedModels:
@@ -31,8 +32,11 @@ class PublishedModels:
         """The oldest round that is kept; None before the first `publish`."""
         return min(self._rounds, default=None)
 
-    def publish(self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]) -> None:
-        """Publish the model of round t, and drop older ones that no peer needs; a peer that is `gone` needs none."""
+    def publish(
+        self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]
+    ) -> None:
+        """Publish the model of round t, and drop older ones that no peer needs; a peer that is
+        `gone` needs none."""
         self._rounds[t] = _Published(model, set(listeners))
         for old in sorted(self._rounds):
             wanted = old > t - self.MAX_ROUNDS and not all(map(gone, self._rounds[old].waiting))
@@ -42,7 +46,8 @@ class PublishedModels:
         self._changed = asyncio.Event()
 
     async def wait_for(self, t: int, seconds: float) -> PackedModel | None:
-        """Return the model of round t once it is published; None if that takes longer, or the model was dropped."""
+        """Return the model of round t once it is published; None if that takes longer, or the model
+        was dropped."""
         try:
             async with asyncio.timeout(seconds):
                 while t not in self._rounds and not self.is_past(t):

@@ -1,7 +1,8 @@
 """Tells systemd how a node is doing, if systemd has started it: the protocol of sd_notify(3).
 
-A unit with `Type=notify` gives the process a datagram socket. The node sends READY=1 once it accepts connections, a
-line of status whenever it changes, WATCHDOG=1 from its event loop while that is alive, and STOPPING=1 at the end.
+A unit with `Type=notify` gives the process a datagram socket. The node sends READY=1 once it
+accepts connections, a line of status whenever it changes, WATCHDOG=1 from its event loop while that
+is alive, and STOPPING=1 at the end.
 """
 
 import asyncio
@@ -28,7 +29,8 @@ class ServiceManager:
 
     @classmethod
     def of_process(cls, environment: MutableMapping[str, str] = os.environ) -> "ServiceManager":
-        """Take the service manager's variables out of the environment: they are for this process alone."""
+        """Take the service manager's variables out of the environment: they are for this process
+        alone."""
         address = environment.pop("NOTIFY_SOCKET", "")
         micros, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         if address.startswith("@"):  # a socket without a file
@@ -37,9 +39,13 @@ class ServiceManager:
         return cls(address, int(micros) / 1e6 if watched else None)
 
     def send(self, *lines: str) -> None:
-        """Send a message, without waiting; a service manager that does not listen is none of the node's concern."""
+        """Send a message, without waiting; a service manager that does not listen is none of the
+        node's concern."""
         if self.address:
-            with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out,
+            ):
                 out.setblocking(False)
                 out.sendto("\n".join(lines).encode(), self.address)
 

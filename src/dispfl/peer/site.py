@@ -1,10 +1,9 @@
 """The folder of a site: everything that one participant has on its machine.
 
-site.toml       its name, addresses and settings (config.py)
-identity/       key and certificate
-members.json    accepted and revoked members, and the roster
-audit.jsonl     who was accepted, confirmed and revoked, changed keys and addresses; only ever appended to
-run/            written by the node: a run directory (checkpoints, metrics.jsonl) and status.json
+site.toml       its name, addresses and settings (config.py) identity/       key and certificate
+members.json    accepted and revoked members, and the roster audit.jsonl     who was accepted,
+confirmed and revoked, changed keys and addresses; only ever appended to run/            written by
+the node: a run directory (checkpoints, metrics.jsonl) and status.json
 """
 
 import fcntl
@@ -23,7 +22,7 @@ from pydantic import field_validator
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.log import finite
 from dispfl.peer.membership.address import Address, check_name
-from dispfl.peer.membership.audit import Change, append_changes, operator
+from dispfl.peer.membership.audit_log import Change, append_changes, operator
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.list_file import file_lock
@@ -33,15 +32,17 @@ from dispfl.runs.files import RUN, SITE, plain_disk_errors, write_atomically
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
-    from dispfl.peer.config import SiteConfig
+    from dispfl.peer.site_config import SiteConfig
 
 IDENTITY, MEMBERS, STATUS = "identity", "members.json", "status.json"
 STATUS_SPARE = 1024
-"""Blanks at the end of the status file, so that a longer one can be written in its place on a full disk."""
+"""Blanks at the end of the status file, so that a longer one can be written in its place on a full
+disk."""
 _COMMENT = """\
-# A site of a federation. `dispfl peer status` and `dispfl peer run` read this file.
-# Equal at all sites of the federation: federation, seed, rounds, smallest_density, [model], [method] except density,
-# [topology], [wire], and the classes, columns and input shape of the data. Everything else is this site's own.
+# A site of a federation. `dispfl peer status` and `dispfl peer run` read this file. Equal at all
+# sites of the federation: federation, seed, rounds, smallest_density, [model], [method] except
+# density, [topology], [wire], and the classes, columns and input shape of the data. Everything else
+# is this site's own.
 
 """
 
@@ -58,7 +59,8 @@ class SiteInfo(Settings):
     federation: str = "dispfl"
     """The federation's name; the same at every site."""
     allow_networks: tuple[str, ...] = ()
-    """Networks that the site may connect to, such as 10.0.0.0/8; empty for all. Members announce their addresses."""
+    """Networks that the site may connect to, such as 10.0.0.0/8; empty for all. Members announce
+    their addresses."""
 
     @field_validator("name", "federation")
     @classmethod
@@ -77,19 +79,22 @@ class SiteInfo(Settings):
             try:
                 ipaddress.ip_network(network)
             except ValueError as problem:
-                raise ConfigError(f"allow_networks has {network!r}: {problem}; for example 10.0.0.0/8.") from None
+                raise ConfigError(
+                    f"allow_networks has {network!r}: {problem}; for example 10.0.0.0/8."
+                ) from None
         return networks
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse an address that others cannot connect to."""
         if self.address.is_unspecified:
             raise ConfigError(
-                f"Other sites cannot connect to {self.address}; set the address where they reach this site: "
-                "advertise = HOST:PORT (--advertise HOST:PORT)."
+                f"Other sites cannot connect to {self.address}; set the address where they reach"
+                " this site: advertise = HOST:PORT (--advertise HOST:PORT)."
             )
 
     def may_connect(self, host: str) -> bool:
-        """Whether the site may connect to an IP address. A host name is decided about when it is resolved."""
+        """Whether the site may connect to an IP address. A host name is decided about when it is
+        resolved."""
         try:
             ip = ipaddress.ip_address(host)
         except ValueError:
@@ -121,9 +126,12 @@ class Site:
 
     @classmethod
     def create(cls, folder: Path, info: SiteInfo, config: Mapping[str, Any]) -> "Site":
-        """Create a site with a new key; `config` is a `SiteConfig` as TOML. site.toml is written last."""
+        """Create a site with a new key; `config` is a `SiteConfig` as TOML. site.toml is written
+        last."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-            raise RunError(f"{folder} exists and is not empty; choose another folder for the new site.")
+            raise RunError(
+                f"{folder} exists and is not empty; choose another folder for the new site."
+            )
         with plain_disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             folder.chmod(0o700)  # it holds models and the key
@@ -136,19 +144,24 @@ class Site:
     def open(cls, folder: Path) -> "Site":
         """Open an existing site. Its settings are checked by `config`."""
         content = _read(folder)
-        info = SiteInfo(**{key: content.pop(key) for key in SiteInfo.model_fields if key in content})
+        info = SiteInfo(
+            **{key: content.pop(key) for key in SiteInfo.model_fields if key in content}
+        )
         identity = Identity.load(folder / IDENTITY)
         if identity.name != info.name:
             raise RunError(
-                f"{folder / SITE} names the site {info.name}, but its certificate names {identity.name}. Restore the "
-                "name, or create another site with `dispfl peer init`."
+                f"{folder / SITE} names the site {info.name}, but its certificate names"
+                f" {identity.name}. Restore the name, or create another site with `dispfl peer"
+                " init`."
             )
         members = MembersFile(folder / MEMBERS, info.name, info.federation)
         return cls(folder, info, identity, members, content)
 
     def moved(self, listen: str) -> "Site":
         """Change the listening address; the node announces it to the members in a signed record."""
-        info = self.info.model_copy(update={"listen": str(Address.parse(listen)), "advertise": None})
+        info = self.info.model_copy(
+            update={"listen": str(Address.parse(listen)), "advertise": None}
+        )
         _write(self.folder, info, self._config)
         return Site.open(self.folder)
 
@@ -164,7 +177,9 @@ class Site:
 
     def config(self, **overrides: Any) -> "SiteConfig":
         """The settings in site.toml, with overrides."""
-        from dispfl.peer.config import SiteConfig  # imports torch, which most commands do not need
+        from dispfl.peer.site_config import (
+            SiteConfig,  # imports torch, which most commands do not need
+        )
 
         return SiteConfig.from_values({**self._config, **overrides}, self.folder)
 
@@ -173,17 +188,23 @@ class Site:
         return Invite(self.info.federation, self.name, self.info.address, self.identity.certificate)
 
     def rotate(self) -> Identity:
-        """Create a new key, with a certificate issued by the current one; a node uses it after a restart."""
+        """Create a new key, with a certificate issued by the current one; a node uses it after a
+        restart."""
         folder = self.folder / IDENTITY
         with file_lock(folder / ".lock"):
             old = Identity.load(folder)
-            if old.issuers and 0 <= (age := old.age) < ROTATION_INTERVAL:  # a clock may have been set back meanwhile
+            if (
+                old.issuers and 0 <= (age := old.age) < ROTATION_INTERVAL
+            ):  # a clock may have been set back meanwhile
                 raise ConfigError(
-                    f"{self.name} replaced its key {age / 60:.0f} minutes ago, and other sites accept one rotation "
-                    f"an hour: repeat the command in {(ROTATION_INTERVAL - age) / 60:.0f} minutes."
+                    f"{self.name} replaced its key {age / 60:.0f} minutes ago, and other sites"
+                    " accept one rotation an hour: repeat the command in"
+                    f" {(ROTATION_INTERVAL - age) / 60:.0f} minutes."
                 )
             identity = old.rotate()
-            rotated = Change("rotated", self.name, identity.fingerprint, {"before": old.fingerprint})
+            rotated = Change(
+                "rotated", self.name, identity.fingerprint, {"before": old.fingerprint}
+            )
             append_changes(self.folder, [rotated], operator())
             identity.save(folder)
         return identity
@@ -203,7 +224,8 @@ class Site:
         return False
 
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Write the status that `status` reads; on a full disk in the place of the last one, which needs no space."""
+        """Write the status that `status` reads; on a full disk in the place of the last one, which
+        needs no space."""
         file, content = self.run_folder / STATUS, json.dumps(finite(status)).encode()
         try:
             write_atomically(file, content + b" " * STATUS_SPARE, durable=False)
@@ -225,7 +247,9 @@ class Site:
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as problem:
-            raise RunError(f"{file} cannot be read: {problem}. A running node rewrites it.") from None
+            raise RunError(
+                f"{file} cannot be read: {problem}. A running node rewrites it."
+            ) from None
         if not isinstance(found, dict):
             raise RunError(f"{file} does not hold a JSON object. A running node rewrites it.")
         return found
@@ -242,7 +266,8 @@ def _read(folder: Path) -> dict[str, Any]:
         return tomllib.loads(file.read_text())
     except (FileNotFoundError, NotADirectoryError):
         raise RunError(
-            f"{folder} is not a site: it has no {SITE}. Create one with `dispfl peer init {folder}`."
+            f"{folder} is not a site: it has no {SITE}. Create one with `dispfl peer init"
+            f" {folder}`."
         ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from None

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from dispfl.channels.units import UnitLayout
 from dispfl.core.layout import Layout
-from dispfl.core.units import UnitLayout
 from dispfl.round.context import RunContext
 
 PROTOCOL = "1"
@@ -29,7 +29,8 @@ MAX_LIST_CHARS = 2000
 
 @dataclass(frozen=True)
 class DataSchema:
-    """The inputs and outputs of a model. Weights can only be averaged between sites with the same schema."""
+    """The inputs and outputs of a model. Weights can only be averaged between sites with the same
+    schema."""
 
     classes: tuple[str, ...]
     """The class names, in the order of the outputs."""
@@ -55,10 +56,19 @@ def federation_spec(
     smallest_density: float,
     schema: DataSchema | None = None,
 ) -> FederationSpec:
-    """Return the spec: entries by name, each a short text, so that a difference can be shown to people."""
-    unused = {"robust", "liars"} if getattr(context.method, "robust", "none") == "none" else set()
-    method = context.method.model_dump(mode="json", exclude={"density", *unused})  # each site has its own density
-    shapes = layout.spec() if isinstance(layout, UnitLayout) else json.dumps([layout.names, layout.shapes])
+    """Return the spec: entries by name, each a short text, so that a difference can be shown to
+    people."""
+    unused = (
+        {"robust", "byzantine"} if getattr(context.method, "robust", "none") == "none" else set()
+    )
+    method = context.method.model_dump(
+        mode="json", exclude={"density", *unused}
+    )  # each site has its own density
+    shapes = (
+        layout.spec()
+        if isinstance(layout, UnitLayout)
+        else json.dumps([layout.names, layout.shapes])
+    )
     return {
         "protocol": PROTOCOL,
         "federation": federation,
@@ -86,21 +96,29 @@ def spec_difference(
 
     Both sites log the message, so `here` and `there` name them: "at alice" and "at carol".
     """
-    differing = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    differing = [
+        name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)
+    ]
     if not differing:
         return None
     shown = [name for name in differing if name not in DERIVED_FIELDS] or differing[:1]
     described = []
     for name in shown[:MAX_DIFFERENCES]:
         one, other = ours.get(name, "not given"), theirs.get(name, "not given")
-        described.append(f"{name[:MAX_CHARS]} is {_excerpt(one, other)} {here} and {_excerpt(other, one)} {there}")
+        described.append(
+            f"{name[:MAX_CHARS]} is {_excerpt(one, other)} {here} and {_excerpt(other, one)}"
+            f" {there}"
+        )
     more = f"; and {len(shown) - MAX_DIFFERENCES} more" if len(shown) > MAX_DIFFERENCES else ""
     return "; ".join(described) + more + "." + "".join(REMEDIES.get(name, "") for name in shown)
 
 
 def _excerpt(text: str, other: str) -> str:
     """The part of a long text where it differs from another."""
-    same = next((k for k, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    same = next(
+        (k for k, (a, b) in enumerate(zip(text, other, strict=False)) if a != b),
+        min(len(text), len(other)),
+    )
     start = max(0, min(same - MAX_CHARS // 2, len(text) - MAX_CHARS))
     end = start + MAX_CHARS
     return ("..." if start else "") + text[start:end] + ("..." if end < len(text) else "")
@@ -109,12 +127,17 @@ def _excerpt(text: str, other: str) -> str:
 def _listed(names: Sequence[str]) -> str:
     """The names; of very many, their number and a digest."""
     whole = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
-    return whole if len(whole) <= MAX_LIST_CHARS else f"{len(names)} names, {_digest(whole.encode())}"
+    return (
+        whole if len(whole) <= MAX_LIST_CHARS else f"{len(names)} names, {_digest(whole.encode())}"
+    )
 
 
 def _entries(table: str, settings: Mapping[str, object]) -> FederationSpec:
     """An entry for each setting of a table, named as in a config file."""
-    return {f"{table}.{key}": value if isinstance(value, str) else _compact(value) for key, value in settings.items()}
+    return {
+        f"{table}.{key}": value if isinstance(value, str) else _compact(value)
+        for key, value in settings.items()
+    }
 
 
 def _compact(value: object) -> str:

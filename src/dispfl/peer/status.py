@@ -1,4 +1,5 @@
-"""The state of a node and of the other peers, for `dispfl peer status` and to decide which peers to wait for."""
+"""The state of a node and of the other peers, for `dispfl peer status` and to decide which peers to
+wait for."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -36,10 +37,11 @@ class PeerStatus:
     silent: bool = False
     """Unreachable, and no request came from it since."""
     distance: float | None = None
-    """With a robust rule: how far its last model was from ours, as the root mean square difference of a weight."""
+    """With a robust rule: how far its last model was from ours, as the root mean square difference
+    of a weight."""
     privacy: dict[str, float | bool | None] | None = None
-    """What it says of its privacy: `epsilon`, its budget, or None if it has only noise; `delta`; and whether some of
-    its budget is `left`. None: it says nothing.
+    """What it says of its privacy: `epsilon`, its budget, or None if it has only noise; `delta`;
+    and whether some of its budget is `left`. None: it says nothing.
     """
     spec_mismatch: str | None = None
     """How its federation spec differs from ours, if it does."""
@@ -72,7 +74,11 @@ class NodeStatus:
     @property
     def line(self) -> str:
         """The status in a line."""
-        unsaved = f"; {self.unsaved_rounds} rounds not saved: {self.save_problem}" if self.save_problem else ""
+        unsaved = (
+            f"; {self.unsaved_rounds} rounds not saved: {self.save_problem}"
+            if self.save_problem
+            else ""
+        )
         return f"Round {self.round} of {self.rounds}, {self.state}{unsaved}"
 
     def ended(self) -> None:
@@ -101,7 +107,8 @@ class NodeStatus:
         return name in self.peers and self.peers[name].unreachable
 
     def is_silent(self, name: str) -> bool:
-        """Whether a peer is unreachable and sends no requests either, so that no model is kept for it."""
+        """Whether a peer is unreachable and sends no requests either, so that no model is kept for
+        it."""
         return name in self.peers and self.peers[name].silent
 
     def was_seen(self, name: str) -> bool:
@@ -151,8 +158,11 @@ class NodeStatus:
         self.failed_steps += 1
         self.last_failure = f"round {t}: {failure}"
 
-    def record_received(self, own: str, name: str, t: int, requested: int, size: int, values: int) -> None:
-        """Record a received model of `size` bytes and `values` values, and the bytes of its request."""
+    def record_received(
+        self, own: str, name: str, t: int, requested: int, size: int, values: int
+    ) -> None:
+        """Record a received model of `size` bytes and `values` values, and the bytes of its
+        request."""
         peer = self.peers[name]
         peer.received_bytes += size
         peer.sent_bytes += requested
@@ -160,7 +170,8 @@ class NodeStatus:
         self._messages += [(t, message) for message in costs]
 
     def record_sent(self, name: str, requested: int, size: int) -> None:
-        """Record a sent model of `size` bytes and the bytes of its request: the other end of `record_received`."""
+        """Record a sent model of `size` bytes and the bytes of its request: the other end of
+        `record_received`."""
         self.peers[name].received_bytes += requested
         self.peers[name].sent_bytes += size
 
@@ -184,18 +195,23 @@ class NodeStatus:
             "failed_steps": self.failed_steps,
             "last_failure": self.last_failure,
             "peers": {name: asdict(peer) for name, peer in sorted(self.peers.items())},
-            "refused": {name: dict(sorted(reasons.items())) for name, reasons in sorted(self.refused.items())},
+            "refused": {
+                name: dict(sorted(reasons.items()))
+                for name, reasons in sorted(self.refused.items())
+            },
         }
 
 
 def announced_privacy(said: Any) -> dict[str, float | bool | None] | None:
-    """Return what a peer announces of its privacy; None if that is nothing, or not of the right form: it may say
-    anything, and cannot prove it.
+    """Return what a peer announces of its privacy; None if that is nothing, or not of the right
+    form: it may say anything, and cannot prove it.
     """
     if not isinstance(said, dict):
         return None
     epsilon, delta, left = (said.get(key) for key in ("epsilon", "delta", "left"))
-    if not (epsilon is None or _is_between(epsilon, 0, MAX_EPSILON)) or not _is_between(delta, 0, 1):
+    if not (epsilon is None or _is_between(epsilon, 0, MAX_EPSILON)) or not _is_between(
+        delta, 0, 1
+    ):
         return None
     return {"epsilon": epsilon, "delta": delta, "left": left} if isinstance(left, bool) else None
 

@@ -46,7 +46,8 @@ class ChartSize:
 
 
 LARGE = ChartSize("large", 540, 320, 56, 14, 36, 54)
-"""Two fit side by side in a desktop window, one on a phone, where the style sheet enlarges its text."""
+"""Two fit side by side in a desktop window, one on a phone, where the style sheet enlarges its
+text."""
 SMALL = ChartSize("small", 330, 200, 46, 8, 30, 40)
 """For several similar charts."""
 
@@ -62,20 +63,27 @@ class ChartFrame:
 
     def svg(self, label: str, *marks: str) -> Markup:
         """Return the chart, with the grid below the marks. Screen readers read the label."""
-        return svg(self.size.width, self.size.height, label, self.drawing, *marks, size=self.size.name)
+        return svg(
+            self.size.width, self.size.height, label, self.drawing, *marks, size=self.size.name
+        )
 
 
 def svg(width: float, height: float, label: str, *children: str, size: str = "") -> Markup:
     """Return an SVG image that scales with its column."""
     view = f"0 0 {coordinate(width)} {coordinate(height)}"
-    return element("svg", *children, class_=f"chart {size}".strip(), viewBox=view, role="img", aria_label=label)
+    return element(
+        "svg", *children, class_=f"chart {size}".strip(), viewBox=view, role="img", aria_label=label
+    )
 
 
 def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[tuple[float, str]]:
-    """Return about `count` round numbers within a range, 1, 2 or 5 times a power of ten apart, with their text."""
+    """Return about `count` round numbers within a range, 1, 2 or 5 times a power of ten apart, with
+    their text."""
     rough = (high - low) / count
     power = 10.0 ** floor(log10(rough))
-    step = min((power * times for times in (1, 2, 5, 10)), key=lambda near: abs(log10(near / rough)))
+    step = min(
+        (power * times for times in (1, 2, 5, 10)), key=lambda near: abs(log10(near / rough))
+    )
     if whole:
         step = max(1.0, step)
     decimals = max(0, -floor(log10(step) + 1e-9))
@@ -84,7 +92,8 @@ def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[
 
 
 def padded(low: float, high: float) -> tuple[float, float]:
-    """Return a range with a margin at both ends, which does not extend below zero unless the values do."""
+    """Return a range with a margin at both ends, which does not extend below zero unless the values
+    do."""
     low, high = widened(low, high)
     margin = 0.05 * (high - low)
     return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
@@ -116,7 +125,8 @@ def chart_frame(
 ) -> ChartFrame:
     """Return axes for these ranges.
 
-    `x_names` replace the numbers of x. With `mirrored`, the ticks of y have no sign, for bars in both directions.
+    `x_names` replace the numbers of x. With `mirrored`, the ticks of y have no sign, for bars in
+    both directions.
     """
     x = LinearScale(*widened(*x_range), size.left, size.width - size.right)
     y = LinearScale(*widened(*y_range), size.height - size.bottom, size.top)
@@ -124,13 +134,23 @@ def chart_frame(
     drawing = [element("text", y_label, class_="axis", x=2, y=size.top - 16)]
     for tick, text in ticks(y.low, y.high, count=5 if size is LARGE else 4):
         text = text.removeprefix("-") if mirrored else text
-        drawing.append(element("path", d=f"M{coordinate(x.start)} {coordinate(y(tick))}{across}", class_="grid"))
-        drawing.append(element("text", text, class_="tick y", x=size.left - 8, y=y(tick), dy="0.32em"))
+        drawing.append(
+            element(
+                "path", d=f"M{coordinate(x.start)} {coordinate(y(tick))}{across}", class_="grid"
+            )
+        )
+        drawing.append(
+            element("text", text, class_="tick y", x=size.left - 8, y=y(tick), dy="0.32em")
+        )
     base = y(0) if y.low < 0 < y.high else y.start
-    drawing.append(element("path", d=f"M{coordinate(x.start)} {coordinate(base)}{across}", class_="base"))
+    drawing.append(
+        element("path", d=f"M{coordinate(x.start)} {coordinate(base)}{across}", class_="base")
+    )
     for tick, text in ticks(x.low, x.high, whole=whole_x) if x_names is None else x_names:
         drawing.append(element("text", text, class_="tick x", x=x(tick), y=y.start + 8, dy="0.8em"))
-    drawing.append(element("text", x_label, class_="axis x", x=(x.start + x.end) / 2, y=size.height - 8))
+    drawing.append(
+        element("text", x_label, class_="axis x", x=(x.start + x.end) / 2, y=size.height - 8)
+    )
     return ChartFrame(size, x, y, join_markup(drawing))
 
 
@@ -146,7 +166,8 @@ class Curve:
     spread: Sequence[float] = field(default=())
     """Half the height of the band around each point; empty for no band."""
     constant: bool = False
-    """Whether only the last value is drawn, from edge to edge, because the curve has no extent on x."""
+    """Whether only the last value is drawn, from edge to edge, because the curve has no extent on
+    x."""
     secondary: bool = False
     """Whether the line is thin and dashed."""
 
@@ -164,8 +185,8 @@ def line_chart(
 ) -> Markup:
     """Return lines with bands.
 
-    With `x_word`, the name of an x that all lines share, the tooltip of an x shows the values of all lines; without it,
-    the tooltip of a point shows the line's value at an x in `x_unit`.
+    With `x_word`, the name of an x that all lines share, the tooltip of an x shows the values of
+    all lines; without it, the tooltip of a point shows the line's value at an x in `x_unit`.
     """
     curves = [_thin_out(curve) for curve in curves]
     xs = [x for curve in curves if not curve.constant for x in curve.x] or [0.0, 1.0]
@@ -183,8 +204,14 @@ def line_chart(
     )
     bands = [_band(frame, curve) for curve in curves if curve.spread]
     lines = [_line(frame, curve) for curve in reversed(curves)]  # the first of the legend is on top
-    tips = _strip_tips(frame, curves, x_word, y_format) if x_word else _dot_tips(frame, curves, x_unit, y_format)
-    ends = ", ".join(f"{curve.label} {curve.y[-1]:{y_format}}" for curve in curves if not curve.secondary)
+    tips = (
+        _strip_tips(frame, curves, x_word, y_format)
+        if x_word
+        else _dot_tips(frame, curves, x_unit, y_format)
+    )
+    ends = ", ".join(
+        f"{curve.label} {curve.y[-1]:{y_format}}" for curve in curves if not curve.secondary
+    )
     return frame.svg(f"{y_label} against {x_label}. Final values: {ends}.", *bands, *lines, tips)
 
 
@@ -199,14 +226,27 @@ def _spread(curve: Curve) -> Sequence[float]:
 def _line(frame: ChartFrame, curve: Curve) -> Markup:
     css_class = curve.css_class
     if curve.constant:
-        d = f"M{coordinate(frame.x.start)} {coordinate(frame.y(curve.y[-1]))}H{coordinate(frame.x.end)}"
+        d = (
+            f"M{coordinate(frame.x.start)}"
+            f" {coordinate(frame.y(curve.y[-1]))}H{coordinate(frame.x.end)}"
+        )
         return element("path", d=d, class_=f"line constant {css_class}")
-    points = [f"{coordinate(frame.x(x))} {coordinate(frame.y(y))}" for x, y in zip(curve.x, curve.y, strict=True)]
-    line = element("path", d="M" + "L".join(points), class_=f"line {'secondary ' * curve.secondary}{css_class}")
+    points = [
+        f"{coordinate(frame.x(x))} {coordinate(frame.y(y))}"
+        for x, y in zip(curve.x, curve.y, strict=True)
+    ]
+    line = element(
+        "path", d="M" + "L".join(points), class_=f"line {'secondary ' * curve.secondary}{css_class}"
+    )
     if curve.secondary or len(points) > MAX_DOTS:
         return line
     return join_markup(
-        [line, element("path", d="".join(f"M{point}h0" for point in points), class_=f"dots {css_class}")]
+        [
+            line,
+            element(
+                "path", d="".join(f"M{point}h0" for point in points), class_=f"dots {css_class}"
+            ),
+        ]
     )
 
 
@@ -214,9 +254,12 @@ def _band(frame: ChartFrame, curve: Curve) -> Markup:
     triples = list(zip(curve.x, curve.y, curve.spread, strict=True))
     upper = [f"{coordinate(frame.x(x))} {coordinate(frame.y(y + s))}" for x, y, s in triples]
     lower = [
-        f"{coordinate(frame.x(x))} {coordinate(frame.y(max(y - s, frame.y.low)))}" for x, y, s in reversed(triples)
+        f"{coordinate(frame.x(x))} {coordinate(frame.y(max(y - s, frame.y.low)))}"
+        for x, y, s in reversed(triples)
     ]
-    return element("path", d="M" + "L".join([*upper, *lower]) + "Z", class_=f"band {curve.css_class}")
+    return element(
+        "path", d="M" + "L".join([*upper, *lower]) + "Z", class_=f"band {curve.css_class}"
+    )
 
 
 def _strip_tips(frame: ChartFrame, curves: Sequence[Curve], x_word: str, y_format: str) -> Markup:
@@ -271,7 +314,15 @@ def bar_chart(
     values = [value for bar in bars for value, _ in bar.parts]
     low, high = y_range or (min(0.0, *values), max(0.0, *values))
     names = [(float(k), bar.name) for k, bar in enumerate(bars)] if len(bars) <= MAX_NAMES else []
-    frame = chart_frame(size, (-0.5, len(bars) - 0.5), (low, high), x_label, y_label, x_names=names, mirrored=mirrored)
+    frame = chart_frame(
+        size,
+        (-0.5, len(bars) - 0.5),
+        (low, high),
+        x_label,
+        y_label,
+        x_names=names,
+        mirrored=mirrored,
+    )
     gap = 0.2 if len(bars) <= 60 else 0.0
     return frame.svg(label, *(_bar(frame, k, bar, gap) for k, bar in enumerate(bars)))
 
@@ -281,7 +332,9 @@ def _bar(frame: ChartFrame, k: int, bar: Bar, gap: float) -> Markup:
     children = [element("title", bar.tooltip)]
     for value, css_class in bar.parts:
         top, bottom = sorted((frame.y(value), frame.y(0)))
-        width = right - left + (0 if gap else 0.5)  # overlaps the next bar, so that no seam is visible
+        width = (
+            right - left + (0 if gap else 0.5)
+        )  # overlaps the next bar, so that no seam is visible
         shape = {"x": left, "y": top, "width": width, "height": max(bottom - top, 0.5)}
         children.append(element("rect", class_=f"bar {css_class}", **shape))
     return element("g", *children)
@@ -300,8 +353,11 @@ class DotColumn:
         return fmean(self.values)
 
 
-def dot_chart(columns: Sequence[DotColumn], x_label: str, y_label: str, y_format: str = ".3f") -> Markup:
-    """Return a dot for every value and a line at every group's mean; dots are spread sideways to stay visible."""
+def dot_chart(
+    columns: Sequence[DotColumn], x_label: str, y_label: str, y_format: str = ".3f"
+) -> Markup:
+    """Return a dot for every value and a line at every group's mean; dots are spread sideways to
+    stay visible."""
     values = [value for column in columns for value in column.values]
     names = [(float(k), column.name) for k, column in enumerate(columns)]
     y_range = padded(min(values), max(values))
@@ -312,9 +368,21 @@ def dot_chart(columns: Sequence[DotColumn], x_label: str, y_label: str, y_format
             offset = ((number * 7) % 11 - 5) / 5 * 0.22  # deterministic jitter
             shape = {"cx": frame.x(k + offset), "cy": frame.y(value), "r": 4.0}
             drawn.append(
-                element("circle", element("title", f"{value:{y_format}}"), class_=f"dot {column.css_class}", **shape)
+                element(
+                    "circle",
+                    element("title", f"{value:{y_format}}"),
+                    class_=f"dot {column.css_class}",
+                    **shape,
+                )
             )
-        line = f"M{coordinate(frame.x(k - 0.32))} {coordinate(frame.y(column.mean))}H{coordinate(frame.x(k + 0.32))}"
-        drawn.append(element("path", element("title", f"mean {column.mean:{y_format}}"), d=line, class_="mean"))
+        line = (
+            f"M{coordinate(frame.x(k - 0.32))}"
+            f" {coordinate(frame.y(column.mean))}H{coordinate(frame.x(k + 0.32))}"
+        )
+        drawn.append(
+            element(
+                "path", element("title", f"mean {column.mean:{y_format}}"), d=line, class_="mean"
+            )
+        )
     means = ", ".join(f"{column.name}: mean {column.mean:{y_format}}" for column in columns)
     return frame.svg(f"{y_label} by {x_label}. {means}.", *drawn)

@@ -1,4 +1,5 @@
-"""Comparisons of runs: score and cost of each row over its seeds, after equal rounds, bytes or FLOPs."""
+"""Comparisons of runs: score and cost of each row over its seeds, after equal rounds, bytes or
+FLOPs."""
 
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -86,7 +87,8 @@ class SeedRun:
     limit: float | None = field(default=None, kw_only=True)
     """The budget; None if there is no limit."""
     failures: int = 0
-    """Number of steps that were discarded: a value was not finite, or the privacy budget was spent."""
+    """Number of steps that were discarded: a value was not finite, or the privacy budget was
+    spent."""
     seconds_per_peer: float | None = None
     """Seconds that a peer computes in a round; None if they were not measured."""
     flops_kind: str = COUNTED
@@ -97,7 +99,8 @@ class SeedRun:
     data: Mapping[str, str] = field(default_factory=dict)
     """The settings that must be equal for peers to be compared one by one."""
     data_digest: str | None = None
-    """Of a run made in Python: the digest of its peers' data. None with liars, whose data may be poisoned."""
+    """Of a run made in Python: the digest of its peers' data. None with Byzantine peers, whose data
+    may be poisoned."""
 
     @property
     def paper_mb(self) -> float:
@@ -116,13 +119,23 @@ class SeedRun:
 
     def within(self, budget: Budget, limit: float | None) -> "SeedRun":
         """Return the run with `final` set to the last evaluated round within a limit."""
-        tolerant = inf if limit is None else limit * (1 + 1e-9)  # equal costs may differ in the last bits of their sums
-        points = [point for point in self.points if point.score is not None and point.spent(budget) <= tolerant]
+        tolerant = (
+            inf if limit is None else limit * (1 + 1e-9)
+        )  # equal costs may differ in the last bits of their sums
+        points = [
+            point
+            for point in self.points
+            if point.score is not None and point.spent(budget) <= tolerant
+        ]
         return replace(self, final=points[-1] if points else None, limit=limit)
 
     def rounds_to(self, target: float) -> int | None:
         """Return the first evaluated round that is at least as good as a target, or None."""
-        reached = (p.round for p in self.points if p.score is not None and self.measure.reaches(p.score, target))
+        reached = (
+            p.round
+            for p in self.points
+            if p.score is not None and self.measure.reaches(p.score, target)
+        )
         return next(reached, None)
 
 
@@ -136,9 +149,12 @@ class ComparisonRow:
 
     @property
     def label(self) -> str:
-        """`ditto`, or `method.density=0.2`, or `dispfl, topology=ring`; a key without a value is left out."""
+        """`ditto`, or `method.density=0.2`, or `dispfl, topology=ring`; a key without a value is
+        left out."""
         known = {key: value for key, value in self.name.items() if value != UNKNOWN}
-        return ", ".join(value if key == "method" else f"{key}={value}" for key, value in known.items())
+        return ", ".join(
+            value if key == "method" else f"{key}={value}" for key, value in known.items()
+        )
 
     def is_named(self, names: Mapping[str, str]) -> bool:
         """Return whether the row has these names: `{"method": "dispfl", "density": "0.5"}`."""
@@ -152,23 +168,31 @@ class ComparisonRow:
 
     @property
     def score(self) -> float | None:
-        """Mean over seeds; None if a seed has no score, because means over different seeds are not comparable."""
+        """Mean over seeds; None if a seed has no score, because means over different seeds are not
+        comparable."""
         return statistics.fmean(self.scores) if len(self.scores) == len(self.runs) else None
 
     @property
     def score_std(self) -> float | None:
         """Sample standard deviation over seeds (n - 1); None with one seed."""
-        return statistics.stdev(self.scores) if self.score is not None and len(self.runs) > 1 else None
+        return (
+            statistics.stdev(self.scores) if self.score is not None and len(self.runs) > 1 else None
+        )
 
     def other(self, name: str) -> float | None:
-        """Return another metric, or the loss on test data, mean over seeds; None if a seed has not measured it."""
-        values = [run.final.others[name] for run in self.runs if run.final and name in run.final.others]
+        """Return another metric, or the loss on test data, mean over seeds; None if a seed has not
+        measured it."""
+        values = [
+            run.final.others[name] for run in self.runs if run.final and name in run.final.others
+        ]
         return statistics.fmean(values) if len(values) == len(self.runs) else None
 
     @property
     def peer_std(self) -> float | None:
         """Standard deviation over peers, mean over seeds."""
-        known = [run.final.peer_std for run in self.runs if run.final and run.final.peer_std is not None]
+        known = [
+            run.final.peer_std for run in self.runs if run.final and run.final.peer_std is not None
+        ]
         return statistics.fmean(known) if known else None
 
     @property
@@ -189,11 +213,17 @@ class ComparisonRow:
     def has_data_of(self, other: "ComparisonRow") -> bool:
         """Whether runs of the same seed have the same peers with the same data."""
         theirs = {run.seed: run for run in other.runs}
-        pairs = [(run, theirs[run.seed]) for run in self.runs if run.seed in theirs] or [(self.runs[0], other.runs[0])]
-        return all(one.data == two.data and _may_equal(one.data_digest, two.data_digest) for one, two in pairs)
+        pairs = [(run, theirs[run.seed]) for run in self.runs if run.seed in theirs] or [
+            (self.runs[0], other.runs[0])
+        ]
+        return all(
+            one.data == two.data and _may_equal(one.data_digest, two.data_digest)
+            for one, two in pairs
+        )
 
     def difference_to(self, reference: "ComparisonRow") -> Difference | None:
-        """Return the paired difference to another row; None if their peers or data are not the same."""
+        """Return the paired difference to another row; None if their peers or data are not the
+        same."""
         if not self.has_data_of(reference):
             return None
         return paired_difference(self.peer_scores, reference.peer_scores)
@@ -205,12 +235,14 @@ class ComparisonRow:
 
     @property
     def seconds_per_peer(self) -> float | None:
-        """Seconds that a peer computes in a round, mean over seeds; None if a seed has not measured them."""
+        """Seconds that a peer computes in a round, mean over seeds; None if a seed has not measured
+        them."""
         known = [run.seconds_per_peer for run in self.runs if run.seconds_per_peer is not None]
         return statistics.fmean(known) if len(known) == len(self.runs) else None
 
     def rounds_to(self, target: float) -> float | None:
-        """Return the rounds needed to reach a score, mean over seeds; None if a seed does not reach it."""
+        """Return the rounds needed to reach a score, mean over seeds; None if a seed does not reach
+        it."""
         reached = [run.rounds_to(target) for run in self.runs]
         known = [rounds for rounds in reached if rounds is not None]
         return statistics.fmean(known) if len(known) == len(reached) else None
@@ -220,7 +252,8 @@ class ComparisonRow:
         return statistics.fmean(cost(run) for run in self.runs)
 
     def mean_final(self, number: Callable[[RunPoint], float]) -> float | None:
-        """Return the mean over seeds of a number of the final point; None if a seed has no such point."""
+        """Return the mean over seeds of a number of the final point; None if a seed has no such
+        point."""
         values = [number(run.final) for run in self.runs if run.final]
         return statistics.fmean(values) if len(values) == len(self.runs) else None
 
@@ -241,7 +274,8 @@ class Comparison:
 
     @cached_property
     def limits(self) -> dict[int, float]:
-        """The budget of each seed; empty if there is no limit, or if data sets have different ones."""
+        """The budget of each seed; empty if there is no limit, or if data sets have different
+        ones."""
         found: dict[int, set[float]] = {}
         for run in (run for row in self.rows for run in row.runs):
             if run.limit is not None:
@@ -262,13 +296,18 @@ class Comparison:
         for row, same in zip(self.rows, self._same_data, strict=True):
             scores = [other.score for other in same if other.score is not None]
             text = self.measure.text
-            if row.score is not None and len(same) > 1 and text(row.score) == text(self.measure.best(scores)):
+            if (
+                row.score is not None
+                and len(same) > 1
+                and text(row.score) == text(self.measure.best(scores))
+            ):
                 found.append(row)
         return found
 
     @cached_property
     def references(self) -> dict[str, ComparisonRow]:
-        """By label, the row that each one is compared with, peer by peer: `against`, or the first, of the same data."""
+        """By label, the row that each one is compared with, peer by peer: `against`, or the first,
+        of the same data."""
         return {
             row.label: next((other for other in same if other.is_named(self.against)), same[0])
             for row, same in zip(self.rows, self._same_data, strict=True)
@@ -276,14 +315,20 @@ class Comparison:
 
     @cached_property
     def differences(self) -> dict[str, Difference]:
-        """By label, how each row differs from its reference; nothing where no other row has the same peers and data."""
+        """By label, how each row differs from its reference; nothing where no other row has the
+        same peers and data."""
         pairs = [(row, self.references[row.label]) for row in self.rows]
-        found = {row.label: row.difference_to(reference) for row, reference in pairs if row is not reference}
+        found = {
+            row.label: row.difference_to(reference)
+            for row, reference in pairs
+            if row is not reference
+        }
         return {label: difference for label, difference in found.items() if difference}
 
     @property
     def reference_labels(self) -> list[str]:
-        """The labels of the rows that others are compared with: one for every data set and split."""
+        """The labels of the rows that others are compared with: one for every data set and
+        split."""
         return list(dict.fromkeys(self.references[label].label for label in self.differences))
 
     @cached_property
@@ -301,11 +346,12 @@ def compare(
     targets: Sequence[float] = (),
     against: Mapping[str, str] | None = None,
 ) -> Comparison:
-    """Read run directories and compare them, peer by peer with the rows that have the names of a reference.
+    """Read run directories and compare them, peer by peer with the rows that have the names of a
+    reference.
 
-    Except under `rounds`, each seed and data set has its own budget: the smallest total of its runs that spend
-    anything, so that the cheapest row keeps all its rounds. Nothing is retrained: a row's score is the one it had at
-    that point.
+    Except under `rounds`, each seed and data set has its own budget: the smallest total of its runs
+    that spend anything, so that the cheapest row keeps all its rounds. Nothing is retrained: a
+    row's score is the one it had at that point.
     """
     rows: dict[tuple[tuple[str, str], ...], list[SeedRun]] = {}
     for name, path in runs:
@@ -313,8 +359,13 @@ def compare(
     all_runs = [run for row in rows.values() for run in row]
     if not all_runs:
         raise RunError("There are no runs to compare.")
-    if budget is Budget.SECONDS and (unknown := [run.path for run in all_runs if not run.points[-1].peer_seconds]):
-        raise RunError(f"{unknown[0]} has no seconds of computing (peer_seconds); compare by rounds, bytes or flops.")
+    if budget is Budget.SECONDS and (
+        unknown := [run.path for run in all_runs if not run.points[-1].peer_seconds]
+    ):
+        raise RunError(
+            f"{unknown[0]} has no seconds of computing (peer_seconds); compare by rounds, bytes or"
+            " flops."
+        )
     whole = [ComparisonRow(dict(name), row) for name, row in rows.items()]
     return Comparison(
         [_limited(row, whole, budget) for row in whole],
@@ -330,8 +381,11 @@ Sample = tuple[float, float] | None
 """An x and a y value of one run in one round; None if it was not measured."""
 
 
-def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> tuple[list[float], list[float], list[float]]:
-    """Return x, mean and sample standard deviation (0 for one seed) at every round that all seeds measured."""
+def mean_over_seeds(
+    seeds: Sequence[Sequence[Sample]],
+) -> tuple[list[float], list[float], list[float]]:
+    """Return x, mean and sample standard deviation (0 for one seed) at every round that all seeds
+    measured."""
     xs, means, stds = [], [], []
     for samples in zip(*seeds, strict=False):  # an interrupted run is shorter
         known = [sample for sample in samples if sample is not None]
@@ -344,7 +398,8 @@ def mean_over_seeds(seeds: Sequence[Sequence[Sample]]) -> tuple[list[float], lis
 
 
 def mean_curve(row: ComparisonRow, budget: Budget) -> tuple[list[float], list[float], list[float]]:
-    """Return cost, mean score and its standard deviation over seeds, at every round that all seeds evaluated."""
+    """Return cost, mean score and its standard deviation over seeds, at every round that all seeds
+    evaluated."""
 
     def sample(point: RunPoint) -> Sample:
         return None if point.score is None else (point.spent(budget), point.score)
@@ -381,14 +436,19 @@ def _read(path: Path) -> SeedRun:
         max(record["busiest"].get("connections", 0) for record in records),
         config["method"]["name"],
         {key: value for key, value in flat_settings(config).items() if prevents_comparison(key)},
-        None if config.get("liars") else config.get("data_sha256"),
+        None if config.get("byzantine") else config.get("data_sha256"),
     )
 
 
-def _scores(record: Metrics) -> tuple[float | None, float | None, dict[str, float], list[float | None]]:
-    """Return mean and standard deviation of the main metric over peers, the others' means, and every peer's value."""
+def _scores(
+    record: Metrics,
+) -> tuple[float | None, float | None, dict[str, float], list[float | None]]:
+    """Return mean and standard deviation of the main metric over peers, the others' means, and
+    every peer's value."""
     main = main_scores(record) or {"mean": None, "std": None, "per_peer": []}
-    others = {name: found["mean"] for name, found in record["scores"].items() if name != record["metric"]}
+    others = {
+        name: found["mean"] for name, found in record["scores"].items() if name != record["metric"]
+    }
     if (trained := record.get("train_score")) and record["metric"] in record["scores"]:
         others[f"train {record['metric']}"] = trained["mean"]
         others[GAP] = measure_of([record]).gain(trained["mean"], main["mean"])
@@ -406,8 +466,11 @@ def _other_metrics(runs: Iterable[SeedRun]) -> list[str]:
 
 
 def _peer_seconds(record: Metrics) -> float:
-    """Return the seconds that a peer computed in a round, mean over all peers, of which some may not have trained."""
-    per_peer = (record.get("peer_seconds") or {"per_peer": [0.0]})["per_peer"]  # null: no peer trained
+    """Return the seconds that a peer computed in a round, mean over all peers, of which some may
+    not have trained."""
+    per_peer = (record.get("peer_seconds") or {"per_peer": [0.0]})[
+        "per_peer"
+    ]  # null: no peer trained
     return float(sum(value or 0.0 for value in per_peer) / len(per_peer))
 
 
@@ -416,14 +479,16 @@ def _may_equal(one: str | None, two: str | None) -> bool:
 
 
 def _with_data_of(row: ComparisonRow, rows: Iterable[ComparisonRow]) -> list[ComparisonRow]:
-    """Return the rows with the same data; only the row itself if its unknown data may be those of different rows."""
+    """Return the rows with the same data; only the row itself if its unknown data may be those of
+    different rows."""
     found = [other for other in rows if other.has_data_of(row)]
     known = next((other for other in found if other is not row), row)
     return found if all(other.has_data_of(known) for other in found) else [row]
 
 
 def _limited(row: ComparisonRow, rows: Iterable[ComparisonRow], budget: Budget) -> ComparisonRow:
-    """Return a row within, for each of its seeds, the smallest total of the runs on the same data that spend any."""
+    """Return a row within, for each of its seeds, the smallest total of the runs on the same data
+    that spend any."""
     limits: dict[int, float] = {}
     rivals = [] if budget is Budget.ROUNDS else _with_data_of(row, rows)
     for run in (run for rival in rivals for run in rival.runs):

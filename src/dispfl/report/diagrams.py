@@ -20,11 +20,18 @@ Position = tuple[float, float]
 
 
 def heat_map(
-    counts: Sequence[Sequence[int]], names: Sequence[str], tooltips: Sequence[str], most: int, label: str, columns: int
+    counts: Sequence[Sequence[int]],
+    names: Sequence[str],
+    tooltips: Sequence[str],
+    most: int,
+    label: str,
+    columns: int,
 ) -> Markup:
-    """Return a column for each name and a row for each of its counts; a count of `most` has the full colour.
+    """Return a column for each name and a row for each of its counts; a count of `most` has the
+    full colour.
 
-    `columns` is the number of columns that fit, so that maps side by side have cells of the same size.
+    `columns` is the number of columns that fit, so that maps side by side have cells of the same
+    size.
     """
     rows, width = len(counts[0]), min(MAX_CELL_WIDTH, (MAP_WIDTH - MAP_LEFT - 4) / columns)
     height = max(2.5, min(18.0, 300 / rows))
@@ -37,15 +44,36 @@ def heat_map(
         drawn.append(element("text", str(row), class_="tick y", x=MAP_LEFT - 6, y=y, dy="0.32em"))
     for k, (name, tooltip) in enumerate(zip(names, tooltips, strict=True)):
         left, title = MAP_LEFT + k * width, element("title", tooltip)
-        drawn.append(element("rect", title, class_="tip", x=left, y=MAP_TOP, width=width, height=rows * height))
+        drawn.append(
+            element(
+                "rect", title, class_="tip", x=left, y=MAP_TOP, width=width, height=rows * height
+            )
+        )
         if k % (2 if width >= 30 else 5) == 0:
-            drawn.append(element("text", name, class_="tick x", x=left + width / 2, y=bottom + 6, dy="0.8em"))
-    drawn.append(element("rect", class_="outline", x=MAP_LEFT, y=MAP_TOP, width=right - MAP_LEFT, height=rows * height))
-    drawn.append(element("text", "peer", class_="axis x", x=(MAP_LEFT + right) / 2, y=bottom + MAP_BOTTOM - 4))
+            drawn.append(
+                element("text", name, class_="tick x", x=left + width / 2, y=bottom + 6, dy="0.8em")
+            )
+    drawn.append(
+        element(
+            "rect",
+            class_="outline",
+            x=MAP_LEFT,
+            y=MAP_TOP,
+            width=right - MAP_LEFT,
+            height=rows * height,
+        )
+    )
+    drawn.append(
+        element(
+            "text", "peer", class_="axis x", x=(MAP_LEFT + right) / 2, y=bottom + MAP_BOTTOM - 4
+        )
+    )
     return svg(MAP_WIDTH, bottom + MAP_BOTTOM, label, *drawn, size="map")
 
 
-def _cells(counts: Sequence[Sequence[int]], level: int, width: float, height: float, most: int) -> Markup:
+def _cells(
+    counts: Sequence[Sequence[int]], level: int, width: float, height: float, most: int
+) -> Markup:
     """Return all cells of one colour level."""
     shape = f"h{width:.2f}v{height:.2f}h-{width:.2f}z"
     path = [
@@ -58,9 +86,14 @@ def _cells(counts: Sequence[Sequence[int]], level: int, width: float, height: fl
 
 
 def peer_graph(
-    neighbours: Mapping[str, Sequence[str]], roster: Sequence[str], offline: Collection[str], example: str, label: str
+    neighbours: Mapping[str, Sequence[str]],
+    roster: Sequence[str],
+    offline: Collection[str],
+    example: str,
+    label: str,
 ) -> Markup:
-    """Return peers on a circle, with a link to each peer from its neighbours; those to `example` are highlighted."""
+    """Return peers on a circle, with a link to each peer from its neighbours; those to `example`
+    are highlighted."""
     positions = circle_positions(roster)
     links = [(sender, peer) for peer, senders in neighbours.items() for sender in senders]
     arrows = len(links) <= MAX_ARROWS
@@ -75,28 +108,48 @@ def peer_graph(
     for sender, peer in links:
         receivers[sender].append(peer)
     for peer in roster:
-        exchange = f"receives from {_first_few(neighbours.get(peer, []))}; sends to {_first_few(receivers[peer])}"
+        exchange = (
+            f"receives from {_first_few(neighbours.get(peer, []))}; sends to"
+            f" {_first_few(receivers[peer])}"
+        )
         tooltip = f"peer {peer}: {'offline' if peer in offline else exchange}"
         kind = "offline" if peer in offline else "highlighted" if peer == example else ""
         drawn.append(_node(positions[peer], tooltip, kind, len(roster)))
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
 
 
-def server_star(centre: str, roster: Sequence[str], cohort: Collection[str] | None, label: str) -> Markup:
-    """Return peers around a server; the links of the last round's cohort are highlighted if it is known."""
+def server_star(
+    centre: str, roster: Sequence[str], cohort: Collection[str] | None, label: str
+) -> Markup:
+    """Return peers around a server; the links of the last round's cohort are highlighted if it is
+    known."""
     positions = circle_positions(roster)
     middle = (GRAPH_WIDTH / 2, GRAPH_WIDTH / 2)
     spokes = {peer: f"M{_pair(middle)}L{_pair(positions[peer])}" for peer in roster}
     chosen = set(cohort or ())
     drawn = [
-        element("path", d="".join(spokes[peer] for peer in roster if peer not in chosen), class_="links spokes"),
-        element("path", d="".join(spokes[peer] for peer in roster if peer in chosen), class_="links highlighted"),
+        element(
+            "path",
+            d="".join(spokes[peer] for peer in roster if peer not in chosen),
+            class_="links spokes",
+        ),
+        element(
+            "path",
+            d="".join(spokes[peer] for peer in roster if peer in chosen),
+            class_="links highlighted",
+        ),
     ]
     for peer in roster:
         state = "participated" if peer in chosen else "idle"
         tooltip = f"peer {peer}" if cohort is None else f"peer {peer}: {state} in the last round"
-        drawn.append(_node(positions[peer], tooltip, "highlighted" if peer in chosen else "", len(roster)))
-    drawn.append(element("circle", element("title", centre), class_="node hub", cx=middle[0], cy=middle[1], r=24))
+        drawn.append(
+            _node(positions[peer], tooltip, "highlighted" if peer in chosen else "", len(roster))
+        )
+    drawn.append(
+        element(
+            "circle", element("title", centre), class_="node hub", cx=middle[0], cy=middle[1], r=24
+        )
+    )
     drawn.append(element("text", centre, class_="hub", x=middle[0], y=middle[1], dy="0.32em"))
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
 
@@ -110,7 +163,9 @@ def circle_positions(roster: Sequence[str], radius: float = GRAPH_RADIUS) -> dic
     return positions
 
 
-def _links(links: Sequence[tuple[str, str]], positions: Mapping[str, Position], arrows: bool) -> str:
+def _links(
+    links: Sequence[tuple[str, str]], positions: Mapping[str, Position], arrows: bool
+) -> str:
     return "".join(_link(positions[sender], positions[peer], arrows) for sender, peer in links)
 
 
@@ -134,11 +189,14 @@ def _node(position: Position, tooltip: str, kind: str, peers: int) -> Markup:
 
 
 def _names(roster: Sequence[str]) -> list[Markup]:
-    """Return the names outside the circle: of all peers, or of every second, fifth, ... if there are many."""
+    """Return the names outside the circle: of all peers, or of every second, fifth, ... if there
+    are many."""
     every = next((step for step in (1, 2, 5, 10, 25, 50, 100) if len(roster) <= 32 * step), 1000)
     positions = circle_positions(roster, GRAPH_RADIUS + 24)
     shown = [(peer, *positions[peer]) for peer in roster[::every]]
-    return [element("text", peer, class_="tick name", x=x, y=y, dy="0.32em") for peer, x, y in shown]
+    return [
+        element("text", peer, class_="tick name", x=x, y=y, dy="0.32em") for peer, x, y in shown
+    ]
 
 
 def _first_few(peers: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
-"""Paired differences between two rows: the same peers of the same seeds, with a 95 % bootstrap interval.
+"""Paired differences between two rows: the same peers of the same seeds, with a 95 % bootstrap
+interval.
 
-Resampling follows how the runs were made: seeds first, then, within each drawn seed, its peers (a hierarchical
-bootstrap; with one seed, its peers alone). The random numbers are the same every time.
+Resampling follows how the runs were made: seeds first, then, within each drawn seed, its peers (a
+hierarchical bootstrap; with one seed, its peers alone). The random numbers are the same every time.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,8 @@ from dispfl.core.metric import Measure
 RESAMPLES = 5000
 CONFIDENCE = 0.95
 MIN_PAIRS = 6
-"""With fewer pairs than this, two equal methods differ in the same direction everywhere in more than 5 % of cases."""
+"""With fewer pairs than this, two equal methods differ in the same direction everywhere in more
+than 5 % of cases."""
 
 
 class Verdict(StrEnum):
@@ -74,7 +76,8 @@ def paired_difference(row: Scores, reference: Scores) -> Difference | None:
 
 
 def _interval(by_seed: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the percentile interval of the mean over resampled seeds of the mean over their resampled peers."""
+    """Return the percentile interval of the mean over resampled seeds of the mean over their
+    resampled peers."""
     rng = np.random.default_rng(0)
     means = np.zeros(RESAMPLES)
     for drawn in rng.integers(len(by_seed), size=(len(by_seed), RESAMPLES)):
@@ -92,12 +95,14 @@ def _range(counts: Sequence[int]) -> str:
 
 def paired_over(differences: Mapping[str, Difference]) -> str:
     """Say what the differences are taken over, and what ahead, behind and level mean."""
-    peers, seeds = (_range([getattr(one, name) for one in differences.values()]) for name in ("peers", "seeds"))
+    peers, seeds = (
+        _range([getattr(one, name) for one in differences.values()]) for name in ("peers", "seeds")
+    )
     over = f"{peers} pairs of peers"
     over += f" in {seeds} seeds (seeds, then their peers, resampled)" if seeds != "1" else ""
     untested = any(one.interval is None for one in differences.values())
     few = f"; untested: fewer than {MIN_PAIRS} pairs" if untested else ""
     return (
-        f"paired difference over {over}, with its 95 % bootstrap interval; ahead or behind where that excludes 0, "
-        f"otherwise level{few}."
+        f"paired difference over {over}, with its 95 % bootstrap interval; ahead or behind where"
+        f" that excludes 0, otherwise level{few}."
     )

@@ -1,4 +1,5 @@
-"""From the configs of runs: their labels in tables, plots and reports, and whether FLOPs are counted or saved."""
+"""From the configs of runs: their labels in tables, plots and reports, and whether FLOPs are
+counted or saved."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +16,15 @@ METHOD_LABELS = {
     "dpsgd-ft": "D-PSGD-FT",
 }
 """The paper's names of the methods; other methods keep their own name."""
-IGNORED_KEYS = {"seed", "workers", "device", "engine", "data.dir", "data_sha256", "initial_weights_sha256"}
+IGNORED_KEYS = {
+    "seed",
+    "workers",
+    "device",
+    "engine",
+    "data.dir",
+    "data_sha256",
+    "initial_weights_sha256",
+}
 """Keys in which runs of one row may differ: they do not affect results, or follow from the seed."""
 DATA_TABLES = ("data.", "partition.")
 COUNTED, SAVED = "counted", "saved"
@@ -24,23 +33,29 @@ UNKNOWN = "–"
 
 
 def flops_kind(config: Mapping[str, Any]) -> str:
-    """Return whether a run's FLOPs are saved, because peers train small networks, or counted, by dense kernels."""
+    """Return whether a run's FLOPs are saved, because peers train small networks, or counted, by
+    dense kernels."""
     return SAVED if config["method"].get("structure") == "channels" else COUNTED
 
 
 def flops_note(kinds: Mapping[str, str]) -> str:
-    """Return a sentence that says which rows' FLOPs are counted and which are saved; `kinds` are by label."""
+    """Return a sentence that says which rows' FLOPs are counted and which are saved; `kinds` are by
+    label."""
     saved = [label for label, kind in kinds.items() if kind == SAVED]
     if not saved:
         return "FLOPs are counted: the kernels are dense."
     small = "peers train small networks that compute only these"
     if len(saved) == len(kinds):
         return f"FLOPs are saved: {small}."
-    return f"FLOPs of {join_and(saved)} are saved: {small}; those of the others are counted: the kernels are dense."
+    return (
+        f"FLOPs of {join_and(saved)} are saved: {small}; those of the others are counted: the"
+        " kernels are dense."
+    )
 
 
 def connections_note(counts: Mapping[str, int]) -> str:
-    """Return a sentence on how many models a node receives in a round at most; `counts` are by label."""
+    """Return a sentence on how many models a node receives in a round at most; `counts` are by
+    label."""
     labels: dict[int, list[str]] = {}
     for label, count in counts.items():
         labels.setdefault(count, []).append(label)
@@ -49,7 +64,10 @@ def connections_note(counts: Mapping[str, int]) -> str:
         return ""
     if len(sending) == 1:
         (count,) = sending
-        return f"Compared at equal connections: no node receives more than {_models(count)} in a round."
+        return (
+            f"Compared at equal connections: no node receives more than {_models(count)} in a"
+            " round."
+        )
     most = max(sending, key=lambda count: len(sending[count]))
     if len(sending[most]) > 2:
         sending.pop(most)
@@ -70,7 +88,13 @@ def _models(count: int) -> str:
 
 def prevents_comparison(key: str) -> bool:
     """Return whether rows that differ in this key have different peers, data or metrics."""
-    return key in ("peers", "unseen_peers", "samples", "metric", "made_in_python") or key.startswith(DATA_TABLES)
+    return key in (
+        "peers",
+        "unseen_peers",
+        "samples",
+        "metric",
+        "made_in_python",
+    ) or key.startswith(DATA_TABLES)
 
 
 def join_and(words: Sequence[str]) -> str:
@@ -82,7 +106,11 @@ def flat_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return a run's config as dotted keys with formatted values, without the ignored keys."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        fields = {f"{key}.{field}": v for field, v in value.items()} if isinstance(value, Mapping) else {key: value}
+        fields = (
+            {f"{key}.{field}": v for field, v in value.items()}
+            if isinstance(value, Mapping)
+            else {key: value}
+        )
         flat |= {name: format_value(v) for name, v in fields.items() if name not in IGNORED_KEYS}
     return flat
 
@@ -97,19 +125,24 @@ def format_value(value: Any) -> str:
 
 
 def row_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the label of each config: `Dis-PFL`, `Dis-PFL (channels)`, `Dis-PFL (channels, density 0.2)`.
+    """Return the label of each config: `Dis-PFL`, `Dis-PFL (channels)`, `Dis-PFL (channels, density
+    0.2)`.
 
-    Configs of the same method and kind of mask are told apart by the settings in which they differ. Configs that
-    differ in their seed alone have the same label.
+    Configs of the same method and kind of mask are told apart by the settings in which they differ.
+    Configs that differ in their seed alone have the same label.
     """
     labels: dict[_Settings, str] = {}
     for settings in (rows := list(dict.fromkeys(map(_hashable, configs)))):
         name, channels = _kind(settings)
         rivals = [dict(other) for other in rows if _kind(other) == (name, channels)]
         details = ["channels"] if channels else []
-        details += [_short(key, dict(settings).get(key, "not set")) for key in _distinguishing_keys(rivals)]
+        details += [
+            _short(key, dict(settings).get(key, "not set")) for key in _distinguishing_keys(rivals)
+        ]
         label = METHOD_LABELS.get(name, name) + (f" ({', '.join(details)})" if details else "")
-        labels[settings] = f"{label} ({name})" if label in labels.values() else label  # a custom method called Dis-PFL
+        labels[settings] = (
+            f"{label} ({name})" if label in labels.values() else label
+        )  # a custom method called Dis-PFL
     return [labels[_hashable(config)] for config in configs]
 
 
@@ -127,9 +160,12 @@ def _kind(settings: _Settings) -> tuple[str, bool]:
 
 
 def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a few keys in which no two rows agree, preferring those that all rows have and with many values."""
+    """Return a few keys in which no two rows agree, preferring those that all rows have and with
+    many values."""
     keys = sorted({key for row in rows for key in row})
-    keys.sort(key=lambda key: (not all(key in row for row in rows), -len({row.get(key) for row in rows})))
+    keys.sort(
+        key=lambda key: (not all(key in row for row in rows), -len({row.get(key) for row in rows}))
+    )
     chosen: list[str] = []
 
     def distinct(keys: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """HTML and SVG as text, and the building blocks of the page.
 
-Text that is not `Markup` is escaped when it is inserted, so the contents of files cannot become tags.
+Text that is not `Markup` is escaped when it is inserted, so the contents of files cannot become
+tags.
 """
 
 import os
@@ -22,8 +23,11 @@ Attribute = str | float | None
 
 
 def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
-    """`element("td", "a<b", class_="number")` is `<td class="number">a&lt;b</td>`; attributes of None are omitted."""
-    text = "".join(f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value is not None)
+    """`element("td", "a<b", class_="number")` is `<td class="number">a&lt;b</td>`; attributes of
+    None are omitted."""
+    text = "".join(
+        f' {_name(key)}="{_value(value)}"' for key, value in attributes.items() if value is not None
+    )
     return Markup(f"<{tag}{text}>{join_markup(children)}</{tag}>")
 
 
@@ -69,7 +73,9 @@ def colour_legend(series: Sequence[ReportSeries]) -> Markup:
 def swatch(series: ReportSeries) -> Markup:
     """Return a short piece of the row's line."""
     line = element("path", d="M1 6H25", class_=f"line {series.css_class}")
-    return element("svg", line, class_="swatch", viewBox="0 0 26 12", width=26, height=12, aria_hidden="true")
+    return element(
+        "svg", line, class_="swatch", viewBox="0 0 26 12", width=26, height=12, aria_hidden="true"
+    )
 
 
 def html_table(
@@ -79,12 +85,16 @@ def html_table(
     kind: str,
     best: Sequence[int] = (),
 ) -> Markup:
-    """Return a table: headings with a class for their column, cells as text or Markup, the first cell as row heading.
+    """Return a table: headings with a class for their column, cells as text or Markup, the first
+    cell as row heading.
 
-    On a phone a table of kind `cards` becomes one card per row, so its cells carry their headings; the roles keep it a
-    table for screen readers.
+    On a phone a table of kind `cards` becomes one card per row, so its cells carry their headings;
+    the roles keep it a table for screen readers.
     """
-    head = [element("th", text, class_=name or None, scope="col", role="columnheader") for text, name in headings]
+    head = [
+        element("th", text, class_=name or None, scope="col", role="columnheader")
+        for text, name in headings
+    ]
     body = []
     for number, cells in enumerate(rows):
         parts = [element("th", cells[0], scope="row", role="rowheader")]
@@ -103,7 +113,9 @@ def html_table(
 
 def details(summary: str, *children: str) -> Markup:
     """Return a collapsed block."""
-    return element("details", element("summary", summary), element("div", *children, class_="details-body"))
+    return element(
+        "details", element("summary", summary), element("div", *children, class_="details-body")
+    )
 
 
 def _name(key: str) -> str:
@@ -123,7 +135,8 @@ def plural(number: int, noun: str) -> str:
 
 
 def capitalized(word: str) -> str:
-    """Return the word with its first letter in upper case and the others unchanged: `F1`, `MIoU`."""
+    """Return the word with its first letter in upper case and the others unchanged: `F1`,
+    `MIoU`."""
     return word[:1].upper() + word[1:]
 
 
@@ -133,14 +146,16 @@ def format_number(value: float | None, decimals: int) -> str:
 
 
 def format_seconds(value: float | None) -> str:
-    """Return seconds with three decimals, one for large values and two digits for small ones, or a dash for None."""
+    """Return seconds with three decimals, one for large values and two digits for small ones, or a
+    dash for None."""
     if value is None:
         return UNKNOWN
     return f"{value:.2g}" if 0 < value < 0.01 else f"{value:.3f}" if value < 10 else f"{value:.1f}"
 
 
 def format_amount(value: float) -> str:
-    """Return megabytes or FLOPs with two decimals, fewer for large values and two significant digits for small ones."""
+    """Return megabytes or FLOPs with two decimals, fewer for large values and two significant
+    digits for small ones."""
     if 0 < value < 0.1:
         return f"{value:.2g}"
     decimals = 2 if value < 100 else 1 if value < 1000 else 0
@@ -154,13 +169,15 @@ def flops_unit_of_largest(values: Sequence[float]) -> tuple[float, str]:
 
 
 def flops_unit_of_smallest(values: Sequence[float]) -> tuple[float, str]:
-    """Return scale and unit in which the smallest positive FLOPs are at least 1, where there is such a unit."""
+    """Return scale and unit in which the smallest positive FLOPs are at least 1, where there is
+    such a unit."""
     smallest = min((value for value in values if value > 0), default=0.0)
     return next((unit for unit in FLOPS_UNITS if smallest >= unit[0]), FLOPS_UNITS[-1])
 
 
 def relative_to_page(page: Path, path: Path) -> str:
-    """Return a run directory relative to the page's folder: both can be moved, and no home directory is shown."""
+    """Return a run directory relative to the page's folder: both can be moved, and no home
+    directory is shown."""
     relative = os.path.relpath(path.resolve(), page.resolve().parent)
     return path.resolve().name if relative == "." else relative
 

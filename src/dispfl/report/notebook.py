@@ -1,4 +1,5 @@
-"""A run in a notebook: one line and its learning curve, as HTML that affects nothing else on the page."""
+"""A run in a notebook: one line and its learning curve, as HTML that affects nothing else on the
+page."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,12 +27,21 @@ STYLE = """
 
 
 def run_markup(title: str, records: Sequence[Mapping[str, Any]]) -> str:
-    """Return a title and the curve of the main metric: mean over peers, with a band of one standard deviation."""
+    """Return a title and the curve of the main metric: mean over peers, with a band of one standard
+    deviation."""
     metric = measure_of(list(map(dict, records))).name
-    own = [(record["round"] + 1, found) for record in records if (found := main_scores(dict(record)))]
+    own = [
+        (record["round"] + 1, found) for record in records if (found := main_scores(dict(record)))
+    ]
     mixed = [(record["round"] + 1, record["mixed"]) for record in records if record["mixed"]]
     curves = [
-        Curve(label, "", [x for x, _ in points], [s["mean"] for _, s in points], [s["std"] for _, s in points][:band])
+        Curve(
+            label,
+            "",
+            [x for x, _ in points],
+            [s["mean"] for _, s in points],
+            [s["std"] for _, s in points][:band],
+        )
         for label, points, band in ((metric, own, None), (f"{metric} after mixing", mixed, 0))
         if points
     ]

@@ -17,7 +17,7 @@ from dispfl.report.markup import (
     section,
 )
 from dispfl.report.peers import labels_section, peers_section
-from dispfl.report.privacy import privacy_section
+from dispfl.report.privacy_section import privacy_section
 from dispfl.report.results import ReportResults, read_results
 from dispfl.report.results_table import results_section
 from dispfl.report.runs import ReportRun
@@ -37,7 +37,8 @@ CONTENTS = {
     "topology": "Topology",
     "settings": "Settings",
 }
-"""The anchors of the sections and their names in the table of contents; private or audited runs have one more."""
+"""The anchors of the sections and their names in the table of contents; private or audited runs
+have one more."""
 TABLE_TITLES = {
     "": "Run",
     "data": "Data",
@@ -72,7 +73,9 @@ def html_page(results: ReportResults, out: Path) -> str:
     privacy, sections = privacy_section(results), list(CONTENTS.items())
     if privacy:
         sections.insert(-1, ("privacy", "Privacy"))
-    contents = element("ul", *(element("li", element("a", text, href=f"#{name}")) for name, text in sections))
+    contents = element(
+        "ul", *(element("li", element("a", text, href=f"#{name}")) for name, text in sections)
+    )
     body = [
         element(
             "header",
@@ -100,11 +103,14 @@ def html_page(results: ReportResults, out: Path) -> str:
 
 def _title(results: ReportResults) -> str:
     labels = [series.label for series in results.series]
-    return join_and(labels if len(labels) <= MAX_NAMED else [*labels[:2], f"{len(labels) - 2} others"])
+    return join_and(
+        labels if len(labels) <= MAX_NAMED else [*labels[:2], f"{len(labels) - 2} others"]
+    )
 
 
 def _head(title: str) -> Markup:
-    """Return the head, whose policy forbids the page to load anything, whatever the files of the runs contain."""
+    """Return the head, whose policy forbids the page to load anything, whatever the files of the
+    runs contain."""
     style = files("dispfl.report").joinpath("style.css").read_text(encoding="utf-8")
     policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
     return element(
@@ -120,7 +126,8 @@ def _head(title: str) -> Markup:
 
 
 def headline(results: ReportResults) -> str:
-    """`16 peers · mnist · dirichlet 0.3 · cnn · random topology of degree 4 · 16 rounds · 3 seeds`."""
+    """`16 peers · mnist · dirichlet 0.3 · cnn · random topology of degree 4 · 16 rounds · 3
+    seeds`."""
     common = _common_settings(results)
     parts = []
     if "peers" in common:
@@ -148,28 +155,42 @@ def settings_section(results: ReportResults, out: Path) -> Markup:
     for name, title in TABLE_TITLES.items():
         keys = [key for key in common if key.rpartition(".")[0] == name and key != "made_in_python"]
         if keys:
-            groups.append(_settings_list(title, {key.rpartition(".")[2]: common[key] for key in keys}))
+            groups.append(
+                _settings_list(title, {key.rpartition(".")[2]: common[key] for key in keys})
+            )
     for series in results.series:
         first = flat_settings(series.runs[0].config)
-        own = {key.removeprefix("method."): first[key] for key in first if key.startswith("method.")}
+        own = {
+            key.removeprefix("method."): first[key] for key in first if key.startswith("method.")
+        }
         own |= {key: values[series.label] for key, values in results.differing.items()}
-        own["seed" if len(series.runs) == 1 else "seeds"] = ", ".join(str(run.seed) for run in series.runs)
+        own["seed" if len(series.runs) == 1 else "seeds"] = ", ".join(
+            str(run.seed) for run in series.runs
+        )
         groups.append(_settings_list(series.label, own))
-    return section("settings", "Settings", element("div", *groups, class_="settings"), _run_directories(results, out))
+    return section(
+        "settings",
+        "Settings",
+        element("div", *groups, class_="settings"),
+        _run_directories(results, out),
+    )
 
 
 def _common_settings(results: ReportResults) -> dict[str, str]:
     """Return the settings that all rows share, outside the method's table."""
     settings = flat_settings(results.series[0].runs[0].config)
     return {
-        key: value for key, value in settings.items() if key not in results.differing and not key.startswith("method.")
+        key: value
+        for key, value in settings.items()
+        if key not in results.differing and not key.startswith("method.")
     }
 
 
 def _settings_list(title: str, pairs: Mapping[str, str]) -> Markup:
     name_first = sorted(pairs.items(), key=lambda pair: pair[0] != "name")
     items = join_markup(
-        join_markup([element("dt", key), element("dd", _shortened(value))]) for key, value in name_first
+        join_markup([element("dt", key), element("dd", _shortened(value))])
+        for key, value in name_first
     )
     return element("div", element("h3", title), element("dl", items))
 
@@ -179,17 +200,37 @@ def _shortened(value: str) -> str:
 
 
 def _run_directories(results: ReportResults, out: Path) -> Markup:
-    headings = [("Run directory", ""), ("Row", ""), ("Seed", "number"), ("Rounds", "number"), ("Versions", "")]
+    headings = [
+        ("Run directory", ""),
+        ("Row", ""),
+        ("Seed", "number"),
+        ("Rounds", "number"),
+        ("Versions", ""),
+    ]
     rows = []
     for series in results.series:
         for run in series.runs:
             rounds = f"{len(run.records)} of {run.config['rounds']}"
-            rows.append([relative_to_page(out, run.path), series.label, str(run.seed), rounds, _versions(run)])
-    return details("Run directories", html_table("Runs that this page is made from", headings, rows, "plain"))
+            rows.append(
+                [
+                    relative_to_page(out, run.path),
+                    series.label,
+                    str(run.seed),
+                    rounds,
+                    _versions(run),
+                ]
+            )
+    return details(
+        "Run directories", html_table("Runs that this page is made from", headings, rows, "plain")
+    )
 
 
 def _versions(run: ReportRun) -> str:
     versions = (run.summary or {}).get("versions")
     if not isinstance(versions, dict):
         return "not finished" if run.summary is None else "unknown"
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if name in ("dispfl", "torch", "python"))
+    return ", ".join(
+        f"{name} {version}"
+        for name, version in versions.items()
+        if name in ("dispfl", "torch", "python")
+    )

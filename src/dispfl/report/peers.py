@@ -4,7 +4,16 @@ import statistics
 from collections.abc import Callable
 
 from dispfl.core.metric import Measure
-from dispfl.report.charts import LARGE, Bar, Curve, DotColumn, bar_chart, dot_chart, line_chart, thin_out
+from dispfl.report.charts import (
+    LARGE,
+    Bar,
+    Curve,
+    DotColumn,
+    bar_chart,
+    dot_chart,
+    line_chart,
+    thin_out,
+)
 from dispfl.report.diagrams import heat_map
 from dispfl.report.labels import DATA_TABLES, UNKNOWN, flat_settings
 from dispfl.report.markup import (
@@ -49,16 +58,36 @@ def peers_section(results: ReportResults) -> Markup:
         return section("peers", "Results per peer", remark("No peer has been evaluated."))
     measure = results.measure
     grouped = [series for series in evaluated if series.runs[0].densities]
-    groups = [part for one in grouped for part in (_density_figure(one, measure), *_seconds_figures(one, measure))]
+    groups = [
+        part
+        for one in grouped
+        for part in (_density_figure(one, measure), *_seconds_figures(one, measure))
+    ]
     if len(evaluated) == 1:
-        parts = [figures([_sorted_bars(evaluated[0], measure), *groups, _extremes_by_round(evaluated[0], measure)])]
+        parts = [
+            figures(
+                [
+                    _sorted_bars(evaluated[0], measure),
+                    *groups,
+                    _extremes_by_round(evaluated[0], measure),
+                ]
+            )
+        ]
     else:
         parts = [
             colour_legend(evaluated),
             figures([_sorted_lines(evaluated, measure), *_wins_figure(results), *groups]),
         ]
-        parts += [figures(differences, "many")] if (differences := _difference_figures(results)) else []
-    return section("peers", "Results per peer", *parts, *senders_parts(results), _all_scores(evaluated, measure))
+        parts += (
+            [figures(differences, "many")] if (differences := _difference_figures(results)) else []
+        )
+    return section(
+        "peers",
+        "Results per peer",
+        *parts,
+        *senders_parts(results),
+        _all_scores(evaluated, measure),
+    )
 
 
 def _sorted_title(measure: Measure) -> str:
@@ -71,11 +100,18 @@ def _sorted_lines(evaluated: list[ReportSeries], measure: Measure) -> Markup:
     for series in evaluated:
         by_seed = [_worst_first(run, measure).values() for run in series.runs if run.scores]
         ranked = [statistics.fmean(scores) for scores in zip(*by_seed, strict=False)]
-        curves.append(Curve(series.label, series.css_class, [k + 1.0 for k in range(len(ranked))], ranked))
+        curves.append(
+            Curve(series.label, series.css_class, [k + 1.0 for k in range(len(ranked))], ranked)
+        )
     several = any(len(series.runs) > 1 for series in evaluated)
     note = f"Each row sorts its own peers{'; mean over seeds' if several else ''}."
     chart = line_chart(
-        curves, "peers, worst to best", measure.name, whole_x=True, x_word="rank", y_format=measure.format
+        curves,
+        "peers, worst to best",
+        measure.name,
+        whole_x=True,
+        x_word="rank",
+        y_format=measure.format,
     )
     return figure(_sorted_title(measure), chart, note=note)
 
@@ -99,9 +135,16 @@ def _wins_figure(results: ReportResults) -> list[Markup]:
         ]
         track = element("span", *bars, class_=f"track {series.css_class}", aria_hidden="true")
         text = f"{wins}" + (f" + {ties} tied" if ties else "")
-        rows.append(element("li", element("span", series.label), track, element("span", text, class_="count")))
+        rows.append(
+            element(
+                "li", element("span", series.label), track, element("span", text, class_="count")
+            )
+        )
     seeds = len(results.common_seeds)
-    note = f"Out of {plural(counts.peers, 'peer')}{f' over {seeds} seeds' if seeds > 1 else ''}; ties are lighter."
+    note = (
+        f"Out of {plural(counts.peers, 'peer')}{f' over {seeds} seeds' if seeds > 1 else ''}; ties"
+        " are lighter."
+    )
     title = "Number of peers for which each row is best"
     return [figure(title, element("ul", *rows, class_="wins", role="list"), note=note)]
 
@@ -125,22 +168,32 @@ def _difference_figures(results: ReportResults) -> list[Markup]:
         gains = [measure.gain(value, 0.0) for value, _ in pairs]
         better, worse = sum(gain > TIE for gain in gains), sum(gain < -TIE for gain in gains)
         bars = [
-            Bar("", [(value, leader.css_class if gain > 0 else series.css_class)], f"{peer}: {value:+{measure.format}}")
+            Bar(
+                "",
+                [(value, leader.css_class if gain > 0 else series.css_class)],
+                f"{peer}: {value:+{measure.format}}",
+            )
             for (value, peer), gain in zip(pairs, gains, strict=True)
         ]
         note = f"Better for {better} of {plural(len(pairs), 'peer')}, worse for {worse}."
         title = f"{leader.label} minus {series.label}"
-        chart = bar_chart(thin_out(bars, MAX_BARS), "peers", measure.name, f"{title}. {note}", y_range=y_range)
+        chart = bar_chart(
+            thin_out(bars, MAX_BARS), "peers", measure.name, f"{title}. {note}", y_range=y_range
+        )
         drawn.append(figure(title, chart, note=note))
     return drawn
 
 
-def _differences(results: ReportResults, leader: ReportSeries, other: ReportSeries) -> list[tuple[float, str]]:
+def _differences(
+    results: ReportResults, leader: ReportSeries, other: ReportSeries
+) -> list[tuple[float, str]]:
     differences = []
     for seed in results.common_seeds:
         first, second = leader.seeds[seed].scores, other.seeds[seed].scores
         suffix = f", seed {seed}" if len(results.common_seeds) > 1 else ""
-        differences += [(first[peer] - second[peer], f"peer {peer}{suffix}") for peer in first if peer in second]
+        differences += [
+            (first[peer] - second[peer], f"peer {peer}{suffix}") for peer in first if peer in second
+        ]
     return differences
 
 
@@ -148,9 +201,17 @@ def _sorted_bars(series: ReportSeries, measure: Measure) -> Markup:
     """Draw one bar per peer of a single row, for the first seed that has scores."""
     run = next(run for run in series.runs if run.scores)
     ranked = [*_worst_first(run, measure).items()]
-    bars = [Bar(peer, [(value, series.css_class)], f"peer {peer}: {measure.text(value)}") for peer, value in ranked]
-    label = f"{measure.name} of every peer, from {measure.text(ranked[0][1])} to {measure.text(ranked[-1][1])}."
-    chart = bar_chart(thin_out(bars, MAX_BARS), "peers, worst to best", measure.name, label, size=LARGE)
+    bars = [
+        Bar(peer, [(value, series.css_class)], f"peer {peer}: {measure.text(value)}")
+        for peer, value in ranked
+    ]
+    label = (
+        f"{measure.name} of every peer, from {measure.text(ranked[0][1])} to"
+        f" {measure.text(ranked[-1][1])}."
+    )
+    chart = bar_chart(
+        thin_out(bars, MAX_BARS), "peers, worst to best", measure.name, label, size=LARGE
+    )
     return figure(_sorted_title(measure), chart, note=f"Seed {run.seed}.")
 
 
@@ -169,26 +230,42 @@ def _extremes_by_round(series: ReportSeries, measure: Measure) -> Markup:
     }
     curves = [
         Curve(
-            name, series.css_class, [*scores], [pick(values) for values in scores.values()], secondary=name != "median"
+            name,
+            series.css_class,
+            [*scores],
+            [pick(values) for values in scores.values()],
+            secondary=name != "median",
         )
         for name, pick in picks.items()
     ]
     chart = line_chart(
-        curves, "communication round", measure.name, whole_x=True, x_word="round", y_format=measure.format
+        curves,
+        "communication round",
+        measure.name,
+        whole_x=True,
+        x_word="round",
+        y_format=measure.format,
     )
     return figure("Best, median and worst peer of each round", chart, note=f"Seed {run.seed}.")
 
 
 def _density_figure(series: ReportSeries, measure: Measure) -> Markup:
     groups = scores_by_density(series)
-    columns = [DotColumn(f"{density:g}", values, series.css_class) for density, values in groups.items()]
+    columns = [
+        DotColumn(f"{density:g}", values, series.css_class) for density, values in groups.items()
+    ]
     means = ", ".join(f"{measure.text(column.mean)} at {column.name}" for column in columns)
-    chart = dot_chart(columns, "density: share of weights that a peer keeps", measure.name, measure.format)
-    return figure(f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}.")
+    chart = dot_chart(
+        columns, "density: share of weights that a peer keeps", measure.name, measure.format
+    )
+    return figure(
+        f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}."
+    )
 
 
 def _seconds_figures(series: ReportSeries, measure: Measure) -> list[Markup]:
-    """Return a table with the score and the computing time of each group of peers, if times were measured."""
+    """Return a table with the score and the computing time of each group of peers, if times were
+    measured."""
     scores, seconds = (
         {density: statistics.fmean(values) for density, values in groups.items()}
         for groups in (scores_by_density(series), seconds_by_density(series))
@@ -208,17 +285,37 @@ def _seconds_figures(series: ReportSeries, measure: Measure) -> list[Markup]:
         for density in seconds
     ]
     metric = capitalized(measure.name)
-    headings = [("Density", ""), *((text, "number") for text in ("Peers", metric, "Seconds", "Ratio"))]
-    note = "Seconds that a peer computes in a round, mean over the group; the ratio is to the densest group."
+    headings = [
+        ("Density", ""),
+        *((text, "number") for text in ("Peers", metric, "Seconds", "Ratio")),
+    ]
+    note = (
+        "Seconds that a peer computes in a round, mean over the group; the ratio is to the densest"
+        " group."
+    )
     table = html_table(f"{metric} and seconds of each group", headings, rows, "plain")
-    return [figure(f"{series.label}: computing time by density", element("div", table, class_="scrolling"), note=note)]
+    return [
+        figure(
+            f"{series.label}: computing time by density",
+            element("div", table, class_="scrolling"),
+            note=note,
+        )
+    ]
 
 
 def _all_scores(evaluated: list[ReportSeries], measure: Measure) -> Markup:
     """Return a collapsed table of all scores."""
-    peers = list(dict.fromkeys((run.seed, peer) for series in evaluated for run in series.runs for peer in run.roster))
+    peers = list(
+        dict.fromkeys(
+            (run.seed, peer) for series in evaluated for run in series.runs for peer in run.roster
+        )
+    )
     several = len({seed for seed, _ in peers}) > 1
-    scores = {(series.label, seed): run.scores for series in evaluated for seed, run in series.seeds.items()}
+    scores = {
+        (series.label, seed): run.scores
+        for series in evaluated
+        for seed, run in series.seeds.items()
+    }
     headings = [("Peer", ""), *((series.label, "number") for series in evaluated)]
     rows = [
         [
@@ -228,7 +325,9 @@ def _all_scores(evaluated: list[ReportSeries], measure: Measure) -> Markup:
         for seed, peer in peers[:MAX_LISTED]
     ]
     suffix = f", the first {MAX_LISTED} of {len(peers)}" if len(peers) > MAX_LISTED else ""
-    return details("All scores as a table", html_table(f"Scores of all peers{suffix}", headings, rows, "plain"))
+    return details(
+        "All scores as a table", html_table(f"Scores of all peers{suffix}", headings, rows, "plain")
+    )
 
 
 def labels_section(results: ReportResults) -> Markup:
@@ -273,7 +372,11 @@ def _maps(run: ReportRun, counts: list[list[int]]) -> list[Markup]:
         columns = min(PEERS_PER_MAP, len(shown))
         maps.append(figure(title, heat_map(part, names, tooltips, most, label, columns)))
     totals = {sum(row) for row in counts}
-    each = f"{plural(totals.pop(), 'training sample')} each" if len(totals) == 1 else "different numbers of samples"
+    each = (
+        f"{plural(totals.pop(), 'training sample')} each"
+        if len(totals) == 1
+        else "different numbers of samples"
+    )
     note = f"{plural(len(counts), 'peer')}, {each}, in {len(counts[0])} classes (seed {run.seed}). "
     note += f"The stronger the colour, the more samples of that class; the largest count is {most}."
     if len(shown) < len(counts):

@@ -1,4 +1,5 @@
-"""Learning curves as PNG, PDF or SVG, drawn with matplotlib; imported only where they are drawn, because it is slow."""
+"""Learning curves as PNG, PDF or SVG, drawn with matplotlib; imported only where they are drawn,
+because it is slow."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -29,7 +30,8 @@ X_LABELS = {
 def plot_runs(paths: Sequence[Path], to: Path) -> None:
     """Plot the main metric against rounds: mean over peers and, dashed, after mixing.
 
-    A single run has a band of one standard deviation over peers; bands of several runs would hide each other.
+    A single run has a band of one standard deviation over peers; bands of several runs would hide
+    each other.
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -42,11 +44,19 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
         colour = f"C{number}"
         axes.plot(rounds, mean, color=colour, marker=_marker(mean), label=name)
         if len(paths) == 1:
-            _band(axes, rounds, mean, [found["std"] for found in scores], colour, "one std over peers")
-        mixed = [(record["round"] + 1, record["mixed"]["mean"]) for record in records if record["mixed"]]
+            _band(
+                axes, rounds, mean, [found["std"] for found in scores], colour, "one std over peers"
+            )
+        mixed = [
+            (record["round"] + 1, record["mixed"]["mean"]) for record in records if record["mixed"]
+        ]
         if mixed:
             axes.plot(
-                *zip(*mixed, strict=True), color=colour, linestyle="--", linewidth=1, label=f"{name}, after mixing"
+                *zip(*mixed, strict=True),
+                color=colour,
+                linestyle="--",
+                linewidth=1,
+                label=f"{name}, after mixing",
             )
     _label(axes, Budget.ROUNDS, measure_of(read_metrics(paths[0])).name)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False)
@@ -54,7 +64,8 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
 
 
 def plot_comparison(comparison: Comparison, to: Path) -> None:
-    """Plot the main metric against what is held equal: one line per row, with a band of one std over seeds."""
+    """Plot the main metric against what is held equal: one line per row, with a band of one std
+    over seeds."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(comparison.rows):
@@ -66,7 +77,11 @@ def plot_comparison(comparison: Comparison, to: Path) -> None:
     if comparison.limit is not None:
         axes.axvline(comparison.limit, color="grey", linestyle=":", linewidth=1)
     _label(axes, comparison.budget, comparison.measure.name)
-    title = "band: one standard\ndeviation over seeds" if any(len(row.runs) > 1 for row in comparison.rows) else None
+    title = (
+        "band: one standard\ndeviation over seeds"
+        if any(len(row.runs) > 1 for row in comparison.rows)
+        else None
+    )
     figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
     save_figure(figure, to)
 
@@ -76,7 +91,12 @@ def _marker(values: Sequence[float]) -> str:
 
 
 def _band(
-    axes: Axes, x: Sequence[float], mean: Sequence[float], std: Sequence[float], colour: str, label: str | None = None
+    axes: Axes,
+    x: Sequence[float],
+    mean: Sequence[float],
+    std: Sequence[float],
+    colour: str,
+    label: str | None = None,
 ) -> None:
     low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
     axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0, label=label)

@@ -104,14 +104,22 @@ def read_results(paths: Iterable[Path]) -> ReportResults:
     omitted_seeds: dict[str, list[int]] = {}
     if not any(map(prevents_comparison, differing)):
         rows, omitted_seeds = _keep_common_seeds(rows)
-    comparison = compare([({"method": label}, run.path) for label, group in rows.items() for run in group])
-    series = [ReportSeries(row.label, colour, rows[row.label], row) for colour, row in enumerate(comparison.rows)]
-    series.sort(key=lambda one: (one.row.score is None, -comparison.measure.gain(one.row.score or 0.0, 0.0)))
+    comparison = compare(
+        [({"method": label}, run.path) for label, group in rows.items() for run in group]
+    )
+    series = [
+        ReportSeries(row.label, colour, rows[row.label], row)
+        for colour, row in enumerate(comparison.rows)
+    ]
+    series.sort(
+        key=lambda one: (one.row.score is None, -comparison.measure.gain(one.row.score or 0.0, 0.0))
+    )
     return ReportResults(series, comparison, differing, omitted, omitted_seeds)
 
 
 def scores_by_density(series: ReportSeries) -> dict[float, list[float]]:
-    """Return the scores of all peers of each density, over all seeds; empty if the method has one density."""
+    """Return the scores of all peers of each density, over all seeds; empty if the method has one
+    density."""
     return _by_density(series, lambda run: run.scores)
 
 
@@ -147,7 +155,8 @@ class PeerWins:
 
 
 def count_wins(results: ReportResults) -> PeerWins | None:
-    """Compare the rows peer by peer; None if there is nothing to compare or the rows have different peers."""
+    """Compare the rows peer by peer; None if there is nothing to compare or the rows have different
+    peers."""
     scores = _scores_of_common_peers(results)
     if not scores:
         return None
@@ -195,12 +204,19 @@ def _keep_common_seeds(
     common = set.intersection(*({run.seed for run in runs} for runs in rows.values()))
     if not common:
         return dict(rows), {}
-    others = {label: [run.seed for run in runs if run.seed not in common] for label, runs in rows.items()}
+    others = {
+        label: [run.seed for run in runs if run.seed not in common] for label, runs in rows.items()
+    }
     kept = {label: [run for run in runs if run.seed in common] for label, runs in rows.items()}
     return kept, {label: seeds for label, seeds in others.items() if seeds}
 
 
 def _differing(rows: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    keys = sorted({key for settings in rows.values() for key in settings if not key.startswith("method.")})
-    values = {key: {label: settings.get(key, "not set") for label, settings in rows.items()} for key in keys}
+    keys = sorted(
+        {key for settings in rows.values() for key in settings if not key.startswith("method.")}
+    )
+    values = {
+        key: {label: settings.get(key, "not set") for label, settings in rows.items()}
+        for key in keys
+    }
     return {key: by_label for key, by_label in values.items() if len(set(by_label.values())) > 1}

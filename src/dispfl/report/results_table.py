@@ -65,7 +65,11 @@ def results_section(results: ReportResults) -> Markup:
 
 
 def _difference_heading(references: Sequence[str]) -> str:
-    return f"Difference to {references[0]}" if len(references) == 1 else "Difference to the reference of the same data"
+    return (
+        f"Difference to {references[0]}"
+        if len(references) == 1
+        else "Difference to the reference of the same data"
+    )
 
 
 def _score(series: ReportSeries, measure: Measure) -> str:
@@ -85,7 +89,8 @@ def _difference(series: ReportSeries, results: ReportResults) -> str:
 
 
 def _range(series: ReportSeries, results: ReportResults) -> str:
-    """Return a line from the worst to the best peer with a dot at the mean, all rows on one scale."""
+    """Return a line from the worst to the best peer with a dot at the mean, all rows on one
+    scale."""
     all_scores = [value for run in results.runs for value in run.scores.values()]
     own = [value for run in series.runs for value in run.scores.values()]
     if not own or series.row.score is None:
@@ -108,7 +113,9 @@ def _range(series: ReportSeries, results: ReportResults) -> str:
         aria_hidden="true",
     )
     measure = results.measure
-    return join_markup([drawing, element("span", f"{measure.worst(own):.2f} to {measure.best(own):.2f}")])
+    return join_markup(
+        [drawing, element("span", f"{measure.worst(own):.2f} to {measure.best(own):.2f}")]
+    )
 
 
 def _rounds(series: ReportSeries) -> str:
@@ -139,9 +146,9 @@ def _table_legend(results: ReportResults, several: bool) -> str:
     spread = f"; ± is the sample standard deviation over {seeds} seeds" if several else ""
     direction = "" if results.measure.higher_is_better else " (lower is better)"
     return (
-        f"{capitalized(results.measure.name)}{direction}: mean over the peers, each on its own test data, in the last "
-        f"evaluated round{spread}. {_paired(results)}MB: megabytes (10⁶ bytes) per round through the busiest node, "
-        "first as the paper counts them (values only), then on the wire (as sent). FLOPs: training of one peer in one "
-        f"round. {flops} Seconds per peer: computing time of a peer’s whole step in one round. Time: wall time of all "
-        "rounds."
+        f"{capitalized(results.measure.name)}{direction}: mean over the peers, each on its own test"
+        f" data, in the last evaluated round{spread}. {_paired(results)}MB: megabytes (10⁶ bytes)"
+        " per round through the busiest node, first as the paper counts them (values only), then"
+        f" on the wire (as sent). FLOPs: training of one peer in one round. {flops} Seconds per"
+        " peer: computing time of a peer’s whole step in one round. Time: wall time of all rounds."
     )

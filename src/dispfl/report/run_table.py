@@ -9,10 +9,24 @@ from rich.console import Console
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.report.comparison import compare
-from dispfl.report.labels import UNKNOWN, connections_note, flops_kind, flops_note, join_and, row_labels
+from dispfl.report.labels import (
+    UNKNOWN,
+    connections_note,
+    flops_kind,
+    flops_note,
+    join_and,
+    row_labels,
+)
 from dispfl.report.markup import format_number, format_seconds
 from dispfl.report.runs import find_runs
-from dispfl.report.tables import ALWAYS, NEEDED, TableColumn, against_sentence, fit_table, omitted_note
+from dispfl.report.tables import (
+    ALWAYS,
+    NEEDED,
+    TableColumn,
+    against_sentence,
+    fit_table,
+    omitted_note,
+)
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.files import is_site, run_folder
 from dispfl.runs.metrics import last, main_scores, measure_of, seconds_per_peer_round
@@ -41,7 +55,8 @@ def overview(path: Path) -> dict[str, Any]:
         "scores": last(records, "scores") or {},
         "test_loss": last(records, "test_loss"),
         "busiest": {
-            f"{unit}_mb_per_round": sum(record["busiest"][f"{unit}_mb"] for record in records) / count
+            f"{unit}_mb_per_round": sum(record["busiest"][f"{unit}_mb"] for record in records)
+            / count
             for unit in ("paper", "wire")
         }
         | {"connections": max((record["busiest"]["connections"] for record in records), default=0)},
@@ -52,12 +67,14 @@ def overview(path: Path) -> dict[str, Any]:
 
 
 def short(number: float, decimals: int) -> str:
-    """Return a number with some decimals, or with none if it is large, so that a table fits 80 columns."""
+    """Return a number with some decimals, or with none if it is large, so that a table fits 80
+    columns."""
     return f"{number:.{decimals}f}" if number < 1000 else f"{number:.0f}"
 
 
 def find_shown(paths: Sequence[Path]) -> dict[Path, str]:
-    """Return the runs and sites among these paths, and all runs in folders among them, with their names in a table."""
+    """Return the runs and sites among these paths, and all runs in folders among them, with their
+    names in a table."""
     shown: dict[Path, str] = {}
     for path in paths:
         if is_site(path) or (path / "config.toml").exists() or not path.is_dir():
@@ -68,7 +85,8 @@ def find_shown(paths: Sequence[Path]) -> dict[Path, str]:
 
 
 def print_results(given: Sequence[Path], console: Console) -> None:
-    """Print one row per run, also of all in a folder: its scores, traffic of the busiest node, FLOPs and seconds."""
+    """Print one row per run, also of all in a folder: its scores, traffic of the busiest node,
+    FLOPs and seconds."""
     notes = []
     names = find_shown(given)
     paths = list(names)
@@ -82,7 +100,9 @@ def print_results(given: Sequence[Path], console: Console) -> None:
         notes += [_group_note(group, summary) for group in summary.get("groups", [])]
         notes += _other_scores(summary)
         if summary.get("failures"):
-            notes.append(f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons.")
+            notes.append(
+                f"{summary['failures']} steps failed; see metrics.jsonl for the peers and reasons."
+            )
     table, omitted = fit_table(_columns(labels, summaries, list(names.values())), console)
     console.print("", table, "", sep="\n")
     flops = flops_note(dict(zip(labels, map(flops_kind, configs), strict=True)))
@@ -95,19 +115,28 @@ def print_results(given: Sequence[Path], console: Console) -> None:
 
 
 def _compared(paths: Sequence[Path], labels: Sequence[str]) -> list[str]:
-    """Return who is ahead of whom, and whether at equal connections, of runs with different settings."""
+    """Return who is ahead of whom, and whether at equal connections, of runs with different
+    settings."""
     folders = {run_folder(path): label for path, label in zip(paths, labels, strict=True)}
-    runs = [({"method": label}, folder) for folder, label in folders.items() if read_metrics(folder)]
+    runs = [
+        ({"method": label}, folder) for folder, label in folders.items() if read_metrics(folder)
+    ]
     if len(set(folders.values())) < 2 or len(runs) < len(folders):
         return []
     comparison = compare(runs)
     counts = {row.label: row.connections for row in comparison.rows}
-    return [sentence for sentence in (against_sentence(comparison), connections_note(counts)) if sentence]
+    return [
+        sentence
+        for sentence in (against_sentence(comparison), connections_note(counts))
+        if sentence
+    ]
 
 
 def _group_note(group: dict[str, Any], summary: dict[str, Any]) -> str:
     """`  density 0.2: accuracy 0.805, 0.122 s per peer and round, 2 peers`"""
-    seconds = f"{format_seconds(group['seconds'])} s per peer and round, " if "seconds" in group else ""
+    seconds = (
+        f"{format_seconds(group['seconds'])} s per peer and round, " if "seconds" in group else ""
+    )
     score = f"{summary['metric']} {measure_of([summary]).text(group['mean'])}"
     return f"  density {group['density']:g}: {score}, {seconds}{group['peers']} peers"
 
@@ -115,12 +144,17 @@ def _group_note(group: dict[str, Any], summary: dict[str, Any]) -> str:
 def _columns(
     labels: Sequence[str], summaries: Sequence[dict[str, Any]], directories: Sequence[str]
 ) -> list[TableColumn]:
-    """Return the columns of a table of runs, with their directories unless the labels identify them."""
+    """Return the columns of a table of runs, with their directories unless the labels identify
+    them."""
 
-    def column(first: str, second: str, priority: int, cell: Callable[[dict[str, Any]], str]) -> TableColumn:
+    def column(
+        first: str, second: str, priority: int, cell: Callable[[dict[str, Any]], str]
+    ) -> TableColumn:
         return TableColumn((first, second), [cell(summary) for summary in summaries], priority)
 
-    names = dict.fromkeys(name for summary in summaries for name in (summary["metric"], *summary["scores"]))
+    names = dict.fromkeys(
+        name for summary in summaries for name in (summary["metric"], *summary["scores"])
+    )
     main = {summary["metric"] for summary in summaries}
     shown = [
         TableColumn(("method", ""), labels, ALWAYS, text=True),
@@ -131,10 +165,29 @@ def _columns(
         shown.append(column(name, "over peers", priority, partial(_mean_and_std, name)))
     shown += [
         column("worst,", "best peer", 3, _worst_and_best),
-        *([column("test", "loss", 1, _test_loss)] if any(summary.get("test_loss") for summary in summaries) else []),
-        column("busiest", "MB/round", NEEDED, lambda summary: short(summary["busiest"]["paper_mb_per_round"], 2)),
-        column("on wire", "MB/round", NEEDED, lambda summary: short(summary["busiest"]["wire_mb_per_round"], 2)),
-        column("GFLOPs/", "peer", NEEDED, lambda summary: short(summary["flops_per_peer_round"] / 1e9, 2)),
+        *(
+            [column("test", "loss", 1, _test_loss)]
+            if any(summary.get("test_loss") for summary in summaries)
+            else []
+        ),
+        column(
+            "busiest",
+            "MB/round",
+            NEEDED,
+            lambda summary: short(summary["busiest"]["paper_mb_per_round"], 2),
+        ),
+        column(
+            "on wire",
+            "MB/round",
+            NEEDED,
+            lambda summary: short(summary["busiest"]["wire_mb_per_round"], 2),
+        ),
+        column(
+            "GFLOPs/",
+            "peer",
+            NEEDED,
+            lambda summary: short(summary["flops_per_peer_round"] / 1e9, 2),
+        ),
         column("time", "s", NEEDED, lambda summary: short(summary["seconds"], 1)),
     ]
     if len(set(labels)) < len(labels):
@@ -143,20 +196,31 @@ def _columns(
 
 
 def _other_scores(summary: dict[str, Any]) -> list[str]:
-    """`  accuracy on validation data 0.712 ± 0.050; on the global test data 0.412 ± 0.030`, of those that there are."""
+    """`  accuracy on validation data 0.712 ± 0.050; on the global test data 0.412 ± 0.030`, of
+    those that there are."""
     unseen, text = summary.get("unseen_peers") or {}, measure_of([summary]).text
     scores = {
         "on validation data": summary.get("validation"),
         "on the global test data": summary.get("global_test"),
-        f"of {unseen.get('peers')} unseen peers after {unseen.get('steps')} steps": unseen.get("score"),
+        f"of {unseen.get('peers')} unseen peers after {unseen.get('steps')} steps": unseen.get(
+            "score"
+        ),
     }
-    found = [f"{what} {text(score['mean'])} ± {text(score['std'])}" for what, score in scores.items() if score]
+    found = [
+        f"{what} {text(score['mean'])} ± {text(score['std'])}"
+        for what, score in scores.items()
+        if score
+    ]
     return [f"  {summary['metric']} {'; '.join(found)}"] if found else []
 
 
 def _mean_and_std(name: str, summary: dict[str, Any]) -> str:
     found = summary["scores"].get(name)
-    return f"{found['mean']:{found['format']}} ± {found['std']:{found['format']}}" if found else UNKNOWN
+    return (
+        f"{found['mean']:{found['format']}} ± {found['std']:{found['format']}}"
+        if found
+        else UNKNOWN
+    )
 
 
 def _test_loss(summary: dict[str, Any]) -> str:

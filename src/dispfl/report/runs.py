@@ -14,7 +14,13 @@ from dispfl.runs.metrics import last_scores, mean_peer_seconds
 from dispfl.topology import peer_names
 
 Record = dict[str, Any]
-NUMBERS = (("busiest", "paper_mb"), ("busiest", "wire_mb"), ("flops_per_peer",), ("flops_total",), ("seconds",))
+NUMBERS = (
+    ("busiest", "paper_mb"),
+    ("busiest", "wire_mb"),
+    ("flops_per_peer",),
+    ("flops_total",),
+    ("seconds",),
+)
 """Keys that hold a finite number in every line of the metrics."""
 SPREADS = ("mixed", "test_loss", "train_loss", "mask_change", "overlap", "peer_seconds")
 """Keys that hold a mean, a standard deviation and one value per peer, or nothing."""
@@ -56,7 +62,9 @@ class ReportRun:
     @property
     def peer_seconds(self) -> dict[str, float]:
         """The seconds that each peer computes in a round, where they were measured."""
-        pairs = zip(self.roster, mean_peer_seconds(self.records) or [None] * len(self.roster), strict=True)
+        pairs = zip(
+            self.roster, mean_peer_seconds(self.records) or [None] * len(self.roster), strict=True
+        )
         return {peer: seconds for peer, seconds in pairs if seconds is not None}
 
     @property
@@ -70,7 +78,11 @@ class ReportRun:
     @property
     def failures(self) -> list[tuple[int, str, str]]:
         """Round (1 is the first), peer and reason of each failed step."""
-        return [(r["round"] + 1, peer, str(reason)) for r in self.records for peer, reason in r["failures"].items()]
+        return [
+            (r["round"] + 1, peer, str(reason))
+            for r in self.records
+            for peer, reason in r["failures"].items()
+        ]
 
     @property
     def traffic(self) -> dict[str, tuple[float, float]] | None:
@@ -92,23 +104,33 @@ class ReportRun:
             return None
         peers = self.config["peers"]
         if counts.dim() != 2 or len(counts) != peers or not counts.numel():
-            raise RunError(f"The split in {self.path} does not have {peers} peers; restore it, or start the run again.")
+            raise RunError(
+                f"The split in {self.path} does not have {peers} peers; restore it, or start the"
+                " run again."
+            )
         return [[int(count) for count in peer] for peer in counts.tolist()]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return the run directories among these paths and in the folders among them, without duplicates."""
+    """Return the run directories among these paths and in the folders among them, without
+    duplicates."""
     unique: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
-            raise RunError(f"{path} does not exist; name a run directory, or a folder that contains some.")
+            raise RunError(
+                f"{path} does not exist; name a run directory, or a folder that contains some."
+            )
         if (path / "config.toml").exists():
             runs = [path]
         else:
             found = {file.parent for file in path.rglob("config.toml")}
-            runs = sorted((run for run in found if not found & {*run.parents}), key=_natural_order)  # not a run's sites
+            runs = sorted(
+                (run for run in found if not found & {*run.parents}), key=_natural_order
+            )  # not a run's sites
         if not runs:
-            raise RunError(f"{path} neither is nor contains a run directory: there is no config.toml.")
+            raise RunError(
+                f"{path} neither is nor contains a run directory: there is no config.toml."
+            )
         for run in runs:
             unique.setdefault(run.resolve(), run)
     return list(unique.values())
@@ -119,15 +141,21 @@ def read_run(path: Path) -> ReportRun:
     config, records = read_config(path), read_metrics(path)
     for key in ("seed", "rounds", "peers"):
         if type(config.get(key)) is not int:
-            raise RunError(f"{path / 'config.toml'} is not the config of a run: {key} must be an integer.")
-    if not isinstance(config.get("method"), dict) or not isinstance(config["method"].get("name"), str):
-        raise RunError(f"{path / 'config.toml'} is not the config of a run: method.name must be a string.")
+            raise RunError(
+                f"{path / 'config.toml'} is not the config of a run: {key} must be an integer."
+            )
+    if not isinstance(config.get("method"), dict) or not isinstance(
+        config["method"].get("name"), str
+    ):
+        raise RunError(
+            f"{path / 'config.toml'} is not the config of a run: method.name must be a string."
+        )
     for number, record in enumerate(records, start=1):
         invalid = _invalid_key(record, config["peers"])
         if invalid:
             raise RunError(
-                f"{path / 'metrics.jsonl'}, line {number}: {invalid} is missing or invalid. Restore the file, or start "
-                "the run again."
+                f"{path / 'metrics.jsonl'}, line {number}: {invalid} is missing or invalid. Restore"
+                " the file, or start the run again."
             )
     return ReportRun(path, config, records, read_summary(path))
 
@@ -147,7 +175,9 @@ def _invalid_key(record: Record, peers: int) -> str | None:
     if not isinstance(record.get("metric"), str):
         return "metric"
     scores = record.get("scores")
-    if not isinstance(scores, dict) or not all(_is_scores(value, peers) for value in scores.values()):
+    if not isinstance(scores, dict) or not all(
+        _is_scores(value, peers) for value in scores.values()
+    ):
         return "scores"
     if not isinstance(record.get("failures"), dict):
         return "failures"
@@ -158,7 +188,11 @@ def _invalid_key(record: Record, peers: int) -> str | None:
 
 
 def _is_spread(value: Any, peers: int) -> bool:
-    if not isinstance(value, dict) or not _is_number(value.get("mean")) or not _is_number(value.get("std")):
+    if (
+        not isinstance(value, dict)
+        or not _is_number(value.get("mean"))
+        or not _is_number(value.get("std"))
+    ):
         return False
     per_peer = value.get("per_peer")
     if not isinstance(per_peer, list) or len(per_peer) != peers:
@@ -183,4 +217,8 @@ def _is_number(value: Any) -> bool:
 def _natural_order(path: Path) -> tuple[str, int, str]:
     """Sort folders by name, and `seed-2` before `seed-10`."""
     start, _, number = path.name.rpartition("-")
-    return (str(path.parent), int(number), start) if number.isdecimal() else (str(path.parent), 0, path.name)
+    return (
+        (str(path.parent), int(number), start)
+        if number.isdecimal()
+        else (str(path.parent), 0, path.name)
+    )

@@ -51,7 +51,10 @@ class TableColumn:
     def marked(self, start: str, end: str, escape: Callable[[str], str]) -> list[str]:
         """Return the escaped cells, with the best ones between marks."""
         cells = [escape(cell) for cell in self.cells]
-        return [f"{start}{cell}{end}" if number in self.best else cell for number, cell in enumerate(cells)]
+        return [
+            f"{start}{cell}{end}" if number in self.best else cell
+            for number, cell in enumerate(cells)
+        ]
 
 
 def columns(comparison: Comparison) -> list[TableColumn]:
@@ -59,37 +62,63 @@ def columns(comparison: Comparison) -> list[TableColumn]:
     rows, several = comparison.rows, _seed_count(comparison) > 1
     best = frozenset(number for number, row in enumerate(rows) if row in comparison.best)
 
-    def column(first: str, second: str, priority: int, cell: Callable[[ComparisonRow], str]) -> TableColumn:
+    def column(
+        first: str, second: str, priority: int, cell: Callable[[ComparisonRow], str]
+    ) -> TableColumn:
         return TableColumn((first, second), [cell(row) for row in rows], priority)
 
     def flops(second: str, priority: int, value: Callable[[ComparisonRow], float]) -> TableColumn:
         scale, unit = flops_unit_of_smallest([value(row) for row in rows])
         return column(unit, second, priority, lambda row: f"{value(row) / scale:.2f}")
 
-    table = [TableColumn((key, ""), [row.name[key] for row in rows], ALWAYS, text=True) for key in rows[0].name]
+    table = [
+        TableColumn((key, ""), [row.name[key] for row in rows], ALWAYS, text=True)
+        for key in rows[0].name
+    ]
     measure = comparison.measure
     scores = [_score(row, measure) for row in rows]
-    table.append(TableColumn((measure.name, "over seeds" if several else ""), scores, ALWAYS, best=best))
-    table.append(column("std over", "peers", 1 if several else 3, lambda row: measure.text(row.peer_std)))
+    table.append(
+        TableColumn((measure.name, "over seeds" if several else ""), scores, ALWAYS, best=best)
+    )
+    table.append(
+        column("std over", "peers", 1 if several else 3, lambda row: measure.text(row.peer_std))
+    )
     if comparison.differences:
         table += _difference_columns(comparison)
     if comparison.budget is not Budget.ROUNDS:
-        table.append(column("at", "round", 7, lambda row: _rounds(row.mean_final(lambda point: point.round))))
-    table.append(column("busiest", "MB/round", 8, lambda row: f"{row.mean(lambda run: run.paper_mb):.2f}"))
-    table.append(column("on wire", "MB/round", 6, lambda row: f"{row.mean(lambda run: run.wire_mb):.2f}"))
+        table.append(
+            column("at", "round", 7, lambda row: _rounds(row.mean_final(lambda point: point.round)))
+        )
+    table.append(
+        column("busiest", "MB/round", 8, lambda row: f"{row.mean(lambda run: run.paper_mb):.2f}")
+    )
+    table.append(
+        column("on wire", "MB/round", 6, lambda row: f"{row.mean(lambda run: run.wire_mb):.2f}")
+    )
     table.append(flops("per peer", 4, lambda row: row.mean(lambda run: run.flops_per_peer)))
     table.append(flops("all peers", 7, lambda row: row.mean(lambda run: run.flops_total)))
     if any(row.seconds_per_peer is not None for row in rows):
-        table.append(column("s per peer", "and round", 3, lambda row: format_seconds(row.seconds_per_peer)))
+        table.append(
+            column("s per peer", "and round", 3, lambda row: format_seconds(row.seconds_per_peer))
+        )
     for target in comparison.targets:
-        table.append(TableColumn(("rounds", f"to {target:g}"), [_rounds_to(row, target) for row in rows], 5))
+        table.append(
+            TableColumn(("rounds", f"to {target:g}"), [_rounds_to(row, target) for row in rows], 5)
+        )
     for name in comparison.others:
         other = [format_number(row.other(name), 3) for row in rows]
         other_data = {VALIDATION: VALIDATION, f"train {measure.name}": "train"}.get(name)
         asked_for = name == GAP or other_data is not None
         heading = (other_data, measure.name) if other_data else (name, "")
         table.append(TableColumn(heading, other, 8 if asked_for else 0 if name == TEST_LOSS else 4))
-    table.append(column("time", "s", 2, lambda row: format_number(row.mean_final(lambda point: point.seconds), 1)))
+    table.append(
+        column(
+            "time",
+            "s",
+            2,
+            lambda row: format_number(row.mean_final(lambda point: point.seconds), 1),
+        )
+    )
     return table
 
 
@@ -99,21 +128,42 @@ def legend(comparison: Comparison) -> list[str]:
     spread = f"; mean ± sample standard deviation over {seeds} seeds" if seeds > 1 else "; one seed"
     sentences = [
         _budget_sentence(comparison),
-        *([f"{UNKNOWN}: no evaluated round within the budget."] if _any_unknown(comparison) else []),
+        *(
+            [f"{UNKNOWN}: no evaluated round within the budget."]
+            if _any_unknown(comparison)
+            else []
+        ),
         f"{metric}{_direction(comparison)}: mean over peers, each on its own test data{spread}.",
         *_reference_sentence(comparison),
         *filter(None, [connections_note({row.label: row.connections for row in comparison.rows})]),
-        "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire (as sent).",
-        f"FLOPs: training per round, of one participating peer and of all peers. {_flops_note(comparison)}",
+        (
+            "MB: traffic of the busiest node, as the paper counts it (values only) and on the wire"
+            " (as sent)."
+        ),
+        (
+            "FLOPs: training per round, of one participating peer and of all peers."
+            f" {_flops_note(comparison)}"
+        ),
     ]
     if any(row.seconds_per_peer is not None for row in comparison.rows):
-        sentences.append("s per peer and round: computing time of a participating peer; time: wall time of all rounds.")
+        sentences.append(
+            "s per peer and round: computing time of a participating peer; time: wall time of all"
+            " rounds."
+        )
     if VALIDATION in comparison.others:
-        sentences.append(f"validation: {metric} on the peers' validation data; choose by it, not by the test data.")
+        sentences.append(
+            f"validation: {metric} on the peers' validation data; choose by it, not by the test"
+            " data."
+        )
     if GAP in comparison.others:
-        sentences.append(f"gap: how much better {metric} is on the peers' own training data than on their test data.")
+        sentences.append(
+            f"gap: how much better {metric} is on the peers' own training data than on their test"
+            " data."
+        )
     if comparison.targets:
-        over, missed = (", mean over seeds", "not reached by every seed") if seeds > 1 else ("", "not reached")
+        over, missed = (
+            (", mean over seeds", "not reached by every seed") if seeds > 1 else ("", "not reached")
+        )
         sentences.append(
             f"rounds to a target: the first evaluated round that reaches it{over}; "
             f">{comparison.rows[0].rounds}: {missed}."
@@ -121,12 +171,15 @@ def legend(comparison: Comparison) -> list[str]:
     failed = {row.label: sum(run.failures for run in row.runs) for row in comparison.rows}
     if any(failed.values()):
         counts = ", ".join(f"{label} {count}" for label, count in failed.items() if count)
-        sentences.append(f"Failed steps, after which the peer keeps its last valid state: {counts}.")
+        sentences.append(
+            f"Failed steps, after which the peer keeps its last valid state: {counts}."
+        )
     return sentences
 
 
 def _difference_columns(comparison: Comparison) -> list[TableColumn]:
-    """Return what the test says about each row and its reference, and the difference with its interval."""
+    """Return what the test says about each row and its reference, and the difference with its
+    interval."""
     measure, (label, *more) = comparison.measure, comparison.reference_labels
     name = label if len(label) <= MAX_REFERENCE and not more else "reference"
     found = [comparison.differences.get(row.label) for row in comparison.rows]
@@ -136,7 +189,10 @@ def _difference_columns(comparison: Comparison) -> list[TableColumn]:
         for row, difference in zip(comparison.rows, found, strict=True)
     ]
     texts = [difference.text(measure) if difference else UNKNOWN for difference in found]
-    return [TableColumn(("against", name), verdicts, 8), TableColumn(("difference", f"to {name}"), texts, 5)]
+    return [
+        TableColumn(("against", name), verdicts, 8),
+        TableColumn(("difference", f"to {name}"), texts, 5),
+    ]
 
 
 def _reference_sentence(comparison: Comparison) -> list[str]:
@@ -152,12 +208,18 @@ def _references(comparison: Comparison) -> str:
 
 
 def against_sentence(comparison: Comparison) -> str | None:
-    """`Against Dis-PFL: Local behind, -0.031 [-0.045, -0.017]; FedAvg level, ...`; None if nothing can be paired."""
+    """`Against Dis-PFL: Local behind, -0.031 [-0.045, -0.017]; FedAvg level, ...`; None if nothing
+    can be paired."""
     measure, differences = comparison.measure, comparison.differences
-    parts = [f"{label} {one.verdict(measure)}, {one.text(measure)}" for label, one in differences.items()]
+    parts = [
+        f"{label} {one.verdict(measure)}, {one.text(measure)}" for label, one in differences.items()
+    ]
     if not parts:
         return None
-    return f"Against {_references(comparison)} in {measure.name}: {'; '.join(parts)} ({paired_over(differences)[:-1]})."
+    return (
+        f"Against {_references(comparison)} in {measure.name}: {'; '.join(parts)}"
+        f" ({paired_over(differences)[:-1]})."
+    )
 
 
 def _flops_note(comparison: Comparison) -> str:
@@ -172,7 +234,8 @@ def rich_table(comparison: Comparison, console: Console) -> tuple[Table, list[st
 MAX_REFERENCE = 12
 """Longer labels of the reference row do not fit a heading."""
 NEEDED = 9
-"""Columns of this priority are dropped only where names that are folded into several lines leave no room for them."""
+"""Columns of this priority are dropped only where names that are folded into several lines leave no
+room for them."""
 ALWAYS = 10
 """Columns of this priority are never dropped."""
 FOLDED = 12
@@ -185,7 +248,11 @@ def fit_table(table: Sequence[TableColumn], console: Console) -> tuple[Table, li
     unlimited = console.options.update(max_width=10_000)
     while True:
         least = min(reversed(shown), key=lambda column: column.priority)
-        spare = sum(max(0, column.width - FOLDED) for column in shown if column.text) if least.priority >= NEEDED else 0
+        spare = (
+            sum(max(0, column.width - FOLDED) for column in shown if column.text)
+            if least.priority >= NEEDED
+            else 0
+        )
         for gap in (2, 1):
             drawn = _rich(shown, gap)
             width = console.measure(drawn, options=unlimited).maximum - spare
@@ -238,7 +305,8 @@ def latex_table(comparison: Comparison) -> str:
 
 
 def csv_table(comparison: Comparison) -> str:
-    """Return one line per row, with plain numbers in plain units and empty cells for unknown ones."""
+    """Return one line per row, with plain numbers in plain units and empty cells for unknown
+    ones."""
     metric = comparison.measure.name
     lines = [
         {
@@ -278,8 +346,12 @@ def comparison_json(comparison: Comparison, out: Path) -> dict[str, Any]:
         "higher_is_better": comparison.measure.higher_is_better,
         "budget": {
             "of": comparison.budget.value,
-            "unit": {"rounds": "rounds", "bytes": "MB", "flops": "FLOPs", "seconds": "s"}[comparison.budget],
-            "mean": _same_rounds(comparison) if comparison.budget is Budget.ROUNDS else comparison.limit,
+            "unit": {"rounds": "rounds", "bytes": "MB", "flops": "FLOPs", "seconds": "s"}[
+                comparison.budget
+            ],
+            "mean": (
+                _same_rounds(comparison) if comparison.budget is Budget.ROUNDS else comparison.limit
+            ),
             "by_seed": {str(seed): limit for seed, limit in comparison.limits.items()},
         },
         "targets": list(comparison.targets),
@@ -293,7 +365,12 @@ def write_tables(comparison: Comparison, out: Path, name: str = "comparison") ->
         "md": markdown_table(comparison),
         "tex": latex_table(comparison),
         "csv": csv_table(comparison),
-        "json": json.dumps(comparison_json(comparison, out), indent=2, allow_nan=False, ensure_ascii=False) + "\n",
+        "json": (
+            json.dumps(
+                comparison_json(comparison, out), indent=2, allow_nan=False, ensure_ascii=False
+            )
+            + "\n"
+        ),
     }
     paths = [out / f"{name}.{ending}" for ending in texts]
     for path, text in zip(paths, texts.values(), strict=True):
@@ -331,7 +408,9 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
                 "spent_wire_mb": run.final.wire_mb if run.final else None,
                 "spent_flops": run.final.flops if run.final else None,
                 "seconds": run.final.seconds if run.final else None,
-                "rounds_to": {f"{target:g}": run.rounds_to(target) for target in comparison.targets},
+                "rounds_to": {
+                    f"{target:g}": run.rounds_to(target) for target in comparison.targets
+                },
                 "failures": run.failures,
             }
             for run in row.runs
@@ -339,7 +418,9 @@ def _row_json(row: ComparisonRow, comparison: Comparison, out: Path) -> dict[str
     }
 
 
-def _difference_json(row: ComparisonRow, comparison: Comparison, prefix: str = "") -> dict[str, Any]:
+def _difference_json(
+    row: ComparisonRow, comparison: Comparison, prefix: str = ""
+) -> dict[str, Any]:
     found = comparison.differences.get(row.label)
     low, high = (found and found.interval) or (None, None)
     return {
@@ -355,7 +436,12 @@ def _rich(shown: Sequence[TableColumn], gap: int) -> Table:
     table = Table(box=box.SIMPLE_HEAD, padding=(0, gap - 1, 0, 0), pad_edge=False, show_edge=False)
     for column in shown:
         heading = Text("\n".join(column.heading).strip())
-        table.add_column(heading, justify="left" if column.text else "right", no_wrap=not column.text, overflow="fold")
+        table.add_column(
+            heading,
+            justify="left" if column.text else "right",
+            no_wrap=not column.text,
+            overflow="fold",
+        )
     for number in range(len(shown[0].cells)):
         table.add_row(*(Text(c.cells[number], "bold" if number in c.best else "") for c in shown))
     return table
@@ -364,7 +450,9 @@ def _rich(shown: Sequence[TableColumn], gap: int) -> Table:
 def _score(row: ComparisonRow, measure: Measure) -> str:
     if row.score is None:
         return UNKNOWN
-    return measure.text(row.score) + (f" ± {measure.text(row.score_std)}" if row.score_std is not None else "")
+    return measure.text(row.score) + (
+        f" ± {measure.text(row.score_std)}" if row.score_std is not None else ""
+    )
 
 
 def _direction(comparison: Comparison) -> str:
@@ -401,16 +489,28 @@ def _budget_sentence(comparison: Comparison) -> str:
             return "Compared after each run's last round."
         return f"Compared after {'1 round' if rounds == 1 else f'{rounds} rounds'}."
     if all(run.limit is None for row in comparison.rows for run in row.runs):
-        return f"Compared at equal {comparison.budget}; no run spends any, so each row shows its last round."
+        return (
+            f"Compared at equal {comparison.budget}; no run spends any, so each row shows its last"
+            " round."
+        )
     if comparison.limit is None:
-        return f"Compared at equal {comparison.budget}: the smallest total of the rows with the same data."
+        return (
+            f"Compared at equal {comparison.budget}: the smallest total of the rows with the same"
+            " data."
+        )
     mean = ", mean over seeds" if len(comparison.limits) > 1 else ""
     if comparison.budget is Budget.BYTES:
-        return f"Compared at equal bytes: {comparison.limit:.2f} MB on the wire of the busiest node{mean}."
+        return (
+            f"Compared at equal bytes: {comparison.limit:.2f} MB on the wire of the busiest"
+            f" node{mean}."
+        )
     if comparison.budget is Budget.SECONDS:
         return f"Compared at equal computing: {format_seconds(comparison.limit)} s of a peer{mean}."
     scale, unit = flops_unit_of_smallest([comparison.limit])
-    return f"Compared at equal FLOPs: {comparison.limit / scale:.2f} {unit} of training by all peers{mean}."
+    return (
+        f"Compared at equal FLOPs: {comparison.limit / scale:.2f} {unit} of training by all"
+        f" peers{mean}."
+    )
 
 
 LATEX_ESCAPES = {

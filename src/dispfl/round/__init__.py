@@ -1,1 +1,2 @@
-"""One round of the algorithm: what it is made of, how peers exchange models, and the round itself."""
+"""One round of the algorithm: what it is made of, how peers exchange models, and the round
+itself."""

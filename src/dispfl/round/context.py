@@ -1,4 +1,5 @@
-"""What a round is made of: the context that all rounds of a run share, one peer's task, its result, and the engine."""
+"""What a round is made of: the context that all rounds of a run share, one peer's task, its result,
+and the engine."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,21 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dispfl.attacks import Attack
+from dispfl.core.flat_module import FlatModule, Precision
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel, Precision
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
-from dispfl.core.private import Privacy, PrivateSteps, SecretStream, check_private_network
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.task import Report, Samples, Task
 from dispfl.core.train import Train
 from dispfl.costs.ledger import MessageCost
-from dispfl.costs.privacy import PrivacyPlan, PrivateHistory, make_plan
 from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
 from dispfl.extras import require
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
+from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, make_plan
+from dispfl.privacy.steps import Privacy, PrivateSteps, SecretStream, check_private_network
+from dispfl.robust.attacks import Attack
 from dispfl.topology import Topology
 from dispfl.wire.codec import Codec, Wire
 
@@ -68,7 +69,8 @@ class RunContext:
     vmap_peers: int = 1
     """How many peers with equally many samples train as one stack of models."""
     average_buffers: bool = False
-    """Whether a simulated peer averages its buffers with those of the peers that it hears."""
+    """Whether a simulated peer averages its buffers with those of the peers that it receives
+    from."""
     optimizer: OptimizerFactory | None = None
     """Makes the optimizer of local training, instead of the one of `train`."""
     remote_peers: Sequence[str] = ()
@@ -83,14 +85,15 @@ class RunContext:
     global_test: Samples | None = None
     """Test data on which every peer's model is evaluated too, besides its own test data."""
     unseen: Mapping[str, PeerData] = field(default_factory=dict)
-    """Peers that do not take part in the rounds, by name: they join after the last one, to be evaluated."""
+    """Peers that do not take part in the rounds, by name: they join after the last one, to be
+    evaluated."""
     unseen_steps: int = 20
     """The local steps of an unseen peer."""
     attack: Attack | None = None
     """Which peers lie, in a simulation of an attack."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "method", self.method.fitted(self.topology, len(self.roster)))
+        object.__setattr__(self, "method", self.method.resolved(self.topology, len(self.roster)))
 
     @cached_property
     def roster(self) -> list[str]:
@@ -98,14 +101,19 @@ class RunContext:
         return sorted({*self.peers, *self.remote_peers})
 
     @property
-    def liars(self) -> frozenset[str]:
-        """The peers that lie; they are neither evaluated nor averaged in a global model's evaluation."""
-        return self.attack.liars if self.attack else frozenset()
+    def byzantine(self) -> frozenset[str]:
+        """The peers that lie; they are neither evaluated nor averaged in a global model's
+        evaluation."""
+        return self.attack.byzantine if self.attack else frozenset()
 
     @property
     def pulls(self) -> bool:
         """Whether peers request models with their own masks."""
-        return self.wire.exchange == "pull" and isinstance(self.method, GossipMethod) and self.method.pulls_masked
+        return (
+            self.wire.exchange == "pull"
+            and isinstance(self.method, GossipMethod)
+            and self.method.pulls_masked
+        )
 
     @cached_property
     def layout(self) -> Layout:
@@ -114,7 +122,8 @@ class RunContext:
 
     @cached_property
     def densities(self) -> dict[str, float]:
-        """The density of each peer's model; one that joins after the run has that of the last peer."""
+        """The density of each peer's model; one that joins after the run has that of the last
+        peer."""
         peers = [peer for peer in self.roster if peer not in self.unseen]
         densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
         return {peer: densities.get(peer, densities[peers[-1]]) for peer in self.roster}
@@ -123,23 +132,28 @@ class RunContext:
     def announced(self) -> dict[str, tuple[int, ...]]:
         """The number of weights of each layer that each peer's masks keep, by its density."""
         densities = self.densities
-        counts = {density: self.method.kept_counts(self.layout, density) for density in set(densities.values())}
+        counts = {
+            density: self.method.kept_counts(self.layout, density)
+            for density in set(densities.values())
+        }
         return {peer: counts[density] for peer, density in densities.items()}
 
     @cached_property
     def first_weights(self) -> Tensor:
         """The flat weights that all peers start from."""
-        return LiveModel(self.module()).read()
+        return FlatModule(self.module()).read()
 
     def peer_weights(self, peer: str) -> Tensor:
-        """Return the flat weights that a peer starts from: those of all, or its own where the method wants that."""
-        if not self.method.own_first_weights:
+        """Return the flat weights that a peer starts from: those of all, or its own where the
+        method wants that."""
+        if not self.method.independent_init:
             return self.first_weights
-        weights = LiveModel(self.module(peer)).read()
+        weights = FlatModule(self.module(peer)).read()
         if torch.equal(weights, self.first_weights):
             raise ConfigError(
-                "method.first_weights is own, but the network has the same weights each time that it is built; give a "
-                "function that draws them, or leave method.first_weights shared."
+                "method.first_weights is own, but the network has the same weights each time that"
+                " it is built; give a function that draws them, or leave method.first_weights"
+                " shared."
             )
         return weights
 
@@ -153,25 +167,39 @@ class RunContext:
     @cached_property
     def codec(self) -> Codec:
         """The codec of this run's messages."""
-        return Codec(self.layout, self.method.always_dense(self.layout, set(self.densities.values())), self.wire)
+        return Codec(
+            self.layout,
+            self.method.always_dense(self.layout, set(self.densities.values())),
+            self.wire,
+        )
 
     def data_digest(self) -> str:
-        """Return a digest of the data of the peers in this process, with which a resumed run knows them again."""
+        """Return a digest of the data of the peers in this process, with which a resumed run knows
+        them again."""
         everyone = {**self.peers, **self.unseen}
         parts = [part for peer in sorted(everyone) for part in everyone[peer].parts]
         return data_digest(parts if self.global_test is None else [*parts, self.global_test])
 
     def check(self) -> None:
-        """Refuse data, a network or densities that do not fit each other, before anything is written or trained."""
-        live = LiveModel(self.module(), self.device, self.precision)
+        """Refuse data, a network or densities that do not fit each other, before anything is
+        written or trained."""
+        live = FlatModule(self.module(), self.device, self.precision)
         _ = self.codec  # finds the layout, and what a peer of each density keeps
         if self.privacy.enabled:
             self._check_privacy()
         peer = next(iter(self.peers))
-        with user_errors(f"Peer {peer}, before round 0"), forked_generators(self.device), torch.no_grad():
+        with (
+            user_errors(f"Peer {peer}, before round 0"),
+            forked_generators(self.device),
+            torch.no_grad(),
+        ):
             live.module.eval()
             outputs = live(next(self.peers[peer].train.batches(2))[0])
-        if self.task.loss is functional.cross_entropy and isinstance(outputs, Tensor) and outputs.dim() == 2:
+        if (
+            self.task.loss is functional.cross_entropy
+            and isinstance(outputs, Tensor)
+            and outputs.dim() == 2
+        ):
             self._check_labels(outputs.shape[1])
 
     def _check_privacy(self) -> None:
@@ -180,17 +208,22 @@ class RunContext:
         check_private_method(self.method)
         if self.eval_train:
             raise ConfigError(
-                "eval_train is true, but with privacy nothing may be told about training data that is not accounted; "
-                "leave it false."
+                "eval_train is true, but with privacy nothing may be told about training data that"
+                " is not accounted; leave it false."
             )
         if self.precision != "float32":
-            raise ConfigError(f"precision is {self.precision}, but with privacy gradients are float32; omit it.")
+            raise ConfigError(
+                f"precision is {self.precision}, but with privacy gradients are float32; omit it."
+            )
         if self.vmap_peers > 1:
-            raise ConfigError(f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.")
+            raise ConfigError(
+                f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1."
+            )
         if self.train.noise_std:
             raise ConfigError(
-                f"train.noise_std is {self.train.noise_std:g}: its noise is drawn from the public seed and protects "
-                "nothing. With privacy leave it 0; privacy.noise_multiplier is the secret noise."
+                f"train.noise_std is {self.train.noise_std:g}: its noise is drawn from the public"
+                " seed and protects nothing. With privacy leave it 0; privacy.noise_multiplier is"
+                " the secret noise."
             )
         for peer in self.peers:
             self.privacy_plan(peer)
@@ -198,7 +231,8 @@ class RunContext:
             self.joined_by(peer).privacy_plan(peer)
 
     def joined_by(self, peer: str) -> "RunContext":
-        """Return the context in which an unseen peer takes its one step, at the initial learning rate."""
+        """Return the context in which an unseen peer takes its one step, at the initial learning
+        rate."""
         settings = {"steps": self.unseen_steps, "schedule": "constant", "warmup": 0}
         return replace(
             self,
@@ -221,7 +255,8 @@ class RunContext:
         return self.method.training_rounds(self.topology, self.seed, self.rounds, self.roster)
 
     def private_steps(self, task: "PeerTask", taken: int) -> PrivateSteps | None:
-        """Return a peer's private steps of a round, after those taken in earlier rounds; None without privacy."""
+        """Return a peer's private steps of a round, after those taken in earlier rounds; None
+        without privacy."""
         if not self.privacy.enabled or task.idle:
             return None
         peer, plan = task.peer, self.privacy_plan(task.peer, task.private)
@@ -236,24 +271,31 @@ class RunContext:
         )
 
     def _check_labels(self, count: int) -> None:
-        """Refuse labels that the network has no output for; labels of Datasets are only known once they are read."""
+        """Refuse labels that the network has no output for; labels of Datasets are only known once
+        they are read."""
         for peer, data in {**self.peers, **self.unseen}.items():
             for which, samples in zip(("training", "test", "validation"), data.parts, strict=False):
                 low, high = label_range(samples) or (0, 0)
                 wrong = high if high >= count else low
                 if wrong >= count or (wrong < 0 and wrong != IGNORED_LABEL):
                     raise DataError(
-                        f"Peer {peer}'s {which} data have the label {wrong}, but the model has {count} outputs, for "
-                        f"the labels 0 to {count - 1}. Give it more outputs, or correct the labels."
+                        f"Peer {peer}'s {which} data have the label {wrong}, but the model has"
+                        f" {count} outputs, for the labels 0 to {count - 1}. Give it more outputs,"
+                        " or correct the labels."
                     )
 
     def module(self, peer: str | None = None) -> nn.Module:
-        """Build the network with the weights that all peers start from, or with those that a peer draws."""
-        with global_stream(self.seed, "model", *([] if peer is None else [peer])), user_errors("Building the network"):
+        """Build the network with the weights that all peers start from, or with those that a peer
+        draws."""
+        with (
+            global_stream(self.seed, "model", *([] if peer is None else [peer])),
+            user_errors("Building the network"),
+        ):
             return self.model()
 
     def evaluates(self, t: int) -> bool:
-        """Whether all models are evaluated at the end of round t; after the last round they always are."""
+        """Whether all models are evaluated at the end of round t; after the last round they always
+        are."""
         tuning = self.method.fine_tuning
         due = (t + 1) % self.eval_every == 0 and (tuning is None or (t + 1) % tuning.every == 0)
         return due or t + 1 == self.rounds
@@ -263,8 +305,8 @@ def check_private_method(method: Method) -> None:
     """Refuse a method that cannot be differentially private."""
     if not method.can_be_private or method.fine_tuning is not None:
         raise ConfigError(
-            f"privacy does not work with method.name={method.name}, which uses training data in other ways than "
-            "training steps. Use dispfl, dpsgd, fedavg, ditto or local."
+            f"privacy does not work with method.name={method.name}, which uses training data in"
+            " other ways than training steps. Use dispfl, dpsgd, fedavg, ditto or local."
         )
 
 
@@ -287,9 +329,9 @@ class PeerTask:
     fine_tuning: FineTuning | None = None
     """How the model is fine-tuned before it is evaluated."""
     private: PrivateHistory | None = None
-    """Real site with privacy: the rounds of training that it has begun before, also those that a crash has undone. Each
-    has spent its steps, and this one draws from a stream of its own. In a simulation the state counts, and a repeated
-    round is the same."""
+    """Real site with privacy: the rounds of training that it has begun before, also those that a
+    crash has undone. Each has spent its steps, and this one draws from a stream of its own. In a
+    simulation the state counts, and a repeated round is the same."""
 
 
 @dataclass(frozen=True)
@@ -346,7 +388,8 @@ class Engine(Protocol):
         ...
 
     def restore(self, rounds: int) -> None:
-        """Restore every peer's state after this many rounds, from the seed or from the checkpoint."""
+        """Restore every peer's state after this many rounds, from the seed or from the
+        checkpoint."""
         ...
 
     def partial_round(self, t: int) -> dict[str, StepResult]:

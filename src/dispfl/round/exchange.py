@@ -1,7 +1,8 @@
-"""The exchange of models in a round: who is heard, what is requested, what is sent, what is accepted.
+"""The exchange of models in a round: who is received, what is requested, what is sent, what is
+accepted.
 
-Functions without I/O. The simulator, the Ray workers, the real peers and `dispfl costs` all call them, so
-that they exchange the same messages and count the same bytes.
+Functions without I/O. The simulator, the Ray workers, the real peers and `dispfl costs` all call
+them, so that they exchange the same messages and count the same bytes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dispfl.attacks import Victim
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.errors import MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
-from dispfl.methods.robust import Robust
+from dispfl.robust.attacks import Target
+from dispfl.robust.averages import Robust
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal, refuse
@@ -46,19 +47,25 @@ class DeliveredModel(NamedTuple):
     """The sender's buffers, where a simulation averages them."""
 
 
-# Who is heard
+# Who is received
 
 
-def exchange_graph(context: RunContext, t: int, roster: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """Return the neighbours of every online peer in round t (S_{k,t}); no neighbours if the method sends nothing."""
+def exchange_graph(
+    context: RunContext, t: int, roster: Sequence[str] | None = None
+) -> dict[str, list[str]]:
+    """Return the neighbours of every online peer in round t (S_{k,t}); no neighbours if the method
+    sends nothing."""
     roster = context.roster if roster is None else roster
     if not isinstance(context.method, GossipMethod) or not context.method.communicates:
         return {peer: [] for peer in roster}
-    return context.topology.heard(context.seed, t, roster)
+    return context.topology.online_neighbours(context.seed, t, roster)
 
 
-def exchange_row(context: RunContext, t: int, roster: Sequence[str], peer: str) -> tuple[Graph, list[str]]:
-    """Return what one peer needs of `exchange_graph`: who is online, with its own neighbours, and who hears it."""
+def exchange_row(
+    context: RunContext, t: int, roster: Sequence[str], peer: str
+) -> tuple[Graph, list[str]]:
+    """Return what one peer needs of `exchange_graph`: who is online, with its own neighbours, and
+    who receives from it."""
     if not isinstance(context.method, GossipMethod) or not context.method.communicates:
         return {peer: []}, []
     senders, listeners = context.topology.row(context.seed, t, roster, peer)
@@ -72,19 +79,32 @@ def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str
 
 
 def gossip_senders(
-    context: RunContext, graph: Graph, peer: str, t: int, state: PeerState, roster: Sequence[str] | None = None
+    context: RunContext,
+    graph: Graph,
+    peer: str,
+    t: int,
+    state: PeerState,
+    roster: Sequence[str] | None = None,
 ) -> Sequence[str]:
-    """Return the peers that a peer hears in round t: its neighbours, or those that its method prefers."""
+    """Return the peers that a peer receives from in round t: its neighbours, or those that its
+    method prefers."""
     if not graph.get(peer) or not isinstance(context.method, GossipMethod):
         return []
     reachable = context.topology.reachable(graph, peer)
-    neighbourhood = Neighbourhood(context.roster if roster is None else roster, graph[peer], reachable)
+    neighbourhood = Neighbourhood(
+        context.roster if roster is None else roster, graph[peer], reachable
+    )
     return context.method.choose(state, neighbourhood, rng=stream(context.seed, "choose", peer, t))
 
 
 def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Sequence[str]:
-    """Return whose models a task needs: the server's, or those of the peers that the peer hears."""
-    return [SERVER] if task.server is not None else gossip_senders(context, task.graph, task.peer, task.t, state)
+    """Return whose models a task needs: the server's, or those of the peers that the peer receives
+    from."""
+    return (
+        [SERVER]
+        if task.server is not None
+        else gossip_senders(context, task.graph, task.peer, task.t, state)
+    )
 
 
 # What is requested
@@ -103,9 +123,13 @@ def request_size(codec: Codec, mask: PackedMask | None) -> int:
 
 
 def check_request(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
-    """Refuse a request whose mask does not keep the number of weights that its sender announced for each layer."""
+    """Refuse a request whose mask does not keep the number of weights that its sender announced for
+    each layer."""
     if mask.kept_per_layer(layout) != list(announced):
-        refuse(Refusal.DENSITY, f"{sender}'s mask does not keep the announced number of weights in each layer.")
+        refuse(
+            Refusal.DENSITY,
+            f"{sender}'s mask does not keep the announced number of weights in each layer.",
+        )
 
 
 # What is sent
@@ -117,7 +141,9 @@ def published_model(context: RunContext, state: PeerState) -> PackedModel:
     return context.method.publish(state)
 
 
-def sent_model(context: RunContext, task: PeerTask, sender: str, states: Mapping[str, PeerState]) -> PackedModel:
+def sent_model(
+    context: RunContext, task: PeerTask, sender: str, states: Mapping[str, PeerState]
+) -> PackedModel:
     """Return the model that a sender, a neighbour or the server, sends for a task."""
     if task.server is None:
         return published_model(context, states[sender])
@@ -126,57 +152,89 @@ def sent_model(context: RunContext, task: PeerTask, sender: str, states: Mapping
 
 
 def encode_model(
-    context: RunContext, codec: Codec, model: PackedModel, mask: PackedMask | None, sender: str, receiver: str, t: int
+    context: RunContext,
+    codec: Codec,
+    model: PackedModel,
+    mask: PackedMask | None,
+    sender: str,
+    receiver: str,
+    t: int,
 ) -> bytes:
-    """Encode a model for a receiver that requested it with a mask, or whole. The same arguments give the same bytes."""
+    """Encode a model for a receiver that requested it with a mask, or whole. The same arguments
+    give the same bytes."""
     rng = stream(context.seed, "rounding", sender, receiver, t)
-    return codec.encode_model(model, rng=rng) if mask is None else codec.encode_answer(model, mask, rng=rng)
+    return (
+        codec.encode_model(model, rng=rng)
+        if mask is None
+        else codec.encode_answer(model, mask, rng=rng)
+    )
 
 
 def decode_model(codec: Codec, message: bytes, mask: PackedMask | None) -> PackedModel:
-    """Decode a model that was requested with a mask, or sent whole; refuse a message that is not as specified."""
+    """Decode a model that was requested with a mask, or sent whole; refuse a message that is not as
+    specified."""
     return codec.decode_model(message) if mask is None else codec.decode_answer(message, mask)
 
 
 def deliver(
-    context: RunContext, codec: Codec, model: PackedModel, mask: PackedMask | None, sender: str, receiver: str, t: int
+    context: RunContext,
+    codec: Codec,
+    model: PackedModel,
+    mask: PackedMask | None,
+    sender: str,
+    receiver: str,
+    t: int,
 ) -> DeliveredModel:
     """Return what a receiver gets of a model, and the bytes that it takes.
 
-    Lossless values arrive as they are, so the model itself is returned; and the length of a plain message is known
-    without encoding it. Tests compare both with the encoded messages.
+    Lossless values arrive as they are, so the model itself is returned; and the length of a plain
+    message is known without encoding it. Tests compare both with the encoded messages.
     """
     wire, paper = codec.wire, BYTES_PER_VALUE * model.values.numel()
     if wire.values == "float32" and wire.coding == "plain":
-        return DeliveredModel(model, paper, codec.model_size(model) if mask is None else codec.answer_size(model, mask))
+        return DeliveredModel(
+            model,
+            paper,
+            codec.model_size(model) if mask is None else codec.answer_size(model, mask),
+        )
     message = encode_model(context, codec, model, mask, sender, receiver, t)
     arrived = model if wire.values == "float32" else decode_model(codec, message, mask)
     return DeliveredModel(arrived, paper, len(message), message)
 
 
 def with_buffers(delivered: DeliveredModel, buffers: Mapping[str, Tensor]) -> DeliveredModel:
-    """Add the sender's buffers to a model, and their bytes; counters and flags stay with each peer."""
+    """Add the sender's buffers to a model, and their bytes; counters and flags stay with each
+    peer."""
     averaged = {name: buffer for name, buffer in buffers.items() if buffer.is_floating_point()}
     size = BYTES_PER_VALUE * sum(buffer.numel() for buffer in averaged.values())
-    return delivered._replace(paper=delivered.paper + size, wire=delivered.wire + size, buffers=averaged)
+    return delivered._replace(
+        paper=delivered.paper + size, wire=delivered.wire + size, buffers=averaged
+    )
 
 
 # What is accepted, and what it cost
 
 
 def check_answer(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
-    """Refuse a model that holds more weights of a layer than its sender announced: of a request, all that it holds."""
+    """Refuse a model that holds more weights of a layer than its sender announced: of a request,
+    all that it holds."""
     if len(announced) != len(layout.sizes) or any(map(gt, mask.kept_per_layer(layout), announced)):
-        refuse(Refusal.DENSITY, f"{sender}'s model holds more weights of a layer than it announced.")
+        refuse(
+            Refusal.DENSITY, f"{sender}'s model holds more weights of a layer than it announced."
+        )
 
 
 def check_norm(model: PackedModel, own_norm: float, sender: str) -> None:
-    """Refuse a model whose weights are far larger than ours, or all zero: averaging it in would shrink ours."""
+    """Refuse a model whose weights are far larger than ours, or all zero: averaging it in would
+    shrink ours."""
     norm = model_norm(model)
     if norm == 0 and len(model.values):
         refuse(Refusal.NORM, f"{sender}'s weights are all zero: they were never trained.")
     if norm > MAX_NORM_RATIO * max(own_norm, 1.0):
-        refuse(Refusal.NORM, f"{sender}'s weights are more than {MAX_NORM_RATIO:g} times as large as ours.")
+        refuse(
+            Refusal.NORM,
+            f"{sender}'s weights are more than {MAX_NORM_RATIO:g} times as large as ours.",
+        )
 
 
 def model_norm(model: PackedModel) -> float:
@@ -187,42 +245,56 @@ def model_norm(model: PackedModel) -> float:
 def accepted_models(
     context: RunContext, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
 ) -> Mapping[str, PackedModel]:
-    """Return the models that a peer accepts in a simulated attack, of liars their lies; without one, all of them."""
-    if task.peer in context.liars or context.liars.isdisjoint(received):
+    """Return the models that a peer accepts in a simulated attack, of Byzantine peers their lies;
+    without one, all of them."""
+    if task.peer in context.byzantine or context.byzantine.isdisjoint(received):
         return received
-    if (request := requested_mask(context, state)) is not None:  # as messages would be, which some engines have at hand
+    if (
+        request := requested_mask(context, state)
+    ) is not None:  # as messages would be, which some engines have at hand
         received = {sender: model.restrict(request) for sender, model in received.items()}
-    return _accepted_lies(context, task.peer, task.t, state.model, request or state.next_mask, received)
+    return _accepted_under_attack(
+        context, task.peer, task.t, state.model, request or state.next_mask, received
+    )
 
 
 def accepted_uploads(
     context: RunContext, t: int, server: PeerState, uploads: Mapping[str, PackedModel]
 ) -> Mapping[str, PackedModel]:
-    """Return the uploads that the server accepts in a simulated attack, of liars their lies."""
-    if context.liars.isdisjoint(uploads):
+    """Return the uploads that the server accepts in a simulated attack, of Byzantine peers their
+    lies."""
+    if context.byzantine.isdisjoint(uploads):
         return uploads
-    return _accepted_lies(context, SERVER, t, server.model, server.model.mask, uploads)
+    return _accepted_under_attack(context, SERVER, t, server.model, server.model.mask, uploads)
 
 
-def _accepted_lies(
-    context: RunContext, name: str, t: int, own: PackedModel, request: PackedMask, received: Mapping[str, PackedModel]
+def _accepted_under_attack(
+    context: RunContext,
+    name: str,
+    t: int,
+    own: PackedModel,
+    request: PackedMask,
+    received: Mapping[str, PackedModel],
 ) -> dict[str, PackedModel]:
-    """Return the received models, those of liars replaced by lies, without lies that a real peer would refuse."""
+    """Return the received models, those of Byzantine peers replaced by lies, without lies that a
+    real peer would refuse."""
     assert context.attack is not None
     layout, counts = context.layout, context.announced
-    honest = [received[sender] for sender in sorted(received) if sender not in context.liars]
+    honest = [received[sender] for sender in sorted(received) if sender not in context.byzantine]
 
-    def fits(liar: str, mask: PackedMask) -> bool:
-        return all(map(le, mask.kept_per_layer(layout), counts[liar]))
+    def fits(attacker: str, mask: PackedMask) -> bool:
+        return all(map(le, mask.kept_per_layer(layout), counts[attacker]))
 
-    method, liars, assumed = context.method, len(received) - len(honest), 0
+    method, byzantine, assumed = context.method, len(received) - len(honest), 0
     if isinstance(method, Robust) and method.robust != "none":
-        assumed = method.assumed_liars(len(received))
+        assumed = method.assumed_byzantine(len(received))
     first_weights = partial(getattr, context, "first_weights")
-    victim = Victim(name, own, request, honest, liars, fits, context.seed, t, assumed, first_weights)
+    target = Target(
+        name, own, request, honest, byzantine, fits, context.seed, t, assumed, first_weights
+    )
     accepted = {}
-    for sender, model in context.attack.lies(received, victim).items():
-        if sender in context.liars:
+    for sender, model in context.attack.attacked(received, target).items():
+        if sender in context.byzantine:
             model = model.restrict(request) if context.pulls else model
             try:
                 check_answer(model.mask, counts[sender], sender, layout)
@@ -233,7 +305,9 @@ def _accepted_lies(
     return accepted
 
 
-def exchange_costs(receiver: str, sender: str, request: int, paper: int, response: int) -> list[MessageCost]:
+def exchange_costs(
+    receiver: str, sender: str, request: int, paper: int, response: int
+) -> list[MessageCost]:
     """Return the messages of one exchange: the request, if there was one, and the model."""
     requests = [MessageCost(receiver, sender, 0, request)] if request else []
     return [*requests, MessageCost(sender, receiver, paper, response)]

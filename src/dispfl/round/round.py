@@ -1,7 +1,8 @@
 """One gossip round and one server round, top to bottom, as in Algorithm 1.
 
-`gossip_round` and `server_round` are the two kinds of round. `peer_step` is the work of one peer in it: engines run it
-for every peer, and a real peer calls it with the models that its neighbours sent.
+`gossip_round` and `server_round` are the two kinds of round. `peer_step` is the work of one peer in
+it: engines run it for every peer, and a real peer calls it with the models that its neighbours
+sent.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -9,14 +10,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from dispfl.attacks import Triggered, backdoor_success
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
 from dispfl.costs.ledger import Ledger
 from dispfl.errors import NonFiniteError, RunError, user_errors
-from dispfl.methods.base import SERVER, FineTuning, GossipMethod, PeerState, ServerMethod, fresh_state
+from dispfl.methods.base import (
+    SERVER,
+    FineTuning,
+    GossipMethod,
+    PeerState,
+    ServerMethod,
+    initial_state,
+)
+from dispfl.robust.attacks import Triggered, backdoor_success
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import accepted_uploads, exchange_graph, server_cohort
 
@@ -39,18 +47,25 @@ class Round:
 OnResult = Callable[[str, StepResult], None]
 
 
-def initial_states(context: RunContext, peers: Collection[str] | None = None) -> dict[str, PeerState]:
-    """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of them."""
-    module, layout = LiveModel(context.module()), context.layout
+def initial_states(
+    context: RunContext, peers: Collection[str] | None = None
+) -> dict[str, PeerState]:
+    """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of
+    them."""
+    module, layout = FlatModule(context.module()), context.layout
     buffers = module.read_buffers()
     states = {}
     for peer, density in context.densities.items():
         if peers is None or peer in peers:
             weights = context.peer_weights(peer)
             state = context.method.start(weights, layout, density, seed=context.seed, peer=peer)
-            states[peer] = replace(state, buffers={name: buffer.clone() for name, buffer in buffers.items()})
+            states[peer] = replace(
+                state, buffers={name: buffer.clone() for name, buffer in buffers.items()}
+            )
     if isinstance(context.method, ServerMethod) and (peers is None or SERVER in peers):
-        states[SERVER] = fresh_state(context.first_weights, torch.ones(layout.size, dtype=torch.bool))
+        states[SERVER] = initial_state(
+            context.first_weights, torch.ones(layout.size, dtype=torch.bool)
+        )
     return states
 
 
@@ -74,7 +89,8 @@ def train_round(
 
 
 def evaluate_round(context: RunContext, trained: Round, t: int, engine: Engine) -> Round:
-    """Evaluate the global model after round t where that is due; a peer's own model is evaluated in its step."""
+    """Evaluate the global model after round t where that is due; a peer's own model is evaluated in
+    its step."""
     if context.method.evaluates_global and context.evaluates(t):
         return evaluate_global(context, trained, t, engine)
     return trained
@@ -89,13 +105,15 @@ def gossip_round(
     on_result: OnResult,
 ) -> Round:
     """Algorithm 1, lines 5-16, for all peers."""
-    # Line 6: each online peer may hear its neighbours of this round.
+    # Line 6: each online peer may receive from its neighbours of this round.
     graph = exchange_graph(context, t)
     evaluate = context.evaluates(t) and not method.evaluates_global
     tasks = []
     for peer in context.roster:
         idle = peer not in graph and context.topology.offline == "skip"
-        tasks.append(PeerTask(peer, t, graph, idle=idle, evaluate=evaluate and peer not in context.liars))
+        tasks.append(
+            PeerTask(peer, t, graph, idle=idle, evaluate=evaluate and peer not in context.byzantine)
+        )
 
     # Lines 7-15: each peer takes its step.
     results = _run_tasks(engine, tasks, finished, on_result)
@@ -111,15 +129,18 @@ def server_round(
     finished: Mapping[str, StepResult],
     on_result: OnResult,
 ) -> Round:
-    """A round with a server: it selects a cohort, broadcasts, the cohort takes its step, the server aggregates."""
+    """A round with a server: it selects a cohort, broadcasts, the cohort takes its step, the server
+    aggregates."""
     # The server selects a cohort of the peers that are online, and broadcasts to it.
     cohort = server_cohort(context, method, t)
     evaluate = context.evaluates(t) and not method.evaluates_global
     tasks = []
     for peer in context.roster:
         sender = server if peer in cohort else None
-        honest = peer not in context.liars
-        tasks.append(PeerTask(peer, t, server=sender, idle=sender is None, evaluate=evaluate and honest))
+        honest = peer not in context.byzantine
+        tasks.append(
+            PeerTask(peer, t, server=sender, idle=sender is None, evaluate=evaluate and honest)
+        )
 
     # The cohort takes its step; the other peers are idle.
     results = _run_tasks(engine, tasks, finished, on_result)
@@ -127,14 +148,20 @@ def server_round(
     # The server aggregates what the cohort uploads.
     uploads = {peer: upload for peer in cohort if (upload := results[peer].upload) is not None}
     if accepted := accepted_uploads(context, t, server, uploads):
-        server = method.aggregate(server, accepted, {peer: len(context.peers[peer].train) for peer in accepted})
+        server = method.aggregate(
+            server, accepted, {peer: len(context.peers[peer].train) for peer in accepted}
+        )
     return Round({peer: replace(results[peer], upload=None) for peer in context.roster}, server)
 
 
 def _run_tasks(
-    engine: Engine, tasks: Iterable[PeerTask], finished: Mapping[str, StepResult], on_result: OnResult
+    engine: Engine,
+    tasks: Iterable[PeerTask],
+    finished: Mapping[str, StepResult],
+    on_result: OnResult,
 ) -> dict[str, StepResult]:
-    """Return the result of every task: of the finished ones, and of those that the engine runs now."""
+    """Return the result of every task: of the finished ones, and of those that the engine runs
+    now."""
     results = dict(finished)
     for peer, result in engine.run_tasks([task for task in tasks if task.peer not in finished]):
         results[peer] = result
@@ -143,10 +170,13 @@ def _run_tasks(
 
 
 def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) -> Round:
-    """Evaluate the global model on every peer's data, fine-tuned on that data first if the method fine-tunes."""
+    """Evaluate the global model on every peer's data, fine-tuned on that data first if the method
+    fine-tunes."""
     model, tuning = global_model(context, engine.states, result.server), context.method.fine_tuning
-    honest = [peer for peer in context.roster if peer not in context.liars]
-    tasks = [PeerTask(peer, t, global_model=model, idle=True, fine_tuning=tuning) for peer in honest]
+    honest = [peer for peer in context.roster if peer not in context.byzantine]
+    tasks = [
+        PeerTask(peer, t, global_model=model, idle=True, fine_tuning=tuning) for peer in honest
+    ]
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
         report, found = results[peer].report, evaluation.report
@@ -164,17 +194,21 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
     return replace(result, results=results)
 
 
-def global_model(context: RunContext, states: Mapping[str, PeerState], server: PeerState | None) -> PackedModel:
-    """Return the global model of a method that has one: the server's, or what honest peers agree on."""
+def global_model(
+    context: RunContext, states: Mapping[str, PeerState], server: PeerState | None
+) -> PackedModel:
+    """Return the global model of a method that has one: the server's, or what honest peers agree
+    on."""
     if server is not None:
         return context.method.global_model({SERVER: server})
-    if context.liars:
-        states = {peer: states[peer] for peer in context.roster if peer not in context.liars}
+    if context.byzantine:
+        states = {peer: states[peer] for peer in context.roster if peer not in context.byzantine}
     return context.method.global_model(states)
 
 
 def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerState]) -> PeerState:
-    """Return the state that a task begins with: the peer's own, or the same with the global model."""
+    """Return the state that a task begins with: the peer's own, or the same with the global
+    model."""
     state = states[task.peer]
     if task.global_model is None:
         return state
@@ -184,16 +218,18 @@ def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerSta
 
 def peer_step(
     context: RunContext,
-    live: LiveModel,
+    live: FlatModule,
     task: PeerTask,
     state: PeerState,
     received: Mapping[str, PackedModel],
     before_batch: Callable[[], None] = lambda: None,
     make_trainer: Callable[..., Trainer] = Trainer,
 ) -> StepResult:
-    """One peer's round: from its state and the received models, by sender, to its next state and a report.
+    """One peer's round: from its state and the received models, by sender, to its next state and a
+    report.
 
-    A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the report says why.
+    A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the
+    report says why.
     """
     began = step_clock(live)
     data = context.peers[task.peer]
@@ -224,12 +260,20 @@ def peer_step(
         trainer.live = live.for_mask(after.model.mask)
         if context.eval_train and trainer.evaluate:
             trainer.report.train_score = trainer.score(after.model.flat(), trainer.train)
-        _evaluate(trainer, after, backdoor=context.attack is not None and context.attack.name == "backdoor")
+        _evaluate(
+            trainer,
+            after,
+            backdoor=context.attack is not None and context.attack.name == "backdoor",
+        )
     return StepResult(trainer.report, state=after)
 
 
 def _step(
-    context: RunContext, trainer: Trainer, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    context: RunContext,
+    trainer: Trainer,
+    task: PeerTask,
+    state: PeerState,
+    received: Mapping[str, PackedModel],
 ) -> PeerState:
     """Return the peer's next state, or its last good one if numbers stop being finite."""
     method, after = context.method, state
@@ -245,7 +289,9 @@ def _step(
             after = method.step(trainer, state, received)
         if not isinstance(after, PeerState):
             name, got = type(method).__name__, type(after).__name__
-            raise RunError(f"Peer {task.peer}, round {task.t}: {name}.step must return a PeerState, got {got}.")
+            raise RunError(
+                f"Peer {task.peer}, round {task.t}: {name}.step must return a PeerState, got {got}."
+            )
         if trainer.settings.keep_moments and after is not state:
             after = replace(after, moments=trainer.moments)
     except NonFiniteError as problem:
@@ -259,7 +305,8 @@ PRIVATE_STEPS = "privacy.steps"
 
 
 def _private_steps(context: RunContext, task: PeerTask, state: PeerState) -> int:
-    """Return the private steps that a peer has taken before, with its present sampling rate and noise."""
+    """Return the private steps that a peer has taken before, with its present sampling rate and
+    noise."""
     if task.private is not None:
         return context.privacy_plan(task.peer).steps_in(task.private)
     return int(state.memory.get(PRIVATE_STEPS, 0))
@@ -277,25 +324,34 @@ def _exhausted(context: RunContext, trainer: Trainer, task: PeerTask) -> bool:
     spent = plan.spent(plan.max_steps - private.remaining)
     trainer.report.exhausted = True
     trainer.report.failure = (
-        f"Peer {trainer.peer}, round {trainer.t}: its privacy budget, epsilon {context.privacy.epsilon:g}, does not "
-        f"last for another round ({spent:.3g} are spent). It no longer trains, and goes on sending its model."
+        f"Peer {trainer.peer}, round {trainer.t}: its privacy budget, epsilon"
+        f" {context.privacy.epsilon:g}, does not last for another round ({spent:.3g} are spent). It"
+        " no longer trains, and goes on sending its model."
     )
     return True
 
 
-def _charged(context: RunContext, trainer: Trainer, task: PeerTask, before: PeerState, after: PeerState) -> PeerState:
-    """Return the state with the private steps of this round counted, also those of a step that was abandoned."""
-    steps = _private_steps(context, task, before) + (trainer.private.taken if trainer.private else 0)
+def _charged(
+    context: RunContext, trainer: Trainer, task: PeerTask, before: PeerState, after: PeerState
+) -> PeerState:
+    """Return the state with the private steps of this round counted, also those of a step that was
+    abandoned."""
+    steps = _private_steps(context, task, before) + (
+        trainer.private.taken if trainer.private else 0
+    )
     trainer.private = None  # what follows evaluates, and publishes nothing
     trainer.report.epsilon = context.privacy_plan(trainer.peer, task.private).spent(steps)
     return replace(after, memory={**after.memory, PRIVATE_STEPS: torch.tensor(steps)})
 
 
 def _overlap(mask: PackedMask, received: Mapping[str, PackedModel]) -> float | None:
-    """Return the share of our kept weights that a neighbour holds too, on average; None for a dense model."""
+    """Return the share of our kept weights that a neighbour holds too, on average; None for a dense
+    model."""
     if not received or mask.kept in (0, mask.size):
         return None
-    return sum(mask.overlap(model.mask) for model in received.values()) / (len(received) * mask.kept)
+    return sum(mask.overlap(model.mask) for model in received.values()) / (
+        len(received) * mask.kept
+    )
 
 
 def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerState:
@@ -315,7 +371,9 @@ def _evaluate(trainer: Trainer, state: PeerState, backdoor: bool) -> None:
         if trainer.global_test is not None:
             trainer.report.global_score = trainer.score(state.model.flat(), trainer.global_test)
         if backdoor:
-            trainer.report.backdoor = trainer.score(state.model.flat(), Triggered(trainer.test), backdoor_success)
+            trainer.report.backdoor = trainer.score(
+                state.model.flat(), Triggered(trainer.test), backdoor_success
+            )
     mask, next_mask = state.model.mask, state.next_mask
     if next_mask is not mask and mask.kept:
         changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)

@@ -18,7 +18,8 @@ from dispfl.runs.run import RoundRecords, Run
 
 
 class StopRun(Exception):  # noqa: N818 (not an error, like StopIteration)
-    """Raised by a callback to stop the run after this round; the message says why. The run counts as finished."""
+    """Raised by a callback to stop the run after this round; the message says why. The run counts
+    as finished."""
 
 
 OnRound = Callable[[Run], object]
@@ -27,21 +28,26 @@ OnRound = Callable[[Run], object]
 
 def as_callbacks(given: OnRound | Sequence[OnRound] | None) -> tuple[OnRound, ...]:
     """Return callbacks that are given as one or several."""
-    several = () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    several = (
+        () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (given,)
+    )
     for callback in several:
         if not callable(callback):
-            raise ConfigError(f"`on_round` must be a function of the run, or a list of them, got {callback!r}.")
+            raise ConfigError(
+                f"`on_round` must be a function of the run, or a list of them, got {callback!r}."
+            )
     return several
 
 
 def check_callbacks(functions: Sequence[OnRound], has_validation: bool) -> None:
-    """Refuse to stop early on validation data that are not there: the test data are never used in their place."""
+    """Refuse to stop early on validation data that are not there: the test data are never used in
+    their place."""
     for function in functions:
         if isinstance(function, EarlyStopping) and function.metric is None and not has_validation:
             raise ConfigError(
-                "EarlyStopping watches validation data, and these peers have none: give them as (training data, "
-                "validation data, test data), or partition.validation. Or name a metric that it may watch "
-                'instead, such as EarlyStopping(metric="train_loss").'
+                "EarlyStopping watches validation data, and these peers have none: give them as"
+                " (training data, validation data, test data), or partition.validation. Or name a"
+                ' metric that it may watch instead, such as EarlyStopping(metric="train_loss").'
             )
 
 
@@ -49,7 +55,11 @@ class UserCallbacks:
     """Calls functions after each round, with a view of the run."""
 
     def __init__(
-        self, functions: Sequence[OnRound], context: RunContext, engine: Engine, config: Mapping[str, Any]
+        self,
+        functions: Sequence[OnRound],
+        context: RunContext,
+        engine: Engine,
+        config: Mapping[str, Any],
     ) -> None:
         self._functions, self._context, self._engine = functions, context, engine
         self._records = RoundRecords([], context.roster)
@@ -79,8 +89,11 @@ class UserCallbacks:
         return "; ".join(reasons) if reasons else None
 
 
-def _personal_copies(context: RunContext, states: Mapping[str, PeerState], server: PeerState | None) -> LazyStates:
-    """Return copies of the states that peers are evaluated with; a global model is not fine-tuned for it."""
+def _personal_copies(
+    context: RunContext, states: Mapping[str, PeerState], server: PeerState | None
+) -> LazyStates:
+    """Return copies of the states that peers are evaluated with; a global model is not fine-tuned
+    for it."""
 
     @cache
     def shared_model() -> PackedModel:
@@ -88,7 +101,7 @@ def _personal_copies(context: RunContext, states: Mapping[str, PeerState], serve
 
     def personal(peer: str) -> PeerState:
         state = copy.deepcopy(states[peer])
-        if not context.method.evaluates_global or peer in context.liars:
+        if not context.method.evaluates_global or peer in context.byzantine:
             return state
         model = copy.deepcopy(context.method.evaluated_model(state, shared_model()))
         return replace(state, model=model, next_mask=model.mask)
@@ -106,7 +119,8 @@ class EarlyStopping:
     patience: int = 10
     """Evaluations without an improvement after which the run is stopped."""
     metric: str | None = None
-    """What to watch: by default the main metric on validation data, or a metric on test data, or "train_loss"."""
+    """What to watch: by default the main metric on validation data, or a metric on test data, or
+    "train_loss"."""
     min_delta: float = 0.0
     """How much better the mean over peers must be to count as an improvement."""
 
@@ -119,19 +133,31 @@ class EarlyStopping:
             improved = best is None or measure.gain(mean, best) > self.min_delta
             best, since = (mean, 0) if improved else (best, since + 1)
         if since >= self.patience:
-            raise StopRun(f"{measure.name} has not improved on {measure.text(best)} in {since} evaluations")
+            raise StopRun(
+                f"{measure.name} has not improved on {measure.text(best)} in {since} evaluations"
+            )
 
     def _watched(self, records: Sequence[Metrics]) -> tuple[Measure, list[float]]:
         """Return what is watched, and its mean over peers in each evaluation."""
         key, main = self.metric or "validation", measure_of(records)
         if any(key in record["scores"] for record in records):
             found = [record["scores"][key] for record in records if key in record["scores"]]
-            return Measure(key, found[0]["higher_is_better"], found[0]["format"]), [scores["mean"] for scores in found]
+            return Measure(key, found[0]["higher_is_better"], found[0]["format"]), [
+                scores["mean"] for scores in found
+            ]
         spreads = [record.get(key) for record in records]
-        if key not in records[-1] or not all(spread is None or _is_spread(spread) for spread in spreads):
+        if key not in records[-1] or not all(
+            spread is None or _is_spread(spread) for spread in spreads
+        ):
             known = ", ".join([*records[-1]["scores"], "validation", "train_loss", "test_loss"])
-            raise ConfigError(f"EarlyStopping(metric={key!r}): there is no such metric; there are {known}.")
-        better = main.higher_is_better if key in ("validation", "global_test", "mixed") else not key.endswith("loss")
+            raise ConfigError(
+                f"EarlyStopping(metric={key!r}): there is no such metric; there are {known}."
+            )
+        better = (
+            main.higher_is_better
+            if key in ("validation", "global_test", "mixed")
+            else not key.endswith("loss")
+        )
         return Measure(key, better, main.format), [spread["mean"] for spread in spreads if spread]
 
 

@@ -29,13 +29,13 @@ from torch import Tensor
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
-from dispfl.core.private import KEY_BYTES
 from dispfl.data.catalogue import describe
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
+from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import LazyStates
 from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.files import append_durably, plain_disk_errors, sync_folder, write_atomically
@@ -65,7 +65,8 @@ class RunDirectory:
 
     @classmethod
     def claim(cls, path: Path) -> "RunDirectory":
-        """Create and lock a new one without a config; closed before it has one, it is removed again."""
+        """Create and lock a new one without a config; closed before it has one, it is removed
+        again."""
         _refuse_existing(path)
         made = [folder for folder in (path, *path.parents) if not folder.exists()]
         with plain_disk_errors(path):
@@ -83,7 +84,8 @@ class RunDirectory:
         return cls(path)
 
     def _take_lock(self) -> IO[bytes]:
-        """Lock the directory. The lock ends with the process, so a killed run leaves none behind."""
+        """Lock the directory. The lock ends with the process, so a killed run leaves none
+        behind."""
         file = self.path / ".lock"
         while True:
             with plain_disk_errors(self.path):
@@ -92,7 +94,9 @@ class RunDirectory:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 lock.close()
-                raise TakenError(f"Another process is using {self.path}; wait for it or stop it first.") from None
+                raise TakenError(
+                    f"Another process is using {self.path}; wait for it or stop it first."
+                ) from None
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(lock.fileno()), file.stat()):
                     return lock
@@ -121,7 +125,8 @@ class RunDirectory:
         write_atomically(self.path / "config.toml", tomli_w.dumps(dict(config)).encode())
 
     def extend(self, config: Mapping[str, Any]) -> None:
-        """Continue with a config of more rounds: the run no longer counts as finished, and then gets the config."""
+        """Continue with a config of more rounds: the run no longer counts as finished, and then
+        gets the config."""
         with plain_disk_errors(self.path):
             (self.path / "summary.json").unlink(missing_ok=True)
             sync_folder(self.path)
@@ -129,35 +134,41 @@ class RunDirectory:
 
     def append(self, record: Metrics) -> None:
         """Append a line to the metrics."""
-        append_durably(self.path / "metrics.jsonl", json.dumps(record, allow_nan=False).encode() + b"\n")
+        append_durably(
+            self.path / "metrics.jsonl", json.dumps(record, allow_nan=False).encode() + b"\n"
+        )
 
     def truncate_metrics(self, rounds: int, *, gaps: bool = False) -> list[Metrics]:
         """Keep the lines of the first rounds only: those after the checkpoint are repeated.
 
-        Only a site that joined late or was behind may have `gaps`: rounds that it did not take part in.
+        Only a site that joined late or was behind may have `gaps`: rounds that it did not take part
+        in.
         """
         records = [record for record in read_metrics(self.path) if record["round"] < rounds]
         if len(records) < rounds and not gaps:
             raise RunError(
-                f"{self.path / 'metrics.jsonl'} has {len(records)} lines, but {rounds} rounds are finished: lines were "
-                "lost. Restore the file, or start the run again."
+                f"{self.path / 'metrics.jsonl'} has {len(records)} lines, but {rounds} rounds are"
+                " finished: lines were lost. Restore the file, or start the run again."
             )
         lines = b"".join(json.dumps(record, allow_nan=False).encode() + b"\n" for record in records)
         write_atomically(self.path / "metrics.jsonl", lines)
         return records
 
     def secret_key(self) -> bytes:
-        """Return the key of private training, for this user only; a new one where there is none, as in a copied run.
+        """Return the key of private training, for this user only; a new one where there is none, as
+        in a copied run.
 
-        It is drawn from the operating system, not from the seed. Resuming needs it to repeat a round with the same
-        noise; a finished run does not, and keeps no copy.
+        It is drawn from the operating system, not from the seed. Resuming needs it to repeat a
+        round with the same noise; a finished run does not, and keeps no copy.
         """
         file = self.path / SECRET_KEY
         with plain_disk_errors(file):
             if file.exists() and len(key := file.read_bytes()) == KEY_BYTES:
                 return key
             file.unlink(missing_ok=True)
-            with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            with os.fdopen(
+                os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as opened:
                 key = os.urandom(KEY_BYTES)
                 opened.write(key)
                 opened.flush()
@@ -171,13 +182,22 @@ class RunDirectory:
 
     def write_summary(self, summary: Metrics) -> None:
         """Write the summary, which makes the run count as finished."""
-        write_atomically(self.path / "summary.json", json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
+        write_atomically(
+            self.path / "summary.json",
+            json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n",
+        )
 
 
 def _refuse_existing(path: Path) -> None:
     """Refuse a path with anything but hidden files in it."""
-    if path.exists() and (not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())):
-        fix = f"Resume it (--resume {path}), or choose" if (path / "config.toml").exists() else "Choose"
+    if path.exists() and (
+        not path.is_dir() or any(not entry.name.startswith(".") for entry in path.iterdir())
+    ):
+        fix = (
+            f"Resume it (--resume {path}), or choose"
+            if (path / "config.toml").exists()
+            else "Choose"
+        )
         raise RunError(f"The run directory {path} exists already. {fix} another (--out).")
 
 
@@ -189,13 +209,16 @@ def read_config(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise RunError(f"{path} is not a run directory: it has no config.toml.") from None
     except NotADirectoryError:
-        raise RunError(f"{path} is a file; name the run directory, such as {path.parent}.") from None
+        raise RunError(
+            f"{path} is a file; name the run directory, such as {path.parent}."
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as problem:
         raise RunError(f"{file} cannot be read: {problem}.") from problem
 
 
 def read_metrics(path: Path) -> list[Metrics]:
-    """Return the metrics of a run's rounds so far, without lines that a crash has truncated or a resume repeated."""
+    """Return the metrics of a run's rounds so far, without lines that a crash has truncated or a
+    resume repeated."""
     file = path / "metrics.jsonl"
     if not file.exists():
         return []
@@ -225,7 +248,8 @@ def read_summary(path: Path) -> Metrics | None:
 
 
 def has_all_rounds(path: Path, rounds: int) -> bool:
-    """Whether a run has this many rounds: it was not interrupted, nor stopped early by a callback."""
+    """Whether a run has this many rounds: it was not interrupted, nor stopped early by a
+    callback."""
     summary = read_summary(path)
     if summary is None or "stopped" in summary:
         return False
@@ -236,12 +260,15 @@ SPLIT = "split.safetensors"
 
 
 def write_split(path: Path, split: Split, label_counts: Tensor, data_digest: str = "") -> None:
-    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes), and the digest of the data."""
+    """Save a split: `train/000`, `test/000`, ... and `label_counts` (peers, classes), and the
+    digest of the data."""
     tensors = {"label_counts": label_counts}
     for prefix, peers in (("", split), ("unseen/", split.unseen)):
         for part, rows in (peers.parts if peers else {}).items():
             names = peer_names(len(rows))
-            tensors |= {f"{prefix}{part}/{name}": mine for name, mine in zip(names, rows, strict=True)}
+            tensors |= {
+                f"{prefix}{part}/{name}": mine for name, mine in zip(names, rows, strict=True)
+            }
     if split.global_test is not None:
         tensors["global_test"] = split.global_test
     write_atomically(path / SPLIT, safetensors.torch.save(tensors, {"data_sha256": data_digest}))
@@ -252,7 +279,9 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
     try:
         tensors = safetensors.torch.load_file(path / SPLIT)
         names = peer_names(len(tensors["label_counts"]))
-        unseen = sorted(name.rpartition("/")[2] for name in tensors if name.startswith("unseen/train/"))
+        unseen = sorted(
+            name.rpartition("/")[2] for name in tensors if name.startswith("unseen/train/")
+        )
         split = _rows(tensors, "", names)
         if unseen:
             split = replace(split, unseen=_rows(tensors, "unseen/", unseen))
@@ -260,17 +289,22 @@ def read_split(path: Path) -> tuple[Split, Tensor] | None:
     except FileNotFoundError:
         return None
     except (safetensors.SafetensorError, KeyError, OSError) as problem:
-        raise RunError(f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again.") from problem
+        raise RunError(
+            f"{path / SPLIT} is damaged ({problem}). Delete it; resuming creates it again."
+        ) from problem
 
 
 def _rows(tensors: Mapping[str, Tensor], prefix: str, names: Sequence[str]) -> Split:
-    train, test = (tuple(tensors[f"{prefix}{part}/{name}"] for name in names) for part in ("train", "test"))
+    train, test = (
+        tuple(tensors[f"{prefix}{part}/{name}"] for name in names) for part in ("train", "test")
+    )
     held_out = [f"{prefix}validation/{name}" for name in names]
     return Split(train, test, tuple(tensors[name] for name in held_out if name in tensors))
 
 
 def read_data_digest(path: Path) -> str:
-    """Return the digest of the data that a run with a saved split was started with; empty where there is none."""
+    """Return the digest of the data that a run with a saved split was started with; empty where
+    there is none."""
     with safetensors.safe_open(path / SPLIT, "pt") as file:
         return str((file.metadata() or {}).get("data_sha256", ""))
 
@@ -280,12 +314,16 @@ def saved_rounds(path: Path) -> int:
     config = read_config(path)
     finished = Checkpoints(path / "checkpoints").finished_rounds()
     if not finished:
-        raise RunError(f"{path} has no complete checkpoint: no round was finished yet. {_how_to_resume(path, config)}")
+        raise RunError(
+            f"{path} has no complete checkpoint: no round was finished yet."
+            f" {_how_to_resume(path, config)}"
+        )
     return finished[-1]
 
 
 def final_states(path: Path) -> dict[str, PeerState]:
-    """Return the states in the newest complete checkpoint by name, in roster order; a server's comes last."""
+    """Return the states in the newest complete checkpoint by name, in roster order; a server's
+    comes last."""
     rounds = saved_rounds(path)
     try:
         steps = Checkpoints(path / "checkpoints").load(rounds)
@@ -308,14 +346,16 @@ def saved_states(path: Path, roster: Sequence[str]) -> LazyStates:
 
 
 def label_counts(path: Path) -> Tensor | None:
-    """Return the training samples of each class per peer, (peers, classes); None where the run saved no split."""
+    """Return the training samples of each class per peer, (peers, classes); None where the run
+    saved no split."""
     read_config(path)
     saved = read_split(path)
     return saved[1] if saved else None
 
 
 def layout_of(path: Path) -> Layout:
-    """Return the layout of the run's model, which must be a built-in one, with its units if masks are of channels."""
+    """Return the layout of the run's model, which must be a built-in one, with its units if masks
+    are of channels."""
     config = read_config(path)
     if MADE_IN_PYTHON in config:
         raise RunError(f"{path} was made in Python: only its caller has the model and its layout.")
@@ -324,17 +364,24 @@ def layout_of(path: Path) -> Layout:
         if config.get("method", {}).get("structure") == "channels":
             method = DisPFL(**config["method"])
             return method.layout(
-                model.build(spec.shape[0], spec.classes, spec.shape[1]), lambda: torch.zeros(2, *spec.shape)
+                model.build(spec.shape[0], spec.classes, spec.shape[1]),
+                lambda: torch.zeros(2, *spec.shape),
             )
         with torch.device("meta"):  # shapes alone, no memory
             module = model.build(spec.shape[0], spec.classes, spec.shape[1])
     except (KeyError, TypeError, ConfigError) as problem:
         why = str(problem).rstrip(".")
-        raise RunError(f"{path / 'config.toml'} does not name a built-in model and a known data set: {why}.") from None
+        raise RunError(
+            f"{path / 'config.toml'} does not name a built-in model and a known data set: {why}."
+        ) from None
     return Layout.of(module)
 
 
 def _how_to_resume(path: Path, config: dict[str, Any]) -> str:
     """Return how to resume the run, which then repeats what is missing."""
-    how = "Federation.run(..., resume=True)" if MADE_IN_PYTHON in config else f"dispfl run --resume {path}"
+    how = (
+        "Federation.run(..., resume=True)"
+        if MADE_IN_PYTHON in config
+        else f"dispfl run --resume {path}"
+    )
     return f"Resume the run: {how}."

@@ -1,4 +1,5 @@
-"""Execution of runs: of a context or an experiment, with or without a run directory, from the start or resumed."""
+"""Execution of runs: of a context or an experiment, with or without a run directory, from the start
+or resumed."""
 
 import contextlib
 import os
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 
 from dispfl.config import compose, differing_keys
-from dispfl.core.private import KEY_BYTES
 from dispfl.core.rng import forked_generators
 from dispfl.core.task import Report
 from dispfl.data.custom import CustomDataset
@@ -24,6 +24,7 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import EngineName, Experiment
 from dispfl.extras import can_draw
 from dispfl.methods.base import PeerState
+from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.callbacks import OnRound, UserCallbacks, as_callbacks, check_callbacks
@@ -41,10 +42,10 @@ from dispfl.runs.directory import (
 from dispfl.runs.files import SITES, write_atomically
 from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, summarize
-from dispfl.runs.newcomers import evaluate_newcomers
 from dispfl.runs.progress import python_progress
 from dispfl.runs.run import RoundRecords, Run
 from dispfl.runs.saved import check_data, other_data
+from dispfl.runs.unseen_peers import evaluate_newcomers
 
 
 def execute(
@@ -58,7 +59,8 @@ def execute(
     on_round: Sequence[OnRound] = (),
     config: Mapping[str, Any] | None = None,
 ) -> Run:
-    """Run the remaining rounds and write the summary, which makes the run count as finished; then draw its curve.
+    """Run the remaining rounds and write the summary, which makes the run count as finished; then
+    draw its curve.
 
     `config` describes a run without a directory.
     """
@@ -77,13 +79,21 @@ def execute(
         _warn_about_buffers(context)
         with forked_generators(context.device):
             checkpoints = directory.checkpoints if directory else None
-            started = stack.enter_context(running_engine(engine, context, workers, checkpoints, ray_address))
+            started = stack.enter_context(
+                running_engine(engine, context, workers, checkpoints, ray_address)
+            )
             for follower in followers:
                 stack.callback(follower.directory.close)
             callbacks = replace(callbacks, stop=UserCallbacks(on_round, context, started, config))
             history = _train(context, started, directory, callbacks, followers)
-            states = saved_states(out, context.roster) if out and engine == "ray" else dict(started.states)
-            personal = _evaluated(context, history, started) if context.method.evaluates_global else states
+            states = (
+                saved_states(out, context.roster)
+                if out and engine == "ray"
+                else dict(started.states)
+            )
+            personal = (
+                _evaluated(context, history, started) if context.method.evaluates_global else states
+            )
             unseen = evaluate_newcomers(context, states, history.server)
             for follower in followers:
                 assert directory is not None
@@ -120,9 +130,13 @@ def _train(
     for follower in followers:
         follower.records = follower.directory.truncate_metrics(len(history.records))
     if 0 < len(history.records) < context.rounds:
-        if read_summary(directory.path) is None:  # the process may have ended before it asked, after the last round
+        if (
+            read_summary(directory.path) is None
+        ):  # the process may have ended before it asked, after the last round
             history.stopped = callbacks.stop(history)
-        (directory.path / "summary.json").unlink(missing_ok=True)  # of a run that a callback stopped
+        (directory.path / "summary.json").unlink(
+            missing_ok=True
+        )  # of a run that a callback stopped
     if history.stopped:
         return history
     return run_rounds(context, engine, history, directory, callbacks, followers)
@@ -131,17 +145,27 @@ def _train(
 def _warn_about_buffers(context: RunContext) -> None:
     if not context.average_buffers and next(context.module().buffers(), None) is not None:
         warnings.warn(
-            "The model has buffers (batch norm?). They stay with each peer and are not averaged "
-            "(average_buffers=True averages them); group norm is the usual choice in federated learning.",
+            "The model has buffers (batch norm?). They stay with each peer and are not averaged"
+            " (average_buffers=True averages them); group norm is the usual choice in federated"
+            " learning.",
             stacklevel=4,
         )
 
 
 def _summary(
-    context: RunContext, history: RunHistory, personal: Mapping[str, PeerState], unseen: Metrics | None
+    context: RunContext,
+    history: RunHistory,
+    personal: Mapping[str, PeerState],
+    unseen: Metrics | None,
 ) -> Metrics:
-    summary = summarize(context, history.records, {peer: state.model for peer, state in personal.items()})
-    return summary | {"unseen_peers": unseen} | ({"stopped": history.stopped} if history.stopped else {})
+    summary = summarize(
+        context, history.records, {peer: state.model for peer, state in personal.items()}
+    )
+    return (
+        summary
+        | {"unseen_peers": unseen}
+        | ({"stopped": history.stopped} if history.stopped else {})
+    )
 
 
 def draw_learning_curve(path: Path) -> None:
@@ -174,7 +198,8 @@ def running_engine(
 
 
 def connect_engine(engine: EngineName, ray_address: str | None = None) -> None:
-    """Connect to the Ray cluster, if one is configured, so that a wrong address leaves no empty run directory."""
+    """Connect to the Ray cluster, if one is configured, so that a wrong address leaves no empty run
+    directory."""
     if engine == "ray":
         from dispfl.engines.ray_pool import cluster_address, connect  # an extra, and slow to import
 
@@ -185,36 +210,50 @@ def connect_engine(engine: EngineName, ray_address: str | None = None) -> None:
 def _evaluated(
     context: RunContext, history: RunHistory, engine: Engine, again: bool = False
 ) -> Mapping[str, PeerState]:
-    """Return the global model as each honest peer was last evaluated with it; evaluate again after an interruption.
+    """Return the global model as each honest peer was last evaluated with it; evaluate again after
+    an interruption.
 
-    Liars are not evaluated, and have their own models.
+    Byzantine peers are not evaluated, and have their own models.
     """
     t = len(history.records) - 1
-    if again or not engine.evaluated or not context.evaluates(t):  # a callback may stop the run after any round
+    if (
+        again or not engine.evaluated or not context.evaluates(t)
+    ):  # a callback may stop the run after any round
         nothing = Round({peer: StepResult(Report()) for peer in context.roster}, history.server)
         evaluate_global(context, nothing, t, engine)
     evaluated = engine.evaluated  # which asks all workers on Ray
-    return {peer: (engine.states if peer in context.liars else evaluated)[peer] for peer in context.roster}
+    return {
+        peer: (engine.states if peer in context.byzantine else evaluated)[peer]
+        for peer in context.roster
+    }
 
 
 def _finish(
-    follower: Follower, history: RunHistory, engine: Engine, states: Mapping[str, PeerState], leader: RunDirectory
+    follower: Follower,
+    history: RunHistory,
+    engine: Engine,
+    states: Mapping[str, PeerState],
+    leader: RunDirectory,
 ) -> None:
-    """Finish a run that was trained together with another one: checkpoint, summary and learning curve."""
+    """Finish a run that was trained together with another one: checkpoint, summary and learning
+    curve."""
     context, directory = follower.context, follower.directory
     personal = states
     if context.method.evaluates_global:
         personal = follower.evaluated or _evaluated(context, history, engine, again=True)
     directory.checkpoints.copy_from(leader.checkpoints)
     unseen = evaluate_newcomers(context, states, history.server)
-    directory.write_summary(_summary(context, replace(history, records=follower.records), personal, unseen))
+    directory.write_summary(
+        _summary(context, replace(history, records=follower.records), personal, unseen)
+    )
     draw_learning_curve(directory.path)
 
 
 def prepare(
     experiment: Experiment, decoding: ProgressCallback | None = None
 ) -> tuple[ImageDataset | CustomDataset, Split, RunContext]:
-    """Return an experiment's data, who gets what, and its context; refuse a model that does not fit data or method."""
+    """Return an experiment's data, who gets what, and its context; refuse a model that does not fit
+    data or method."""
     data = load_dataset(experiment.data, decoding)
     split = experiment.split(data)
     context = experiment.split_context(data, split)
@@ -250,15 +289,21 @@ class ExperimentRun:
         return cls.resume_as(compose(read_config(path), overrides), path, decoding)
 
     @classmethod
-    def resume_as(cls, experiment: Experiment, path: Path, decoding: ProgressCallback | None = None) -> "ExperimentRun":
+    def resume_as(
+        cls, experiment: Experiment, path: Path, decoding: ProgressCallback | None = None
+    ) -> "ExperimentRun":
         """Resume a run that must be of this experiment."""
         return cls.start(experiment, RunDirectory.open(path), decoding)
 
     @classmethod
     def start(
-        cls, experiment: Experiment, directory: RunDirectory, decoding: ProgressCallback | None = None
+        cls,
+        experiment: Experiment,
+        directory: RunDirectory,
+        decoding: ProgressCallback | None = None,
     ) -> "ExperimentRun":
-        """Return the run in a directory that this process has locked: a new run, or its own run resumed."""
+        """Return the run in a directory that this process has locked: a new run, or its own run
+        resumed."""
         path = directory.path
         with directory.closed_on_failure():
             if not (path / "config.toml").exists():
@@ -268,7 +313,9 @@ class ExperimentRun:
                 write_split(path, split, counts, context.data_digest())
                 return cls(experiment, context, directory)
             if (path / SITES).is_dir():
-                raise RunError(f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}")
+                raise RunError(
+                    f"{path} was run by `dispfl up`. Resume it with: dispfl up --resume {path}"
+                )
             check_same_experiment(path, experiment)
             data = load_dataset(experiment.data, decoding)
             saved = read_split(path)
@@ -278,7 +325,9 @@ class ExperimentRun:
             context = experiment.split_context(data, split)
             digest = context.data_digest()
             if saved is None:  # interrupted before it was written
-                write_split(path, split, split.label_counts(data.train_labels, len(data.classes)), digest)
+                write_split(
+                    path, split, split.label_counts(data.train_labels, len(data.classes)), digest
+                )
             elif read_data_digest(path) != digest:
                 raise other_data(path, data, "samples differ")
             if experiment.rounds > read_config(path)["rounds"]:
@@ -288,7 +337,8 @@ class ExperimentRun:
         return cls(experiment, context, directory)
 
     def follower(self, experiment: Experiment, directory: RunDirectory) -> Follower:
-        """Return a run that this one trains too: an experiment that differs in the evaluation of its models only."""
+        """Return a run that this one trains too: an experiment that differs in the evaluation of
+        its models only."""
         with directory.closed_on_failure():
             directory.write_config(experiment.to_toml())
             write_atomically(directory.path / SPLIT, (self.directory.path / SPLIT).read_bytes())
@@ -331,34 +381,46 @@ def run_experiment(
     with python_progress(progress, experiment.method.name, experiment.rounds) as callbacks:
         if out is not None:
             path = Path(out)
-            start = ExperimentRun.resume_as if resume and (path / "config.toml").exists() else ExperimentRun.create
+            start = (
+                ExperimentRun.resume_as
+                if resume and (path / "config.toml").exists()
+                else ExperimentRun.create
+            )
             return start(experiment, path).run(callbacks, on_round=functions)
         if resume:
             raise ConfigError("resume=True needs the run directory: give it as out=.")
         connect_engine(experiment.engine)
         _, split, context = prepare(experiment)
         engine, config = experiment.engine, experiment.to_toml()
-        run = execute(context, None, experiment.workers, callbacks, engine, on_round=functions, config=config)
+        run = execute(
+            context, None, experiment.workers, callbacks, engine, on_round=functions, config=config
+        )
         return replace(run, split=split)
 
 
-def check_same_experiment(path: Path, experiment: Experiment, fix: str = "Omit it, or start a new run.") -> None:
+def check_same_experiment(
+    path: Path, experiment: Experiment, fix: str = "Omit it, or start a new run."
+) -> None:
     """Refuse a run directory of another experiment.
 
-    The data's folder, the engine and the workers may differ, and there may be more rounds where nothing forbids it.
+    The data's folder, the engine and the workers may differ, and there may be more rounds where
+    nothing forbids it.
     """
     for key, (was, now) in differing_keys(compose(read_config(path)), experiment).items():
         why = why_not_extended(was, now, experiment) if key == "rounds" else ""
         if key not in ("data.dir", "workers", "engine", "rounds") or why:
-            raise RunError(f"{path} was run with {key}={was}, got {now}{f' ({why})' if why else ''}. {fix}")
+            raise RunError(
+                f"{path} was run with {key}={was}, got {now}{f' ({why})' if why else ''}. {fix}"
+            )
 
 
 def why_not_extended(was: int, now: int, run: Experiment | RunContext) -> str:
-    """Return why a run of `was` rounds cannot be continued as one of `now` rounds; empty if it can."""
+    """Return why a run of `was` rounds cannot be continued as one of `now` rounds; empty if it
+    can."""
     if now <= was:
         return "a run can only be extended" if now < was else ""
     private = "the privacy budget is that of all rounds" if run.privacy.enabled else ""
-    return private or run.method.bound_to_rounds or run.train.bound_to_rounds
+    return private or run.method.depends_on_rounds or run.train.depends_on_rounds
 
 
 def update_config(directory: RunDirectory, experiment: Experiment) -> None:

@@ -1,7 +1,7 @@
 """Where the files of runs and sites are, and crash-safe writing.
 
-After a crash at any moment, readers find the old file or the new one, never half of one. Imports no torch: commands
-that look after a site start at once.
+After a crash at any moment, readers find the old file or the new one, never half of one. Imports no
+torch: commands that look after a site start at once.
 """
 
 import contextlib
@@ -29,7 +29,8 @@ def run_folder(path: Path) -> Path:
 def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> None:
     """Replace a file: temporary file, fsync, rename, fsync of the folder.
 
-    Without `durable` there is no fsync: readers still find one whole file, but a power failure may lose both.
+    Without `durable` there is no fsync: readers still find one whole file, but a power failure may
+    lose both.
     """
     temporary = path.with_name(f".{path.name}.partial")
     with plain_disk_errors(path):
@@ -50,7 +51,8 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True) -> Non
 def append_durably(path: Path, content: bytes) -> None:
     """Append lines to a file, and wait until they are on the disk.
 
-    A last line that a power failure has truncated is ended first, so that it does not absorb the next one.
+    A last line that a power failure has truncated is ended first, so that it does not absorb the
+    next one.
     """
     with plain_disk_errors(path), path.open("a+b") as file:
         if file.tell() > 0:
@@ -79,8 +81,8 @@ def plain_disk_errors(path: Path) -> Iterator[None]:
     except OSError as problem:
         if problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise RunError(
-                f"The disk is full: {path} could not be written. Everything saved before is intact; free some space "
-                "and start again; a run is resumed with --resume."
+                f"The disk is full: {path} could not be written. Everything saved before is intact;"
+                " free some space and start again; a run is resumed with --resume."
             ) from problem
         reason = problem.strerror or problem
         if problem.errno == errno.ENOENT and not path.parent.exists():

@@ -1,11 +1,12 @@
-"""Grids of runs that differ in one thing only: the runs of a comparison or a sweep, their states, and running them.
+"""Grids of runs that differ in one thing only: the runs of a comparison or a sweep, their states,
+and running them.
 
     DIR/<method>/seed-0, seed-1, ...             of a comparison of methods
     DIR/<method>@<key>=<value>[,...]/seed-0, ... of a variant of a method in it
     DIR/<key>=<value>[,...]/seed-0, seed-1, ...  of a sweep over settings
 
-Runs with the same seed and data settings have the same split, the same initial weights and the same test data, because
-each of these has a random stream of its own that no method draws from.
+Runs with the same seed and data settings have the same split, the same initial weights and the same
+test data, because each of these has a random stream of its own that no method draws from.
 """
 
 import contextlib
@@ -31,8 +32,9 @@ from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
 
-SECONDS_BETWEEN_LOOKS = 1.0
-"""How long a process waits before it looks again whether a run of another one is finished or free."""
+POLL_INTERVAL = 1.0
+"""How long a process waits before it looks again whether a run of another one is finished or
+free."""
 
 
 class RunState(StrEnum):
@@ -48,7 +50,8 @@ class GridRun:
     """One run of a grid."""
 
     row: Mapping[str, str]
-    """How it differs from the other runs of its seed: `{"method": "ditto"}`, `{"method.density": "0.2"}`.
+    """How it differs from the other runs of its seed: `{"method": "ditto"}`, `{"method.density":
+    "0.2"}`.
 
     In a comparison a variant of a method is `{"method": "dispfl@method.structure=channels"}`.
     """
@@ -67,14 +70,17 @@ class GridRun:
 
     @property
     def training(self) -> str:
-        """Everything that its training depends on; runs for which it is the same differ in evaluation only.
+        """Everything that its training depends on; runs for which it is the same differ in
+        evaluation only.
 
         A private run has noise of its own.
         """
         if self.experiment.privacy.enabled:
             return str(self.path)
-        method = self.experiment.method.trains_as
-        return json.dumps(self.experiment.model_copy(update={"method": method}).to_toml(), sort_keys=True)
+        method = self.experiment.method.training_method
+        return json.dumps(
+            self.experiment.model_copy(update={"method": method}).to_toml(), sort_keys=True
+        )
 
     @property
     def finished_rounds(self) -> int:
@@ -86,16 +92,27 @@ class GridRun:
         """The state of its run directory."""
         if not (self.path / "config.toml").exists():
             return RunState.MISSING
-        return RunState.DONE if has_all_rounds(self.path, self.experiment.rounds) else RunState.INTERRUPTED
+        return (
+            RunState.DONE
+            if has_all_rounds(self.path, self.experiment.rounds)
+            else RunState.INTERRUPTED
+        )
 
-    def start(self, directory: RunDirectory, decoding: ProgressCallback | None = None) -> ExperimentRun:
+    def start(
+        self, directory: RunDirectory, decoding: ProgressCallback | None = None
+    ) -> ExperimentRun:
         """Return the run in its directory, which this process has locked: new, or resumed."""
         return ExperimentRun.start(self.experiment, directory, decoding)
 
 
-def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
-    """Return the runs of a comparison: methods, variants of methods (`dispfl@method.density=0.2`), and overrides."""
-    variants = {text: _parse_variant(text) for text in arguments if "=" not in text or "@" in _key(text)}
+def methods_grid(
+    arguments: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path
+) -> list[GridRun]:
+    """Return the runs of a comparison: methods, variants of methods (`dispfl@method.density=0.2`),
+    and overrides."""
+    variants = {
+        text: _parse_variant(text) for text in arguments if "=" not in text or "@" in _key(text)
+    }
     methods = list(dict.fromkeys(name for name, _ in variants.values()))
     overrides = [argument for argument in arguments if argument not in variants]
     if not variants:
@@ -110,14 +127,18 @@ def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int
         if key.startswith("method.") and not any(_has(fields[name], key) for name in methods):
             known = {f"method.{field}" for names in fields.values() for field in names}
             fix = did_you_mean(key, known) if known else "They have no settings of their own."
-            raise ConfigError(f"None of these methods ({', '.join(methods)}) has the key {key}. {fix}")
+            raise ConfigError(
+                f"None of these methods ({', '.join(methods)}) has the key {key}. {fix}"
+            )
     compose(config)  # a config must be valid even if its method is not among these
     rows: dict[str, tuple[dict[str, str], list[str]]] = {}
     for text, (name, changes) in variants.items():
         own = [override for override in overrides if _has(fields[name], _key(override))]
         folder = _safe_name(text)
         if folder in rows:
-            raise ConfigError(f"{text} and {rows[folder][0]['method']} would share the folder {folder}; omit one.")
+            raise ConfigError(
+                f"{text} and {rows[folder][0]['method']} would share the folder {folder}; omit one."
+            )
         rows[folder] = ({"method": text}, [*own, f"method={name}", *changes])
     cells = _grid(rows, config, seeds, out)
     _refuse_equal_rows(cells[: len(rows)])
@@ -125,7 +146,8 @@ def methods_grid(arguments: Sequence[str], config: Mapping[str, Any], seeds: int
 
 
 def _parse_variant(text: str) -> tuple[str, list[str]]:
-    """Return the method and the overrides of `dispfl@method.structure=channels,method.density=0.2`."""
+    """Return the method and the overrides of
+    `dispfl@method.structure=channels,method.density=0.2`."""
     name, at, changes = text.partition("@")
     example = "such as dispfl@method.structure=channels"
     overrides = _split_at_commas(changes) if at else []
@@ -133,18 +155,22 @@ def _parse_variant(text: str) -> tuple[str, list[str]]:
         key = _key(override)
         if "=" not in override or not key:
             raise ConfigError(
-                f"{text!r} must be METHOD@KEY=VALUE[,KEY=VALUE...], {example}; a value with commas needs brackets, as "
-                "in method.density=[0.2,0.5]."
+                f"{text!r} must be METHOD@KEY=VALUE[,KEY=VALUE...], {example}; a value with commas"
+                " needs brackets, as in method.density=[0.2,0.5]."
             )
         if key in ("method", "method.name"):
-            raise ConfigError(f"{text!r} changes the method; name the method before the @, {example}.")
+            raise ConfigError(
+                f"{text!r} changes the method; name the method before the @, {example}."
+            )
         if key in SAME_FOR_ALL or key.partition(".")[0] in SAME_FOR_ALL:
             raise ConfigError(
-                f"{text!r} changes {key}, but all rows of a comparison have the same peers and data. Set it for all of "
-                f"them ({override}), or use dispfl sweep."
+                f"{text!r} changes {key}, but all rows of a comparison have the same peers and"
+                f" data. Set it for all of them ({override}), or use dispfl sweep."
             )
     if not name:
-        raise ConfigError(f"{text!r} names no method before the @; write METHOD@KEY=VALUE, {example}.")
+        raise ConfigError(
+            f"{text!r} names no method before the @; write METHOD@KEY=VALUE, {example}."
+        )
     return name, overrides
 
 
@@ -153,45 +179,66 @@ SAME_FOR_ALL = ("seed", "peers", "data", "partition")
 
 
 def _safe_name(text: str) -> str:
-    """Return a folder's name for a method or a variant, without characters that are special in shells or paths."""
+    """Return a folder's name for a method or a variant, without characters that are special in
+    shells or paths."""
     return re.sub(r"[^\w.,=@+-]+", "_", text.replace(":", ".")).strip("_")
 
 
 def _refuse_equal_rows(cells: Sequence[GridRun]) -> None:
-    """Refuse two rows with the same settings, such as dispfl and dispfl@method.structure=weights."""
+    """Refuse two rows with the same settings, such as dispfl and
+    dispfl@method.structure=weights."""
     for one, other in itertools.combinations(cells, 2):
         if one.experiment == other.experiment:
             raise ConfigError(
-                f"{one.row['method']} and {other.row['method']} have the same settings; omit one of them."
+                f"{one.row['method']} and {other.row['method']} have the same settings; omit one of"
+                " them."
             )
 
 
-def sweep_grid(overrides: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path) -> list[GridRun]:
-    """Return the runs of a sweep: the product of all overrides with several values, `method.density=0.2,0.4`."""
+def sweep_grid(
+    overrides: Sequence[str], config: Mapping[str, Any], seeds: int, out: Path
+) -> list[GridRun]:
+    """Return the runs of a sweep: the product of all overrides with several values,
+    `method.density=0.2,0.4`."""
     for override in overrides:
         if "=" not in override:
-            raise ConfigError(f"Expected key=value, got {override!r}. To compare methods use dispfl compare.")
+            raise ConfigError(
+                f"Expected key=value, got {override!r}. To compare methods use dispfl compare."
+            )
     fixed = [override for override in overrides if len(_values(override)) == 1]
-    swept = {_key(override): list(dict.fromkeys(_values(override))) for override in overrides if override not in fixed}
+    swept = {
+        _key(override): list(dict.fromkeys(_values(override)))
+        for override in overrides
+        if override not in fixed
+    }
     if not swept:
-        raise ConfigError("Nothing to sweep: give a key several values, such as method.density=0.2,0.5.")
+        raise ConfigError(
+            "Nothing to sweep: give a key several values, such as method.density=0.2,0.5."
+        )
     if "seed" in swept:
-        raise ConfigError("For several seeds use --seeds 3, which takes the config's seed and the next two.")
+        raise ConfigError(
+            "For several seeds use --seeds 3, which takes the config's seed and the next two."
+        )
     rows = {}
     for values in itertools.product(*swept.values()):
         row = dict(zip(swept, values, strict=True))
         chosen = [f"{key}={value}" for key, value in row.items()]
         folder = ",".join(chosen).replace("/", "_")
         if folder in rows:
-            raise ConfigError(f"Two runs of the sweep would share the folder {folder}; give values without slashes.")
+            raise ConfigError(
+                f"Two runs of the sweep would share the folder {folder}; give values without"
+                " slashes."
+            )
         rows[folder] = (row, [*fixed, *chosen])
     return _grid(rows, config, seeds, out)
 
 
 def check_grid(runs: Iterable[GridRun]) -> None:
-    """Refuse run directories that hold other experiments, and networks that a method cannot use, before anything runs.
+    """Refuse run directories that hold other experiments, and networks that a method cannot use,
+    before anything runs.
 
-    Whether a network has channels that can be left out takes its data; it does not depend on the seed.
+    Whether a network has channels that can be left out takes its data; it does not depend on the
+    seed.
     """
     tried: list[Experiment] = []
     for run in runs:
@@ -200,7 +247,10 @@ def check_grid(runs: Iterable[GridRun]) -> None:
             check_same_experiment(run.path, run.experiment, fix)
             continue
         experiment = run.experiment.model_copy(update={"seed": 0})
-        if getattr(experiment.method, "structure", "weights") == "channels" and experiment not in tried:
+        if (
+            getattr(experiment.method, "structure", "weights") == "channels"
+            and experiment not in tried
+        ):
             tried.append(experiment)
             prepare(experiment)
 
@@ -219,14 +269,18 @@ class GridCallbacks:
     """While images are decoded for the first time."""
 
 
-def run_missing(runs: Iterable[GridRun], callbacks: GridCallbacks | None = None, track: str | None = None) -> None:
+def run_missing(
+    runs: Iterable[GridRun], callbacks: GridCallbacks | None = None, track: str | None = None
+) -> None:
     """Resume the interrupted runs and start the missing ones, until all are finished.
 
-    Several processes may do this at the same time: each takes the next run that no other has, and at the end waits for
-    the others. A run whose process dies is taken up by one of those that wait.
+    Several processes may do this at the same time: each takes the next run that no other has, and
+    at the end waits for the others. A run whose process dies is taken up by one of those that wait.
     """
     callbacks = callbacks or GridCallbacks()
-    left = sorted(runs, key=lambda run: not run.finished_rounds)  # what was interrupted first: others may follow it
+    left = sorted(
+        runs, key=lambda run: not run.finished_rounds
+    )  # what was interrupted first: others may follow it
     while left:
         taken, found = [], False
         for run in left:
@@ -239,11 +293,15 @@ def run_missing(runs: Iterable[GridRun], callbacks: GridCallbacks | None = None,
         left = [run for run in taken if run.state is not RunState.DONE]
         if left and not found:
             callbacks.wait(left)
-            time.sleep(SECONDS_BETWEEN_LOOKS)
+            time.sleep(POLL_INTERVAL)
 
 
 def _run_together(
-    leader: GridRun, directory: RunDirectory, runs: Iterable[GridRun], callbacks: GridCallbacks, track: str | None
+    leader: GridRun,
+    directory: RunDirectory,
+    runs: Iterable[GridRun],
+    callbacks: GridCallbacks,
+    track: str | None,
 ) -> None:
     """Run a run, and with it those that differ only in how the same models are evaluated."""
     with contextlib.ExitStack() as stack:
@@ -267,13 +325,15 @@ def _run_together(
 
 
 def _follows(run: GridRun, leader: GridRun) -> bool:
-    """Whether a run can be trained together with another one: both from their beginning, or both interrupted."""
+    """Whether a run can be trained together with another one: both from their beginning, or both
+    interrupted."""
     same = run.training == leader.training and not run.finished_rounds
     return same and len(read_metrics(run.path)) >= leader.finished_rounds
 
 
 def _lock(run: GridRun) -> RunDirectory | None:
-    """Lock the directory of a run that is not finished; None if it is, or if another process has it."""
+    """Lock the directory of a run that is not finished; None if it is, or if another process has
+    it."""
     state = run.state
     if state is RunState.DONE:
         return None
@@ -295,9 +355,13 @@ def _lock(run: GridRun) -> RunDirectory | None:
 
 
 def _grid(
-    rows: Mapping[str, tuple[dict[str, str], list[str]]], config: Mapping[str, Any], seeds: int, out: Path
+    rows: Mapping[str, tuple[dict[str, str], list[str]]],
+    config: Mapping[str, Any],
+    seeds: int,
+    out: Path,
 ) -> list[GridRun]:
-    """Return all rows at the first seed, then all at the next: an interrupted grid has complete comparisons in it."""
+    """Return all rows at the first seed, then all at the next: an interrupted grid has complete
+    comparisons in it."""
     first = {folder: compose(config, overrides) for folder, (_, overrides) in rows.items()}
     return [
         GridRun(
@@ -311,7 +375,8 @@ def _grid(
 
 
 def _has(fields: Collection[str], key: str) -> bool:
-    """Whether an override is for a method with these fields; those of other tables are for all methods."""
+    """Whether an override is for a method with these fields; those of other tables are for all
+    methods."""
     return not key.startswith("method.") or key.removeprefix("method.") in fields
 
 

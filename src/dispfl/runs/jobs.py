@@ -1,7 +1,8 @@
-"""Several processes that run a grid together: each takes the next run that no other has, and reports to this one.
+"""Several processes that run a grid together: each takes the next run that no other has, and
+reports to this one.
 
-A process that is killed loses nothing: its lock ends with it, and another one takes up its run. Each has a pipe of its
-own, because a killed process may leave a shared queue locked.
+A process that is killed loses nothing: its lock ends with it, and another one takes up its run.
+Each has a pipe of its own, because a killed process may leave a shared queue locked.
 """
 
 import contextlib
@@ -28,12 +29,17 @@ Order = tuple[dict[str, Any], str]
 
 
 def run_in_processes(
-    runs: Sequence[GridRun], jobs: int, callbacks: GridCallbacks | None = None, track: str | None = None
+    runs: Sequence[GridRun],
+    jobs: int,
+    callbacks: GridCallbacks | None = None,
+    track: str | None = None,
 ) -> None:
-    """Resume the interrupted runs and start the missing ones in several processes, which divide the workers."""
+    """Resume the interrupted runs and start the missing ones in several processes, which divide the
+    workers."""
     if ray := [run for run in runs if run.experiment.engine == "ray"]:
         raise ConfigError(
-            f"--jobs is {jobs}, but {ray[0].title} has engine=ray, which has processes of its own; omit it."
+            f"--jobs is {jobs}, but {ray[0].title} has engine=ray, which has processes of its own;"
+            " omit it."
         )
     left = [run for run in runs if run.state is not RunState.DONE]
     processes = _Processes(runs, callbacks or GridCallbacks())
@@ -54,7 +60,9 @@ def run_in_processes(
 
 
 def _order(run: GridRun, jobs: int) -> Order:
-    experiment = run.experiment.model_copy(update={"workers": max(1, run.experiment.workers // jobs)})
+    experiment = run.experiment.model_copy(
+        update={"workers": max(1, run.experiment.workers // jobs)}
+    )
     return experiment.to_toml(), str(run.path)
 
 
@@ -82,7 +90,8 @@ class _Processes:
         self._count += 1
 
     def receive(self) -> None:
-        """Pass the messages of all processes on to the callbacks, until all have ended or one has failed."""
+        """Pass the messages of all processes on to the callbacks, until all have ended or one has
+        failed."""
         while self._started and self.problem is None:
             for connection in wait(list(self._started)):
                 assert isinstance(connection, Connection)
@@ -133,7 +142,9 @@ class _Processes:
 
 def _work(connection: Connection, orders: Sequence[Order], track: str | None) -> None:
     """Run in one of the processes: take runs until none is left."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all; the process that started this one ends it
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches all; the process that started this one ends it
     signal.signal(signal.SIGTERM, _stop)
     send = MessageSender(connection)
     log.addHandler(_LogHandler(send))
@@ -143,7 +154,9 @@ def _work(connection: Connection, orders: Sequence[Order], track: str | None) ->
         path = str(run.path)
         send("run", path)
         return RunCallbacks(
-            begin=partial(send, "begin", path), step=partial(send, "step", path), round=partial(send, "round", path)
+            begin=partial(send, "begin", path),
+            step=partial(send, "step", path),
+            round=partial(send, "round", path),
         )
 
     callbacks = GridCallbacks(
@@ -154,7 +167,10 @@ def _work(connection: Connection, orders: Sequence[Order], track: str | None) ->
     )
     try:
         run_missing(runs, callbacks, track)
-    except (KeyboardInterrupt, BrokenPipeError):  # stopped, or the process that started this one was killed
+    except (
+        KeyboardInterrupt,
+        BrokenPipeError,
+    ):  # stopped, or the process that started this one was killed
         raise SystemExit(130) from None
     except DispflError as problem:
         send("error", str(problem))
@@ -165,7 +181,8 @@ def _stop(signum: int, frame: FrameType | None) -> None:
 
 
 class MessageSender:
-    """Sends messages to the process that started this one; several threads may do so at the same time."""
+    """Sends messages to the process that started this one; several threads may do so at the same
+    time."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection, self._lock = connection, threading.Lock()

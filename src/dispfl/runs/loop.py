@@ -1,4 +1,5 @@
-"""The loop of a run: round after round, each saved before the next begins, continuing after an interruption."""
+"""The loop of a run: round after round, each saved before the next begins, continuing after an
+interruption."""
 
 import logging
 import time
@@ -37,7 +38,8 @@ class RunCallbacks:
 
 @dataclass
 class RunHistory:
-    """The state of a run: the metrics of its rounds and the server's state. The engine has the peers' states."""
+    """The state of a run: the metrics of its rounds and the server's state. The engine has the
+    peers' states."""
 
     records: list[Metrics] = field(default_factory=list)
     server: PeerState | None = None
@@ -50,9 +52,11 @@ class RunHistory:
 
 @dataclass
 class Follower:
-    """A run that is trained together with another one, because only its evaluation differs: FedAvg-FT beside FedAvg.
+    """A run that is trained together with another one, because only its evaluation differs:
+    FedAvg-FT beside FedAvg.
 
-    It has checkpoints only at its end, those of the other run. Until then its lines of metrics are enough to continue.
+    It has checkpoints only at its end, those of the other run. Until then its lines of metrics are
+    enough to continue.
     """
 
     context: RunContext
@@ -62,13 +66,20 @@ class Follower:
     evaluated: Mapping[str, PeerState] = field(default_factory=dict)
     """The state that each peer was evaluated with after the last round."""
 
-    def evaluate(self, trained: Round, t: int, engine: Engine, cost: ForwardCost, seconds: float) -> None:
+    def evaluate(
+        self, trained: Round, t: int, engine: Engine, cost: ForwardCost, seconds: float
+    ) -> None:
         """Evaluate a round that took some seconds to train, and save its metrics."""
         began = time.perf_counter()
         result = evaluate_round(self.context, trained, t, engine)
         if t + 1 == self.context.rounds:
-            self.evaluated = {**{liar: engine.states[liar] for liar in self.context.liars}, **engine.evaluated}
-        record = round_metrics(t, result, self.context.task, cost, seconds + time.perf_counter() - began)
+            self.evaluated = {
+                **{attacker: engine.states[attacker] for attacker in self.context.byzantine},
+                **engine.evaluated,
+            }
+        record = round_metrics(
+            t, result, self.context.task, cost, seconds + time.perf_counter() - began
+        )
         self.directory.append(record)
         self.records.append(record)
         self.on_round(record)
@@ -83,13 +94,17 @@ def begin(context: RunContext, engine: Engine) -> RunHistory:
 def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> RunHistory:
     """Restore the run in a directory; if the newest checkpoint is damaged, the one before it.
 
-    The last round of a run that was extended since is repeated where only the last one was to be evaluated, so that its
-    results are those of the longer run.
+    The last round of a run that was extended since is repeated where only the last one was to be
+    evaluated, so that its results are those of the longer run.
     """
     checkpoints = directory.checkpoints
     finished = checkpoints.finished_rounds()
-    repeated = finished.pop() if finished and _is_repeated(context, checkpoints, finished[-1]) else None
-    last_resort = [repeated] if repeated and finished else []  # its states are right: if all before it are damaged
+    repeated = (
+        finished.pop() if finished and _is_repeated(context, checkpoints, finished[-1]) else None
+    )
+    last_resort = (
+        [repeated] if repeated and finished else []
+    )  # its states are right: if all before it are damaged
     for rounds in [*reversed(finished), *last_resort]:
         try:
             engine.restore(rounds)
@@ -112,12 +127,18 @@ def restore(context: RunContext, engine: Engine, directory: RunDirectory) -> Run
 def _is_repeated(context: RunContext, checkpoints: Checkpoints, rounds: int) -> bool:
     """Whether a round was evaluated only because it was the last, and is so no longer."""
     try:
-        return rounds < context.rounds and not context.evaluates(rounds - 1) and checkpoints.was_last(rounds)
+        return (
+            rounds < context.rounds
+            and not context.evaluates(rounds - 1)
+            and checkpoints.was_last(rounds)
+        )
     except DamagedError:
         return False  # restoring it sets it aside
 
 
-def _partial_round(context: RunContext, engine: Engine, checkpoints: Checkpoints, t: int) -> dict[str, StepResult]:
+def _partial_round(
+    context: RunContext, engine: Engine, checkpoints: Checkpoints, t: int
+) -> dict[str, StepResult]:
     """Return the steps of round t that were finished before an interruption."""
     try:
         steps = engine.partial_round(t)
@@ -126,7 +147,9 @@ def _partial_round(context: RunContext, engine: Engine, checkpoints: Checkpoints
         return {}
     if context.evaluates(t):
         return steps
-    return {peer: replace(step, report=step.report.without_evaluation()) for peer, step in steps.items()}
+    return {
+        peer: replace(step, report=step.report.without_evaluation()) for peer, step in steps.items()
+    }
 
 
 def run_rounds(
@@ -137,12 +160,17 @@ def run_rounds(
     callbacks: RunCallbacks,
     followers: Sequence[Follower] = (),
 ) -> RunHistory:
-    """Run the remaining rounds. Metrics are written before the checkpoint that makes the round count."""
+    """Run the remaining rounds. Metrics are written before the checkpoint that makes the round
+    count."""
     module = context.module()
-    cost = forward_cost(module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0])
+    cost = forward_cost(
+        module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0]
+    )
     cost.warn()
     peers = len(context.roster)
-    callbacks.begin(len(history.records) * peers + len(history.partial_round), context.rounds * peers)
+    callbacks.begin(
+        len(history.records) * peers + len(history.partial_round), context.rounds * peers
+    )
 
     without_scores = False
     for t in range(len(history.records), context.rounds):
@@ -150,7 +178,12 @@ def run_rounds(
         try:
             with user_errors(f"Round {t}"):
                 trained = train_round(
-                    context, history.server, t, engine, history.partial_round, lambda peer, result: callbacks.step()
+                    context,
+                    history.server,
+                    t,
+                    engine,
+                    history.partial_round,
+                    lambda peer, result: callbacks.step(),
                 )
                 seconds = time.perf_counter() - began
                 for follower in followers:
@@ -165,7 +198,12 @@ def run_rounds(
         if context.evaluates(t) and main_scores(record) is None and not without_scores:
             without_scores = True
             name = context.task.metric.name
-            log.warning("Round %d: the metric %s is infinite or nan for every peer, so there are no scores.", t, name)
+            log.warning(
+                "Round %d: the metric %s is infinite or nan for every peer, so there are no"
+                " scores.",
+                t,
+                name,
+            )
         engine.flush(t)
         if directory:
             if result.server is not None:
@@ -187,4 +225,6 @@ def _log_failures(failures: Sequence[str]) -> None:
     for failure in failures[:FAILURES_SHOWN]:
         log.warning(failure)
     if len(failures) > FAILURES_SHOWN:
-        log.warning("... and %d more peers; metrics.jsonl names them all.", len(failures) - FAILURES_SHOWN)
+        log.warning(
+            "... and %d more peers; metrics.jsonl names them all.", len(failures) - FAILURES_SHOWN
+        )

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from dispfl.attacks import Attack
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.packed import PackedModel
 from dispfl.core.task import Report, Task
 from dispfl.costs.flops import ForwardCost
+from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext
 from dispfl.round.round import Round
 from dispfl.topology import peer_names
@@ -27,12 +27,13 @@ Metrics = dict[str, Any]
 
 
 def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds: float) -> Metrics:
-    """Return one line of `metrics.jsonl`. Values that were not measured in this round are null or missing."""
+    """Return one line of `metrics.jsonl`. Values that were not measured in this round are null or
+    missing."""
     reports = {peer: step.report for peer, step in result.results.items()}
     ledger = result.ledger
     busiest = ledger.busiest()
     backdoor = spread([report.backdoor for report in reports.values()])
-    senders = heard_senders(list(reports.values()))
+    senders = received_senders(list(reports.values()))
     worked = [flops for report in reports.values() if (flops := flops_of(report, cost))]
     return {
         "round": t,
@@ -63,14 +64,19 @@ def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds:
         "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
         "seconds": round(seconds, 3),
         "peer_seconds": spread(
-            [round(report.seconds, 4) if report.passes else None for report in reports.values()]  # of those that train
+            [
+                round(report.seconds, 4) if report.passes else None for report in reports.values()
+            ]  # of those that train
         ),
     }
 
 
 def scores(metrics: Sequence[Metric], reports: Sequence[Report]) -> Metrics:
-    """Return the spread of each metric that a peer has a finite value of, with its direction and its format."""
-    spreads = {metric: spread([report.scores.get(metric.name) for report in reports]) for metric in metrics}
+    """Return the spread of each metric that a peer has a finite value of, with its direction and
+    its format."""
+    spreads = {
+        metric: spread([report.scores.get(metric.name) for report in reports]) for metric in metrics
+    }
     return {
         metric.name: {"higher_is_better": metric.higher_is_better, "format": metric.format, **found}
         for metric, found in spreads.items()
@@ -78,9 +84,9 @@ def scores(metrics: Sequence[Metric], reports: Sequence[Report]) -> Metrics:
     }
 
 
-def heard_senders(reports: Sequence[Report]) -> Metrics:
-    """Return, of every peer that was heard under a robust rule, by how many, how many found it far, and its mean
-    distance.
+def received_senders(reports: Sequence[Report]) -> Metrics:
+    """Return, of every peer that was received under a robust rule, by how many, how many found it
+    far, and its mean distance.
     """
     distances: dict[str, list[float | None]] = {}
     for report in reports:
@@ -88,26 +94,32 @@ def heard_senders(reports: Sequence[Report]) -> Metrics:
             distances.setdefault(name, []).append(distance)
     far = Counter(name for report in reports for name in report.far or ())
     return {
-        name: {"heard": len(found), "far": far[name], "distance": (spread(found) or {}).get("mean")}
+        name: {
+            "received": len(found),
+            "far": far[name],
+            "distance": (spread(found) or {}).get("mean"),
+        }
         for name, found in sorted(distances.items())
     }
 
 
-def liars_of(config: Mapping[str, Any]) -> frozenset[str]:
+def byzantine_of(config: Mapping[str, Any]) -> frozenset[str]:
     """Return the peers that lie in a run with this config."""
-    share, names = config.get("liars", 0.0), peer_names(config["peers"])
+    share, names = config.get("byzantine", 0.0), peer_names(config["peers"])
     attack = Attack.of(config.get("attack", "none"), share, names, config["seed"])
-    return attack.liars if attack else frozenset()
+    return attack.byzantine if attack else frozenset()
 
 
 def main_scores(record: Metrics) -> Metrics | None:
-    """Return the main metric's values in a line of the metrics or in a summary; None if it was not measured."""
+    """Return the main metric's values in a line of the metrics or in a summary; None if it was not
+    measured."""
     found: Metrics | None = record["scores"].get(record["metric"])
     return found
 
 
 def measure_of(records: Sequence[Metrics]) -> Measure:
-    """Return what the main metric of a run measures; until it is measured, a higher value is taken as the better."""
+    """Return what the main metric of a run measures; until it is measured, a higher value is taken
+    as the better."""
     for record in records:
         if found := main_scores(record):
             return Measure(record["metric"], found["higher_is_better"], found["format"])
@@ -115,7 +127,8 @@ def measure_of(records: Sequence[Metrics]) -> Measure:
 
 
 def spread(values: Sequence[float | None]) -> Metrics | None:
-    """Return mean and standard deviation over the peers with a finite value, and all values; None without any."""
+    """Return mean and standard deviation over the peers with a finite value, and all values; None
+    without any."""
     finite = [None if value is None or not isfinite(value) else value for value in values]
     known = [value for value in finite if value is not None]
     if not known:
@@ -123,8 +136,11 @@ def spread(values: Sequence[float | None]) -> Metrics | None:
     return {"mean": statistics.fmean(known), "std": statistics.pstdev(known), "per_peer": finite}
 
 
-def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]) -> Metrics:
-    """Return the content of `summary.json`; `models` are the models that the peers use from now on."""
+def summarize(
+    context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]
+) -> Metrics:
+    """Return the content of `summary.json`; `models` are the models that the peers use from now
+    on."""
     densities = [density for peer, density in context.densities.items() if peer in context.peers]
     return {
         "method": context.method.name,
@@ -138,8 +154,12 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
         "global_test": last(records, "global_test"),
         "groups": groups(densities, last_scores(records), mean_peer_seconds(records)),
         "busiest": {
-            "paper_mb_per_round": statistics.fmean(record["busiest"]["paper_mb"] for record in records),
-            "wire_mb_per_round": statistics.fmean(record["busiest"]["wire_mb"] for record in records),
+            "paper_mb_per_round": statistics.fmean(
+                record["busiest"]["paper_mb"] for record in records
+            ),
+            "wire_mb_per_round": statistics.fmean(
+                record["busiest"]["wire_mb"] for record in records
+            ),
             "connections": max(record["busiest"]["connections"] for record in records),
         },
         "flops_per_peer_round": statistics.fmean(record["flops_per_peer"] for record in records),
@@ -154,9 +174,12 @@ def summarize(context: RunContext, records: Sequence[Metrics], models: Mapping[s
 
 
 def groups(
-    densities: Sequence[float], scores: Metrics | None, seconds: Sequence[float | None] | None = None
+    densities: Sequence[float],
+    scores: Metrics | None,
+    seconds: Sequence[float | None] | None = None,
 ) -> list[Metrics]:
-    """Return score and seconds per round of each group of peers with the same density, if there are several groups.
+    """Return score and seconds per round of each group of peers with the same density, if there are
+    several groups.
 
     `seconds` are those of each peer.
     """
@@ -168,33 +191,44 @@ def groups(
         own = spread([scores["per_peer"][k] for k in peers])
         times = spread([seconds[k] for k in peers]) if seconds else None
         if own:
-            group = {"density": density, "peers": len(peers), "mean": own["mean"], "std": own["std"]}
+            group = {
+                "density": density,
+                "peers": len(peers),
+                "mean": own["mean"],
+                "std": own["std"],
+            }
             found.append(group | ({"seconds": times["mean"]} if times else {}))
     return found
 
 
 def mean_peer_seconds(records: Sequence[Metrics]) -> list[float | None] | None:
-    """Return the seconds that each peer computes in a round, mean over the rounds in which it trains; None if unknown.
+    """Return the seconds that each peer computes in a round, mean over the rounds in which it
+    trains; None if unknown.
 
     A peer that never trains has None.
     """
     known = [record["peer_seconds"]["per_peer"] for record in records if record.get("peer_seconds")]
     if not known:
         return None
-    by_peer = [[value for value in values if value is not None] for values in zip(*known, strict=True)]
+    by_peer = [
+        [value for value in values if value is not None] for values in zip(*known, strict=True)
+    ]
     return [statistics.fmean(values) if values else None for values in by_peer]
 
 
 def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
-    """Return the seconds that a peer computes in a round: mean over the peers that train, then over rounds."""
+    """Return the seconds that a peer computes in a round: mean over the peers that train, then over
+    rounds."""
     known = [record["peer_seconds"]["mean"] for record in records if record.get("peer_seconds")]
     return statistics.fmean(known) if known else None
 
 
 def last(records: Sequence[Metrics], key: str) -> Any:
-    """Return the newest value of a key that is not measured in every round; None or nothing if it never was."""
+    """Return the newest value of a key that is not measured in every round; None or nothing if it
+    never was."""
     return next(
-        (record[key] for record in reversed(records) if record.get(key)), records[-1].get(key) if records else None
+        (record[key] for record in reversed(records) if record.get(key)),
+        records[-1].get(key) if records else None,
     )
 
 
@@ -209,13 +243,15 @@ def flops_of(report: Report, cost: ForwardCost) -> int:
 
 
 def weights_sha256(model: PackedModel) -> str:
-    """Return the SHA-256 of a model's dense weights: `named_parameters()` order, row-major, little-endian float32."""
+    """Return the SHA-256 of a model's dense weights: `named_parameters()` order, row-major,
+    little-endian float32."""
     weights, _ = model.unpack()
     return hashlib.sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
 
 
 def peak_rss_mb() -> float:
-    """Return the peak memory of this process in MB (1e6 bytes); 0 where the system does not report it."""
+    """Return the peak memory of this process in MB (1e6 bytes); 0 where the system does not report
+    it."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 

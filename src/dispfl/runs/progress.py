@@ -1,4 +1,5 @@
-"""Progress of a run: a live bar with the time left on a terminal or in a notebook, one line per round elsewhere."""
+"""Progress of a run: a live bar with the time left on a terminal or in a notebook, one line per
+round elsewhere."""
 
 import contextlib
 import logging
@@ -11,7 +12,13 @@ from typing import Any
 
 from rich.console import Console
 from rich.logging import RichHandler
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as ProgressBar
 
 from dispfl.runs.loop import RunCallbacks
@@ -26,7 +33,8 @@ REFRESH_SECONDS = 0.25
 def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[RunCallbacks]:
     """Yield the callbacks of a run that a Python program started.
 
-    By default a bar is shown on a terminal (on stderr) and in a notebook; True shows progress anywhere, False never.
+    By default a bar is shown on a terminal (on stderr) and in a notebook; True shows progress
+    anywhere, False never.
     """
     console = Console(stderr=True)
     if shown is False or (shown is None and not (console.is_terminal or console.is_jupyter)):
@@ -54,7 +62,10 @@ def show_progress(title: str, rounds: int, console: Console) -> Iterator[RunCall
 @contextlib.contextmanager
 def log_to(console: Console) -> Iterator[None]:
     """Print the log messages of runs on a console, above a live bar if there is one."""
-    log, handler = logging.getLogger("dispfl"), RichHandler(console=console, show_time=False, show_path=False)
+    log, handler = (
+        logging.getLogger("dispfl"),
+        RichHandler(console=console, show_time=False, show_path=False),
+    )
     log.addHandler(handler)
     try:
         yield
@@ -77,16 +88,28 @@ def _run_bar(console: Console) -> ProgressBar:
     if console.width < 80:  # the time left is worth more than the steps and the time so far
         return ProgressBar(title, BarColumn(4), result, *left, console=console)
     done = (MofNCompleteColumn(), TextColumn("steps ·"))
-    return ProgressBar(title, BarColumn(), *done, result, TimeElapsedColumn(), TextColumn("·"), *left, console=console)
+    return ProgressBar(
+        title,
+        BarColumn(),
+        *done,
+        result,
+        TimeElapsedColumn(),
+        TextColumn("·"),
+        *left,
+        console=console,
+    )
 
 
 def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
     task = bar.add_task(f"{title} round 1/{rounds}", total=None, result="–")
 
     def begin(done: int, total: int) -> None:
-        # Setting `completed` before the clock starts would include the steps of an earlier process in the speed.
+        # Setting `completed` before the clock starts would include the steps of an earlier process
+        # in the speed.
         bar.reset(task, total=total, completed=done)
-        bar.update(task, description=f"{title} round {min(done * rounds // total + 1, rounds)}/{rounds}")
+        bar.update(
+            task, description=f"{title} round {min(done * rounds // total + 1, rounds)}/{rounds}"
+        )
 
     def after(record: Metrics) -> None:
         finished = record["round"] + 1
@@ -106,16 +129,20 @@ def _line_callbacks(title: str, rounds: int, console: Console) -> RunCallbacks:
 
     def after(record: Metrics) -> None:
         finished = record["round"] + 1
-        # A round whose peers had all finished before the last stop ends at once: no round counts, so divide by 1.
+        # A round whose peers had all finished before the last stop ends at once: no round counts,
+        # so divide by 1.
         seconds_per_round = (time.monotonic() - started[0]) / max(1, finished - first[0])
         left = timedelta(seconds=round(seconds_per_round * (rounds - finished)))
-        print_text(console, f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}")
+        print_text(
+            console, f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}"
+        )
 
     return RunCallbacks(begin=begin, round=after)
 
 
 def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) -> RunCallbacks:
-    """Show a bar as HTML, at most a few times in a second: rich's needs ipywidgets, which may not be installed."""
+    """Show a bar as HTML, at most a few times in a second: rich's needs ipywidgets, which may not
+    be installed."""
     state = {"done": 0, "total": 1, "first": 0, "round": 1}
     result, began, shown = "", time.monotonic(), 0.0
 
@@ -123,14 +150,18 @@ def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) ->
         nonlocal shown
         shown = time.monotonic()
         here, left = state["done"] - state["first"], state["total"] - state["done"]
-        time_left = f" · left {timedelta(seconds=round((shown - began) / here * left))}" if here else ""
+        time_left = (
+            f" · left {timedelta(seconds=round((shown - began) / here * left))}" if here else ""
+        )
         text = escape(f"{title} round {state['round']}/{rounds}{result}{time_left}")
         show(f'<progress value="{state["done"]}" max="{state["total"]}"></progress> {text}')
 
     def begin(done: int, total: int) -> None:
         nonlocal began
         began = time.monotonic()
-        state.update(done=done, first=done, total=total, round=min(done * rounds // total + 1, rounds))
+        state.update(
+            done=done, first=done, total=total, round=min(done * rounds // total + 1, rounds)
+        )
         update()
 
     def step() -> None:
@@ -142,7 +173,10 @@ def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) ->
         nonlocal result
         finished = record["round"] + 1
         result = f" · {describe_round(record)}"
-        state.update(round=min(finished + 1, rounds), done=max(state["done"], finished * state["total"] // rounds))
+        state.update(
+            round=min(finished + 1, rounds),
+            done=max(state["done"], finished * state["total"] // rounds),
+        )
         update()
 
     return RunCallbacks(begin=begin, step=step, round=after)

@@ -1,4 +1,5 @@
-"""A run and its results: models, masks and metrics, of a run that has just ended or of a run directory."""
+"""A run and its results: models, masks and metrics, of a run that has just ended or of a run
+directory."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from dispfl.core.flat_module import loaded_network
 from dispfl.core.layout import Layout
-from dispfl.core.live import loaded_network
 from dispfl.core.metric import MetricLike
 from dispfl.core.task import Task
 from dispfl.core.train import EVALUATION_BATCH
@@ -38,8 +39,8 @@ class RoundRecords(list[Metrics]):
     def frame(self, *, per_peer: bool = False) -> "DataFrame":
         """Return a pandas DataFrame with a row for each round, or for each round and peer.
 
-        A mean over the peers has the column `accuracy` and its standard deviation `accuracy_std`; the number
-        `paper_mb` of the busiest node is `busiest.paper_mb`; `failures` counts them.
+        A mean over the peers has the column `accuracy` and its standard deviation `accuracy_std`;
+        the number `paper_mb` of the busiest node is `busiest.paper_mb`; `failures` counts them.
         """
         require("pandas", "frame()")
         from pandas import DataFrame
@@ -57,9 +58,14 @@ class RoundRecords(list[Metrics]):
 
 
 def _spreads(record: Metrics) -> Metrics:
-    """Return what is measured for each peer: the metrics by their names, and all else by its key."""
+    """Return what is measured for each peer: the metrics by their names, and all else by its
+    key."""
     found = {key: value for key, value in record.items() if key != "scores"} | record["scores"]
-    return {key: value for key, value in found.items() if isinstance(value, dict) and "per_peer" in value}
+    return {
+        key: value
+        for key, value in found.items()
+        if isinstance(value, dict) and "per_peer" in value
+    }
 
 
 def _row(record: Metrics) -> Metrics:
@@ -69,13 +75,18 @@ def _row(record: Metrics) -> Metrics:
         row |= {key: value["mean"], f"{key}_std": value["std"]}
     for key in ("busiest", "flops_per_peer", "flops_total", "seconds"):
         value = record[key]
-        row |= {f"{key}.{name}": number for name, number in value.items()} if isinstance(value, dict) else {key: value}
+        row |= (
+            {f"{key}.{name}": number for name, number in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
     return row | {"failures": len(record["failures"])}
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Run:
-    """A run: `Federation.run` and `Experiment.run` return it, `Run.load` reads it from its directory."""
+    """A run: `Federation.run` and `Experiment.run` return it, `Run.load` reads it from its
+    directory."""
 
     config: Mapping[str, Any]
     """The settings, as in `config.toml`."""
@@ -105,8 +116,9 @@ class Run:
     ) -> "Run":
         """Load a run, finished or not, from its directory or from a site's folder.
 
-        Everything about a run of the command line is in its directory. Of a run made in Python, give what was your own:
-        the function that builds the `model`, and your `method` and `metric` if you wrote them.
+        Everything about a run of the command line is in its directory. Of a run made in Python,
+        give what was your own: the function that builds the `model`, and your `method` and `metric`
+        if you wrote them.
         """
         saved = SavedRun(Path(path), model, method, metric)
         split = read_split(saved.path)
@@ -129,34 +141,47 @@ class Run:
 
     @property
     def scores(self) -> dict[str, list[float]]:
-        """Each metric on every peer's test data when it was last evaluated, in roster order; the main one first."""
-        return {name: list(found["per_peer"]) for name, found in (last(self.metrics, "scores") or {}).items()}
+        """Each metric on every peer's test data when it was last evaluated, in roster order; the
+        main one first."""
+        return {
+            name: list(found["per_peer"])
+            for name, found in (last(self.metrics, "scores") or {}).items()
+        }
 
     @property
     def accuracy(self) -> list[float]:
-        """Every peer's accuracy on its own test data when it was last evaluated, in roster order."""
+        """Every peer's accuracy on its own test data when it was last evaluated, in roster
+        order."""
         if self.scores and "accuracy" not in self.scores:
-            raise ConfigError(f"This run has no accuracy; it has {', '.join(self.scores)}: use run.scores.")
+            raise ConfigError(
+                f"This run has no accuracy; it has {', '.join(self.scores)}: use run.scores."
+            )
         return self.scores.get("accuracy", [])
 
     def model(self, peer: int | str) -> nn.Module:
-        """Return the personal model of one peer, by position in the roster or by name, ready to use.
+        """Return the personal model of one peer, by position in the roster or by name, ready to
+        use.
 
-        With masks of channels it is the small network. `states[name].model.unpack()` returns the flat weights of the
-        whole network instead, with zeros for the channels that were left out.
+        With masks of channels it is the small network. `states[name].model.unpack()` returns the
+        flat weights of the whole network instead, with zeros for the channels that were left out.
         """
         state = self.personal[self._name(peer)]
         return loaded_network(self.network(), state.model, state.buffers)
 
     def masks(self, peer: int | str) -> dict[str, Tensor]:
-        """Return which weights a peer's personal model keeps: by parameter, a bool tensor of its shape."""
+        """Return which weights a peer's personal model keeps: by parameter, a bool tensor of its
+        shape."""
         mask = self.personal[self._name(peer)].model.mask
         layout = Layout.of(self.network())
-        return {name: kept.clone() for name, kept in zip(layout.names, layout.views(mask.unpack()), strict=True)}
+        return {
+            name: kept.clone()
+            for name, kept in zip(layout.names, layout.views(mask.unpack()), strict=True)
+        }
 
     @torch.no_grad()
     def evaluate(self, peer: int | str, data: DatasetLike) -> float:
-        """Return the main metric of a peer's personal model on other data: a Dataset or a pair (inputs, labels)."""
+        """Return the main metric of a peer's personal model on other data: a Dataset or a pair
+        (inputs, labels)."""
         model, samples = self.model(peer), samples_from(data, "The data")
         pairs = [(model(inputs), labels) for inputs, labels in samples.batches(EVALUATION_BATCH)]
         outputs, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
@@ -164,21 +189,39 @@ class Run:
 
     def _name(self, peer: int | str) -> str:
         roster = self.metrics.roster
-        name = roster[peer] if isinstance(peer, int) and -len(roster) <= peer < len(roster) else str(peer)
+        name = (
+            roster[peer]
+            if isinstance(peer, int) and -len(roster) <= peer < len(roster)
+            else str(peer)
+        )
         if name not in roster:
-            raise ConfigError(f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to {roster[-1]}.")
+            raise ConfigError(
+                f"There is no peer {peer}; there are {len(roster)}, from {roster[0]} to"
+                f" {roster[-1]}."
+            )
         return name
 
     def __repr__(self) -> str:
-        rounds, planned, peers = len(self.metrics), self.config.get("rounds"), len(self.metrics.roster)
+        rounds, planned, peers = (
+            len(self.metrics),
+            self.config.get("rounds"),
+            len(self.metrics.roster),
+        )
         parts = [
             str(self.config.get("method", {}).get("name", "")),
             f"{peers} peer{'s' * (peers != 1)}",
-            f"{rounds} round{'s' * (rounds != 1)}" if planned in (rounds, None) else f"{rounds} of {planned} rounds",
+            (
+                f"{rounds} round{'s' * (rounds != 1)}"
+                if planned in (rounds, None)
+                else f"{rounds} of {planned} rounds"
+            ),
         ]
         if found := last_scores(self.metrics):
             measure = measure_of(self.metrics)
-            parts.append(f"{measure.name} {measure.text(found['mean'])} ± {measure.text(found['std'])} over peers")
+            parts.append(
+                f"{measure.name} {measure.text(found['mean'])} ± {measure.text(found['std'])} over"
+                " peers"
+            )
         return f"Run({', '.join(parts)}{f', in {self.out}' if self.out else ''})"
 
     def _repr_html_(self) -> str:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, compose
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
-from dispfl.core.live import LiveModel
 from dispfl.core.metric import METRICS, MetricLike, as_metrics
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators, global_stream
@@ -28,14 +28,15 @@ from dispfl.round.context import LazyStates, PeerTask, RunContext
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import read_config, read_split, read_summary, saved_rounds, saved_states
 from dispfl.runs.files import RUN, is_site, run_folder
-from dispfl.runs.metrics import Metrics, liars_of, weights_sha256
+from dispfl.runs.metrics import Metrics, byzantine_of, weights_sha256
 from dispfl.topology import peer_names
 
 ModelFunction = Callable[[], nn.Module]
 
 
 class SavedRun:
-    """A run directory, of a simulation or of a real site, and what only the caller has of a run made in Python."""
+    """A run directory, of a simulation or of a real site, and what only the caller has of a run
+    made in Python."""
 
     def __init__(
         self,
@@ -63,14 +64,18 @@ class SavedRun:
     @cached_property
     def settings(self) -> RunSettings:
         """The settings that simulations and sites have in common."""
-        values = {key: value for key, value in self.config.items() if key in RunSettings.model_fields}
+        values = {
+            key: value for key, value in self.config.items() if key in RunSettings.model_fields
+        }
         return RunSettings.from_values({**values, "device": "cpu"}, self.site)
 
     @cached_property
     def data(self) -> ImageDataset | CustomDataset:
         """The data set, of all peers or of the site."""
         data = self.settings.data
-        if isinstance(data, CustomData) and self.site and "partition" not in self.config:  # a site of `up` has a part
+        if (
+            isinstance(data, CustomData) and self.site and "partition" not in self.config
+        ):  # a site of `up` has a part
             return load_custom(data, folder=self.site, site=self.roster[0], seed=self.settings.seed)
         return load_dataset(data)
 
@@ -85,7 +90,9 @@ class SavedRun:
             chosen = choose("method", self.config["method"], DisPFL())
         except ConfigError:
             name = self.config["method"]["name"]
-            raise RunError(f"{self.path} was made in Python with your method {name}: give it too, method=...") from None
+            raise RunError(
+                f"{self.path} was made in Python with your method {name}: give it too, method=..."
+            ) from None
         assert isinstance(chosen, Method)
         return chosen
 
@@ -98,7 +105,10 @@ class SavedRun:
         names = [str(name) for name in self.config["metric"]]
         for name in names:
             if name not in METRICS:
-                raise RunError(f"{self.path} was made in Python with your metric {name}: give it too, metric=...")
+                raise RunError(
+                    f"{self.path} was made in Python with your metric {name}: give it too,"
+                    " metric=..."
+                )
         return Task(metrics=as_metrics(names))
 
     def summary(self) -> Metrics:
@@ -109,12 +119,16 @@ class SavedRun:
         return found
 
     def network(self) -> nn.Module:
-        """Build the network with the weights that all peers started from; refuse one that does not fit the models."""
+        """Build the network with the weights that all peers started from; refuse one that does not
+        fit the models."""
         with global_stream(self.config["seed"], "model"):
             module = self._model() if self._model is not None else self._configured_network()
         layout, mask = Layout.of(module), self.states[self.roster[0]].model.mask
         if layout.size != mask.size:
-            raise RunError(f"The models in {self.path} have {mask.size:,} weights; the network has {layout.size:,}.")
+            raise RunError(
+                f"The models in {self.path} have {mask.size:,} weights; the network has"
+                f" {layout.size:,}."
+            )
         if any(not parameter.requires_grad for parameter in module.parameters()):
             self._check_first_weights(module)
         return module
@@ -122,32 +136,40 @@ class SavedRun:
     def _configured_network(self) -> nn.Module:
         if self.made_in_python:
             raise RunError(
-                f"{self.path} was made in Python, so only you have its network: give the function that builds it, "
-                "Run.load(..., model=...)."
+                f"{self.path} was made in Python, so only you have its network: give the function"
+                " that builds it, Run.load(..., model=...)."
             )
         data = self.settings.data
         spec = DATASETS.get(data.name)  # whose shapes are known without reading the files
-        shape, classes = (spec.shape, spec.classes) if spec else (self.data.shape, len(self.data.classes))
+        shape, classes = (
+            (spec.shape, spec.classes) if spec else (self.data.shape, len(self.data.classes))
+        )
         return self.settings.model.network(shape, classes, self.site)
 
     def _check_first_weights(self, module: nn.Module) -> None:
-        """Refuse frozen parameters that may be others than in the run: they are not in the checkpoints."""
+        """Refuse frozen parameters that may be others than in the run: they are not in the
+        checkpoints."""
         first = self.config.get("initial_weights_sha256")
-        weights = torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+        weights = torch.cat(
+            [p.detach().reshape(-1) for p in module.parameters() if p.requires_grad]
+        )
         dense = torch.ones_like(weights, dtype=torch.bool)
         if first is not None and first != weights_sha256(PackedModel.pack(weights, dense)):
             raise RunError(
-                f"The network has frozen parameters, which {self.path} does not contain, and it does not start from "
-                "the weights of the run: give a function that builds it with those, model=..."
+                f"The network has frozen parameters, which {self.path} does not contain, and it"
+                " does not start from the weights of the run: give a function that builds it with"
+                " those, model=..."
             )
 
     def personal_state(self, peer: str) -> PeerState:
-        """Return the state that a peer uses: its own or with the global model, fine-tuned if the method does so.
+        """Return the state that a peer uses: its own or with the global model, fine-tuned if the
+        method does so.
 
-        A consensus model (D-PSGD's) needs the models of all sites: a real site uses its own instead.
+        A consensus model (D-PSGD's) needs the models of all sites: a real site uses its own
+        instead.
         """
         method, state = self.method, self.states[peer]
-        if peer in self._liars:
+        if peer in self._byzantine:
             return state
         if method.evaluates_global and self.site is None:
             model = method.evaluated_model(state, self._global_model)
@@ -156,35 +178,48 @@ class SavedRun:
             return state
         if self.site or self.made_in_python:
             whose = "a site" if self.site else "a run made in Python"
-            raise RunError(f"{method.name} fine-tunes on the peer's data, which Run.load does not have for {whose}.")
+            raise RunError(
+                f"{method.name} fine-tunes on the peer's data, which Run.load does not have for"
+                f" {whose}."
+            )
         threads = int(self.config.get("workers", 1))
         return fine_tune(self._context, peer, state, saved_rounds(self.path) - 1, threads)[0]
 
     @cached_property
     def _global_model(self) -> PackedModel:
-        if not self._liars:
+        if not self._byzantine:
             return self.method.global_model(self.states)
-        return self.method.global_model({name: self.states[name] for name in self.states if name not in self._liars})
+        return self.method.global_model(
+            {name: self.states[name] for name in self.states if name not in self._byzantine}
+        )
 
     @cached_property
-    def _liars(self) -> frozenset[str]:
-        return frozenset() if self.site else liars_of(self.config)
+    def _byzantine(self) -> frozenset[str]:
+        return frozenset() if self.site else byzantine_of(self.config)
 
     @cached_property
     def _context(self) -> RunContext:
         return context_of(self.path, compose(self.config, ["device=cpu"]), self.data)
 
 
-def context_of(path: Path, experiment: Experiment, data: ImageDataset | CustomDataset) -> RunContext:
-    """Return the context of a saved run with its data, divided by its own split; refuse other data."""
+def context_of(
+    path: Path, experiment: Experiment, data: ImageDataset | CustomDataset
+) -> RunContext:
+    """Return the context of a saved run with its data, divided by its own split; refuse other
+    data."""
     saved = read_split(path)
     if saved is None:
-        raise RunError(f"{path} has no split.safetensors with each peer's samples, so the model cannot be fine-tuned.")
+        raise RunError(
+            f"{path} has no split.safetensors with each peer's samples, so the model cannot be"
+            " fine-tuned."
+        )
     check_data(path, *saved, data)
     return experiment.split_context(data, saved[0])
 
 
-def check_data(path: Path, split: Split, counts: Tensor, data: ImageDataset | CustomDataset) -> None:
+def check_data(
+    path: Path, split: Split, counts: Tensor, data: ImageDataset | CustomDataset
+) -> None:
     """Refuse data that are not those of a run's split and its label counts."""
     if not split.fits(len(data.train_labels), len(data.test_labels)):
         raise other_data(path, data, "number of samples differs")
@@ -197,14 +232,17 @@ def other_data(path: Path, data: ImageDataset | CustomDataset, how: str) -> RunE
     return RunError(f"The data set {data.name} is not the one that {path} was run with: its {how}.")
 
 
-def fine_tune(context: RunContext, name: str, state: PeerState, t: int, threads: int) -> tuple[PeerState, float | None]:
-    """Fine-tune and evaluate as the run does: to the bit, but up to rounding where it had `vmap_peers`."""
+def fine_tune(
+    context: RunContext, name: str, state: PeerState, t: int, threads: int
+) -> tuple[PeerState, float | None]:
+    """Fine-tune and evaluate as the run does: to the bit, but up to rounding where it had
+    `vmap_peers`."""
     before = torch.get_num_threads()
     torch.set_num_threads(max(1, threads // len(context.peers)))
     try:
         with forked_generators(context.device), torch.enable_grad():  # the caller may be evaluating
             task = PeerTask(name, t, idle=True, fine_tuning=context.method.fine_tuning)
-            step = peer_step(context, LiveModel(context.module()), task, state, {})
+            step = peer_step(context, FlatModule(context.module()), task, state, {})
     finally:
         torch.set_num_threads(before)
     return step.next_state, step.report.score

@@ -1,6 +1,7 @@
 """Trackers: show a run in another program while it runs: TensorBoard, Weights & Biases or MLflow.
 
-Each is a function that yields where to log the numbers of a round. A run that is resumed continues its curves.
+Each is a function that yields where to log the numbers of a round. A run that is resumed continues
+its curves.
 """
 
 import contextlib
@@ -35,13 +36,17 @@ def check_tracker(track: str | None) -> None:
     if track is None:
         return
     if track not in TRACKERS:
-        raise ConfigError(f"--track must be {', '.join(list(TRACKERS)[:-1])} or {list(TRACKERS)[-1]}, got {track!r}.")
+        raise ConfigError(
+            f"--track must be {', '.join(list(TRACKERS)[:-1])} or {list(TRACKERS)[-1]}, got"
+            f" {track!r}."
+        )
     require(track, f"--track {track}")
 
 
 @contextlib.contextmanager
 def tracking(track: str | None, path: Path, callbacks: RunCallbacks) -> Iterator[RunCallbacks]:
-    """Return callbacks that also log each round to a tracker; without a tracker, the same callbacks."""
+    """Return callbacks that also log each round to a tracker; without a tracker, the same
+    callbacks."""
     if track is None:
         yield callbacks
         return
@@ -65,7 +70,8 @@ def tracking(track: str | None, path: Path, callbacks: RunCallbacks) -> Iterator
 def _tensorboard(path: Path) -> Iterator[LogNumbers]:
     """Write to the folder `tensorboard` of the run directory.
 
-    From the first round on that is logged, what was logged before is hidden: a resumed run may repeat its last rounds.
+    From the first round on that is logged, what was logged before is hidden: a resumed run may
+    repeat its last rounds.
     """
     with _quiet():
         from torch.utils.tensorboard import SummaryWriter
@@ -87,7 +93,8 @@ def _tensorboard(path: Path) -> Iterator[LogNumbers]:
 
 @contextlib.contextmanager
 def _wandb(path: Path) -> Iterator[LogNumbers]:
-    """Write to the folder `wandb` of the run directory, and to the server unless WANDB_MODE=offline."""
+    """Write to the folder `wandb` of the run directory, and to the server unless
+    WANDB_MODE=offline."""
     with _quiet():
         import wandb
 
@@ -114,7 +121,8 @@ def _wandb(path: Path) -> Iterator[LogNumbers]:
 
 @contextlib.contextmanager
 def _mlflow(path: Path) -> Iterator[LogNumbers]:
-    """Write to the server at MLFLOW_TRACKING_URI, or to the folder `mlruns` in the working directory."""
+    """Write to the server at MLFLOW_TRACKING_URI, or to the folder `mlruns` in the working
+    directory."""
     os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
     with _quiet():
         from mlflow import MlflowClient
@@ -122,20 +130,28 @@ def _mlflow(path: Path) -> Iterator[LogNumbers]:
         from mlflow.exceptions import MlflowException
 
         try:
-            client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", (Path.cwd() / "mlruns").as_uri()))
+            client = MlflowClient(
+                os.environ.get("MLFLOW_TRACKING_URI", (Path.cwd() / "mlruns").as_uri())
+            )
             found = client.get_experiment_by_name(PROJECT)
             experiment = found.experiment_id if found else client.create_experiment(PROJECT)
             run_id = _saved_id(
-                path, "mlflow", lambda: str(client.create_run(experiment, run_name=_name(path)).info.run_id)
+                path,
+                "mlflow",
+                lambda: str(client.create_run(experiment, run_name=_name(path)).info.run_id),
             )
             settings = dotted_keys(read_config(path))
-            client.log_batch(run_id, params=[Param(key, str(value)) for key, value in settings.items()])
+            client.log_batch(
+                run_id, params=[Param(key, str(value)) for key, value in settings.items()]
+            )
         except MlflowException as problem:
             raise ConfigError(f"--track mlflow failed: {problem}") from None
 
     def log_numbers(numbers: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())
-        client.log_batch(run_id, metrics=[Metric(name, value, now, step) for name, value in numbers.items()])
+        client.log_batch(
+            run_id, metrics=[Metric(name, value, now, step) for name, value in numbers.items()]
+        )
 
     try:
         yield log_numbers

@@ -1,11 +1,12 @@
-"""The contract of methods: rules that every method must follow so that runs are reproducible, fair and resumable.
+"""The contract of methods: rules that every method must follow so that runs are reproducible, fair
+and resumable.
 
     from dispfl.testing import check_method
 
     check_method(MyMethod())
 
-All rules together take a few seconds. A rule that a method breaks, or in which it raises an exception, is a
-`ContractError` whose sentence begins with the rule's name.
+All rules together take a few seconds. A rule that a method breaks, or in which it raises an
+exception, is a `ContractError` whose sentence begins with the rule's name.
 """
 
 import torch
@@ -25,7 +26,8 @@ class ContractError(AssertionError):
 
 
 def check_method(method: Method) -> None:
-    """Check a method against all rules; raise a `ContractError` that names the first one that it breaks."""
+    """Check a method against all rules; raise a `ContractError` that names the first one that it
+    breaks."""
     for rule in RULES:
         check_rule(rule, method)
 
@@ -41,6 +43,8 @@ def check_rule(rule: Rule, method: Method) -> None:
     except RunError as failure:  # names the peer, the round and the method's function
         raise ContractError(rule.__name__, str(failure)) from (failure.__cause__ or failure)
     except Exception as problem:
-        raise ContractError(rule.__name__, f"{method.name} raised {type(problem).__name__}: {problem}") from problem
+        raise ContractError(
+            rule.__name__, f"{method.name} raised {type(problem).__name__}: {problem}"
+        ) from problem
     finally:
         torch.set_num_threads(threads)

@@ -1,7 +1,8 @@
 """In-memory transport between the nodes of one event loop, with a simulated unreliable network.
 
-A delivery model decides whether a request or response is lost, delayed, duplicated or reordered. Time is that of the
-event loop: in virtual time an hour takes a moment, and the same seed gives the same sequence of events.
+A delivery model decides whether a request or response is lost, delayed, duplicated or reordered.
+Time is that of the event loop: in virtual time an hour takes a moment, and the same seed gives the
+same sequence of events.
 """
 
 import asyncio
@@ -42,7 +43,9 @@ def instant(delivery: Delivery, rng: random.Random) -> Sequence[float]:
 class MemoryNetwork:
     """Delivers messages between serving nodes that are not separated by a partition."""
 
-    def __init__(self, delivery_model: DeliveryModel = instant, *, seed: int = 0, timeout: float = 30.0) -> None:
+    def __init__(
+        self, delivery_model: DeliveryModel = instant, *, seed: int = 0, timeout: float = 30.0
+    ) -> None:
         self.delivery_model = delivery_model
         self.timeout = timeout
         """Seconds after which a request without a response fails."""
@@ -65,16 +68,21 @@ class MemoryNetwork:
 
     def is_partitioned(self, one: str, other: str) -> bool:
         """Whether a partition separates two nodes."""
-        return self._group.get(one, -1) != self._group.get(other, -1) and {one, other} <= self._group.keys()
+        return (
+            self._group.get(one, -1) != self._group.get(other, -1)
+            and {one, other} <= self._group.keys()
+        )
 
     def send(self, delivery: Delivery, arrive: Callable[[], None]) -> None:
-        """Schedule the copies of a message; they are dropped if the nodes are partitioned on departure or arrival."""
+        """Schedule the copies of a message; they are dropped if the nodes are partitioned on
+        departure or arrival."""
 
         def arrive_if_connected() -> None:
             if not self.is_partitioned(delivery.sender, delivery.receiver):
                 arrive()
 
-        # Drawn in any case, so that a partition does not change the random numbers of later messages.
+        # Drawn in any case, so that a partition does not change the random numbers of later
+        # messages.
         delays = self.delivery_model(delivery, self._rng)
         if not self.is_partitioned(delivery.sender, delivery.receiver):
             for delay in delays:
@@ -97,9 +105,13 @@ class MemoryTransport:
         copied, network = replace(request, header=http.copy_header(request)), self._network
         pending: _PendingResponse = asyncio.get_running_loop().create_future()
         self._requesting[pending] = peer
-        delivery = Delivery(self.name, peer, request.kind, is_response=False, size=len(request.body))
+        delivery = Delivery(
+            self.name, peer, request.kind, is_response=False, size=len(request.body)
+        )
         copies = itertools.count()
-        network.send(delivery, lambda: self._deliver(peer, copied, pending, is_first=next(copies) == 0))
+        network.send(
+            delivery, lambda: self._deliver(peer, copied, pending, is_first=next(copies) == 0)
+        )
         try:
             async with asyncio.timeout(network.timeout):
                 return await pending
@@ -109,7 +121,9 @@ class MemoryTransport:
             del self._requesting[pending]
             if not pending.cancel() and not pending.cancelled():  # mark the exception as retrieved
                 pending.exception()
-            if (receiver := network.nodes.get(peer)) and not network.is_partitioned(self.name, peer):
+            if (receiver := network.nodes.get(peer)) and not network.is_partitioned(
+                self.name, peer
+            ):
                 receiver._disconnect(pending)
 
     async def serve(self, handler: Handler) -> None:
@@ -130,8 +144,11 @@ class MemoryTransport:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _deliver(self, peer: str, request: Request, pending: _PendingResponse, is_first: bool) -> None:
-        """Deliver a copy of a request. Only the first copy is answered; the others simulate a replay by an attacker."""
+    def _deliver(
+        self, peer: str, request: Request, pending: _PendingResponse, is_first: bool
+    ) -> None:
+        """Deliver a copy of a request. Only the first copy is answered; the others simulate a
+        replay by an attacker."""
         receiver = self._network.nodes.get(peer)
         if receiver is not None:
             receiver._receive(self.name, request, pending if is_first else None)
@@ -139,11 +156,15 @@ class MemoryTransport:
             _fail(pending, Unreachable(peer, "cannot be reached: the node is not serving"))
 
     def _receive(self, sender: str, request: Request, pending: _PendingResponse | None) -> None:
-        task = asyncio.get_running_loop().create_task(self._handle_request(sender, request, pending))
+        task = asyncio.get_running_loop().create_task(
+            self._handle_request(sender, request, pending)
+        )
         self._handling[task] = pending
         task.add_done_callback(self._handling.pop)
 
-    async def _handle_request(self, sender: str, request: Request, pending: _PendingResponse | None) -> None:
+    async def _handle_request(
+        self, sender: str, request: Request, pending: _PendingResponse | None
+    ) -> None:
         assert self._handler is not None
         refused, response = None, Response({})
         try:
@@ -152,8 +173,13 @@ class MemoryTransport:
         except Refused as problem:
             refused = problem
         except Exception as problem:  # a bug in the handler: virtual time raises it at the end
-            asyncio.get_running_loop().call_exception_handler({"message": "handler failed", "exception": problem})
-            refused = Refused(Refusal.INTERNAL_ERROR, f"{self.name} could not respond because of an internal error.")
+            asyncio.get_running_loop().call_exception_handler(
+                {"message": "handler failed", "exception": problem}
+            )
+            refused = Refused(
+                Refusal.INTERNAL_ERROR,
+                f"{self.name} could not respond because of an internal error.",
+            )
 
         def arrive() -> None:
             if pending is None or pending.done():
@@ -164,7 +190,10 @@ class MemoryTransport:
                 pending.set_result(response)
                 response.on_sent()
 
-        self._network.send(Delivery(self.name, sender, request.kind, is_response=True, size=len(response.body)), arrive)
+        self._network.send(
+            Delivery(self.name, sender, request.kind, is_response=True, size=len(response.body)),
+            arrive,
+        )
 
     def _disconnect(self, pending: _PendingResponse) -> None:
         """Cancel the handler of a request whose client no longer waits."""

@@ -1,4 +1,5 @@
-"""Tiny federations in this process, whose rounds start from given states and return every peer's next state."""
+"""Tiny federations in this process, whose rounds start from given states and return every peer's
+next state."""
 
 from collections.abc import Mapping
 from contextlib import closing
@@ -8,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dispfl.core.live import LiveModel
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
 from dispfl.core.task import Report, Task
 from dispfl.core.train import Train
@@ -17,7 +18,14 @@ from dispfl.engines.base import PeerStates
 from dispfl.engines.inprocess import InProcess
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
 from dispfl.round.context import Engine, PeerData, PeerTask, RunContext, StepResult
-from dispfl.round.round import OnResult, Round, evaluate_round, initial_states, peer_step, train_round
+from dispfl.round.round import (
+    OnResult,
+    Round,
+    evaluate_round,
+    initial_states,
+    peer_step,
+    train_round,
+)
 from dispfl.topology import Full, peer_names
 
 
@@ -79,7 +87,9 @@ def run_from(
     engine.set_states(states)
     done = engine.add_finished(finished or {})
     result = run_round(context, states.get(SERVER), t, engine, done, on_result)
-    steps = {peer: replace(step, state=engine.states[peer]) for peer, step in result.results.items()}
+    steps = {
+        peer: replace(step, state=engine.states[peer]) for peer, step in result.results.items()
+    }
     return FinishedRound(result.results, result.server, steps, dict(engine.evaluated) or None)
 
 
@@ -95,7 +105,8 @@ def run_all_rounds(context: RunContext, workers: int = 1) -> list[FinishedRound]
 
 
 def labelled_points(count: int, which: int) -> tuple[Tensor, Tensor]:
-    """Return points in four dimensions, labelled 0, 1 or 2 by the largest of their first three coordinates."""
+    """Return points in four dimensions, labelled 0, 1 or 2 by the largest of their first three
+    coordinates."""
     points = torch.randn(count, 4, generator=torch.Generator().manual_seed(which))
     return points, points[:, :3].argmax(1)
 
@@ -114,7 +125,8 @@ def tiny_peers(count: int) -> dict[str, PeerData]:
     """Return peers with 20 training and 10 test points each."""
     return {
         name: PeerData(
-            ResidentSamples(*labelled_points(20, which)), ResidentSamples(*labelled_points(10, 1000 + which))
+            ResidentSamples(*labelled_points(20, which)),
+            ResidentSamples(*labelled_points(10, 1000 + which)),
         )
         for which, name in enumerate(peer_names(count))
     }
@@ -163,7 +175,9 @@ def round_bits(finished_round: FinishedRound) -> dict[str, tuple[dict[str, bytes
     return {name: (bits(state), reports.get(name)) for name, state in finished_round.states.items()}
 
 
-def received(method: Method, states: Mapping[str, PeerState], peer: str, *senders: str) -> dict[str, PackedModel]:
+def models_from(
+    method: Method, states: Mapping[str, PeerState], peer: str, *senders: str
+) -> dict[str, PackedModel]:
     """Return what a peer receives from these peers, or from the server where there is one."""
     if isinstance(method, ServerMethod):
         return {SERVER: method.broadcast(states[SERVER], states[peer])}
@@ -172,22 +186,29 @@ def received(method: Method, states: Mapping[str, PeerState], peer: str, *sender
 
 
 def step_of(
-    context: RunContext, t: int, states: Mapping[str, PeerState], heard: Mapping[str, PackedModel]
+    context: RunContext,
+    t: int,
+    states: Mapping[str, PeerState],
+    received: Mapping[str, PackedModel],
 ) -> StepResult:
     """Take the step of the first peer."""
     peer = context.roster[0]
-    return peer_step(context, LiveModel(context.module()), PeerTask(peer, t), states[peer], heard)
+    return peer_step(
+        context, FlatModule(context.module()), PeerTask(peer, t), states[peer], received
+    )
 
 
 def uploads_of(
     context: RunContext, method: ServerMethod, states: Mapping[str, PeerState], t: int = 0
 ) -> dict[str, PackedModel]:
     """Return what all peers would upload in a round."""
-    live = LiveModel(context.module())
+    live = FlatModule(context.module())
     uploads = {}
     for peer in context.roster:
         task = PeerTask(peer, t, server=states[SERVER])
-        state = peer_step(context, live, task, states[peer], received(method, states, peer)).next_state
+        state = peer_step(
+            context, live, task, states[peer], models_from(method, states, peer)
+        ).next_state
         if state.upload is not None:
             uploads[peer] = state.upload
     return uploads

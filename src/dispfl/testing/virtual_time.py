@@ -1,4 +1,5 @@
-"""An event loop with virtual time: the clock jumps to the next timer, so hours of simulation take a second.
+"""An event loop with virtual time: the clock jumps to the next timer, so hours of simulation take a
+second.
 
 It has no sockets, no threads and never sleeps, so the order of events is deterministic.
 """
@@ -21,7 +22,8 @@ class DeadlockError(RuntimeError):
 
 
 def run(coroutine: Coroutine[Any, Any, T], limit_seconds: float) -> T:
-    """Run a coroutine on a virtual clock that starts at 0 and must not pass the limit; return its result.
+    """Run a coroutine on a virtual clock that starts at 0 and must not pass the limit; return its
+    result.
 
     An unhandled exception in another task or in a timer is raised at the end instead of logged.
     """
@@ -50,13 +52,17 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> NoReturn:  # type: ignore[override]
         """Not supported: threads take real time and finish in an arbitrary order."""
-        raise RuntimeError("Threads are not supported in virtual time; run this work in the event loop.")
+        raise RuntimeError(
+            "Threads are not supported in virtual time; run this work in the event loop."
+        )
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Store an exception that asyncio would only log."""
         self.unhandled.append(context.get("exception") or RuntimeError(context["message"]))
 
-    def _numbered_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any) -> "asyncio.Task[Any]":
+    def _numbered_task(
+        self, loop: asyncio.AbstractEventLoop, coro: Any, **kwargs: Any
+    ) -> "asyncio.Task[Any]":
         self._task_count += 1
         return _NumberedTask(self._task_count, coro, loop=loop, **kwargs)
 
@@ -79,20 +85,26 @@ class _Clock:
 
     def select(self, timeout: float | None) -> list[Any]:
         if timeout is None:
-            raise DeadlockError(f"At {self.now:g} s of virtual time all tasks wait and no timer is left.")
+            raise DeadlockError(
+                f"At {self.now:g} s of virtual time all tasks wait and no timer is left."
+            )
         self._iterations = 0 if timeout > 0 else self._iterations + 1
         if self._iterations > _MAX_ITERATIONS:
             raise OutOfTimeError(
-                f"{_MAX_ITERATIONS} iterations of the loop without advancing from {self.now:g} s of virtual time."
+                f"{_MAX_ITERATIONS} iterations of the loop without advancing from {self.now:g} s of"
+                " virtual time."
             )
         if self.now + timeout > self._limit:
-            raise OutOfTimeError(f"The next event would pass the limit of {self._limit:g} s of virtual time.")
+            raise OutOfTimeError(
+                f"The next event would pass the limit of {self._limit:g} s of virtual time."
+            )
         self.now += timeout
         return []
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task whose hash is its creation number: asyncio iterates over sets of tasks, and the default hash varies."""
+    """A task whose hash is its creation number: asyncio iterates over sets of tasks, and the
+    default hash varies."""
 
     def __init__(self, number: int, coro: Coroutine[Any, Any, T], **kwargs: Any) -> None:
         self._number = number

@@ -1,7 +1,8 @@
 """The codec: messages between peers as bytes. It is stateless.
 
-Both ends know the layout, so a message has no names, types or shapes: a header, a mask as packed bits (one for each
-weight, or for each unit where whole units are left out), and the kept values. There are two ways to exchange models:
+Both ends know the layout, so a message has no names, types or shapes: a header, a mask as packed
+bits (one for each weight, or for each unit where whole units are left out), and the kept values.
+There are two ways to exchange models:
 
     push    a model: the sender's mask and its values
     pull    a request: the receiver's next mask; an answer: the sender's mask at the requested positions, and the
@@ -18,9 +19,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.channels.units import UnitLayout, UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel, select, spread
-from dispfl.core.units import UnitLayout, UnitMask
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 from dispfl.wire.refusals import Refusal, refuse
@@ -41,13 +42,14 @@ VERSION = 1
 MODEL, REQUEST, ANSWER = 1, 2, 3
 KINDS = {MODEL: "model", REQUEST: "request", ANSWER: "answer"}
 HEADER = struct.Struct("<4sBBBBIQQ")
-"""Magic, version, kind, values, coding, checksum, bytes of the mask as stored, number of kept weights."""
+"""Magic, version, kind, values, coding, checksum, bytes of the mask as stored, number of kept
+weights."""
 _CHECKSUM = slice(8, 12)
 
 Flags = NDArray[np.bool_]
 NOT_DENSE = (
-    "A model or a mask omits weights of a layer that its method declares dense: override `always_dense` (or "
-    "`kept_counts`) in the method."
+    "A model or a mask omits weights of a layer that its method declares dense: override"
+    " `always_dense` (or `kept_counts`) in the method."
 )
 
 
@@ -56,15 +58,18 @@ class Wire(Settings):
 
     table: ClassVar[str] = "wire"
     exchange: Literal["pull", "push"] = "pull"
-    """Request models with our own mask, where the method needs nothing else, or send whole models."""
+    """Request models with our own mask, where the method needs nothing else, or send whole
+    models."""
     values: Literal["float32", "float16", "bfloat16", "int8"] = "float32"
     """The type of weights in messages; float32 is lossless."""
     coding: Literal["plain", "zstd"] = "plain"
-    """Send masks and values as they are, or losslessly compressed: about a sixth smaller, at some computation."""
+    """Send masks and values as they are, or losslessly compressed: about a sixth smaller, at some
+    computation."""
 
 
 class Codec:
-    """Encodes and decodes models of one layout. `dense` names the layers that all peers keep whole."""
+    """Encodes and decodes models of one layout. `dense` names the layers that all peers keep
+    whole."""
 
     def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
         self.layout = layout
@@ -100,10 +105,15 @@ class Codec:
         if len(rest):
             refuse(Refusal.LENGTH, f"{len(rest)} bytes follow the end of the request.")
         if whole.kept != count:
-            refuse(Refusal.COUNT, f"The request announces {count} weights, but its mask keeps {whole.kept}.")
+            refuse(
+                Refusal.COUNT,
+                f"The request announces {count} weights, but its mask keeps {whole.kept}.",
+            )
         return whole
 
-    def encode_answer(self, model: PackedModel, request: PackedMask, *, rng: torch.Generator) -> bytes:
+    def encode_answer(
+        self, model: PackedModel, request: PackedMask, *, rng: torch.Generator
+    ) -> bytes:
         """Encode the part of a model that was requested."""
         flags = select(self._flags(model.mask), self._flags(request))
         answered = model.restrict(request)
@@ -129,7 +139,11 @@ class Codec:
     def answer_size(self, model: PackedModel, request: PackedMask) -> int:
         """Return the length of `encode_answer` with plain coding."""
         self._check_dense(request.kept)
-        flags = np.count_nonzero(request.units) if isinstance(request, UnitMask) else request.kept - self._dense_size
+        flags = (
+            np.count_nonzero(request.units)
+            if isinstance(request, UnitMask)
+            else request.kept - self._dense_size
+        )
         return self._size(int(flags), model.mask.overlap(request))
 
     def _check_dense(self, kept: int) -> None:
@@ -142,7 +156,9 @@ class Codec:
 
     # shared by push and pull
 
-    def _encode(self, kind: int, flags: Flags, values: Tensor, mask: PackedMask, rng: torch.Generator) -> bytes:
+    def _encode(
+        self, kind: int, flags: Flags, values: Tensor, mask: PackedMask, rng: torch.Generator
+    ) -> bytes:
         per_layer = mask.kept_per_layer(self.layout) if self.wire.values == "int8" else []
         scales, raw = to_bytes(values, self.wire.values, per_layer, rng=rng)
         bits = store(np.packbits(flags, bitorder="little"), self._compress)
@@ -150,11 +166,14 @@ class Codec:
         return _frame(kind, CODES[self.wire.values], self.wire.coding, len(values), bits, parts)
 
     def _decode(self, kind: int, frame: bytes, bits: int) -> tuple[Flags, Bytes, int]:
-        """Return a message's mask, the bytes after it, and the number of kept weights that its header announces."""
+        """Return a message's mask, the bytes after it, and the number of kept weights that its
+        header announces."""
         length, count = self._check_header(kind, frame)
         rest = np.frombuffer(frame, np.uint8)[HEADER.size :]
         if length > len(rest):
-            refuse(Refusal.LENGTH, f"A mask of {length} bytes is announced, but {len(rest)} are left.")
+            refuse(
+                Refusal.LENGTH, f"A mask of {length} bytes is announced, but {len(rest)} are left."
+            )
         packed = restore(rest[:length], _bytes_for(bits), self._compress)
         mask = np.unpackbits(packed, bitorder="little").view(np.bool_)
         if mask[bits:].any():
@@ -163,25 +182,39 @@ class Codec:
 
     def _check_header(self, kind: int, frame: bytes) -> tuple[int, int]:
         if len(frame) < HEADER.size:
-            refuse(Refusal.TOO_SHORT, f"The message has {len(frame)} bytes; a header alone has {HEADER.size}.")
+            refuse(
+                Refusal.TOO_SHORT,
+                f"The message has {len(frame)} bytes; a header alone has {HEADER.size}.",
+            )
         magic, version, found, values, coding, checksum, length, count = HEADER.unpack_from(frame)
         if magic != MAGIC:
-            refuse(Refusal.NOT_OURS, f"The message begins with {magic.hex()}, not with {MAGIC.hex()}.")
+            refuse(
+                Refusal.NOT_OURS, f"The message begins with {magic.hex()}, not with {MAGIC.hex()}."
+            )
         if version != VERSION:
-            refuse(Refusal.VERSION, f"The message has version {version}; this program uses version {VERSION}.")
+            refuse(
+                Refusal.VERSION,
+                f"The message has version {version}; this program uses version {VERSION}.",
+            )
         if checksum != _checksum([memoryview(frame)]):
             refuse(Refusal.CHECKSUM, "The message was changed in transit: its checksum is wrong.")
         if found != kind:
             refuse(Refusal.KIND, f"Expected {_with_article(kind)}, got {_with_article(found)}.")
         expected = (0 if kind == REQUEST else CODES[self.wire.values], int(self._compress))
         if (values, coding) != expected:
-            refuse(Refusal.FORMAT, f"The message has values {values} and coding {coding}; expected are {expected}.")
+            refuse(
+                Refusal.FORMAT,
+                f"The message has values {values} and coding {coding}; expected are {expected}.",
+            )
         return length, count
 
     def _model(self, mask: PackedMask, rest: Bytes, count: int) -> PackedModel:
         per_layer = mask.kept_per_layer(self.layout)
         if sum(per_layer) != count:
-            refuse(Refusal.COUNT, f"The message announces {count} values, but its mask keeps {sum(per_layer)}.")
+            refuse(
+                Refusal.COUNT,
+                f"The message announces {count} values, but its mask keeps {sum(per_layer)}.",
+            )
         scales = 4 * len(per_layer) if self.wire.values == "int8" else 0
         if len(rest) < scales:
             refuse(Refusal.LENGTH, f"The message ends {scales - len(rest)} bytes too early.")
@@ -195,13 +228,15 @@ class Codec:
         return self._units or self._sparse_size
 
     def _flags(self, mask: PackedMask) -> Flags:
-        """Return a mask's flags as sent: one for each unit, or for each weight of the layers that are not dense for all
-        peers.
+        """Return a mask's flags as sent: one for each unit, or for each weight of the layers that
+        are not dense for all peers.
         """
         if isinstance(mask, UnitMask):
             return mask.units
         flags = mask.flags()
-        picked = np.concatenate([flags[where] for where in self._sparse]) if self._sparse else flags[:0]
+        picked = (
+            np.concatenate([flags[where] for where in self._sparse]) if self._sparse else flags[:0]
+        )
         if np.count_nonzero(flags) != np.count_nonzero(picked) + self._dense_size:
             raise ConfigError(NOT_DENSE)
         return picked
@@ -220,7 +255,8 @@ class Codec:
 
 
 def _sparse_runs(layout: Layout, dense: Sequence[bool]) -> list[slice]:
-    """Return the slices of the flat vector, as few as possible, with the layers that are not dense for all peers."""
+    """Return the slices of the flat vector, as few as possible, with the layers that are not dense
+    for all peers."""
     found: list[slice] = []
     for where, is_dense in zip(layout.slices, dense, strict=True):
         if is_dense:
@@ -231,8 +267,12 @@ def _sparse_runs(layout: Layout, dense: Sequence[bool]) -> list[slice]:
     return found
 
 
-def _frame(kind: int, values: int, coding: str, count: int, bits: Bytes, parts: Sequence[Bytes]) -> bytes:
-    header = bytearray(HEADER.pack(MAGIC, VERSION, kind, values, int(coding == "zstd"), 0, len(bits), count))
+def _frame(
+    kind: int, values: int, coding: str, count: int, bits: Bytes, parts: Sequence[Bytes]
+) -> bytes:
+    header = bytearray(
+        HEADER.pack(MAGIC, VERSION, kind, values, int(coding == "zstd"), 0, len(bits), count)
+    )
     checksum = _checksum([memoryview(header), bits.data, *(part.data for part in parts)])
     header[_CHECKSUM] = checksum.to_bytes(4, "little")
     return b"".join([header, bits.data, *(part.data for part in parts)])

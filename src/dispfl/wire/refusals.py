@@ -8,7 +8,8 @@ from dispfl.errors import MessageError
 
 
 class Refusal(StrEnum):
-    """Why something from another peer was refused. The value is the name on the wire, in logs and in counters."""
+    """Why something from another peer was refused. The value is the name on the wire, in logs and
+    in counters."""
 
     # Bytes of a message (`dispfl.wire.codec`)
     TOO_SHORT = "too-short"

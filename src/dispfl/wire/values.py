@@ -1,6 +1,8 @@
-"""Weights as bytes (float32, float16, bfloat16, or int8 with a scale per layer), and compressed blocks.
+"""Weights as bytes (float32, float16, bfloat16, or int8 with a scale per layer), and compressed
+blocks.
 
-A compressed block is always shorter than the bytes that it stands for, so its length shows which of the two it is.
+A compressed block is always shorter than the bytes that it stands for, so its length shows which of
+the two it is.
 """
 
 import struct
@@ -25,8 +27,11 @@ _STEPS = 127
 """The largest int8 value of a weight; the scale is the layer's largest weight divided by it."""
 
 
-def to_bytes(values: Tensor, kind: str, per_layer: Sequence[int], *, rng: torch.Generator) -> tuple[Bytes, Bytes]:
-    """Return the scales (none for floats) and the values, little-endian; values are clamped to the type's range."""
+def to_bytes(
+    values: Tensor, kind: str, per_layer: Sequence[int], *, rng: torch.Generator
+) -> tuple[Bytes, Bytes]:
+    """Return the scales (none for floats) and the values, little-endian; values are clamped to the
+    type's range."""
     if kind == "int8":
         scales, steps = _quantize(values, per_layer, rng)
         return _raw(scales), _raw(steps)
@@ -41,7 +46,9 @@ def from_bytes(scales: Bytes, raw: Bytes, kind: str, per_layer: Sequence[int]) -
     """Return the values; refuse them if one is not finite."""
     if kind == "int8":
         scale = np.repeat(scales.view("<f4"), per_layer)
-        with np.errstate(over="ignore", invalid="ignore"):  # a scale that is too large is refused below
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # a scale that is too large is refused below
             values = torch.from_numpy(np.multiply(scale, raw.view(np.int8), dtype=np.float32))
         if not np.isfinite(scales.view("<f4")).all():
             refuse(Refusal.NOT_FINITE, "The message has a scale that is not finite.")
@@ -95,29 +102,43 @@ def store(raw: Bytes, compress: bool) -> Bytes:
 
 
 def restore(stored: Bytes, length: int, compressed: bool) -> Bytes:
-    """Return the original bytes of a block, which must have this length; no more memory than that is allocated."""
+    """Return the original bytes of a block, which must have this length; no more memory than that
+    is allocated."""
     if len(stored) == length:
         return stored
     if not compressed or len(stored) > length:
-        refuse(Refusal.LENGTH, f"A block of the message has {len(stored)} bytes; the layout requires {length}.")
+        refuse(
+            Refusal.LENGTH,
+            f"A block of the message has {len(stored)} bytes; the layout requires {length}.",
+        )
     try:
         claimed = zstandard.frame_content_size(stored.data)
         if claimed != length:
-            refuse(Refusal.COMPRESSION, f"A compressed block claims {claimed} bytes; the layout requires {length}.")
+            refuse(
+                Refusal.COMPRESSION,
+                f"A compressed block claims {claimed} bytes; the layout requires {length}.",
+            )
         if not hasattr(_thread_local, "decompressor"):
             _thread_local.decompressor = zstandard.ZstdDecompressor()
-        raw = _thread_local.decompressor.decompress(stored.data, max_output_size=length, allow_extra_data=False)
+        raw = _thread_local.decompressor.decompress(
+            stored.data, max_output_size=length, allow_extra_data=False
+        )
     except zstandard.ZstdError as problem:
         refuse(Refusal.COMPRESSION, f"A compressed block is damaged ({problem}).")
     if len(raw) != length:
-        refuse(Refusal.COMPRESSION, f"A compressed block gives {len(raw)} bytes; the layout requires {length}.")
+        refuse(
+            Refusal.COMPRESSION,
+            f"A compressed block gives {len(raw)} bytes; the layout requires {length}.",
+        )
     return np.frombuffer(raw, np.uint8)
 
 
 def store_planes(raw: Bytes, itemsize: int, compress: bool) -> list[Bytes]:
-    """Return values, plain or by byte planes: all first bytes, then all second bytes, ..., each after its length.
+    """Return values, plain or by byte planes: all first bytes, then all second bytes, ..., each
+    after its length.
 
-    The highest byte of trained weights, sign and exponent, takes few values and shrinks to about a third.
+    The highest byte of trained weights, sign and exponent, takes few values and shrinks to about a
+    third.
     """
     if not compress:
         return [raw]
@@ -139,7 +160,10 @@ def restore_planes(stored: Bytes, count: int, itemsize: int, compressed: bool) -
         (length,) = LENGTH.unpack(stored[: LENGTH.size].data)
         stored = stored[LENGTH.size :]
         if length > len(stored):
-            refuse(Refusal.LENGTH, f"A block of {length} bytes is announced, but {len(stored)} are left.")
+            refuse(
+                Refusal.LENGTH,
+                f"A block of {length} bytes is announced, but {len(stored)} are left.",
+            )
         plane[:] = restore(stored[:length], count, compressed)
         stored = stored[length:]
     if len(stored):

@@ -36,14 +36,21 @@ def test_floats_of_any_shape_become_float32(tmp_path: Path, shape: tuple[int, ..
     assert next(found.train.batches(1))[0].dtype == torch.float32
 
 
-@pytest.mark.parametrize(("shape", "channels"), [((6, 8, 8), 1), ((6, 8, 8, 1), 1), ((6, 8, 8, 3), 3)])
-def test_bytes_are_images_with_their_channels_last(tmp_path: Path, shape: tuple[int, ...], channels: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "channels"), [((6, 8, 8), 1), ((6, 8, 8, 1), 1), ((6, 8, 8, 3), 3)]
+)
+def test_bytes_are_images_with_their_channels_last(
+    tmp_path: Path, shape: tuple[int, ...], channels: int
+) -> None:
     pixels = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
     path = save(tmp_path, x_train=pixels, y_train=Y, x_test=pixels[:3], y_test=Y[:3])
     found = load_custom(CustomData(path=str(path)))
     assert isinstance(found, ImageDataset)
     assert found.shape == (channels, 8, 8)
-    assert found.train_inputs[5, channels - 1, 7, 6] == pixels.reshape(6, 8, 8, channels)[5, 7, 6, channels - 1]
+    assert (
+        found.train_inputs[5, channels - 1, 7, 6]
+        == pixels.reshape(6, 8, 8, channels)[5, 7, 6, channels - 1]
+    )
 
 
 def test_pixels_are_scaled_to_minus_one_to_one_and_black_is_minus_one(tmp_path: Path) -> None:
@@ -55,7 +62,8 @@ def test_pixels_are_scaled_to_minus_one_to_one_and_black_is_minus_one(tmp_path: 
 
 
 def test_standardized_images_have_mean_0_and_deviation_1_in_each_channel(tmp_path: Path) -> None:
-    """Half of the reds are 0 and half 255: mean 0.5, deviation 0.5. The greens are all 51, which cannot be scaled."""
+    """Half of the reds are 0 and half 255: mean 0.5, deviation 0.5. The greens are all 51, which
+    cannot be scaled."""
     pixels = np.zeros((6, 8, 8, 2), np.uint8)
     pixels[:, :4, :, 0] = 255
     pixels[..., 1] = 51
@@ -70,7 +78,9 @@ def test_labels_may_be_strings_or_booleans(tmp_path: Path) -> None:
     texts = load_custom(CustomData(path=str(save(tmp_path, x=x, y=np.array(["b", "a"] * 3)))))
     assert texts.classes == ("a", "b")
     truths = load_custom(
-        CustomData(path=str(save(tmp_path, x=x, y=np.array([True, False] * 3))), classes=("no", "yes"))
+        CustomData(
+            path=str(save(tmp_path, x=x, y=np.array([True, False] * 3))), classes=("no", "yes")
+        )
     )
     assert truths.classes == ("no", "yes")
     assert sorted(truths.test_labels.tolist()) == [0, 1]
@@ -81,10 +91,15 @@ def test_a_file_with_training_and_test_data_is_not_split_again(tmp_path: Path) -
     path = save(tmp_path, x_train=x[:4], y_train=Y[:4], x_test=x[4:], y_test=Y[4:])
     found = load_custom(CustomData(path=str(path)))
     assert (len(found.train_labels), found.test_labels.tolist()) == (4, [1, 2])
-    assert refusal(path, test_share=0.5) == ("data.test_share does not apply: FILE contains test data. Omit it.")
+    assert (
+        refusal(path, test_share=0.5)
+        == "data.test_share does not apply: FILE contains test data. Omit it."
+    )
     assert refusal(path, test_path=str(path)) == "FILE contains test data; omit data.test_path."
     whole = save(tmp_path, "whole.npz", x=x, y=Y)
-    assert refusal(whole, test_path=str(path)).endswith("site.npz must contain test data alone: x and y.")
+    assert refusal(whole, test_path=str(path)).endswith(
+        "site.npz must contain test data alone: x and y."
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,14 +107,23 @@ def test_a_file_with_training_and_test_data_is_not_split_again(tmp_path: Path) -
     [
         (
             {"images": np.ones(3), "y": Y},
-            "FILE must contain x and y, or x_train, y_train, x_test, y_test; it contains images, y.",
+            (
+                "FILE must contain x and y, or x_train, y_train, x_test, y_test; it contains"
+                " images, y."
+            ),
         ),
         ({"x": np.ones((5, 2)), "y": Y}, "FILE has 5 samples in x but 6 labels in y."),
         ({"x": np.ones((0, 2)), "y": Y[:0]}, "x in FILE is empty."),
-        ({"x": np.ones(6), "y": Y}, "x in FILE has shape [6]; it must have one row for each sample, (N, ...)."),
+        (
+            {"x": np.ones(6), "y": Y},
+            "x in FILE has shape [6]; it must have one row for each sample, (N, ...).",
+        ),
         (
             {"x": np.ones((6, 4), np.uint8), "y": Y},
-            "x in FILE has shape [6, 4]; uint8 means images, (N, H, W) or (N, H, W, C). Save other numbers as float32.",
+            (
+                "x in FILE has shape [6, 4]; uint8 means images, (N, H, W) or (N, H, W, C). Save"
+                " other numbers as float32."
+            ),
         ),
         (
             {"x": np.ones((6, 4), np.int64), "y": Y},
@@ -119,14 +143,20 @@ def test_a_file_with_training_and_test_data_is_not_split_again(tmp_path: Path) -
         ),
     ],
 )
-def test_invalid_arrays_are_refused_with_one_sentence(tmp_path: Path, arrays: dict[str, Any], sentence: str) -> None:
+def test_invalid_arrays_are_refused_with_one_sentence(
+    tmp_path: Path, arrays: dict[str, Any], sentence: str
+) -> None:
     assert refusal(save(tmp_path, **arrays)) == sentence
 
 
 def test_training_images_with_float_test_data_are_refused(tmp_path: Path) -> None:
-    path = save(tmp_path, x_train=np.ones((6, 8, 8), np.uint8), y_train=Y, x_test=np.ones((6, 8)), y_test=Y)
-    assert refusal(path) == (
-        "The test data in FILE are inputs of shape [8], but the training data are images of shape [8, 8, 1]."
+    path = save(
+        tmp_path, x_train=np.ones((6, 8, 8), np.uint8), y_train=Y, x_test=np.ones((6, 8)), y_test=Y
+    )
+    assert (
+        refusal(path)
+        == "The test data in FILE are inputs of shape [8], but the training data are images of"
+        " shape [8, 8, 1]."
     )
 
 
@@ -149,7 +179,10 @@ def test_damaged_files_and_single_arrays_are_refused(tmp_path: Path) -> None:
 
 def test_standardizing_is_for_columns(tmp_path: Path) -> None:
     path = save(tmp_path, x=np.ones((6, 4, 3)), y=Y)
-    assert refusal(path, standardize=True) == (
-        "data.standardize applies to columns and images, but FILE has samples of shape [4, 3]."
+    assert (
+        refusal(path, standardize=True)
+        == "data.standardize applies to columns and images, but FILE has samples of shape [4, 3]."
     )
-    assert refusal(path, label="y") == "data.label does not apply: FILE has its labels in y. Omit it."
+    assert (
+        refusal(path, label="y") == "data.label does not apply: FILE has its labels in y. Omit it."
+    )

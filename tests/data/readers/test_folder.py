@@ -15,7 +15,9 @@ from dispfl.errors import ConfigError, DataError
 COLOURS = {"cat": "red", "dog": "lime"}
 
 
-def draw(folder: Path, colour: str, count: int, suffix: str = "png", size: tuple[int, int] = (10, 12)) -> None:
+def draw(
+    folder: Path, colour: str, count: int, suffix: str = "png", size: tuple[int, int] = (10, 12)
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for k in range(count):
         Image.new("RGB", size, colour).save(folder / f"{k}.{suffix}")
@@ -86,7 +88,9 @@ def test_images_in_nested_folders_belong_to_the_class_above(pets: Path) -> None:
     assert (found.train_labels == 0).sum() + (found.test_labels == 0).sum() == 10
 
 
-def test_unreadable_files_are_skipped_with_a_warning(pets: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_files_are_skipped_with_a_warning(
+    pets: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (pets / "cat" / "notes.txt").write_text("meow")
     whole = (pets / "dog" / "0.png").read_bytes()
     (pets / "dog" / "cut.png").write_bytes(whole[: len(whole) // 2])
@@ -144,7 +148,9 @@ def test_invalid_folders_are_refused_with_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "bare" / "cat").mkdir(parents=True)
     assert refusal(tmp_path / "bare") == "FOLDER has no images in its sub-folders."
     (tmp_path / "bare" / "cat" / "notes.txt").write_text("meow")
-    assert refusal(tmp_path / "bare") == ("None of the 1 files in FOLDER is a readable image; use PNG or JPEG.")
+    assert refusal(tmp_path / "bare") == (
+        "None of the 1 files in FOLDER is a readable image; use PNG or JPEG."
+    )
 
 
 def test_the_label_of_an_image_is_its_folder(pets: Path) -> None:

@@ -15,7 +15,9 @@ TRAIN_LABELS, TEST_LABELS = [3, 0, 9], [7, 1]
 
 
 def idx(values: np.ndarray) -> bytes:
-    return struct.pack(f">{1 + values.ndim}I", 0x0800 + values.ndim, *values.shape) + values.tobytes()
+    return (
+        struct.pack(f">{1 + values.ndim}I", 0x0800 + values.ndim, *values.shape) + values.tobytes()
+    )
 
 
 def write(folder: Path, name: str, content: bytes, *, packed: bool = True) -> Path:
@@ -28,11 +30,18 @@ def write_all(folder: Path, *, packed: bool = True) -> None:
     for prefix, labels in (("train", TRAIN_LABELS), ("t10k", TEST_LABELS)):
         images = np.stack([np.full((28, 28), 10 * label, dtype=np.uint8) for label in labels])
         write(folder, f"{prefix}-images-idx3-ubyte", idx(images), packed=packed)
-        write(folder, f"{prefix}-labels-idx1-ubyte", idx(np.array(labels, dtype=np.uint8)), packed=packed)
+        write(
+            folder,
+            f"{prefix}-labels-idx1-ubyte",
+            idx(np.array(labels, dtype=np.uint8)),
+            packed=packed,
+        )
 
 
 @pytest.mark.parametrize("packed", [True, False])
-def test_images_and_labels_come_back_as_written_packed_or_plain(tmp_path: Path, packed: bool) -> None:
+def test_images_and_labels_come_back_as_written_packed_or_plain(
+    tmp_path: Path, packed: bool
+) -> None:
     write_all(tmp_path, packed=packed)
     reading = read_idx(tmp_path, classes=10)
     assert reading.train.inputs.shape == (3, 1, 28, 28)
@@ -58,14 +67,18 @@ def test_gzip_that_ends_early_is_refused_as_truncated(tmp_path: Path) -> None:
     write_all(tmp_path)
     path = tmp_path / "train-images-idx3-ubyte.gz"
     path.write_bytes(path.read_bytes()[:-12])
-    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz is truncated.*dispfl data get"):
+    with pytest.raises(
+        DataError, match=r"train-images-idx3-ubyte.gz is truncated.*dispfl data get"
+    ):
         read_idx(tmp_path, classes=10)
 
 
 def test_text_in_place_of_gzip_is_refused(tmp_path: Path) -> None:
     write_all(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").write_bytes(b"<html>404</html>")
-    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz is truncated or not a gzip file"):
+    with pytest.raises(
+        DataError, match=r"t10k-labels-idx1-ubyte.gz is truncated or not a gzip file"
+    ):
         read_idx(tmp_path, classes=10)
 
 
@@ -84,7 +97,9 @@ GOOD = idx(np.zeros((2, 28, 28), dtype=np.uint8))
         (struct.pack(">4I", 0x0803, *[2**32 - 1] * 3), "has impossible sizes"),
     ],
 )
-def test_damaged_images_are_refused_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_damaged_images_are_refused_with_the_reason(
+    tmp_path: Path, content: bytes, reason: str
+) -> None:
     write_all(tmp_path)
     write(tmp_path, "t10k-images-idx3-ubyte", content)
     with pytest.raises(DataError, match=reason):

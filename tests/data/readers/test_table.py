@@ -65,8 +65,9 @@ def test_numbers_may_stand_for_listed_names(tmp_path: Path) -> None:
 
 
 def test_a_label_that_is_not_listed_is_refused(tmp_path: Path) -> None:
-    assert refusal(write(tmp_path, FOUR), classes=["ill", "healthy"]) == (
-        "FILE has the label well, which data.classes does not list: ill, healthy."
+    assert (
+        refusal(write(tmp_path, FOUR), classes=["ill", "healthy"])
+        == "FILE has the label well, which data.classes does not list: ill, healthy."
     )
 
 
@@ -77,19 +78,26 @@ def test_without_a_column_called_label_the_last_is_used_with_a_warning(
     with caplog.at_level(logging.WARNING, "dispfl.data"):
         assert loaded(path).columns == ("age",)
     assert caplog.messages == [
-        f"{path} has no column called label, so its last column, kind, is used; set data.label to use another."
+        f"{path} has no column called label, so its last column, kind, is used; set data.label to"
+        " use another."
     ]
 
 
-def test_the_label_may_be_any_column_by_name(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    found = loaded(write(tmp_path, "kind,age,label\na,30,1\nb,40,2\na,50,3\nb,60,4\n"), label="kind")
+def test_the_label_may_be_any_column_by_name(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = loaded(
+        write(tmp_path, "kind,age,label\na,30,1\nb,40,2\na,50,3\nb,60,4\n"), label="kind"
+    )
     assert found.columns == ("age", "label")
     assert found.classes == ("a", "b")
     assert not caplog.messages
 
 
 @pytest.mark.parametrize("separator", [",", ";", "\t"])
-def test_all_separators_byte_order_marks_quotes_and_empty_lines_are_read(tmp_path: Path, separator: str) -> None:
+def test_all_separators_byte_order_marks_quotes_and_empty_lines_are_read(
+    tmp_path: Path, separator: str
+) -> None:
     text = FOUR.replace(",", separator).replace("ill", '"ill"').replace("\n", "\r\n") + "\r\n"
     path = tmp_path / "site.csv"
     path.write_bytes(b"\xef\xbb\xbf" + text.encode())
@@ -97,12 +105,18 @@ def test_all_separators_byte_order_marks_quotes_and_empty_lines_are_read(tmp_pat
     assert read_table(path).labels == ["ill", "well", "ill", "well"]
 
 
-def test_standardized_columns_have_mean_0_and_deviation_1_over_the_training_data(tmp_path: Path) -> None:
-    """Training column 1, 3: mean 2, deviation 1, so they become -1, 1; and 7 in the test data becomes 5."""
+def test_standardized_columns_have_mean_0_and_deviation_1_over_the_training_data(
+    tmp_path: Path,
+) -> None:
+    """Training column 1, 3: mean 2, deviation 1, so they become -1, 1; and 7 in the test data
+    becomes 5."""
     train = write(tmp_path, "x,same,label\n1,4,a\n3,4,b\n")
     test = write(tmp_path, "x,same,label\n7,9,a\n", "test.csv")
     found = loaded(train, test_path=str(test), standardize=True)
-    assert next(found.train.batches(2))[0].tolist() == [[-1, 4], [1, 4]]  # a constant column is unchanged
+    assert next(found.train.batches(2))[0].tolist() == [
+        [-1, 4],
+        [1, 4],
+    ]  # a constant column is unchanged
     assert next(found.test.batches(2))[0].tolist() == [[5, 9]]
     assert found.scaling is not None
     assert found.scaling.mean.tolist() == [2, 0]
@@ -130,7 +144,9 @@ def test_test_data_with_other_columns_are_refused(tmp_path: Path) -> None:
         "test.csv and the training data must have the same columns; the training data lack height."
     )
     test = write(tmp_path, "age,label\n35,ill\n", "test.csv")
-    assert "only the training data have weight." in refusal(write(tmp_path, FOUR), test_path=str(test))
+    assert "only the training data have weight." in refusal(
+        write(tmp_path, FOUR), test_path=str(test)
+    )
 
 
 @pytest.mark.parametrize(
@@ -140,26 +156,40 @@ def test_test_data_with_other_columns_are_refused(tmp_path: Path) -> None:
         ("1,2,3\n4,5,6\n", "FILE begins with numbers; its first line must name the columns."),
         (
             ",age,label\n0,41,a\n",
-            "FILE has no name for column 1. If it is the index of a pandas table, write it with to_csv(index=False); "
-            "otherwise name it.",
+            (
+                "FILE has no name for column 1. If it is the index of a pandas table, write it with"
+                " to_csv(index=False); otherwise name it."
+            ),
         ),
         ("a,b,a\n1,2,3\n", "FILE has 2 columns called 'a'; give each a different name."),
         ("label\nx\n", "FILE has only one column, label; it needs a label and at least one more."),
         ("x,label\n", "FILE has a header but no samples."),
         ("x,label\n\n1,a\n2\n", "FILE, line 4, has 1 cells; its header has 2."),
         ("x,label\n1,a\n2, \n", "FILE, line 3, has no label in column label."),
-        ("x,label\n1,a\n ,b\n", "FILE, line 3, column x: the value is missing; fill it in or remove the line."),
+        (
+            "x,label\n1,a\n ,b\n",
+            "FILE, line 3, column x: the value is missing; fill it in or remove the line.",
+        ),
         (
             "x,sex,label\n1,2,a\n2,M,b\n",
-            "FILE, line 3, column sex: 'M' is not a number; write it as one, such as 3.5, or remove the column.",
+            (
+                "FILE, line 3, column sex: 'M' is not a number; write it as one, such as 3.5, or"
+                " remove the column."
+            ),
         ),
         (
             "x,label\n1,a\n\nnan,b\n",
-            "FILE, line 4, column x: the value is missing, infinite or too large; fill it in or remove the line.",
+            (
+                "FILE, line 4, column x: the value is missing, infinite or too large; fill it in or"
+                " remove the line."
+            ),
         ),
         (
             "x,label\n1e39,a\n2,b\n",
-            "FILE, line 2, column x: the value is missing, infinite or too large; fill it in or remove the line.",
+            (
+                "FILE, line 2, column x: the value is missing, infinite or too large; fill it in or"
+                " remove the line."
+            ),
         ),
         (
             "x,label\n1,a\n2,a\n",
@@ -175,14 +205,17 @@ def test_test_data_with_other_columns_are_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_an_invalid_table_is_refused_with_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+def test_an_invalid_table_is_refused_with_one_sentence(
+    tmp_path: Path, text: str, sentence: str
+) -> None:
     assert refusal(write(tmp_path, text)) == sentence
 
 
 def test_a_measurement_as_label_is_refused(tmp_path: Path) -> None:
     rows = "".join(f"{k},{k / 7}\n" for k in range(30))
-    assert refusal(write(tmp_path, f"x,price\n{rows}"), label="price") == (
-        "FILE has 30 different labels for 30 samples; a label must be a class."
+    assert (
+        refusal(write(tmp_path, f"x,price\n{rows}"), label="price")
+        == "FILE has 30 different labels for 30 samples; a label must be a class."
     )
 
 
@@ -190,15 +223,19 @@ def test_a_repeated_measurement_is_refused_unless_classes_lists_it(tmp_path: Pat
     """25 different prices for 100 samples: as names these would be classes."""
     rows = "".join(f"{k},{k % 25 / 2}\n" for k in range(100))
     path = write(tmp_path, f"x,price\n{rows}")
-    assert refusal(path, label="price") == "FILE has 25 different labels for 100 samples; a label must be a class."
+    assert (
+        refusal(path, label="price")
+        == "FILE has 25 different labels for 100 samples; a label must be a class."
+    )
     assert len(loaded(path, label="price", classes=[k / 2 for k in range(25)]).classes) == 25
     names = write(tmp_path, f"x,price\n{rows.replace(',', ',lot ')}", "names.csv")
     assert len(loaded(names, label="price").classes) == 25
 
 
 def test_a_missing_label_column_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
-    assert refusal(write(tmp_path, FOUR), label="wieght") == (
-        "FILE has no column 'wieght', which data.label names. Did you mean weight?"
+    assert (
+        refusal(write(tmp_path, FOUR), label="wieght")
+        == "FILE has no column 'wieght', which data.label names. Did you mean weight?"
     )
 
 
@@ -212,7 +249,15 @@ def test_a_file_that_is_not_text_or_has_an_endless_cell_is_refused(tmp_path: Pat
 
 def test_keys_of_images_do_not_apply_to_a_table(tmp_path: Path) -> None:
     path = write(tmp_path, FOUR)
-    assert refusal(path, size=64) == "data.size does not apply: FILE is not a folder of images. Omit it."
-    assert refusal(path, colour=False) == "data.colour does not apply: FILE is not a folder of images. Omit it."
-    with pytest.raises(ConfigError, match=r"^data\.augment crops images, and these data are not images; omit it\.$"):
+    assert (
+        refusal(path, size=64)
+        == "data.size does not apply: FILE is not a folder of images. Omit it."
+    )
+    assert (
+        refusal(path, colour=False)
+        == "data.colour does not apply: FILE is not a folder of images. Omit it."
+    )
+    with pytest.raises(
+        ConfigError, match=r"^data\.augment crops images, and these data are not images; omit it\.$"
+    ):
         loaded(path).samples(augment=True)

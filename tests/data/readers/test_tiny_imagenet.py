@@ -19,7 +19,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache" / "decoded"
 
 
-def save(path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (64, 64), mode: str = "RGB") -> None:
+def save(
+    path: Path, colour: tuple[int, int, int], size: tuple[int, int] = (64, 64), mode: str = "RGB"
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, colour).convert(mode).save(path, "JPEG", quality=95)
 
@@ -38,7 +40,9 @@ def folder(tmp_path: Path) -> Path:
         f"val_0.JPEG\t{CAT}\t0\t0\t63\t63\nval_1.JPEG\t{FROG}\t0\t0\t63\t63\n"
     )
     (root / "wnids.txt").write_text(f"{CAT}\n{FROG}\n")
-    (root / "words.txt").write_text(f"{FROG}\tbullfrog, Rana catesbeiana\n{CAT}\tEgyptian cat\nn1\tunused\n")
+    (root / "words.txt").write_text(
+        f"{FROG}\tbullfrog, Rana catesbeiana\n{CAT}\tEgyptian cat\nn1\tunused\n"
+    )
     return root
 
 
@@ -141,7 +145,9 @@ def test_listed_class_without_a_folder_is_refused(folder: Path) -> None:
         ("", "names no images"),
     ],
 )
-def test_bad_annotations_are_refused_with_the_line(folder: Path, annotations: str, reason: str) -> None:
+def test_bad_annotations_are_refused_with_the_line(
+    folder: Path, annotations: str, reason: str
+) -> None:
     (folder / "val" / "val_annotations.txt").write_text(annotations)
     with pytest.raises(DataError, match=reason):
         read_tiny_imagenet(folder)
@@ -157,7 +163,9 @@ def test_class_without_images_is_refused(folder: Path) -> None:
 def test_images_of_every_block_are_in_order(folder: Path) -> None:
     for number in range(2, 300):
         save(folder / "train" / CAT / "images" / f"{CAT}_{number:03}.JPEG", (number % 256,) * 3)
-    inputs = read_tiny_imagenet(folder).train.inputs  # the two frogs, then the cats in the order of their names
+    inputs = read_tiny_imagenet(
+        folder
+    ).train.inputs  # the two frogs, then the cats in the order of their names
     assert inputs.shape[0] == 2 + 300
     cats = inputs[2:, 0, 0, 0].tolist()
     names = sorted(["_0.", "_1.", *(f"_{number:03}." for number in range(2, 300))])

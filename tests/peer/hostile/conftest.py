@@ -1,7 +1,8 @@
 """A federation of real processes and guests: accepted members that never take part in a round.
 
-The test process has the keys of the guests and of non-members and uses them for attacks. The last of the four peers is
-started by the last test; until then the other three stay in round 0, so that each test can observe its effects.
+The test process has the keys of the guests and of non-members and uses them for attacks. The last
+of the four peers is started by the last test; until then the other three stay in round 0, so that
+each test can observe its effects.
 """
 
 import asyncio
@@ -19,11 +20,11 @@ import pytest
 from real_peers import run_peer
 
 from dispfl.config import compose
-from dispfl.peer.config import Deadlines
-from dispfl.peer.local import LOG, LOOPBACK, PeerProcesses, create_run, setup_of_peer
+from dispfl.peer.local_federation import LOG, LOOPBACK, PeerProcesses, create_run, setup_of_peer
 from dispfl.peer.membership.identity import Identity, client_context, server_context
-from dispfl.peer.setup import LocalSetup
+from dispfl.peer.participant import LocalSetup
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import Deadlines
 from dispfl.peer.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Limits, Request
 from dispfl.peer.transport.https import HttpsTransport
@@ -41,7 +42,18 @@ SETTINGS = [
     "workers=1",
     "model=mlp",
 ]
-GUESTS = ("curious", "foreign", "replaying", "mistimed", "garbling", "revoked", "nuisance", "slow", "late", "tireless")
+GUESTS = (
+    "curious",
+    "foreign",
+    "replaying",
+    "mistimed",
+    "garbling",
+    "revoked",
+    "nuisance",
+    "slow",
+    "late",
+    "tireless",
+)
 NEVER = ROUNDS
 """First round of the guests."""
 TIMEOUT = 240.0
@@ -50,11 +62,15 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class WaitingProcesses(PeerProcesses):
-    """Processes whose peers never proceed without each other, and have shorter deadlines for headers."""
+    """Processes whose peers never proceed without each other, and have shorter deadlines for
+    headers."""
 
     def start(self, name: str) -> None:
         """Start a peer that logs to its site's folder."""
-        deadlines, limits = Deadlines(min=120, startup=900), Limits(connect_timeout=5, header_timeout=5)
+        deadlines, limits = (
+            Deadlines(min=120, startup=900),
+            Limits(connect_timeout=5, header_timeout=5),
+        )
         self.run(name, run_peer, self.out, name, deadlines, None, limits)
 
 
@@ -97,8 +113,16 @@ class AttackedFederation:
     def model(self, t: Any = 0, body: bytes | None = None, **changes: JSON) -> Request:
         """A valid model request of a member, with the given changes."""
         mask = self.setup.initial_state().next_mask
-        header: dict[str, JSON] = {"spec": spec_digest(self.setup.spec), "round": t, "nonce": secrets.token_hex(16)}
-        return Request("model", header | changes, self.setup.codec().encode_request(mask) if body is None else body)
+        header: dict[str, JSON] = {
+            "spec": spec_digest(self.setup.spec),
+            "round": t,
+            "nonce": secrets.token_hex(16),
+        }
+        return Request(
+            "model",
+            header | changes,
+            self.setup.codec().encode_request(mask) if body is None else body,
+        )
 
     @contextlib.asynccontextmanager
     async def guest(self, name: str) -> AsyncIterator[HttpsTransport]:
@@ -134,8 +158,11 @@ class AttackedFederation:
         """Open a connection to a peer, with or without TLS."""
         return await asyncio.open_connection(*self.sites[peer].info.listen_address, ssl=context)
 
-    async def send_raw(self, peer: str, content: bytes, context: ssl.SSLContext | None = None) -> bytes:
-        """Return a peer's response to these bytes until it closes the connection; empty if it closes immediately."""
+    async def send_raw(
+        self, peer: str, content: bytes, context: ssl.SSLContext | None = None
+    ) -> bytes:
+        """Return a peer's response to these bytes until it closes the connection; empty if it
+        closes immediately."""
         with contextlib.suppress(OSError):
             reader, writer = await self.connect(peer, context)
             try:

@@ -1,4 +1,5 @@
-"""Attacks by non-members and malicious members on a running federation are refused and counted, and rounds complete."""
+"""Attacks by non-members and malicious members on a running federation are refused and counted, and
+rounds complete."""
 
 import asyncio
 import contextlib
@@ -12,19 +13,23 @@ import pytest
 from dispfl.config import compose
 from dispfl.errors import DispflError
 from dispfl.peer.guard import RequestGuard
-from dispfl.peer.local import collect_results
+from dispfl.peer.local_federation import collect_results
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.transport.base import Limits, Refused, Request, Unreachable
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.loop import RunCallbacks
 
-SYNC = b'POST /v1/sync HTTP/1.1\r\nhost: x\r\ndispfl-header: {"version":1,"header":{}}\r\ncontent-length: 0\r\n\r\n'
+SYNC = (
+    b"POST /v1/sync HTTP/1.1\r\nhost: x\r\ndispfl-header:"
+    b' {"version":1,"header":{}}\r\ncontent-length: 0\r\n\r\n'
+)
 CLIENT_HELLO = bytes.fromhex("1603010200010001fc0303") + bytes(600)
 """The beginning of a TLS handshake: a record of 512 bytes."""
 FLOOD = 200
 MAX_GROWTH = 20.0
-"""MB of memory that a flood may take. Accepting all 200 would take 50 MB: TLS uses 256 kB for each."""
+"""MB of memory that a flood may take. Accepting all 200 would take 50 MB: TLS uses 256 kB for
+each."""
 
 
 def no_certificate() -> ssl.SSLContext:
@@ -51,7 +56,9 @@ def test_a_client_without_tls_gets_no_response(attacked: Any, until: Any) -> Non
     until(lambda: attacked.refusals("000", "handshake") == 1)
 
 
-def test_a_forged_certificate_of_a_member_and_an_unknown_one_get_no_response(attacked: Any, until: Any) -> None:
+def test_a_forged_certificate_of_a_member_and_an_unknown_one_get_no_response(
+    attacked: Any, until: Any
+) -> None:
     for number, name in enumerate(["001", "mallory"], 1):
         context = attacked.context(Identity.make(name))
         assert asyncio.run(attacked.send_raw("000", SYNC, context)) == b""
@@ -65,13 +72,17 @@ def test_a_member_gets_a_response(attacked: Any) -> None:
         async with attacked.guest("curious") as guest:
             response = await guest.request("000", attacked.model())
         assert response.header["status"] == "model"
-        assert attacked.setup.codec().decode_answer(response.body, attacked.setup.initial_state().next_mask)
+        assert attacked.setup.codec().decode_answer(
+            response.body, attacked.setup.initial_state().next_mask
+        )
 
     asyncio.run(scenario())
     assert not attacked.refused("000", "curious")
 
 
-def test_a_member_revoked_at_run_time_is_refused_on_its_open_connection_and_then_by_tls(attacked: Any) -> None:
+def test_a_member_revoked_at_run_time_is_refused_on_its_open_connection_and_then_by_tls(
+    attacked: Any,
+) -> None:
     async def refused_while_connected(guest: Any) -> None:
         while True:  # at most until the node has read the list, twice a second
             assert await refusal(guest.request("000", attacked.model())) == "revoked"
@@ -83,7 +94,9 @@ def test_a_member_revoked_at_run_time_is_refused_on_its_open_connection_and_then
             attacked.sites["000"].members.revoke("revoked")
             with pytest.raises(Unreachable, match="000 may not have accepted our certificate"):
                 await refused_while_connected(guest)
-            assert (await guest.request("001", attacked.model())).header["status"] == "model"  # 001 has not revoked it
+            assert (await guest.request("001", attacked.model())).header[
+                "status"
+            ] == "model"  # 001 has not revoked it
         async with attacked.guest("revoked") as again:
             with pytest.raises(Unreachable, match="000 may not have accepted our certificate"):
                 await again.request("000", attacked.model())
@@ -91,7 +104,9 @@ def test_a_member_revoked_at_run_time_is_refused_on_its_open_connection_and_then
     asyncio.run(scenario())
 
 
-def test_a_member_with_another_spec_is_refused_with_the_difference(attacked: Any, until: Any) -> None:
+def test_a_member_with_another_spec_is_refused_with_the_difference(
+    attacked: Any, until: Any
+) -> None:
     spec = dict(attacked.setup.spec) | {"seed": "7"}
 
     async def scenario() -> None:
@@ -99,10 +114,15 @@ def test_a_member_with_another_spec_is_refused_with_the_difference(attacked: Any
             with pytest.raises(Refused, match="seed is 0 at 000 and 7 at foreign") as caught:
                 await guest.request("000", Request("sync", {"spec": spec, "current_round": 0}))
             assert caught.value.reason == "spec-mismatch"
-            assert await refusal(guest.request("000", attacked.model(spec="0" * 32))) == "spec-mismatch"
+            assert (
+                await refusal(guest.request("000", attacked.model(spec="0" * 32)))
+                == "spec-mismatch"
+            )
 
     asyncio.run(scenario())
-    until(lambda: attacked.refused("000", "foreign") == {"spec-mismatch": 2})  # each is counted once
+    until(
+        lambda: attacked.refused("000", "foreign") == {"spec-mismatch": 2}
+    )  # each is counted once
 
 
 def test_a_request_that_is_sent_twice_is_answered_once(attacked: Any, until: Any) -> None:
@@ -118,7 +138,9 @@ def test_a_request_that_is_sent_twice_is_answered_once(attacked: Any, until: Any
     until(lambda: attacked.refused("000", "replaying") == {"replayed": 2})
 
 
-def test_an_invalid_round_is_refused_and_a_future_round_must_wait(attacked: Any, until: Any) -> None:
+def test_an_invalid_round_is_refused_and_a_future_round_must_wait(
+    attacked: Any, until: Any
+) -> None:
     async def scenario() -> None:
         async with attacked.guest("mistimed") as guest:
             early = asyncio.create_task(guest.request("000", attacked.model(59)))
@@ -145,11 +167,19 @@ def test_a_malformed_body_is_refused_with_the_reason(attacked: Any, until: Any) 
         async with attacked.guest("garbling") as guest:
             for body, reason in bodies.items():
                 assert await refusal(guest.request("000", attacked.model(0, body))) == reason
-            assert await refusal(guest.request("000", attacked.model(0, bytes(1_000_000)))) == "too-long"
+            assert (
+                await refusal(guest.request("000", attacked.model(0, bytes(1_000_000))))
+                == "too-long"
+            )
 
     asyncio.run(scenario())
     until(lambda: sum(attacked.refused("000", "garbling").values()) == len(bodies) + 1)
-    assert attacked.refused("000", "garbling") == {"too-short": 1, "not-ours": 1, "checksum": 2, "too-long": 1}
+    assert attacked.refused("000", "garbling") == {
+        "too-short": 1,
+        "not-ours": 1,
+        "checksum": 2,
+        "too-long": 1,
+    }
 
 
 def test_a_member_that_repeats_bad_messages_is_banned_and_others_are_not(
@@ -158,16 +188,24 @@ def test_a_member_that_repeats_bad_messages_is_banned_and_others_are_not(
     async def scenario() -> None:
         async with attacked.guest("nuisance") as guest, attacked.guest("curious") as other:
             for _ in range(RequestGuard.STRIKES):
-                assert await refusal(guest.request("000", attacked.model(0, bytes(100)))) == "not-ours"
+                assert (
+                    await refusal(guest.request("000", attacked.model(0, bytes(100)))) == "not-ours"
+                )
             for _ in range(100):
-                with pytest.raises(Refused, match="nuisance was refused too often; it is banned for") as caught:
+                with pytest.raises(
+                    Refused, match="nuisance was refused too often; it is banned for"
+                ) as caught:
                     await guest.request("000", attacked.model())
                 assert caught.value.reason == "banned"
             assert (await other.request("000", attacked.model())).header["status"] == "model"
             assert (await guest.request("001", attacked.model())).header["status"] == "model"
 
     asyncio.run(scenario())
-    until(lambda: attacked.refused("000", "nuisance") == {"not-ours": RequestGuard.STRIKES, "banned": 100})
+    until(
+        lambda: (
+            attacked.refused("000", "nuisance") == {"not-ours": RequestGuard.STRIKES, "banned": 100}
+        )
+    )
     assert (
         log("000").count("peer=nuisance") == RequestGuard.STRIKES
     )  # a banned member does not fill the disk with log lines
@@ -186,7 +224,9 @@ async def drip(connecting: Any, content: bytes) -> None:
             writer.transport.abort()
 
 
-def test_200_slow_connections_are_closed_and_memory_and_open_files_do_not_grow(attacked: Any, until: Any) -> None:
+def test_200_slow_connections_are_closed_and_memory_and_open_files_do_not_grow(
+    attacked: Any, until: Any
+) -> None:
     memory, files = attacked.memory("000"), attacked.open_files("000")
     tls = attacked.context(attacked.guests["slow"].identity)
     highest, most = memory, files
@@ -196,11 +236,20 @@ def test_200_slow_connections_are_closed_and_memory_and_open_files_do_not_grow(a
         nonlocal highest, most
         async with attacked.guest("curious") as regular, attacked.guest("late") as newcomer:
             await regular.request("000", sync)
-            slow = [asyncio.create_task(drip(attacked.connect("000"), CLIENT_HELLO)) for _ in range(FLOOD // 2)]
-            slow += [asyncio.create_task(drip(attacked.connect("000", tls), SYNC)) for _ in range(FLOOD // 2)]
+            slow = [
+                asyncio.create_task(drip(attacked.connect("000"), CLIENT_HELLO))
+                for _ in range(FLOOD // 2)
+            ]
+            slow += [
+                asyncio.create_task(drip(attacked.connect("000", tls), SYNC))
+                for _ in range(FLOOD // 2)
+            ]
             while not all(each.done() for each in slow):
                 await asyncio.sleep(0.2)
-                highest, most = max(highest, attacked.memory("000")), max(most, attacked.open_files("000"))
+                highest, most = (
+                    max(highest, attacked.memory("000")),
+                    max(most, attacked.open_files("000")),
+                )
                 assert "current_round" in (await regular.request("000", sync)).header
             await newcomer.request("000", sync)
 
@@ -212,12 +261,16 @@ def test_200_slow_connections_are_closed_and_memory_and_open_files_do_not_grow(a
     assert attacked.memory("000") - memory < MAX_GROWTH
 
 
-def test_a_member_that_sends_bodies_slowly_is_limited_to_four_connections(attacked: Any, until: Any) -> None:
+def test_a_member_that_sends_bodies_slowly_is_limited_to_four_connections(
+    attacked: Any, until: Any
+) -> None:
     tls = attacked.context(attacked.guests["slow"].identity)
     header = SYNC.replace(b"sync", b"model").replace(b"length: 0", b"length: 1000")
 
     async def scenario() -> None:
-        held = [await attacked.connect("000", tls) for _ in range(Limits().max_connections_from_peer)]
+        held = [
+            await attacked.connect("000", tls) for _ in range(Limits().max_connections_from_peer)
+        ]
         for _, writer in held:
             writer.write(header)
         await asyncio.sleep(0.5)
@@ -282,9 +335,11 @@ def test_models_under_attack_equal_those_of_the_simulation_bit_for_bit(
     for name in processes.names:
         status = attacked.status(name)
         assert status["state"] == "finished"
-        assert {peer: found["missed"] for peer, found in status["peers"].items() if peer in processes.names} == {
-            peer: 0 for peer in processes.names if peer != name
-        }
+        assert {
+            peer: found["missed"]
+            for peer, found in status["peers"].items()
+            if peer in processes.names
+        } == {peer: 0 for peer in processes.names if peer != name}
         assert {"no-such-round", "spec-mismatch", "unknown-request", "banned"} <= attacked.refused(
             name, "tireless"
         ).keys()
@@ -296,5 +351,7 @@ def test_models_under_attack_equal_those_of_the_simulation_bit_for_bit(
     assert real
     assert simulated
     assert real["weights_sha256"] == simulated["weights_sha256"]
-    for one, other in zip(read_metrics(attacked.out), read_metrics(tmp_path / "simulated"), strict=True):
+    for one, other in zip(
+        read_metrics(attacked.out), read_metrics(tmp_path / "simulated"), strict=True
+    ):
         assert one["traffic"] == other["traffic"]

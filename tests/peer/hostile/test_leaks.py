@@ -1,7 +1,8 @@
-"""Many real peers for many rounds: apart from connections, processes use no more resources than in round 5.
+"""Many real peers for many rounds: apart from connections, processes use no more resources than in
+round 5.
 
-Connections are kept open, so their number grows until all peers have connected to each other. They are counted
-separately if they are established; a dead socket that is still open counts as a file.
+Connections are kept open, so their number grows until all peers have connected to each other. They
+are counted separately if they are established; a dead socket that is still open counts as a file.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import fuzz
 import pytest
 
 from dispfl.config import compose
-from dispfl.peer.local import LOG, PeerProcesses, create_run
+from dispfl.peer.local_federation import LOG, PeerProcesses, create_run
 from dispfl.peer.store import rounds_of
 from dispfl.peer.transport.base import Limits
 from dispfl.runs.files import SITES
@@ -23,7 +24,12 @@ from dispfl.topology import peer_names
 PEERS, ROUNDS, EARLY = (32, 10_000, 5) if fuzz.SECONDS else (8, 20, 5)
 """`make fuzz` runs more peers, for as many rounds as there is time for."""
 SETTINGS = ["topology=random", "topology.degree=4", "model=mlp", "train.epochs=10", "workers=1"]
-SIZES = ["partition.samples_per_peer=40", "partition.test_samples_per_peer=20", f"peers={PEERS}", f"rounds={ROUNDS}"]
+SIZES = [
+    "partition.samples_per_peer=40",
+    "partition.test_samples_per_peer=20",
+    f"peers={PEERS}",
+    f"rounds={ROUNDS}",
+]
 TIMEOUT = 900.0
 """Seconds after which a federation that has not finished fails the test."""
 MEASURED = 5
@@ -31,10 +37,12 @@ MEASURED = 5
 FILES = 4
 """Files that a process may open temporarily: a checkpoint, the status, a connection in progress."""
 MEMORY = 8.0
-"""MB that a process may grow by apart from connections, for the allocator in the first rounds. Keeping the data of each
-round (four responses and four models, about 1 MB) would exceed this by the last round."""
+"""MB that a process may grow by apart from connections, for the allocator in the first rounds.
+Keeping the data of each round (four responses and four models, about 1 MB) would exceed this by the
+last round."""
 CONNECTION_MB = 0.385
-"""Memory of one connection at either end, measured with a hundred: 256 kB TLS buffers, the rest HTTP."""
+"""Memory of one connection at either end, measured with a hundred: 256 kB TLS buffers, the rest
+HTTP."""
 ESTABLISHED = "01"
 
 
@@ -77,7 +85,9 @@ def measure(processes: PeerProcesses) -> dict[str, Resources]:
     before = established_connections()
     opened = {name: open_files(processes.pid(name)) for name in processes.names}
     memory = {name: memory_of(processes.pid(name)) for name in processes.names}
-    alive = before | established_connections()  # a connection that is just opened or closed does not count as a file
+    alive = (
+        before | established_connections()
+    )  # a connection that is just opened or closed does not count as a file
     found = {}
     for name, files in opened.items():
         if files and memory[name]:
@@ -93,12 +103,17 @@ def rounds_done(site: Path) -> int:
 
 
 def watch(processes: PeerProcesses) -> dict[str, list[Resources]]:
-    """Resources of each process from its fifth round until the first process finishes and closes its connections."""
+    """Resources of each process from its fifth round until the first process finishes and closes
+    its connections."""
     found: dict[str, list[Resources]] = {name: [] for name in processes.names}
     began, is_over = time.monotonic(), False
     while len(processes.ended()) < len(processes.names):
         seconds = time.monotonic() - began
-        if fuzz.SECONDS and seconds > fuzz.SECONDS and all(len(each) >= MEASURED for each in found.values()):
+        if (
+            fuzz.SECONDS
+            and seconds > fuzz.SECONDS
+            and all(len(each) >= MEASURED for each in found.values())
+        ):
             break
         assert seconds < TIMEOUT + fuzz.SECONDS, "the processes do not finish in time"
         now = measure(processes)
@@ -116,7 +131,9 @@ def growth(found: list[Resources], of: Callable[[Resources], float]) -> float:
     return max(map(of, found)) - of(found[0])
 
 
-@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="needs /proc to inspect other processes")
+@pytest.mark.skipif(
+    not Path("/proc/net/tcp").exists(), reason="needs /proc to inspect other processes"
+)
 def test_neither_open_files_nor_memory_grow_with_the_rounds(tmp_path: Path) -> None:
     create_run(compose({}, [*SETTINGS, *SIZES]), tmp_path / "up")
     processes = PeerProcesses(tmp_path / "up", peer_names(PEERS))
@@ -127,7 +144,9 @@ def test_neither_open_files_nor_memory_grow_with_the_rounds(tmp_path: Path) -> N
     finally:
         processes.stop()
     if not fuzz.SECONDS:
-        assert set(processes.ended().values()) == {0}, (processes.out / SITES / "000" / LOG).read_text()
+        assert set(processes.ended().values()) == {0}, (
+            processes.out / SITES / "000" / LOG
+        ).read_text()
         for name in processes.names:
             assert max(rounds_of(processes.out / SITES / name / "run")) == ROUNDS - 1
     most = max(resources.connections for each in found.values() for resources in each)
@@ -139,7 +158,8 @@ def test_neither_open_files_nor_memory_grow_with_the_rounds(tmp_path: Path) -> N
     highest = max(resources.memory for each in found.values() for resources in each)
     grown = max(growth(each, lambda resources: resources.memory) for each in found.values())
     print(
-        f"{PEERS} peers: files +{files}, memory +{grown:.1f} MB (+{memory:.1f} without connections) to {highest:.0f} MB"
+        f"{PEERS} peers: files +{files}, memory +{grown:.1f} MB (+{memory:.1f} without connections)"
+        f" to {highest:.0f} MB"
     )
     print(f"connections {most} at most, of {4 * (PEERS - 1)}")
     assert all(len(each) >= MEASURED for each in found.values())

@@ -44,7 +44,8 @@ ALICE, BOB, MALLORY = (Identity.make(name) for name in ("alice", "bob", "mallory
 
 
 def connect(server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[str | None, str | None]:
-    """The fingerprints that client and server see of each other after exchanging a byte; None if refused."""
+    """The fingerprints that client and server see of each other after exchanging a byte; None if
+    refused."""
     seen: list[str | None] = [None, None]
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(10)
@@ -83,7 +84,10 @@ def tls_client(identity: Identity, *pinned: Identity) -> ssl.SSLContext:
 
 
 def test_two_sites_that_accepted_each_other_see_each_others_certificate() -> None:
-    assert connect(tls_server(ALICE, BOB), tls_client(BOB, ALICE)) == (ALICE.fingerprint, BOB.fingerprint)
+    assert connect(tls_server(ALICE, BOB), tls_client(BOB, ALICE)) == (
+        ALICE.fingerprint,
+        BOB.fingerprint,
+    )
 
 
 def test_a_client_that_was_not_accepted_is_refused() -> None:
@@ -114,13 +118,22 @@ def test_an_older_tls_is_refused() -> None:
 
 def test_a_rotated_certificate_is_accepted_by_a_site_that_pinned_the_old_one() -> None:
     new = BOB.rotate()
-    assert connect(tls_server(ALICE, BOB), tls_client(new, ALICE)) == (ALICE.fingerprint, new.fingerprint)
-    assert connect(tls_server(new, ALICE), tls_client(ALICE, BOB)) == (new.fingerprint, ALICE.fingerprint)
+    assert connect(tls_server(ALICE, BOB), tls_client(new, ALICE)) == (
+        ALICE.fingerprint,
+        new.fingerprint,
+    )
+    assert connect(tls_server(new, ALICE), tls_client(ALICE, BOB)) == (
+        new.fingerprint,
+        ALICE.fingerprint,
+    )
 
 
 def test_a_rotated_certificate_can_replace_the_pinned_one() -> None:
     new = BOB.rotate()
-    assert connect(tls_server(ALICE, new), tls_client(new, ALICE)) == (ALICE.fingerprint, new.fingerprint)
+    assert connect(tls_server(ALICE, new), tls_client(new, ALICE)) == (
+        ALICE.fingerprint,
+        new.fingerprint,
+    )
     assert connect(tls_server(ALICE, new), tls_client(BOB, ALICE)) == (None, None)
 
 
@@ -131,20 +144,27 @@ def test_a_certificate_can_be_added_to_a_context_in_use() -> None:
     assert connect(server, tls_client(BOB, ALICE)) == (ALICE.fingerprint, BOB.fingerprint)
 
 
-def test_a_revoked_member_is_refused_by_lookup_immediately_and_by_tls_in_the_next_context(tmp_path: Path) -> None:
+def test_a_revoked_member_is_refused_by_lookup_immediately_and_by_tls_in_the_next_context(
+    tmp_path: Path,
+) -> None:
     members = MembersFile.create(tmp_path / "members.json", "alice", "hospitals")
     members.accept(Invite("hospitals", "bob", Address("bob", 7601), BOB.certificate))
     server, bob = server_context(ALICE, members.pinned()), tls_client(BOB, ALICE)
     assert connect(server, bob) == (ALICE.fingerprint, BOB.fingerprint)
     members.revoke("bob")
-    assert connect(server, bob) == (ALICE.fingerprint, BOB.fingerprint)  # certificates cannot be removed from a context
+    assert connect(server, bob) == (
+        ALICE.fingerprint,
+        BOB.fingerprint,
+    )  # certificates cannot be removed from a context
     found = members.find_by_certificate(der(BOB.certificate))
     assert found is not None
     assert found.state == "revoked"
     assert connect(server_context(ALICE, members.pinned()), bob) == (None, None)
 
 
-def test_creating_a_context_leaves_no_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_creating_a_context_leaves_no_key_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     tls_server(ALICE, BOB)
     assert list(tmp_path.iterdir()) == []
@@ -239,7 +259,10 @@ def test_a_saved_identity_is_loaded_again(tmp_path: Path) -> None:
     loaded = Identity.load(tmp_path / "identity")
     assert (loaded.name, len(loaded.chain)) == ("bob", 2)
     assert loaded.issuers == (BOB.certificate,)
-    assert connect(tls_server(ALICE, BOB), tls_client(loaded, ALICE)) == (ALICE.fingerprint, loaded.fingerprint)
+    assert connect(tls_server(ALICE, BOB), tls_client(loaded, ALICE)) == (
+        ALICE.fingerprint,
+        loaded.fingerprint,
+    )
 
 
 def test_only_the_owner_can_read_the_key(tmp_path: Path) -> None:
@@ -249,14 +272,20 @@ def test_only_the_owner_can_read_the_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o660])
-def test_a_key_that_other_users_can_read_is_refused_with_the_command_that_fixes_it(tmp_path: Path, mode: int) -> None:
+def test_a_key_that_other_users_can_read_is_refused_with_the_command_that_fixes_it(
+    tmp_path: Path, mode: int
+) -> None:
     ALICE.save(tmp_path)
     (tmp_path / "key.pem").chmod(mode)
-    with pytest.raises(IdentityError, match=f"readable by other users.*chmod 600 {tmp_path}/key.pem"):
+    with pytest.raises(
+        IdentityError, match=f"readable by other users.*chmod 600 {tmp_path}/key.pem"
+    ):
         Identity.load(tmp_path)
 
 
-def test_the_mode_of_a_key_is_that_of_the_file_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_mode_of_a_key_is_that_of_the_file_that_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The path may lead to another file between a look at it and its reading."""
     ALICE.save(tmp_path)
     opens = io.open
@@ -271,7 +300,9 @@ def test_the_mode_of_a_key_is_that_of_the_file_that_is_read(tmp_path: Path, monk
         Identity.load(tmp_path)
 
 
-def test_a_key_that_could_not_be_written_leaves_no_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_could_not_be_written_leaves_no_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ALICE.save(tmp_path)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
@@ -284,7 +315,9 @@ def test_a_key_that_could_not_be_written_leaves_no_copy(tmp_path: Path, monkeypa
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
-def test_a_crash_between_the_two_files_of_a_rotation_leaves_the_old_identity(tmp_path: Path) -> None:
+def test_a_crash_between_the_two_files_of_a_rotation_leaves_the_old_identity(
+    tmp_path: Path,
+) -> None:
     ALICE.save(tmp_path)
     old_key = (tmp_path / "key.pem").read_bytes()
     ALICE.rotate().save(tmp_path)
@@ -302,7 +335,9 @@ def test_the_key_of_another_site_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["key.pem", "cert.pem"])
 @pytest.mark.parametrize("content", [None, b"", b"not a PEM file"])
-def test_missing_and_damaged_files_are_named_in_the_error(tmp_path: Path, file: str, content: bytes | None) -> None:
+def test_missing_and_damaged_files_are_named_in_the_error(
+    tmp_path: Path, file: str, content: bytes | None
+) -> None:
     ALICE.save(tmp_path)
     if content is None:
         (tmp_path / file).unlink()
@@ -315,7 +350,11 @@ def test_missing_and_damaged_files_are_named_in_the_error(tmp_path: Path, file: 
 def test_another_kind_of_key_in_the_file_is_refused(tmp_path: Path) -> None:
     ALICE.save(tmp_path)
     key = ec.generate_private_key(ec.SECP384R1())
-    kind = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    kind = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     (tmp_path / "key.pem").write_bytes(key.private_bytes(*kind))
     with pytest.raises(IdentityError, match="must contain a P-256 key"):
         Identity.load(tmp_path)

@@ -39,12 +39,18 @@ def test_every_kind_of_address_survives_a_round_trip(address: str) -> None:
     assert str(Invite.read(str(invite)).address) == address
 
 
-LETTERS = st.sampled_from("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=+/.é\x00")
+LETTERS = st.sampled_from(
+    "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_=+/.é\x00"
+)
 PLACES = st.integers(0, len(TEXT) - 1)
 
 
 @settings(max_examples=200)
-@given(place=PLACES, letter=LETTERS, how=st.sampled_from(["replace", "insert", "drop", "truncate", "repeat"]))
+@given(
+    place=PLACES,
+    letter=LETTERS,
+    how=st.sampled_from(["replace", "insert", "drop", "truncate", "repeat"]),
+)
 def test_any_damage_is_refused_with_a_message(place: int, letter: str, how: str) -> None:
     damaged = {
         "replace": TEXT[:place] + letter + TEXT[place + 1 :],
@@ -59,7 +65,9 @@ def test_any_damage_is_refused_with_a_message(place: int, letter: str, how: str)
         Invite.read(damaged)
 
 
-@pytest.mark.parametrize("host", ["b", "bb", "bbb"])  # so that 0, 2 and 4 bits of the last character are unused
+@pytest.mark.parametrize(
+    "host", ["b", "bb", "bbb"]
+)  # so that 0, 2 and 4 bits of the last character are unused
 def test_another_last_character_is_refused_even_if_it_decodes_to_the_same_bytes(host: str) -> None:
     text = str(Invite("hospitals", "bob", Address(host, 7601), BOB.certificate))
     for letter in "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_":
@@ -82,7 +90,11 @@ ANY_FIELDS = st.lists(st.binary(max_size=50), max_size=6)
 
 
 @settings(max_examples=100)
-@given(st.one_of(st.text(st.characters(codec="latin-1")), ANY_FIELDS.map(lambda fields: sealed(*fields))))
+@given(
+    st.one_of(
+        st.text(st.characters(codec="latin-1")), ANY_FIELDS.map(lambda fields: sealed(*fields))
+    )
+)
 def test_arbitrary_text_is_refused_with_the_same_error(text: str) -> None:
     with pytest.raises(InviteError):
         Invite.read(text)
@@ -96,15 +108,30 @@ def test_arbitrary_text_is_refused_with_the_same_error(text: str) -> None:
         (TEXT.replace("dispfl1", "dispfl2"), r"another version \(dispfl2\)"),
         (PREFIX + "A" * 20_000, "at most 16384 characters"),
         (sealed(b"hospitals", b"bob", b"bob:1"), "3 fields instead of 4"),
-        (sealed(b"hospitals", b"bob", b"bob", der(BOB.certificate)), "An address is HOST:PORT, got 'bob'"),
-        (sealed(b"hospitals", b"alice", b"bob:1", der(BOB.certificate)), "is for alice, but its certificate names bob"),
+        (
+            sealed(b"hospitals", b"bob", b"bob", der(BOB.certificate)),
+            "An address is HOST:PORT, got 'bob'",
+        ),
+        (
+            sealed(b"hospitals", b"alice", b"bob:1", der(BOB.certificate)),
+            "is for alice, but its certificate names bob",
+        ),
         (
             sealed(b"hospitals", b"\x1b[2Jbob", b"bob:1", der(BOB.certificate)),
             r"The name in an invite .* '\\x1b\[2Jbob'",
         ),
-        (sealed(b"hos/als", b"bob", b"bob:1", der(BOB.certificate)), "The name of a federation must be"),
-        (sealed(b"hospitals", b"bob", b"0.0.0.0:1", der(BOB.certificate)), "The address 0.0.0.0:1 is not reachable"),
-        (sealed(b"hospitals", b"bob", b"bob:1", b"no certificate"), "This is not a site certificate"),
+        (
+            sealed(b"hos/als", b"bob", b"bob:1", der(BOB.certificate)),
+            "The name of a federation must be",
+        ),
+        (
+            sealed(b"hospitals", b"bob", b"0.0.0.0:1", der(BOB.certificate)),
+            "The address 0.0.0.0:1 is not reachable",
+        ),
+        (
+            sealed(b"hospitals", b"bob", b"bob:1", b"no certificate"),
+            "This is not a site certificate",
+        ),
     ],
 )
 def test_each_error_has_its_own_message(text: str, message: str) -> None:

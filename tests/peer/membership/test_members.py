@@ -17,7 +17,7 @@ from small_disk import SmallDisk
 from dispfl.errors import ConfigError, MessageError, RunError
 from dispfl.peer.membership import list_file, members_format
 from dispfl.peer.membership.address import Address
-from dispfl.peer.membership.audit import read_audit
+from dispfl.peer.membership.audit_log import read_audit
 from dispfl.peer.membership.identity import MAX_ISSUERS, Identity, der, issue, readable_fingerprint
 from dispfl.peer.membership.invite import Invite, InviteError
 from dispfl.peer.membership.member_list import Member
@@ -28,12 +28,20 @@ ALICE, BOB, CAROL = (Identity.make(name) for name in ("alice", "bob", "carol"))
 AT_BOB, ELSEWHERE = Address("bob.example.org", 7601), Address("192.0.2.7", 7601)
 
 
-def invite_of(identity: Identity, address: Address = AT_BOB, federation: str = "hospitals") -> Invite:
+def invite_of(
+    identity: Identity, address: Address = AT_BOB, federation: str = "hospitals"
+) -> Invite:
     return Invite(federation, identity.name, address, identity.certificate)
 
 
 def record_of(identity: Identity, serial: int = 1, **changes: Any) -> MemberRecord:
-    content = {"federation": "hospitals", "address": AT_BOB, "density": 0.5, "first_round": 0, "serial": serial}
+    content = {
+        "federation": "hospitals",
+        "address": AT_BOB,
+        "density": 0.5,
+        "first_round": 0,
+        "serial": serial,
+    }
     return MemberRecord.sign(identity, **{**content, **changes})
 
 
@@ -62,7 +70,12 @@ def test_an_accepted_member_is_identified_by_its_certificate(members: MembersFil
     members.accept(invite_of(BOB))
     bob = members.find_by_certificate(der(BOB.certificate))
     assert bob is not None
-    assert (bob.name, bob.address, bob.state, bob.fingerprint) == ("bob", AT_BOB, "accepted", BOB.fingerprint)
+    assert (bob.name, bob.address, bob.state, bob.fingerprint) == (
+        "bob",
+        AT_BOB,
+        "accepted",
+        BOB.fingerprint,
+    )
     assert (bob.density, bob.first_round, bob.serial) == (None, 0, 0)
     assert members.find_by_certificate(der(CAROL.certificate)) is None
     assert members.find_by_certificate(der(Identity.make("bob").certificate)) is None
@@ -165,14 +178,20 @@ def test_an_invite_with_the_name_of_this_site_is_refused(members: MembersFile) -
 
 
 def test_an_invite_of_another_federation_is_refused(members: MembersFile) -> None:
-    with pytest.raises(InviteError, match="bob belongs to the federation banks, this site to hospitals"):
+    with pytest.raises(
+        InviteError, match="bob belongs to the federation banks, this site to hospitals"
+    ):
         members.accept(invite_of(BOB, federation="banks"))
 
 
-def test_another_key_for_an_accepted_name_is_refused_until_the_old_one_is_revoked(members: MembersFile) -> None:
+def test_another_key_for_an_accepted_name_is_refused_until_the_old_one_is_revoked(
+    members: MembersFile,
+) -> None:
     members.accept(invite_of(BOB))
     other = Identity.make("bob")
-    with pytest.raises(InviteError, match=r"bob is already accepted with another.*dispfl peer revoke .* bob"):
+    with pytest.raises(
+        InviteError, match=r"bob is already accepted with another.*dispfl peer revoke .* bob"
+    ):
         members.accept(invite_of(other))
     members.revoke("bob")
     assert members.accept(invite_of(other)).fingerprint == other.fingerprint
@@ -191,12 +210,16 @@ def test_an_invite_with_a_rotated_certificate_is_accepted(members: MembersFile) 
     members.accept(invite_of(BOB))
     new = BOB.rotate()
     assert members.accept(invite_of(new)).fingerprint == new.fingerprint
-    with pytest.raises(InviteError, match=r"has replaced its key since this invite was created\. Nothing needs"):
+    with pytest.raises(
+        InviteError, match=r"has replaced its key since this invite was created\. Nothing needs"
+    ):
         members.accept(invite_of(BOB))
 
 
 def test_revoking_an_unknown_name_suggests_a_member(members: MembersFile) -> None:
-    with pytest.raises(ConfigError, match=r"There is no member 'bob'. No member was accepted yet\."):
+    with pytest.raises(
+        ConfigError, match=r"There is no member 'bob'. No member was accepted yet\."
+    ):
         members.revoke("bob")
     members.accept(invite_of(BOB))
     with pytest.raises(ConfigError, match=r"There is no member 'bbo'. Did you mean bob\?"):
@@ -212,15 +235,25 @@ def test_the_roster_of_a_round_excludes_members_that_join_later(members: Members
 
 
 @pytest.mark.parametrize("rotations", [1, 2])
-def test_a_key_that_was_rotated_out_stays_refused_after_a_revocation(members: MembersFile, rotations: int) -> None:
+def test_a_key_that_was_rotated_out_stays_refused_after_a_revocation(
+    members: MembersFile, rotations: int
+) -> None:
     members.accept(invite_of(BOB))
     new = BOB
     for _ in range(rotations):
         new = new.rotate()
-    assert members.find_by_certificate(der(new.certificate), [der(each) for each in new.issuers]) is not None
+    assert (
+        members.find_by_certificate(der(new.certificate), [der(each) for each in new.issuers])
+        is not None
+    )
     members.revoke("bob")
-    for old in (invite_of(BOB), invite_of(Identity("bob", BOB.key, issue("bob", BOB.key.public_key(), BOB.key)))):
-        with pytest.raises(InviteError, match=r"bob has replaced its key since .* Ask it for a new invite"):
+    for old in (
+        invite_of(BOB),
+        invite_of(Identity("bob", BOB.key, issue("bob", BOB.key.public_key(), BOB.key))),
+    ):
+        with pytest.raises(
+            InviteError, match=r"bob has replaced its key since .* Ask it for a new invite"
+        ):
             reopen(members).accept(old)
     assert members.names() == []
     assert members.accept(invite_of(new)).state == "accepted"
@@ -256,7 +289,9 @@ def test_a_member_rotates_at_most_once_an_hour(tmp_path: Path) -> None:
     third = second.rotate()
     assert members.find_by_certificate(der(second.certificate)) is not None
     clock[0] += 3599
-    with pytest.raises(MessageError, match="bob replaced its key 60 minutes ago; one rotation an hour") as caught:
+    with pytest.raises(
+        MessageError, match="bob replaced its key 60 minutes ago; one rotation an hour"
+    ) as caught:
         members.find_by_certificate(der(third.certificate))
     assert caught.value.refusal == "rotation"
     assert members.merge([record_of(third).to_json()]).refused == {"rotation": 1}
@@ -292,12 +327,17 @@ def test_a_given_fingerprint_accepts_at_once_or_not_at_all(members: MembersFile)
     typed = " ".join(readable_fingerprint(BOB.fingerprint)).upper()
     assert members.accept(invite_of(BOB), typed, confirmed=False).state == "accepted"
     for wrong in (BOB.fingerprint, CAROL.fingerprint[:16], ""):
-        with pytest.raises(InviteError, match=r"The fingerprint of carol's invite is [0-9a-f]{64}, not .* Nothing was"):
+        with pytest.raises(
+            InviteError,
+            match=r"The fingerprint of carol's invite is [0-9a-f]{64}, not .* Nothing was",
+        ):
             members.accept(invite_of(CAROL), wrong, confirmed=False)
     assert members.get("carol") is None
 
 
-def test_a_pending_site_can_be_replaced_or_revoked_but_a_revoked_one_is_not_confirmed(members: MembersFile) -> None:
+def test_a_pending_site_can_be_replaced_or_revoked_but_a_revoked_one_is_not_confirmed(
+    members: MembersFile,
+) -> None:
     other = Identity.make("bob")
     members.accept(invite_of(BOB), confirmed=False)
     members.accept(invite_of(other), confirmed=False)
@@ -314,7 +354,8 @@ def test_a_rotated_key_of_an_accepted_member_needs_no_confirmation(members: Memb
 
 
 def test_a_key_that_was_only_proposed_does_not_replace_the_last_one(members: MembersFile) -> None:
-    """Somebody sends a forged invite of a site that was revoked; the right one can still be accepted."""
+    """Somebody sends a forged invite of a site that was revoked; the right one can still be
+    accepted."""
     members.accept(invite_of(BOB))
     members.revoke("bob")
     members.accept(invite_of(Identity.make("bob")), confirmed=False)
@@ -338,7 +379,9 @@ def test_a_key_that_was_only_proposed_does_not_replace_the_last_one(members: Mem
 def with_digest(lines: list[Any]) -> bytes:
     """A members file with these lines and the digest that belongs to them."""
     body = b"".join(json.dumps(line).encode() + b"\n" for line in lines[1:])
-    return json.dumps({**lines[0], "digest": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
+    return (
+        json.dumps({**lines[0], "digest": hashlib.sha256(body).hexdigest()}).encode() + b"\n" + body
+    )
 
 
 def edited(members: MembersFile, change: Callable[[list[Any]], object]) -> None:
@@ -367,21 +410,31 @@ def test_no_member_is_identified_with_a_damaged_file_which_is_kept(
     damaged = damage(members.path.read_bytes())
     members.path.write_bytes(damaged)
     for _ in range(2):
-        with pytest.raises(RunError, match=r"members.json is damaged .* Restore it .* kept as members.json.damaged"):
+        with pytest.raises(
+            RunError, match=r"members.json is damaged .* Restore it .* kept as members.json.damaged"
+        ):
             members.find_by_certificate(der(BOB.certificate))
         with pytest.raises(RunError, match="is damaged"):
             members.accept(invite_of(CAROL))
     assert [path.name for path in members.path.parent.glob("*.damaged")] == ["members.json.damaged"]
-    assert (members.path.parent / "members.json.damaged").read_bytes() == members.path.read_bytes() == damaged
+    assert (
+        (members.path.parent / "members.json.damaged").read_bytes()
+        == members.path.read_bytes()
+        == damaged
+    )
     members.path.write_bytes(b"damaged again")
     with pytest.raises(RunError, match=r"kept as members\.json\.2\.damaged"):
         members.names()
     assert (members.path.parent / "members.json.damaged").read_bytes() == damaged
 
 
-def test_a_file_of_another_version_is_refused_by_name_and_not_as_damaged(members: MembersFile) -> None:
+def test_a_file_of_another_version_is_refused_by_name_and_not_as_damaged(
+    members: MembersFile,
+) -> None:
     edited(members, lambda lines: lines[0].update(version=3))
-    with pytest.raises(RunError, match=r"cannot be used: it has format 3, and this dispfl reads format 2; install"):
+    with pytest.raises(
+        RunError, match=r"cannot be used: it has format 3, and this dispfl reads format 2; install"
+    ):
         members.names()
     members.path.write_text('{\n "version": 1,\n "own": null,\n "members": [],\n "known": []\n}\n')
     with pytest.raises(RunError, match="it was written by an older dispfl, in format 1"):
@@ -390,7 +443,9 @@ def test_a_file_of_another_version_is_refused_by_name_and_not_as_damaged(members
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EMFILE])
-def test_an_error_of_the_system_is_not_damage(members: MembersFile, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_an_error_of_the_system_is_not_damage(
+    members: MembersFile, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
     members.accept(invite_of(BOB))
     changed = reopen(members)
     changed.revoke("bob")
@@ -401,14 +456,18 @@ def test_an_error_of_the_system_is_not_damage(members: MembersFile, monkeypatch:
             raise OSError(code, os.strerror(code))
 
         broken.setattr(Path, "read_bytes", fail)
-        with pytest.raises(RunError, match=rf"cannot be read: {os.strerror(code)}\. Nothing was changed"):
+        with pytest.raises(
+            RunError, match=rf"cannot be read: {os.strerror(code)}\. Nothing was changed"
+        ):
             members.find_by_certificate(der(BOB.certificate))
         assert members.roster(0) == ["alice", "bob"]  # a running node goes on
     assert not list(members.path.parent.glob("*.damaged"))
     assert members.find_by_certificate(der(BOB.certificate)) is not None
 
 
-def test_a_record_and_an_address_that_no_longer_parse_are_skipped_and_named(members: MembersFile) -> None:
+def test_a_record_and_an_address_that_no_longer_parse_are_skipped_and_named(
+    members: MembersFile,
+) -> None:
     """As if an earlier version had stored an address that cannot become a URL."""
     for identity in (BOB, CAROL):
         members.accept(invite_of(identity))
@@ -425,7 +484,10 @@ def test_a_record_and_an_address_that_no_longer_parse_are_skipped_and_named(memb
     bob, carol = again.all()
     assert (bob.state, bob.address, bob.record) == ("revoked", None, None)
     assert (carol.address, carol.density) == (AT_BOB, 0.5)
-    assert [problem[:21] for problem in again.file.problems] == ["The address of bob is", "The record of bob is "]
+    assert [problem[:21] for problem in again.file.problems] == [
+        "The address of bob is",
+        "The record of bob is ",
+    ]
     assert again.accept(invite_of(BOB, ELSEWHERE)).address == ELSEWHERE
 
 
@@ -456,11 +518,15 @@ def test_an_entry_that_cannot_be_read_is_named_and_kept_in_the_file(
 def test_no_member_is_identified_with_a_missing_file(members: MembersFile) -> None:
     members.accept(invite_of(BOB))
     members.path.unlink()
-    with pytest.raises(RunError, match=r"members\.json cannot be read: No such file .* Restore it from a backup"):
+    with pytest.raises(
+        RunError, match=r"members\.json cannot be read: No such file .* Restore it from a backup"
+    ):
         members.find_by_certificate(der(BOB.certificate))
 
 
-def test_announcements_are_saved_together_and_an_operators_change_keeps_them(members: MembersFile) -> None:
+def test_announcements_are_saved_together_and_an_operators_change_keeps_them(
+    members: MembersFile,
+) -> None:
     other = reopen(members)
     for identity in (BOB, CAROL):
         other.accept(invite_of(identity))
@@ -470,7 +536,10 @@ def test_announcements_are_saved_together_and_an_operators_change_keeps_them(mem
     assert members.path.read_bytes() == before
     assert [member.density for member in members.all()] == [0.5, 0.5]
     other.revoke("bob")
-    assert [(member.state, member.density) for member in members.all()] == [("revoked", 0.5), ("accepted", 0.5)]
+    assert [(member.state, member.density) for member in members.all()] == [
+        ("revoked", 0.5),
+        ("accepted", 0.5),
+    ]
     members.file.save()
     assert [(member.state, member.density) for member in reopen(members).all()] == [
         ("revoked", 0.5),
@@ -514,7 +583,11 @@ def test_announcements_on_a_full_disk_are_kept_once_and_noted_once(
             members.file.save()
     bob = members.get("bob")
     assert bob is not None
-    assert (bob.fingerprint, bob.serial, bob.address) == (new.fingerprint, 20, Address("bob.example.org", 7620))
+    assert (bob.fingerprint, bob.serial, bob.address) == (
+        new.fingerprint,
+        20,
+        Address("bob.example.org", 7620),
+    )
     assert len(members.file._unsaved) == 1
     small_disk.free()
     members.file.save()

@@ -26,7 +26,13 @@ def invite_of(identity: Identity) -> Invite:
 
 
 def record_of(identity: Identity, serial: int = 1, **changes: Any) -> MemberRecord:
-    content = {"federation": "hospitals", "address": AT_BOB, "density": 0.5, "first_round": 0, "serial": serial}
+    content = {
+        "federation": "hospitals",
+        "address": AT_BOB,
+        "density": 0.5,
+        "first_round": 0,
+        "serial": serial,
+    }
     return MemberRecord.sign(identity, **{**content, **changes})
 
 
@@ -59,8 +65,11 @@ def test_the_record_with_the_highest_serial_is_kept(members: MembersFile) -> Non
     assert (bob.serial, bob.density) == (6, 0.6)
 
 
-def test_a_member_that_signs_one_record_many_times_has_announced_one(members: MembersFile, tmp_path: Path) -> None:
-    """ECDSA gives another signature every time: two sites with two of them must not exchange lists for ever."""
+def test_a_member_that_signs_one_record_many_times_has_announced_one(
+    members: MembersFile, tmp_path: Path
+) -> None:
+    """ECDSA gives another signature every time: two sites with two of them must not exchange lists
+    for ever."""
     carols = MembersFile.create(tmp_path / "carols.json", "carol", "hospitals")
     for list_ in (members, carols):
         list_.accept(invite_of(BOB))
@@ -71,7 +80,9 @@ def test_a_member_that_signs_one_record_many_times_has_announced_one(members: Me
     assert Offer(members.records()).state != Offer(carols.records()).state
 
 
-def test_of_two_records_with_one_serial_all_sites_keep_the_same(members: MembersFile, tmp_path: Path) -> None:
+def test_of_two_records_with_one_serial_all_sites_keep_the_same(
+    members: MembersFile, tmp_path: Path
+) -> None:
     """A member that tells every site something else would otherwise split the federation."""
     carols = MembersFile.create(tmp_path / "carols.json", "carol", "hospitals")
     one, two = (record_of(BOB, 3, first_round=first_round).to_json() for first_round in (0, 100))
@@ -86,7 +97,8 @@ def test_of_two_records_with_one_serial_all_sites_keep_the_same(members: Members
 
 
 def test_who_relays_a_record_cannot_cut_its_certificates(members: MembersFile) -> None:
-    """Alice has pinned Bob's first certificate: without the second, she cannot know that the third is his."""
+    """Alice has pinned Bob's first certificate: without the second, she cannot know that the third
+    is his."""
     members.accept(invite_of(BOB))
     record: Any = record_of(BOB.rotate().rotate()).to_json()
     cut = {**record, "chain": record["chain"][:1]}
@@ -95,7 +107,8 @@ def test_who_relays_a_record_cannot_cut_its_certificates(members: MembersFile) -
 
 
 def test_another_text_for_the_same_bytes_is_refused(members: MembersFile) -> None:
-    """The last letter before the padding has bits that decoding ignores: a relay could vary them without end."""
+    """The last letter before the padding has bits that decoding ignores: a relay could vary them
+    without end."""
     records: list[Any] = [record_of(BOB).to_json() for _ in range(50)]  # 70 to 72 bytes long
     record = next(one for one in records if one["signature"].endswith("="))
     text = record["signature"].rstrip("=")
@@ -103,7 +116,9 @@ def test_another_text_for_the_same_bytes_is_refused(members: MembersFile) -> Non
     assert members.merge([{**record, "signature": varied}]).refused == {"malformed": 1}
 
 
-def test_a_record_that_came_too_soon_after_a_rotation_is_accepted_later(members: MembersFile) -> None:
+def test_a_record_that_came_too_soon_after_a_rotation_is_accepted_later(
+    members: MembersFile,
+) -> None:
     now = 1_000_000.0
     members = MembersFile(members.path, "alice", "hospitals", lambda: now)
     members.accept(invite_of(BOB))
@@ -117,7 +132,8 @@ def test_a_record_that_came_too_soon_after_a_rotation_is_accepted_later(members:
 
 
 def test_a_record_of_another_federation_does_not_stand_for_ours(members: MembersFile) -> None:
-    """A site in two federations may announce itself to both in the same second: with the same key and serial."""
+    """A site in two federations may announce itself to both in the same second: with the same key
+    and serial."""
     members.accept(invite_of(BOB))
     members.merge([record_of(BOB, 3, federation="factories").to_json()])
     assert members.merge([record_of(BOB, 3).to_json()]).learned == ("bob",)
@@ -131,7 +147,9 @@ def test_an_announcement_is_signed_again_only_if_its_content_changes(members: Me
     assert first.serial < second.serial < third.serial
 
 
-def test_a_site_that_was_set_back_to_an_old_backup_is_found_again(members: MembersFile, tmp_path: Path) -> None:
+def test_a_site_that_was_set_back_to_an_old_backup_is_found_again(
+    members: MembersFile, tmp_path: Path
+) -> None:
     """It has the address from before its last move again, and no other site knows that."""
     now, file = 1_000_000.0, tmp_path / "bobs.json"
     MembersFile.create(file, "bob", "hospitals")
@@ -168,13 +186,21 @@ def test_a_record_of_an_accepted_name_with_another_key_is_refused(members: Membe
 
 
 def test_a_record_of_another_federation_is_refused(members: MembersFile) -> None:
-    assert members.merge([record_of(BOB, federation="banks").to_json()]).refused == {"federation": 1}
+    assert members.merge([record_of(BOB, federation="banks").to_json()]).refused == {
+        "federation": 1
+    }
 
 
-def test_another_site_with_our_name_is_refused_and_our_own_record_is_not(members: MembersFile) -> None:
+def test_another_site_with_our_name_is_refused_and_our_own_record_is_not(
+    members: MembersFile,
+) -> None:
     members.announce(ALICE.rotate(), AT_BOB, 0.5, 0)
-    assert members.merge([record_of(ALICE).to_json()]).refused == {}  # our own, from before the rotation
-    assert members.merge([record_of(Identity.make("alice")).to_json()]).refused == {"certificate": 1}
+    assert (
+        members.merge([record_of(ALICE).to_json()]).refused == {}
+    )  # our own, from before the rotation
+    assert members.merge([record_of(Identity.make("alice")).to_json()]).refused == {
+        "certificate": 1
+    }
 
 
 def test_a_record_with_a_certificate_rotated_twice_is_accepted(members: MembersFile) -> None:
@@ -211,7 +237,9 @@ def test_members_that_only_others_accepted_are_known_but_not_trusted(members: Me
 
 def test_a_known_member_with_a_rotated_certificate_has_one_entry(members: MembersFile) -> None:
     new = CAROL.rotate()
-    members.merge([record_of(CAROL, 1).to_json(), record_of(new, 2).to_json(), record_of(CAROL, 1).to_json()])
+    members.merge(
+        [record_of(CAROL, 1).to_json(), record_of(new, 2).to_json(), record_of(CAROL, 1).to_json()]
+    )
     assert [record.fingerprint for record in members.known()] == [new.fingerprint]
 
 
@@ -233,7 +261,9 @@ def test_names_that_others_invent_are_forgotten(members: MembersFile) -> None:
     assert b"site-" not in members.path.read_bytes()
 
 
-def test_a_record_that_is_not_stored_is_verified_once(members: MembersFile, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_that_is_not_stored_is_verified_once(
+    members: MembersFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
     verified, read = [], MemberRecord.read
 
     def counted(found: JSON) -> MemberRecord:
@@ -250,8 +280,15 @@ def test_a_record_that_is_not_stored_is_verified_once(members: MembersFile, monk
 
 
 ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("ab=0", max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["record", "chain", "a"]), inner),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False)
+    | st.text("ab=0", max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["record", "chain", "a"]), inner)
+    ),
     max_leaves=6,
 )
 VALID: Any = record_of(BOB).to_json()

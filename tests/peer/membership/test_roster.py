@@ -1,4 +1,5 @@
-"""Rosters: signed by enough administrators, accepted once, newer ones follow, forks are refused and shown."""
+"""Rosters: signed by enough administrators, accepted once, newer ones follow, forks are refused and
+shown."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dispfl.errors import ConfigError, MessageError
 from dispfl.peer.membership.address import Address
-from dispfl.peer.membership.audit import read_audit
+from dispfl.peer.membership.audit_log import read_audit
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.members import MembersFile
@@ -19,7 +20,10 @@ from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster, RosterError
 
 ANN, BEN, CAT, MALLORY = (Ed25519PrivateKey.generate() for _ in range(4))
-ADMINS = {name: key.public_key().public_bytes_raw() for name, key in (("ann", ANN), ("ben", BEN), ("cat", CAT))}
+ADMINS = {
+    name: key.public_key().public_bytes_raw()
+    for name, key in (("ann", ANN), ("ben", BEN), ("cat", CAT))
+}
 ALICE, BOB, CAROL, DAVE = (Identity.make(name) for name in ("alice", "bob", "carol", "dave"))
 WHERE = Address("192.0.2.7", 7601)
 
@@ -55,17 +59,25 @@ def test_a_roster_needs_as_many_administrators_as_its_threshold() -> None:
         (draft.signed_by(CAT).signed_by(CAT), ["cat"]),
     ):
         assert signed.signers() == signers
-        with pytest.raises(RosterError, match=f"is signed by {len(signers)} of the 2 administrators that it needs"):
+        with pytest.raises(
+            RosterError, match=f"is signed by {len(signers)} of the 2 administrators that it needs"
+        ):
             signed.verify()
     FIRST.verify()
-    with pytest.raises(RosterError, match=r"belongs to none of the roster's administrators \(ann, ben, cat\)"):
+    with pytest.raises(
+        RosterError, match=r"belongs to none of the roster's administrators \(ann, ben, cat\)"
+    ):
         draft.signed_by(MALLORY)
 
 
 def test_a_signature_does_not_count_for_another_content_name_or_key() -> None:
     added = replace(FIRST, invites=(*FIRST.invites, str(invite_of(DAVE))))
-    swapped = replace(FIRST, signatures={"ann": FIRST.signatures["ben"], "ben": FIRST.signatures["ann"]})
-    invented = replace(FIRST, signatures={"mallory": MALLORY.sign(FIRST._signed()), "ann": FIRST.signatures["ann"]})
+    swapped = replace(
+        FIRST, signatures={"ann": FIRST.signatures["ben"], "ben": FIRST.signatures["ann"]}
+    )
+    invented = replace(
+        FIRST, signatures={"mallory": MALLORY.sign(FIRST._signed()), "ann": FIRST.signatures["ann"]}
+    )
     lowered = replace(FIRST, threshold=1, signatures={"mallory": MALLORY.sign(FIRST._signed())})
     for forged in (added, swapped, invented, lowered):
         with pytest.raises(RosterError, match="is signed by"):
@@ -78,9 +90,13 @@ def test_a_change_of_a_signed_roster_has_the_next_version_and_no_signature() -> 
     assert (second.version, second.signers(), sorted(second.members())) == (2, [], ["alice", "bob"])
     assert second.with_members([invite_of(DAVE)]).version == 2
     assert FIRST.with_members([invite_of(BOB)]) is FIRST
-    with pytest.raises(ConfigError, match=r"There is no member 'crol' on the roster\. Did you mean carol"):
+    with pytest.raises(
+        ConfigError, match=r"There is no member 'crol' on the roster\. Did you mean carol"
+    ):
         FIRST.without_members(["crol"])
-    with pytest.raises(RosterError, match=r"bob is on the roster with another certificate .* remove it first"):
+    with pytest.raises(
+        RosterError, match=r"bob is on the roster with another certificate .* remove it first"
+    ):
         FIRST.with_members([invite_of(Identity.make("bob"))])
     with pytest.raises(RosterError, match="dave belongs to the federation banks"):
         FIRST.with_members([invite_of(DAVE, "banks")])
@@ -93,7 +109,9 @@ def test_a_roster_survives_a_round_trip_and_its_fingerprint_is_that_of_the_admin
     assert FIRST.without_members(["bob"]).fingerprint == FIRST.fingerprint
     assert replace(FIRST, threshold=1).fingerprint != FIRST.fingerprint
     assert (
-        replace(FIRST, admins={**ADMINS, "cat": MALLORY.public_key().public_bytes_raw()}).fingerprint
+        replace(
+            FIRST, admins={**ADMINS, "cat": MALLORY.public_key().public_bytes_raw()}
+        ).fingerprint
         != FIRST.fingerprint
     )
 
@@ -109,8 +127,11 @@ def test_a_site_accepts_everyone_on_a_roster_and_not_itself(members: MembersFile
     assert again.file.current().roster == FIRST
 
 
-def test_signatures_that_do_not_count_are_neither_stored_nor_passed_on_nor_named(members: MembersFile) -> None:
-    """Signatures are not signed themselves: whoever passes a roster on could add any number of them."""
+def test_signatures_that_do_not_count_are_neither_stored_nor_passed_on_nor_named(
+    members: MembersFile,
+) -> None:
+    """Signatures are not signed themselves: whoever passes a roster on could add any number of
+    them."""
     second = FIRST.without_members(["carol"]).signed_by(ANN).signed_by(BEN)
     invalid = {"cat": bytes(64), **{f"\x1b[2J{number}": bytes(64) for number in range(1000)}}
     assert members.merge_roster(replace(second, signatures={**second.signatures, **invalid}).text)
@@ -119,7 +140,9 @@ def test_signatures_that_do_not_count_are_neither_stored_nor_passed_on_nor_named
     assert members.path.stat().st_size < 2 * len(second.text)
     assert read_audit(members.path.parent)[-1]["signed_by"] == "ann,ben"
     other = MembersFile.create(members.path.with_name("other.json"), "bob", "hospitals")
-    other.accept_roster(replace(FIRST, signatures={**FIRST.signatures, **invalid}), FIRST.fingerprint)
+    other.accept_roster(
+        replace(FIRST, signatures={**FIRST.signatures, **invalid}), FIRST.fingerprint
+    )
     assert other.file.current().roster == FIRST
 
 
@@ -127,17 +150,28 @@ def test_a_roster_is_accepted_with_the_right_fingerprint_only(tmp_path: Path) ->
     members = MembersFile.create(tmp_path / "members.json", "alice", "hospitals")
     with pytest.raises(RosterError, match=rf"administrators is {FIRST.fingerprint}\. Compare it"):
         members.accept_roster(FIRST)
-    with pytest.raises(RosterError, match=rf"administrators is {FIRST.fingerprint}, not 12\. Nothing was accepted"):
+    with pytest.raises(
+        RosterError, match=rf"administrators is {FIRST.fingerprint}, not 12\. Nothing was accepted"
+    ):
         members.accept_roster(FIRST, "12")
     with pytest.raises(RosterError, match="is signed by 1 of the 2"):
-        members.accept_roster(replace(FIRST, signatures={"ann": FIRST.signatures["ann"]}), FIRST.fingerprint)
-    with pytest.raises(RosterError, match="The roster is of the federation banks, this site of hospitals"):
+        members.accept_roster(
+            replace(FIRST, signatures={"ann": FIRST.signatures["ann"]}), FIRST.fingerprint
+        )
+    with pytest.raises(
+        RosterError, match="The roster is of the federation banks, this site of hospitals"
+    ):
         members.accept_roster(Roster("banks", 1, 1, ADMINS).signed_by(ANN), "")
     assert (states(members), members.file.current().roster) == ({}, None)
 
 
 def test_who_is_removed_from_the_roster_is_revoked_and_may_come_back(members: MembersFile) -> None:
-    second = FIRST.without_members(["carol"]).with_members([invite_of(DAVE)]).signed_by(BEN).signed_by(CAT)
+    second = (
+        FIRST.without_members(["carol"])
+        .with_members([invite_of(DAVE)])
+        .signed_by(BEN)
+        .signed_by(CAT)
+    )
     assert members.merge_roster(second.text)
     assert states(members) == {
         "bob": "accepted by roster",
@@ -158,10 +192,18 @@ def test_the_operator_decides_over_the_roster_and_the_roster_over_hand_accepted_
     members.accept(invite_of(DAVE))
     second = FIRST.with_members([invite_of(DAVE)]).signed_by(ANN).signed_by(BEN)
     members.merge_roster(second.text)
-    assert states(members) == {"bob": "revoked by hand", "carol": "accepted by roster", "dave": "accepted by roster"}
+    assert states(members) == {
+        "bob": "revoked by hand",
+        "carol": "accepted by roster",
+        "dave": "accepted by roster",
+    }
     third = second.without_members(["dave", "carol"]).signed_by(ANN).signed_by(BEN)
     members.merge_roster(third.text)
-    assert states(members) == {"bob": "revoked by hand", "carol": "revoked by roster", "dave": "revoked by roster"}
+    assert states(members) == {
+        "bob": "revoked by hand",
+        "carol": "revoked by roster",
+        "dave": "revoked by roster",
+    }
 
 
 def test_a_site_that_the_operator_has_revoked_stays_so_when_the_roster_gives_it_another_key(
@@ -169,7 +211,9 @@ def test_a_site_that_the_operator_has_revoked_stays_so_when_the_roster_gives_it_
 ) -> None:
     members.revoke("bob")
     other = invite_of(Identity.make("bob"))
-    assert members.merge_roster(FIRST.without_members(["bob"]).with_members([other]).signed_by(ANN).signed_by(BEN).text)
+    assert members.merge_roster(
+        FIRST.without_members(["bob"]).with_members([other]).signed_by(ANN).signed_by(BEN).text
+    )
     assert states(members) == {"bob": "revoked by hand", "carol": "accepted by roster"}
     members.accept(other)  # only the operator takes that back
     assert states(members)["bob"] == "accepted by hand"
@@ -187,7 +231,12 @@ def test_a_member_that_has_rotated_keeps_its_new_key_and_a_replaced_one_loses_it
     rotated = BOB.rotate()
     assert members.find_by_certificate(der(rotated.certificate)) is not None
     other = Identity.make("carol")
-    second = FIRST.without_members(["carol"]).with_members([invite_of(other)]).signed_by(ANN).signed_by(BEN)
+    second = (
+        FIRST.without_members(["carol"])
+        .with_members([invite_of(other)])
+        .signed_by(ANN)
+        .signed_by(BEN)
+    )
     assert members.merge_roster(second.text)
     assert members.pinned() == [rotated.certificate, other.certificate]
     assert members.find_by_certificate(der(CAROL.certificate)) is None
@@ -203,7 +252,9 @@ def test_two_rosters_with_one_version_are_a_fork_which_is_refused_and_shown_unti
     for _ in range(2):
         members.merge_roster(other.text)
     assert (states(members), members.file.current().forks) == (before, (other.digest,))
-    assert not members.merge_roster(replace(one, signatures={**one.signatures, **one.signed_by(CAT).signatures}).text)
+    assert not members.merge_roster(
+        replace(one, signatures={**one.signatures, **one.signed_by(CAT).signatures}).text
+    )
     [fork] = [entry for entry in read_audit(members.path.parent) if entry["event"] == "roster fork"]
     assert (fork["version"], fork["other"]) == (2, other.digest[:16])
     third = one.with_members([invite_of(DAVE)]).signed_by(ANN).signed_by(BEN)
@@ -221,7 +272,9 @@ def test_two_rosters_with_one_version_are_a_fork_which_is_refused_and_shown_unti
         ).signed_by(MALLORY),
     ],
 )
-def test_a_forged_roster_of_another_member_is_refused(members: MembersFile, forge: Callable[[Any], Any]) -> None:
+def test_a_forged_roster_of_another_member_is_refused(
+    members: MembersFile, forge: Callable[[Any], Any]
+) -> None:
     second = FIRST.without_members(["carol"]).signed_by(ANN).signed_by(BEN)
     with pytest.raises(MessageError) as refused:
         members.merge_roster(forge(second).text)
@@ -237,7 +290,10 @@ def test_a_site_without_a_roster_ignores_those_of_others(tmp_path: Path) -> None
 
 def test_an_invite_that_cannot_be_read_is_left_out_and_named(members: MembersFile) -> None:
     spoiled = replace(
-        FIRST, version=2, invites=(*FIRST.invites, "dispfl2-later", str(invite_of(DAVE, "banks"))), signatures={}
+        FIRST,
+        version=2,
+        invites=(*FIRST.invites, "dispfl2-later", str(invite_of(DAVE, "banks"))),
+        signatures={},
     )
     assert members.merge_roster(spoiled.signed_by(ANN).signed_by(BEN).text)
     assert sorted(states(members)) == ["bob", "carol"]
@@ -250,18 +306,32 @@ def test_an_invite_that_cannot_be_read_is_left_out_and_named(members: MembersFil
 def test_the_audit_log_names_the_administrators(members: MembersFile) -> None:
     members.merge_roster(FIRST.without_members(["carol"]).signed_by(BEN).signed_by(CAT).text)
     entries = read_audit(members.path.parent)
-    assert [entry["event"] for entry in entries] == ["accepted", "accepted", "roster", "revoked", "roster"]
+    assert [entry["event"] for entry in entries] == [
+        "accepted",
+        "accepted",
+        "roster",
+        "revoked",
+        "roster",
+    ]
     assert [entry["by"] for entry in entries[3:]] == ["administrators ben, cat"] * 2
     assert entries[3]["fingerprint"] == CAROL.fingerprint
     assert (entries[4]["version"], entries[4]["fingerprint"]) == (2, FIRST.fingerprint)
 
 
-def test_a_change_of_an_address_is_in_the_audit_log_a_limited_number_of_times(members: MembersFile) -> None:
+def test_a_change_of_an_address_is_in_the_audit_log_a_limited_number_of_times(
+    members: MembersFile,
+) -> None:
     for serial in range(1, 40):
         where = Address(f"10.0.0.{serial}", 7600)
         members.merge([MemberRecord.sign(BOB, "hospitals", where, 0.5, 0, serial).to_json()])
         members.file.save()
-    found = [entry for entry in read_audit(members.path.parent) if entry["event"] == "address changed"]
-    assert (found[0]["before"], found[0]["address"], found[0]["by"]) == ("192.0.2.7:7601", "10.0.0.1:7600", "bob")
+    found = [
+        entry for entry in read_audit(members.path.parent) if entry["event"] == "address changed"
+    ]
+    assert (found[0]["before"], found[0]["address"], found[0]["by"]) == (
+        "192.0.2.7:7601",
+        "10.0.0.1:7600",
+        "bob",
+    )
     assert len(found) == 20
     assert found[-1]["note"] == "further changes are not logged"

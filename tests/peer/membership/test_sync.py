@@ -15,10 +15,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dispfl.errors import MessageError
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
-from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.context import NodeContext
 from dispfl.peer.guard import RequestGuard
-from dispfl.peer.local import free_ports
+from dispfl.peer.local_federation import free_ports
 from dispfl.peer.log import event_logger
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.address import Address
@@ -29,10 +28,11 @@ from dispfl.peer.membership.members_format import to_bytes
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SiteMembership, SyncMessage, check_progress
-from dispfl.peer.run import CodecExecutor, open_node
+from dispfl.peer.participant import LocalSetup, local_setup
+from dispfl.peer.run_site import CodecExecutor, open_node
 from dispfl.peer.server import Server
-from dispfl.peer.setup import LocalSetup, local_setup
 from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import Deadlines, SiteConfig
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.round.exchange import check_request
 from dispfl.testing.rounds import tiny_context
@@ -56,14 +56,18 @@ def two_sites(tmp_path: Path) -> tuple[Site, Site]:
 def quiet(event: str, facts: object) -> None: ...
 
 
-def sync_members(client: Site, server: Site, setup: Callable[[Site], LocalSetup] = local_setup) -> list[str]:
+def sync_members(
+    client: Site, server: Site, setup: Callable[[Site], LocalSetup] = local_setup
+) -> list[str]:
     """Sync over real sockets; returns the events that the client logs."""
     events: list[str] = []
 
     async def scenario() -> None:
         async with (
             open_node(server, setup(server), Deadlines(), quiet) as (serving, _),
-            open_node(client, setup(client), Deadlines(), lambda event, facts: events.append(event)) as (node, _),
+            open_node(
+                client, setup(client), Deadlines(), lambda event, facts: events.append(event)
+            ) as (node, _),
         ):
             await serving.client.transport.serve(Server(serving.ctx))
             await node.client.sync_members([server.name])
@@ -77,14 +81,24 @@ def test_four_hundred_records_are_transferred_in_pages(two_sites: tuple[Site, Si
     alice, bob = two_sites
     others = [Identity.make(f"site-{k:03d}") for k in range(400)]
     for site in two_sites:  # written directly, because 400 updates of the file are slow
-        accepted = [*site.members.accepted(), *(Member(one.name, SOMEWHERE, one.certificate) for one in others)]
-        site.members.path.write_bytes(to_bytes(MemberList(members={member.name: member for member in accepted})))
-    records = [MemberRecord.sign(other, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for other in others]
+        accepted = [
+            *site.members.accepted(),
+            *(Member(one.name, SOMEWHERE, one.certificate) for one in others),
+        ]
+        site.members.path.write_bytes(
+            to_bytes(MemberList(members={member.name: member for member in accepted}))
+        )
+    records = [
+        MemberRecord.sign(other, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for other in others
+    ]
     assert len(alice.members.merge(records).learned) == 400
     assert sum(len(json.dumps(record)) for record in records) > 1.5 * sync.PAGE_BYTES
     assert sync_members(bob, alice) == []
     learned = [bob.members.get(other.name) for other in others]
-    assert all(member is not None and (member.density, member.first_round) == (0.25, 3) for member in learned)
+    assert all(
+        member is not None and (member.density, member.first_round) == (0.25, 3)
+        for member in learned
+    )
     assert len(bob.members.roster(2)) == 2
     assert len(bob.members.roster(3)) == 402
 
@@ -115,7 +129,11 @@ def test_removal_from_a_roster_is_revocation_at_the_next_sync(
     monkeypatch.setattr(sync, "PAGE_BYTES", 500)
     alice, bob = two_sites
     carol, ann = Identity.make("carol"), Ed25519PrivateKey.generate()
-    invites = [alice.invite(), bob.invite(), Invite("dispfl", "carol", SOMEWHERE, carol.certificate)]
+    invites = [
+        alice.invite(),
+        bob.invite(),
+        Invite("dispfl", "carol", SOMEWHERE, carol.certificate),
+    ]
     empty = Roster("dispfl", 1, 1, {"ann": ann.public_key().public_bytes_raw()})
     first = empty.with_members(invites).signed_by(ann)
     second = first.without_members(["carol"]).signed_by(ann)
@@ -143,7 +161,9 @@ class RecordingTransport:
 
     async def request(self, peer: str, request: Request) -> Response:
         response = await self.handler(self.sender, request)
-        self.records += [len(SyncMessage.read(body).records) for body in (request.body, response.body)]
+        self.records += [
+            len(SyncMessage.read(body).records) for body in (request.body, response.body)
+        ]
         return response
 
     async def serve(self, handler: Handler) -> None: ...
@@ -189,7 +209,9 @@ def test_a_record_is_transferred_once(two_sites: tuple[Site, Site]) -> None:
         b"[" * 100_000,
     ],
 )
-def test_an_invalid_sync_body_is_refused_and_counted(two_sites: tuple[Site, Site], body: bytes) -> None:
+def test_an_invalid_sync_body_is_refused_and_counted(
+    two_sites: tuple[Site, Site], body: bytes
+) -> None:
     alice, _ = two_sites
     setup = local_setup(alice)
     membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
@@ -197,7 +219,9 @@ def test_an_invalid_sync_body_is_refused_and_counted(two_sites: tuple[Site, Site
     async def scenario() -> NodeContext:
         ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
         with pytest.raises(Refused, match="The body of a sync message cannot be read"):
-            await Server(ctx)("bob", Request("sync", {"spec": dict(setup.spec), "current_round": 0}, body))
+            await Server(ctx)(
+                "bob", Request("sync", {"spec": dict(setup.spec), "current_round": 0}, body)
+            )
         return ctx
 
     assert dict(asyncio.run(scenario()).guard.refused["bob"]) == {"malformed": 1}
@@ -215,7 +239,9 @@ def test_a_density_that_the_network_cannot_have_ends_no_node_but_no_request_of_i
     announced = membership.kept("bob")
     assert announced is not None
     for density in (0.2, 0.5, 1.0):
-        mask = context.method.start(context.first_weights, context.layout, density, seed=0, peer="bob").next_mask
+        mask = context.method.start(
+            context.first_weights, context.layout, density, seed=0, peer="bob"
+        ).next_mask
         with pytest.raises(MessageError, match="does not keep the announced number of weights"):
             check_request(mask, announced, "bob", context.layout)
 
@@ -233,7 +259,9 @@ def receive(alice: Site, *syncs: list[JSON]) -> NodeContext:
     async def scenario() -> NodeContext:
         ctx = NodeContext("alice", setup.run, setup.codec(), setup.spec, membership)
         for records in syncs:
-            request = Request("sync", {"spec": dict(setup.spec), "current_round": 0}, greeting(records))
+            request = Request(
+                "sync", {"spec": dict(setup.spec), "current_round": 0}, greeting(records)
+            )
             response = await Server(ctx)("bob", request)
             assert SyncMessage.read(response.body).state == Offer(alice.members.records()).state
         return ctx
@@ -245,21 +273,31 @@ def test_a_modified_record_is_not_accepted_and_counts_as_an_offence_of_its_sende
     two_sites: tuple[Site, Site],
 ) -> None:
     alice, bob = two_sites
-    record = json.loads(json.dumps(MemberRecord.sign(bob.identity, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()))
+    record = json.loads(
+        json.dumps(MemberRecord.sign(bob.identity, "dispfl", SOMEWHERE, 0.25, 3, 1).to_json())
+    )
     record["record"]["density"] = 1.0
     ctx = receive(alice, [record, record, {"no": "record"}])
     member = alice.members.get("bob")
     assert member is not None
     assert member.density is None
-    assert ctx.guard.refused == {"bob": {"signature": 1, "malformed": 1}}  # per sync, not per record
+    assert ctx.guard.refused == {
+        "bob": {"signature": 1, "malformed": 1}
+    }  # per sync, not per record
 
 
-def test_relaying_a_record_that_only_we_refuse_is_not_an_offence(two_sites: tuple[Site, Site]) -> None:
-    """A record older than ours, and one with a key that the sender has accepted for a name that we know."""
+def test_relaying_a_record_that_only_we_refuse_is_not_an_offence(
+    two_sites: tuple[Site, Site],
+) -> None:
+    """A record older than ours, and one with a key that the sender has accepted for a name that we
+    know."""
     alice, _ = two_sites
     carol = Identity.make("carol")
     alice.members.accept(Invite("dispfl", "carol", SOMEWHERE, carol.certificate))
-    newer, older = (MemberRecord.sign(carol, "dispfl", SOMEWHERE, 0.25, 3, serial).to_json() for serial in (2, 1))
+    newer, older = (
+        MemberRecord.sign(carol, "dispfl", SOMEWHERE, 0.25, 3, serial).to_json()
+        for serial in (2, 1)
+    )
     another = MemberRecord.sign(Identity.make("carol"), "dispfl", SOMEWHERE, 0.5, 0, 9).to_json()
     ctx = receive(alice, [newer], *[[older, another]] * 20)
     assert not ctx.guard.refused
@@ -268,18 +306,26 @@ def test_relaying_a_record_that_only_we_refuse_is_not_an_offence(two_sites: tupl
     assert (member.serial, member.density) == (2, 0.25)
 
 
-def test_records_above_the_limit_are_ignored(two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_above_the_limit_are_ignored(
+    two_sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
     alice, _ = two_sites
     monkeypatch.setattr(RequestGuard, "MAX_RECORDS", 3)
     records = [
-        MemberRecord.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for k in range(4)
+        MemberRecord.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()
+        for k in range(4)
     ]
     ctx = receive(alice, records[:2], records)
-    assert [record.name for record in alice.members.known()] == ["site-0", "site-1"]  # the third was site-0 again
+    assert [record.name for record in alice.members.known()] == [
+        "site-0",
+        "site-1",
+    ]  # the third was site-0 again
     assert ctx.guard.refused == {"bob": {"too-many-records": 1}}
 
 
-def test_only_an_accepted_member_is_identified_and_a_revoked_one_is_told_so(two_sites: tuple[Site, Site]) -> None:
+def test_only_an_accepted_member_is_identified_and_a_revoked_one_is_told_so(
+    two_sites: tuple[Site, Site],
+) -> None:
     (alice, bob), carol = two_sites, Identity.make("carol")
     setup = local_setup(alice)
     membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
@@ -299,7 +345,8 @@ def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
     setup = local_setup(alice)
     membership = SiteMembership(alice, setup.run.method, setup.layout, setup.density)
     records = [
-        MemberRecord.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json() for k in range(50)
+        MemberRecord.sign(Identity.make(f"site-{k}"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()
+        for k in range(50)
     ]
     certificate, threads = der(bob.identity.certificate), []
     for owner in (SyncMessage, MemberRecord):
@@ -331,9 +378,12 @@ def test_syncs_are_verified_in_a_thread_while_the_event_loop_looks_up_members(
 
 @pytest.fixture(scope="module")
 def two_thousand() -> list[JSON]:
-    """Records as long as real ones, with other fingerprints: pages do not depend on their validity."""
+    """Records as long as real ones, with other fingerprints: pages do not depend on their
+    validity."""
     found: Any = MemberRecord.sign(Identity.make("bob"), "dispfl", SOMEWHERE, 0.25, 3, 1).to_json()
-    return [{**found, "record": {**found["record"], "fingerprint": f"{k:0>64}"}} for k in range(2000)]
+    return [
+        {**found, "record": {**found["record"], "fingerprint": f"{k:0>64}"}} for k in range(2000)
+    ]
 
 
 @pytest.mark.parametrize("has", [0, 1, 1500, 2000])
@@ -356,7 +406,9 @@ def test_pages_of_records_have_a_limit_and_bring_everything_that_is_missing(
     assert pages <= 2000 * 950 / sync.PAGE_BYTES + 2000 / 300 + 2
 
 
-def test_the_messages_of_a_sync_do_not_grow_with_the_number_of_members(two_thousand: list[JSON]) -> None:
+def test_the_messages_of_a_sync_do_not_grow_with_the_number_of_members(
+    two_thousand: list[JSON],
+) -> None:
     assert len(Offer(two_thousand).greeting()) == len(Offer(two_thousand[:1]).greeting())
     assert Offer(two_thousand).state != Offer(two_thousand[:-1]).state
     assert Offer(two_thousand).state == Offer(two_thousand[::-1]).state
@@ -393,7 +445,9 @@ def test_a_body_above_the_limit_is_refused_before_it_is_read(
     async def scenario() -> None:
         async with (
             open_node(alice, local_setup(alice), Deadlines(), event_logger("alice")) as (there, _),
-            open_node(bob, local_setup(bob), Deadlines(), lambda event, facts: lines.append(facts)) as (ctx, _),
+            open_node(
+                bob, local_setup(bob), Deadlines(), lambda event, facts: lines.append(facts)
+            ) as (ctx, _),
         ):
             await there.client.transport.serve(Server(there.ctx))
             await ctx.client.sync_members(["alice"])

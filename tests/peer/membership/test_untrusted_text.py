@@ -1,4 +1,5 @@
-"""Whatever others send, as an address, an invite, a record, a sync message or a file, is read or refused by name."""
+"""Whatever others send, as an address, an invite, a record, a sync message or a file, is read or
+refused by name."""
 
 import contextlib
 import hashlib
@@ -25,9 +26,13 @@ from dispfl.peer.membership.sync import Offer, SyncMessage
 BOB = Identity.make("bob")
 
 HOSTILE_TEXT = st.text(st.sampled_from("aZ09.-_:%[]/@ \n\t\x00é\u202e٣ßﬀ。"), max_size=20)
-ZONES = HOSTILE_TEXT | st.sampled_from(["eth0", "wlan0.100", "\n", "a" * 300, "a..b", ".", "25", "%25eth0"])
+ZONES = HOSTILE_TEXT | st.sampled_from(
+    ["eth0", "wlan0.100", "\n", "a" * 300, "a..b", ".", "25", "%25eth0"]
+)
 IPV6 = st.ip_addresses(v=6).map(str) | st.just("fe80::1")
-LABELS = st.text(st.sampled_from("aZ0-_"), max_size=70) | st.sampled_from(["xn--a", "a" * 63, "a" * 64])
+LABELS = st.text(st.sampled_from("aZ0-_"), max_size=70) | st.sampled_from(
+    ["xn--a", "a" * 63, "a" * 64]
+)
 HOSTS = (
     st.builds("[{}%{}]".format, IPV6, ZONES)
     | IPV6.map("[{}]".format)
@@ -80,7 +85,9 @@ def unchecked(text: str) -> Address:
 
 def signed_with(address: str) -> Any:
     """A record with a valid signature over an address that bob's own program would not announce."""
-    return json.loads(json.dumps(MemberRecord.sign(BOB, "hospitals", unchecked(address), 0.5, 0, 1).to_json()))
+    return json.loads(
+        json.dumps(MemberRecord.sign(BOB, "hospitals", unchecked(address), 0.5, 0, 1).to_json())
+    )
 
 
 @settings(max_examples=100)
@@ -99,13 +106,23 @@ JSONS: st.SearchStrategy[Any] = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(HOSTILE_TEXT, inner, max_size=3),
     max_leaves=6,
 )
-RECORD: Any = MemberRecord.sign(BOB, "hospitals", Address("bob.example.org", 7601), 0.5, 0, 1).to_json()
+RECORD: Any = MemberRecord.sign(
+    BOB, "hospitals", Address("bob.example.org", 7601), 0.5, 0, 1
+).to_json()
 
 
 def paths(value: Any, here: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
     """The paths of all values inside a JSON value."""
-    keys = value.keys() if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
-    return [(*here, key) for key in keys] + [path for key in keys for path in paths(value[key], (*here, key))]
+    keys = (
+        value.keys()
+        if isinstance(value, dict)
+        else range(len(value))
+        if isinstance(value, list)
+        else ()
+    )
+    return [(*here, key) for key in keys] + [
+        path for key in keys for path in paths(value[key], (*here, key))
+    ]
 
 
 def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
@@ -120,7 +137,9 @@ def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
 
 @settings(max_examples=200)
 @given(path=st.sampled_from(paths(RECORD)), value=JSONS)
-def test_a_record_with_any_value_at_any_place_is_refused_by_name(path: tuple[Any, ...], value: Any) -> None:
+def test_a_record_with_any_value_at_any_place_is_refused_by_name(
+    path: tuple[Any, ...], value: Any
+) -> None:
     changed = replaced(RECORD, path, value)
     assume(json.dumps(changed) != json.dumps(RECORD))
     with pytest.raises(MessageError) as refused:
@@ -156,7 +175,18 @@ def test_no_other_exception_leaves_an_invite(content: bytes) -> None:
     | JSONS.map(lambda value: json.dumps(value).encode())
     | st.dictionaries(
         st.sampled_from(
-            ["records", "state", "roster", "known", "after", "until", "roster_from", "next", "part", "size"]
+            [
+                "records",
+                "state",
+                "roster",
+                "known",
+                "after",
+                "until",
+                "roster_from",
+                "next",
+                "part",
+                "size",
+            ]
         ),
         JSONS | st.integers(0, 9) | st.lists(HOSTILE_TEXT, max_size=3),
     ).map(lambda value: json.dumps(value).encode())
@@ -178,7 +208,9 @@ def test_any_sync_message_is_answered_or_refused_as_malformed(body: bytes) -> No
 
 ANN = Ed25519PrivateKey.generate()
 EMPTY = Roster("hospitals", 1, 1, {"ann": ANN.public_key().public_bytes_raw()})
-ROSTER = EMPTY.with_members([Invite("hospitals", "bob", Address("bob", 1), BOB.certificate)]).signed_by(ANN)
+ROSTER = EMPTY.with_members(
+    [Invite("hospitals", "bob", Address("bob", 1), BOB.certificate)]
+).signed_by(ANN)
 
 
 @settings(max_examples=200)
@@ -199,7 +231,9 @@ def test_any_other_text_is_no_roster(text: str) -> None:
 
 # the members file
 
-MEMBER = Member("bob", Address("bob.example.org", 7601), BOB.certificate, record=MemberRecord.parse(RECORD))
+MEMBER = Member(
+    "bob", Address("bob.example.org", 7601), BOB.certificate, record=MemberRecord.parse(RECORD)
+)
 FILE = to_bytes(MemberList(MemberRecord.parse(RECORD), {"bob": MEMBER}, ROSTER))
 
 

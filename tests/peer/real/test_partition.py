@@ -10,7 +10,7 @@ import pytest
 from real_peers import TINY, Peers
 
 from dispfl.config import compose
-from dispfl.peer.config import Deadlines
+from dispfl.peer.site_config import Deadlines
 from dispfl.topology import peer_names
 
 ROUNDS = 32
@@ -29,9 +29,24 @@ class Cable:
         one, other = self.namespaces
         for namespace in self.namespaces:
             _ip("netns", "add", namespace)
-        _ip("link", "add", "end0", "netns", one, "type", "veth", "peer", "name", "end1", "netns", other)
+        _ip(
+            "link",
+            "add",
+            "end0",
+            "netns",
+            one,
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "end1",
+            "netns",
+            other,
+        )
         for side, namespace in enumerate(self.namespaces):
-            _ip("-n", namespace, "address", "add", f"{self.addresses[side]}/24", "dev", f"end{side}")
+            _ip(
+                "-n", namespace, "address", "add", f"{self.addresses[side]}/24", "dev", f"end{side}"
+            )
             _ip("-n", namespace, "link", "set", "lo", "up")
             _ip("-n", namespace, "link", "set", f"end{side}", "up")
 
@@ -70,7 +85,9 @@ def test_two_halves_continue_alone_and_exchange_models_when_the_network_is_repai
     federation: Callable[..., Peers], cable: Cable
 ) -> None:
     where = {
-        name: f"{cable.addresses[side]}:{4000 + place}" for side in (0, 1) for place, name in enumerate(SIDES[side])
+        name: f"{cable.addresses[side]}:{4000 + place}"
+        for side in (0, 1)
+        for place, name in enumerate(SIDES[side])
     }
     peers = federation(
         compose({}, [*TINY, "topology=full", "peers=8", f"rounds={ROUNDS}", "train.epochs=15"]),
@@ -88,9 +105,13 @@ def test_two_halves_continue_alone_and_exchange_models_when_the_network_is_repai
     peers.until(lambda: all(peers.newest(name) >= 2 for name in NAMES))
     cable.unplug()
     parted = {name: peers.newest(name) for name in NAMES}
-    peers.until(lambda: all(peers.newest(name) >= parted[name] + 4 for name in NAMES))  # both halves continue
+    peers.until(
+        lambda: all(peers.newest(name) >= parted[name] + 4 for name in NAMES)
+    )  # both halves continue
     alone = {name: peers.newest(name) for name in NAMES}
-    answered, missed = ({name: across(name, key) for name in NAMES} for key in ("answered", "missed"))
+    answered, missed = (
+        {name: across(name, key) for name in NAMES} for key in ("answered", "missed")
+    )
     cable.plug_in()
     peers.until(lambda: all(across(name, "answered") > answered[name] for name in NAMES))
     peers.until(lambda: len(peers.ended()) == len(NAMES))
@@ -100,7 +121,11 @@ def test_two_halves_continue_alone_and_exchange_models_when_the_network_is_repai
             rounds = peers.rounds(name)
             assert max(rounds) == ROUNDS - 1
             assert missed[name] > 0
-            assert rounds[alone[name]]["heard"]
-            assert not set(rounds[alone[name]]["heard"]) & set(others)
-            assert any(set(entry["heard"]) & set(others) for t, entry in rounds.items() if t > alone[name])
+            assert rounds[alone[name]]["received"]
+            assert not set(rounds[alone[name]]["received"]) & set(others)
+            assert any(
+                set(entry["received"]) & set(others)
+                for t, entry in rounds.items()
+                if t > alone[name]
+            )
     assert set(peers.ended().values()) == {0}

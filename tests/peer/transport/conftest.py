@@ -1,4 +1,5 @@
-"""Sites with real certificates on loopback, a proxy that counts bytes and breaks connections, and a leak check."""
+"""Sites with real certificates on loopback, a proxy that counts bytes and breaks connections, and a
+leak check."""
 
 import asyncio
 import contextlib
@@ -52,7 +53,9 @@ def new_site(name: str, folder: Path) -> Site:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     certificate = (
-        x509.CertificateBuilder(subject, subject, key.public_key(), x509.random_serial_number(), now - DAY, now + DAY)
+        x509.CertificateBuilder(
+            subject, subject, key.public_key(), x509.random_serial_number(), now - DAY, now + DAY
+        )
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )
@@ -67,7 +70,8 @@ def new_site(name: str, folder: Path) -> Site:
 
 @dataclass
 class Network:
-    """Three sites that accept each other, and their addresses; `members` may be changed at any time."""
+    """Three sites that accept each other, and their addresses; `members` may be changed at any
+    time."""
 
     sites: dict[str, Site]
     members: dict[bytes, str]
@@ -76,7 +80,10 @@ class Network:
 
     def join(self, name: str, **changes: Any) -> HttpsTransport:
         """Create the transport of a site."""
-        site, others = self.sites[name], [other for other in self.sites.values() if other.name != name]
+        site, others = (
+            self.sites[name],
+            [other for other in self.sites.values() if other.name != name],
+        )
         settings: dict[str, Any] = {
             "client": site.context(ssl.PROTOCOL_TLS_CLIENT, others),
             "server": site.context(ssl.PROTOCOL_TLS_SERVER, others),
@@ -103,7 +110,8 @@ class Network:
 
 @dataclass
 class Proxy:
-    """Forwards bytes to a site, counts them, and can break or stall a connection after some bytes of the response."""
+    """Forwards bytes to a site, counts them, and can break or stall a connection after some bytes
+    of the response."""
 
     target: tuple[str, int]
     breaks: list[int] = field(default_factory=list)
@@ -156,7 +164,9 @@ class Proxy:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, break_after: int | None
     ) -> None:
         forwarded = 0
-        while data := await reader.read(min(65536, break_after - forwarded) if break_after else 65536):
+        while data := await reader.read(
+            min(65536, break_after - forwarded) if break_after else 65536
+        ):
             if self.silence_after is not None and forwarded > self.silence_after:
                 continue
             forwarded += len(data)
@@ -181,12 +191,15 @@ def three_sites(make_site: Callable[[str], Site]) -> list[Site]:
 @pytest.fixture
 def network(three_sites: list[Site]) -> Network:
     """Alice, bob and carol, who accept each other."""
-    return Network({site.name: site for site in three_sites}, {site.der: site.name for site in three_sites})
+    return Network(
+        {site.name: site for site in three_sites}, {site.der: site.name for site in three_sites}
+    )
 
 
 @pytest.fixture
 def proxy_to() -> Callable[..., Proxy]:
-    """`proxy_to(address, breaks=[...])` creates a proxy in front of a site, to be used with `async with`."""
+    """`proxy_to(address, breaks=[...])` creates a proxy in front of a site, to be used with `async
+    with`."""
     return Proxy
 
 
@@ -205,7 +218,8 @@ def _frozen_objects() -> Iterator[None]:
 
 @pytest.fixture
 def play(_frozen_objects: None) -> Callable[[Callable[[], Coroutine[Any, Any, None]]], None]:
-    """`play(scenario)` runs a scenario and checks that it leaves no task and no open file behind."""
+    """`play(scenario)` runs a scenario and checks that it leaves no task and no open file
+    behind."""
 
     def run(scenario: Callable[[], Coroutine[Any, Any, None]]) -> None:
         async def within_a_minute() -> None:

@@ -1,4 +1,5 @@
-"""A broken transfer is resumed, a stalled one is given up, and parts of different bodies are never combined."""
+"""A broken transfer is resumed, a stalled one is given up, and parts of different bodies are never
+combined."""
 
 import asyncio
 import os
@@ -25,10 +26,14 @@ class Serving:
     async def __call__(self, sender: str, request: Request) -> Response:
         self.offsets.append(request.offset)
         assert (request.header["nonce"], request.body) == ("n1", b"the same mask")
-        return Response({"round": 1}, self.bodies.pop(0) if len(self.bodies) > 1 else self.bodies[0])
+        return Response(
+            {"round": 1}, self.bodies.pop(0) if len(self.bodies) > 1 else self.bodies[0]
+        )
 
 
-async def fetch(network: Any, proxy_to: Any, serving: Serving, **faults: Any) -> tuple[Response, Any]:
+async def fetch(
+    network: Any, proxy_to: Any, serving: Serving, **faults: Any
+) -> tuple[Response, Any]:
     """Bob's response to alice through a proxy with these faults."""
     alice = network.join("alice", limits=QUICK)
     bob = await network.serve("bob", serving, limits=QUICK)
@@ -36,21 +41,29 @@ async def fetch(network: Any, proxy_to: Any, serving: Serving, **faults: Any) ->
         async with proxy_to(network.addresses["bob"], **faults) as proxy:
             network.addresses["bob"] = ("127.0.0.1", proxy.port)
             try:
-                return await alice.request("bob", Request("model", {"nonce": "n1"}, b"the same mask")), proxy
+                return await alice.request(
+                    "bob", Request("model", {"nonce": "n1"}, b"the same mask")
+                ), proxy
             finally:
                 await alice.close()
     finally:
         await bob.close()
 
 
-def test_a_broken_transfer_is_resumed_and_the_body_is_complete(network: Any, play: Play, proxy_to: Any) -> None:
+def test_a_broken_transfer_is_resumed_and_the_body_is_complete(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     serving = Serving(BODY)
 
     async def scenario() -> None:
-        response, proxy = await fetch(network, proxy_to, serving, breaks=[900_000, 700_000, 800_000])
+        response, proxy = await fetch(
+            network, proxy_to, serving, breaks=[900_000, 700_000, 800_000]
+        )
         assert response == Response({"round": 1}, BODY)
         assert proxy.connections == 4
-        assert proxy.down < len(BODY) + 4 * CHUNK_BYTES  # nothing was sent twice except what was lost in a break
+        assert (
+            proxy.down < len(BODY) + 4 * CHUNK_BYTES
+        )  # nothing was sent twice except what was lost in a break
 
     play(scenario)
     first, second, third, last = serving.offsets
@@ -83,7 +96,9 @@ def test_a_different_body_after_the_break_is_received_from_the_beginning(
     assert serving.offsets[0] == 0 < serving.offsets[1]
 
 
-def test_a_shorter_body_after_the_break_is_received_completely(network: Any, play: Play, proxy_to: Any) -> None:
+def test_a_shorter_body_after_the_break_is_received_completely(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     serving = Serving(BODY, BODY[:1000])
 
     async def scenario() -> None:
@@ -93,18 +108,24 @@ def test_a_shorter_body_after_the_break_is_received_completely(network: Any, pla
     play(scenario)
 
 
-def test_a_request_is_not_repeated_before_its_response_has_begun(network: Any, play: Play, proxy_to: Any) -> None:
+def test_a_request_is_not_repeated_before_its_response_has_begun(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     serving = Serving(BODY)
 
     async def scenario() -> None:
         with pytest.raises(Unreachable, match="bob: the connection broke"):
-            await fetch(network, proxy_to, serving, breaks=[6000])  # after the handshake, within the first TLS record
+            await fetch(
+                network, proxy_to, serving, breaks=[6000]
+            )  # after the handshake, within the first TLS record
 
     play(scenario)
     assert serving.offsets == [0]
 
 
-def test_a_connection_that_breaks_without_progress_is_given_up(network: Any, play: Play, proxy_to: Any) -> None:
+def test_a_connection_that_breaks_without_progress_is_given_up(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     serving = Serving(BODY)
 
     async def scenario() -> None:
@@ -115,11 +136,15 @@ def test_a_connection_that_breaks_without_progress_is_given_up(network: Any, pla
     assert len(serving.offsets) == 1 + Limits().max_attempts
 
 
-def test_a_stalled_transfer_is_given_up_with_a_message(network: Any, play: Play, proxy_to: Any) -> None:
+def test_a_stalled_transfer_is_given_up_with_a_message(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     serving = Serving(BODY)
 
     async def scenario() -> None:
-        with pytest.raises(Unreachable, match=r"the transfer stalled: fewer than 3000 bytes in 0\.3 s"):
+        with pytest.raises(
+            Unreachable, match=r"the transfer stalled: fewer than 3000 bytes in 0\.3 s"
+        ):
             await fetch(network, proxy_to, serving, silence_after=20_000)
 
     play(scenario)
@@ -158,8 +183,11 @@ def test_a_response_must_begin_within_the_response_timeout(network: Any, play: P
     play(scenario)
 
 
-def test_a_long_body_on_a_slow_connection_is_transferred_completely(network: Any, play: Play) -> None:
-    """2 MB at 64 kB per 20 ms, in both directions, take longer than the stall timeout, but exceed the minimum rate.
+def test_a_long_body_on_a_slow_connection_is_transferred_completely(
+    network: Any, play: Play
+) -> None:
+    """2 MB at 64 kB per 20 ms, in both directions, take longer than the stall timeout, but exceed
+    the minimum rate.
 
     The client learns that the server is alive before each of the two transfers.
     """
@@ -177,16 +205,25 @@ def test_a_long_body_on_a_slow_connection_is_transferred_completely(network: Any
     async def scenario() -> None:
         async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             server_reader, server_writer = await asyncio.open_connection("127.0.0.1", bob.port)
-            await asyncio.gather(trickle(reader, server_writer), trickle(server_reader, writer), return_exceptions=True)
+            await asyncio.gather(
+                trickle(reader, server_writer),
+                trickle(server_reader, writer),
+                return_exceptions=True,
+            )
             server_writer.close()
             writer.close()
 
         limits = Limits(stall_timeout=0.4, min_rate=10_000.0)
-        alice, bob = network.join("alice", limits=limits), await network.serve("bob", echo, limits=limits)
+        alice, bob = (
+            network.join("alice", limits=limits),
+            await network.serve("bob", echo, limits=limits),
+        )
         slow = await asyncio.start_server(relay, "127.0.0.1", 0)
         network.addresses["bob"] = slow.sockets[0].getsockname()[:2]
         count = alice.counters.counter("bob")
-        request = Request("model", {}, body, on_alive=lambda: alive.append((count.body_sent, count.body_received)))
+        request = Request(
+            "model", {}, body, on_alive=lambda: alive.append((count.body_sent, count.body_received))
+        )
         assert (await alice.request("bob", request)).body == body
         assert alive == [(0, 0), (2_000_000, 0)]
         await alice.close()

@@ -1,4 +1,5 @@
-"""Clients and servers with a wrong certificate are refused, and the refusals are counted by reason."""
+"""Clients and servers with a wrong certificate are refused, and the refusals are counted by
+reason."""
 
 import asyncio
 import contextlib
@@ -87,7 +88,11 @@ def test_a_revoked_member_is_refused_on_an_open_connection(network: Any, play: P
             with pytest.raises(Refused, match="bob does not accept this certificate") as caught:
                 await alice.request("bob", Request("sync", {}))
         assert caught.value.reason == "not-a-member"
-        assert bob.counters.refused["alice"]["not-a-member"] + bob.counters.refused["unknown"]["not-a-member"] == 2
+        assert (
+            bob.counters.refused["alice"]["not-a-member"]
+            + bob.counters.refused["unknown"]["not-a-member"]
+            == 2
+        )
         await alice.close()
         await bob.close()
 
@@ -126,7 +131,9 @@ def test_no_request_is_sent_to_the_wrong_member(network: Any, play: Play) -> Non
     async def scenario() -> None:
         alice, carol = network.join("alice"), await network.serve("carol", never)
         network.addresses["bob"] = network.addresses["carol"]
-        with pytest.raises(Refused, match="bob's certificate is not the accepted one; compare") as caught:
+        with pytest.raises(
+            Refused, match="bob's certificate is not the accepted one; compare"
+        ) as caught:
             await alice.request("bob", Request("model", {}, b"for bob only"))
         assert caught.value.reason == "wrong-certificate"
         assert alice.counters.traffic["bob"].body_sent == 0
@@ -143,7 +150,9 @@ def test_no_request_is_sent_to_a_server_with_an_unaccepted_certificate(
         alice = network.join("alice")
         network.sites["bob"] = make_site("bob")  # a new key that alice has not accepted
         bob = await network.serve("bob", never)
-        with pytest.raises(Refused, match=r"bob's certificate is not the accepted one .*self-signed"):
+        with pytest.raises(
+            Refused, match=r"bob's certificate is not the accepted one .*self-signed"
+        ):
             await alice.request("bob", Request("sync", {}))
         await wait_until(lambda: bool(bob.counters.refused), 10)
         assert bob.counters.refused == {"unknown": {"handshake": 1}}
@@ -165,7 +174,9 @@ def test_the_certificate_of_a_reused_connection_is_checked_again(
             network.members[old] = "carol"  # the certificate now belongs to another member
             with pytest.raises(Refused, match="bob's certificate is not the accepted one"):
                 await alice.request("bob", Request("sync", {}))
-            assert proxy.connections == 2  # the reused one was closed, and a new one has the same certificate
+            assert (
+                proxy.connections == 2
+            )  # the reused one was closed, and a new one has the same certificate
             network.members[old] = "bob"
             assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}
             await alice.close()
@@ -187,7 +198,10 @@ def test_the_issuers_of_a_certificate_are_passed_to_identify(
     async def scenario() -> None:
         alice, extra = network.join("alice"), make_site("an earlier alice")
         chain = tmp_path / "chain.pem"
-        chain.write_bytes(network.sites["alice"].files.read_bytes() + extra.files.read_bytes().split(b"-----\n", 2)[2])
+        chain.write_bytes(
+            network.sites["alice"].files.read_bytes()
+            + extra.files.read_bytes().split(b"-----\n", 2)[2]
+        )
         alice._client.load_cert_chain(chain)
         bob = await network.serve("bob", echo, identify=count_issuers)
         assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}

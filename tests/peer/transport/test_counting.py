@@ -16,7 +16,9 @@ async def echo(sender: str, request: Request) -> Response:
     return Response({"from": sender}, request.body * 10)
 
 
-def test_both_ends_count_the_bytes_that_a_proxy_between_them_forwards(network: Any, play: Play, proxy_to: Any) -> None:
+def test_both_ends_count_the_bytes_that_a_proxy_between_them_forwards(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         async with proxy_to(network.addresses["bob"]) as proxy:
@@ -25,8 +27,12 @@ def test_both_ends_count_the_bytes_that_a_proxy_between_them_forwards(network: A
                 await alice.request("bob", Request("model", {"round": 1}, os.urandom(size)))
             at_alice, at_bob = alice.counters.traffic["bob"], bob.counters.traffic["alice"]
             await wait_until(lambda: (at_bob.received, at_bob.sent) == (proxy.up, proxy.down), 5)
-            assert (at_alice.sent, at_alice.received) == pytest.approx((proxy.up, proxy.down), rel=0.001)
-            assert (at_bob.received, at_bob.sent) == pytest.approx((proxy.up, proxy.down), rel=0.001)
+            assert (at_alice.sent, at_alice.received) == pytest.approx(
+                (proxy.up, proxy.down), rel=0.001
+            )
+            assert (at_bob.received, at_bob.sent) == pytest.approx(
+                (proxy.up, proxy.down), rel=0.001
+            )
             assert (at_alice.body_sent, at_alice.body_received) == (1_101_000, 11_010_000)
             assert 0 < at_alice.sent / at_alice.body_sent - 1 < 0.03
             await alice.close()
@@ -35,7 +41,9 @@ def test_both_ends_count_the_bytes_that_a_proxy_between_them_forwards(network: A
     play(scenario)
 
 
-def test_bytes_count_for_unknown_until_the_first_request_of_a_member(network: Any, play: Play) -> None:
+def test_bytes_count_for_unknown_until_the_first_request_of_a_member(
+    network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         alice, carol = network.join("alice"), network.join("carol")
         bob = await network.serve("bob", echo)

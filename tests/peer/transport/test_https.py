@@ -22,7 +22,9 @@ async def echo(sender: str, request: Request) -> Response:
     return Response({"from": sender, **request.header}, request.body[::-1])
 
 
-def test_a_request_is_answered_with_the_authenticated_sender_and_the_body(network: Any, play: Play) -> None:
+def test_a_request_is_answered_with_the_authenticated_sender_and_the_body(
+    network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         response = await alice.request("bob", Request("model", {"round": 3, "note": "ö\n"}, b"abc"))
@@ -49,21 +51,33 @@ def test_all_addresses_are_those_of_both_families(host: str, network: Any, play:
 
 
 @pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 262_144, 262_145, 5_000_000])
-def test_bodies_of_any_size_arrive_complete_in_both_directions(size: int, network: Any, play: Play) -> None:
+def test_bodies_of_any_size_arrive_complete_in_both_directions(
+    size: int, network: Any, play: Play
+) -> None:
     body = os.urandom(size)
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         assert (await alice.request("bob", Request("model", {}, body))).body == body[::-1]
-        assert alice.counters.traffic["bob"].body_sent == bob.counters.traffic["alice"].body_received == size
-        assert alice.counters.traffic["bob"].body_received == bob.counters.traffic["alice"].body_sent == size
+        assert (
+            alice.counters.traffic["bob"].body_sent
+            == bob.counters.traffic["alice"].body_received
+            == size
+        )
+        assert (
+            alice.counters.traffic["bob"].body_received
+            == bob.counters.traffic["alice"].body_sent
+            == size
+        )
         await alice.close()
         await bob.close()
 
     play(scenario)
 
 
-def test_a_refusal_of_the_handler_reaches_the_client_and_is_not_counted_twice(network: Any, play: Play) -> None:
+def test_a_refusal_of_the_handler_reaches_the_client_and_is_not_counted_twice(
+    network: Any, play: Play
+) -> None:
     async def refuse(sender: str, request: Request) -> Response:
         raise Refused("stale", f"Round {request.header['round']} is over; “come back”.")
 
@@ -87,7 +101,9 @@ def test_an_error_in_the_handler_is_refused_without_details(
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", fail)
-        with pytest.raises(Refused, match="bob could not respond because of an internal error") as caught:
+        with pytest.raises(
+            Refused, match="bob could not respond because of an internal error"
+        ) as caught:
             await alice.request("bob", Request("model", {}))
         assert caught.value.reason == "internal-error"
         assert "secret" not in str(caught.value)
@@ -107,7 +123,9 @@ def test_concurrent_requests_share_two_connections_and_get_their_own_responses(
         async with proxy_to(network.addresses["bob"]) as proxy:
             network.addresses["bob"] = ("127.0.0.1", proxy.port)
             bodies = [bytes([number]) * 100_000 for number in range(20)]
-            responses = await asyncio.gather(*(alice.request("bob", Request("model", {}, body)) for body in bodies))
+            responses = await asyncio.gather(
+                *(alice.request("bob", Request("model", {}, body)) for body in bodies)
+            )
             assert [response.body for response in responses] == bodies
             assert proxy.connections == 2
             await alice.close()
@@ -120,7 +138,10 @@ def test_all_sites_send_requests_to_each_other_concurrently(network: Any, play: 
     async def scenario() -> None:
         nodes = [await network.serve(name, echo) for name in network.sites]
         pairs = [(node, name) for node in nodes for name in network.sites if name != node.name]
-        requests = (node.request(name, Request("model", {"to": name}, os.urandom(300_000))) for node, name in pairs * 2)
+        requests = (
+            node.request(name, Request("model", {"to": name}, os.urandom(300_000)))
+            for node, name in pairs * 2
+        )
         responses = await asyncio.gather(*requests)
         assert [response.header for response in responses] == [
             {"from": node.name, "to": name} for node, name in pairs * 2
@@ -131,7 +152,9 @@ def test_all_sites_send_requests_to_each_other_concurrently(network: Any, play: 
     play(scenario)
 
 
-def test_a_connection_is_reused_for_the_next_request(network: Any, play: Play, proxy_to: Any) -> None:
+def test_a_connection_is_reused_for_the_next_request(
+    network: Any, play: Play, proxy_to: Any
+) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         async with proxy_to(network.addresses["bob"]) as proxy:
@@ -145,12 +168,16 @@ def test_a_connection_is_reused_for_the_next_request(network: Any, play: Play, p
     play(scenario)
 
 
-def test_a_site_that_restarts_between_two_requests_is_reachable_again(network: Any, play: Play) -> None:
+def test_a_site_that_restarts_between_two_requests_is_reachable_again(
+    network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", echo)
         await alice.request("bob", Request("sync", {}))
         await bob.close()
-        with pytest.raises(Unreachable, match=r"bob: cannot be reached at 127\.0\.0\.1:\d+: connection refused\.$"):
+        with pytest.raises(
+            Unreachable, match=r"bob: cannot be reached at 127\.0\.0\.1:\d+: connection refused\.$"
+        ):
             await alice.request("bob", Request("sync", {}))
         bob = await network.serve("bob", echo)
         assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}
@@ -160,7 +187,9 @@ def test_a_site_that_restarts_between_two_requests_is_reachable_again(network: A
     play(scenario)
 
 
-def test_cancelling_a_request_cancels_its_handler_and_no_other_request(network: Any, play: Play) -> None:
+def test_cancelling_a_request_cancels_its_handler_and_no_other_request(
+    network: Any, play: Play
+) -> None:
     began, ended = asyncio.Event(), asyncio.Event()
 
     async def hold(sender: str, request: Request) -> Response:
@@ -215,7 +244,9 @@ def test_an_address_in_use_is_named_in_the_error(network: Any, play: Play) -> No
         bob = await network.serve("bob", echo)
         carol = network.join("carol")
         carol._listen = ("127.0.0.1", bob.port)
-        with pytest.raises(ConfigError, match=f"Cannot listen on 127.0.0.1:{bob.port} .*choose another address"):
+        with pytest.raises(
+            ConfigError, match=f"Cannot listen on 127.0.0.1:{bob.port} .*choose another address"
+        ):
             await carol.serve(echo)
         await carol.close()
         await bob.close()
@@ -224,16 +255,21 @@ def test_an_address_in_use_is_named_in_the_error(network: Any, play: Play) -> No
 
 
 def ipv6_addresses() -> list[str]:
-    """This machine's loopback address of IPv6 and one of a link, with its interface as zone, as far as it has them."""
+    """This machine's loopback address of IPv6 and one of a link, with its interface as zone, as far
+    as it has them."""
     file = Path("/proc/net/if_inet6")
     lines = [line.split() for line in file.read_text().splitlines()] if file.exists() else []
     loopback = ["::1" for line in lines if line[5] == "lo"]
-    links = [f"{ipaddress.IPv6Address(int(line[0], 16))}%{line[5]}" for line in lines if line[3] == "20"]
+    links = [
+        f"{ipaddress.IPv6Address(int(line[0], 16))}%{line[5]}" for line in lines if line[3] == "20"
+    ]
     return loopback[:1] + links[:1]
 
 
 @pytest.mark.parametrize("host", ipv6_addresses())
-def test_sites_reach_each_other_over_ipv6_and_messages_have_brackets(host: str, network: Any, play: Play) -> None:
+def test_sites_reach_each_other_over_ipv6_and_messages_have_brackets(
+    host: str, network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         alice, bob, carol = (network.join(name) for name in ("alice", "bob", "carol"))
         bob._listen = (host, 0)
@@ -253,7 +289,9 @@ def test_sites_reach_each_other_over_ipv6_and_messages_have_brackets(host: str, 
 
 
 @pytest.mark.parametrize("kind", ["", "Model", "../model", "model?x", "m" * 33])
-def test_the_kind_of_a_request_must_be_a_short_lower_case_word(kind: str, network: Any, play: Play) -> None:
+def test_the_kind_of_a_request_must_be_a_short_lower_case_word(
+    kind: str, network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         alice = network.join("alice")
         with pytest.raises(Refused, match="short lower-case word"):

@@ -36,8 +36,12 @@ async def drip(streams: Streams, raw: bytes) -> None:
     streams[1].transport.abort()
 
 
-@pytest.mark.parametrize("begun", [b"", HEADER + b"content-length: 999\r\n\r\n"], ids=["header", "body"])
-def test_a_client_that_sends_one_byte_at_a_time_is_closed_and_counted(begun: bytes, network: Any, play: Play) -> None:
+@pytest.mark.parametrize(
+    "begun", [b"", HEADER + b"content-length: 999\r\n\r\n"], ids=["header", "body"]
+)
+def test_a_client_that_sends_one_byte_at_a_time_is_closed_and_counted(
+    begun: bytes, network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         bob = await network.serve("bob", echo, limits=Limits(header_timeout=0.5, stall_timeout=0.5))
         reader, writer = streams = await network.connect_as("alice")
@@ -52,7 +56,9 @@ def test_a_client_that_sends_one_byte_at_a_time_is_closed_and_counted(begun: byt
     play(scenario)
 
 
-def test_a_client_that_does_not_read_its_response_is_closed_and_counted(network: Any, play: Play) -> None:
+def test_a_client_that_does_not_read_its_response_is_closed_and_counted(
+    network: Any, play: Play
+) -> None:
     async def long_body(sender: str, request: Request) -> Response:
         return Response({}, bytes(30_000_000))
 
@@ -75,12 +81,16 @@ def test_200_slow_connections_do_not_block_an_honest_peer(network: Any, play: Pl
     async def scenario() -> None:
         alice = network.join("alice")
         bob = await network.serve(
-            "bob", echo, limits=Limits(header_timeout=1.0, connect_timeout=1.0, max_unauthenticated=16)
+            "bob",
+            echo,
+            limits=Limits(header_timeout=1.0, connect_timeout=1.0, max_unauthenticated=16),
         )
         await alice.request("bob", Request("sync", {}))
         slow = [await asyncio.open_connection(*network.addresses["bob"]) for _ in range(180)]
         slow += [await network.connect_as("carol") for _ in range(20)]
-        dripping = [asyncio.create_task(drip(streams, b"\x16\x03\x01\x02" * 10)) for streams in slow]
+        dripping = [
+            asyncio.create_task(drip(streams, b"\x16\x03\x01\x02" * 10)) for streams in slow
+        ]
         newcomer = network.join("carol")
         for _ in range(3):
             assert (await alice.request("bob", Request("model", {}, body))).body == body
@@ -96,8 +106,12 @@ def test_200_slow_connections_do_not_block_an_honest_peer(network: Any, play: Pl
     play(scenario)
 
 
-@pytest.mark.parametrize("content", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["no TLS", "slow"])
-def test_a_failed_handshake_frees_its_buffers_immediately(content: bytes, network: Any, play: Play) -> None:
+@pytest.mark.parametrize(
+    "content", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\x00\x01"], ids=["no TLS", "slow"]
+)
+def test_a_failed_handshake_frees_its_buffers_immediately(
+    content: bytes, network: Any, play: Play
+) -> None:
     """They are 256 kB each: a flood must not fill the memory until the next garbage collection."""
 
     async def scenario() -> None:
@@ -107,7 +121,9 @@ def test_a_failed_handshake_frees_its_buffers_immediately(content: bytes, networ
             writer.write(content)
             await asyncio.sleep(0.01)
             writer.transport.abort()
-        await wait_until(lambda: not bob._listener.connections and bob.counters.refused.total() == 10, 20)
+        await wait_until(
+            lambda: not bob._listener.connections and bob.counters.refused.total() == 10, 20
+        )
         assert bob.counters.refused.total() == 10
         assert [kept for kept in gc.get_objects() if isinstance(kept, SSLProtocol)] == []
         await bob.close()
@@ -120,9 +136,14 @@ def test_a_failed_handshake_frees_its_buffers_immediately(content: bytes, networ
         gc.enable()
 
 
-def test_a_server_that_sends_responses_without_requests_is_disconnected(network: Any, play: Play) -> None:
+def test_a_server_that_sends_responses_without_requests_is_disconnected(
+    network: Any, play: Play
+) -> None:
     """The connection stays open after a response, and unread responses would fill the memory."""
-    response = b'HTTP/1.1 200 OK\r\ndispfl-header: {"version":1,"header":{},"offset":0}\r\ncontent-length: 0\r\n\r\n'
+    response = (
+        b'HTTP/1.1 200 OK\r\ndispfl-header: {"version":1,"header":{},"offset":0}\r\ncontent-length:'
+        b" 0\r\n\r\n"
+    )
     sent, idle = 0, asyncio.Event()
 
     async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -158,9 +179,13 @@ def test_a_full_listener_keeps_the_connections_of_members(network: Any, play: Pl
         alice = network.join("alice")
         bob = await network.serve("bob", echo, limits=Limits(max_connections=3))
         await alice.request("bob", Request("sync", {}))
-        unauthenticated = [await asyncio.open_connection(*network.addresses["bob"]) for _ in range(6)]
+        unauthenticated = [
+            await asyncio.open_connection(*network.addresses["bob"]) for _ in range(6)
+        ]
         await wait_until(lambda: bob.counters.refused["unknown"]["slow"] == 4, 20)
-        assert bob.counters.refused == {"unknown": {"slow": 4}}  # two of six unauthenticated connections are left
+        assert bob.counters.refused == {
+            "unknown": {"slow": 4}
+        }  # two of six unauthenticated connections are left
         assert (await alice.request("bob", Request("sync", {}))).header == {"from": "alice"}
         await alice.close()
         await bob.close()
@@ -189,10 +214,14 @@ def test_idle_connections_of_members_do_not_lock_others_out(network: Any, play: 
     play(scenario)
 
 
-def test_the_longest_idle_connection_of_a_member_above_its_limit_is_closed(network: Any, play: Play) -> None:
+def test_the_longest_idle_connection_of_a_member_above_its_limit_is_closed(
+    network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         bob = await network.serve("bob", echo, limits=Limits(max_connections_from_peer=2))
-        processes = [network.join("alice") for _ in range(4)]  # a peer that was killed and restarted
+        processes = [
+            network.join("alice") for _ in range(4)
+        ]  # a peer that was killed and restarted
         for alice in processes:
             await alice.request("bob", Request("sync", {}))
         await wait_until(lambda: len(bob._listener.connections) == 2, 20)
@@ -230,7 +259,9 @@ def test_a_member_with_too_many_requests_in_progress_is_refused(network: Any, pl
     play(scenario)
 
 
-def test_the_body_of_a_member_that_has_used_up_its_requests_is_not_read(network: Any, play: Play) -> None:
+def test_the_body_of_a_member_that_has_used_up_its_requests_is_not_read(
+    network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         guard = RequestGuard()
         guard.max_bytes = 3_000_000
@@ -260,7 +291,8 @@ def test_the_body_of_a_member_that_has_used_up_its_requests_is_not_read(network:
 def test_a_member_whose_names_are_looked_up_slowly_occupies_one_thread(
     network: Any, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A lookup cannot be cancelled, and members may announce another name at any time, with a name server of theirs."""
+    """A lookup cannot be cancelled, and members may announce another name at any time, with a name
+    server of theirs."""
     look_up, answered = socket.getaddrinfo, threading.Event()
     looked_up: list[str] = []
 
@@ -280,7 +312,9 @@ def test_a_member_whose_names_are_looked_up_slowly_occupies_one_thread(
                 async with asyncio.timeout(0.1):
                     await alice.request("bob", Request("sync", {}))
         assert looked_up == ["bob-0.example"]
-        with pytest.raises(Unreachable, match=r"bob-4\.example:7600: an earlier lookup of its name has not ended"):
+        with pytest.raises(
+            Unreachable, match=r"bob-4\.example:7600: an earlier lookup of its name has not ended"
+        ):
             await alice.request("bob", Request("sync", {}))
         assert (await alice.request("carol", Request("sync", {}))).header == {"from": "alice"}
         answered.set()

@@ -32,7 +32,9 @@ async def send_raw(network: Any, raw: bytes) -> bytes:
 
 
 def post(
-    path: str = "/v1/model", header: str = '{"version":1,"header":{}}', more: str = "content-length: 0\r\n"
+    path: str = "/v1/model",
+    header: str = '{"version":1,"header":{}}',
+    more: str = "content-length: 0\r\n",
 ) -> bytes:
     return f"POST {path} HTTP/1.1\r\nhost: bob\r\ndispfl-header: {header}\r\n{more}\r\n".encode()
 
@@ -86,13 +88,17 @@ def test_protocol_violations_are_refused_with_a_reason(
     play(scenario)
 
 
-def test_a_member_that_repeats_protocol_violations_is_banned_and_others_are_not(network: Any, play: Play) -> None:
+def test_a_member_that_repeats_protocol_violations_is_banned_and_others_are_not(
+    network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         bob = await network.serve("bob", echo)
         for _ in range(RequestGuard.STRIKES):
             assert b'"refused":"malformed"' in await send_raw(network, post(header="not json"))
         alice, carol = network.join("alice"), network.join("carol")
-        with pytest.raises(Refused, match="alice was refused too often; it is banned for") as caught:
+        with pytest.raises(
+            Refused, match="alice was refused too often; it is banned for"
+        ) as caught:
             await alice.request("bob", Request("sync", {}))
         assert caught.value.reason == "banned"
         assert (await carol.request("bob", Request("sync", {}))).header == {"from": "carol"}
@@ -103,7 +109,9 @@ def test_a_member_that_repeats_protocol_violations_is_banned_and_others_are_not(
     play(scenario)
 
 
-def test_refusals_of_the_handler_do_not_lead_to_a_ban_by_the_transport(network: Any, play: Play) -> None:
+def test_refusals_of_the_handler_do_not_lead_to_a_ban_by_the_transport(
+    network: Any, play: Play
+) -> None:
     async def refuse(sender: str, request: Request) -> Response:
         raise Refused("joining", "not yet")
 
@@ -150,10 +158,14 @@ def test_a_compressed_body_is_not_decompressed(network: Any, play: Play) -> None
 def test_a_request_that_is_too_long_is_refused_before_it_is_sent(network: Any, play: Play) -> None:
     async def scenario() -> None:
         alice = network.join("alice")
-        bob = await network.serve("bob", echo, max_request=lambda kind: 1_000_000 if kind == "model" else 0)
+        bob = await network.serve(
+            "bob", echo, max_request=lambda kind: 1_000_000 if kind == "model" else 0
+        )
         await alice.request("bob", Request("model", {}, bytes(1_000_000)))
         sent = alice.counters.traffic["bob"].sent
-        with pytest.raises(Refused, match="A 'model' request has at most 1000000 bytes, got 1000001") as caught:
+        with pytest.raises(
+            Refused, match="A 'model' request has at most 1000000 bytes, got 1000001"
+        ) as caught:
             await alice.request("bob", Request("model", {}, bytes(1_000_001)))
         assert caught.value.reason == "too-long"
         assert alice.counters.traffic["bob"].sent - sent < 10_000
@@ -167,10 +179,16 @@ def test_a_request_that_is_too_long_is_refused_before_it_is_sent(network: Any, p
 
 def test_a_response_that_is_too_long_is_refused_before_it_is_read(network: Any, play: Play) -> None:
     async def scenario() -> None:
-        alice, bob = network.join("alice", max_response=lambda kind: 2_000_000), await network.serve("bob", echo)
+        alice, bob = (
+            network.join("alice", max_response=lambda kind: 2_000_000),
+            await network.serve("bob", echo),
+        )
         await alice.request("bob", Request("model", {}, bytes(2_000_000)))
         received = alice.counters.traffic["bob"].body_received
-        with pytest.raises(Refused, match="bob's response to 'model' has 2000001 bytes; at most 2000000 are allowed"):
+        with pytest.raises(
+            Refused,
+            match="bob's response to 'model' has 2000001 bytes; at most 2000000 are allowed",
+        ):
             await alice.request("bob", Request("model", {}, bytes(2_000_001)))
         assert alice.counters.traffic["bob"].body_received == received
         await alice.close()
@@ -179,9 +197,13 @@ def test_a_response_that_is_too_long_is_refused_before_it_is_read(network: Any, 
     play(scenario)
 
 
-def test_a_header_that_is_too_long_is_not_sent_in_either_direction(network: Any, play: Play) -> None:
+def test_a_header_that_is_too_long_is_not_sent_in_either_direction(
+    network: Any, play: Play
+) -> None:
     async def long_header(sender: str, request: Request) -> Response:
-        return Response({"x": "x" * http.MAX_HEADER_BYTES} if request.kind == "model" else request.header)
+        return Response(
+            {"x": "x" * http.MAX_HEADER_BYTES} if request.kind == "model" else request.header
+        )
 
     async def scenario() -> None:
         alice, bob = network.join("alice"), await network.serve("bob", long_header)
@@ -209,7 +231,8 @@ def test_a_redirect_is_not_followed_and_cookies_and_proxies_are_ignored(
         for _ in range(2):
             received.append(await reader.readuntil(b"\r\n\r\n"))
             writer.write(
-                b"HTTP/1.1 307 Elsewhere\r\nlocation: /v1/other\r\nset-cookie: a=b\r\ncontent-length: 0\r\n\r\n"
+                b"HTTP/1.1 307 Elsewhere\r\nlocation: /v1/other\r\nset-cookie:"
+                b" a=b\r\ncontent-length: 0\r\n\r\n"
             )
         await reader.read()
         writer.close()

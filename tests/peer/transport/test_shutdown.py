@@ -1,4 +1,5 @@
-"""A response counts as sent once the system has accepted all of it, so a server that waits for that loses none."""
+"""A response counts as sent once the system has accepted all of it, so a server that waits for that
+loses none."""
 
 import asyncio
 import contextlib
@@ -31,7 +32,8 @@ class Serving:
 
 
 class SlowProxy:
-    """A proxy with small buffers that forwards a chunk at a time, most of them only once `open` is set."""
+    """A proxy with small buffers that forwards a chunk at a time, most of them only once `open` is
+    set."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         self.target = target
@@ -77,7 +79,9 @@ class SlowProxy:
                 await writer.drain()
 
 
-def test_a_response_counts_as_sent_once_the_client_has_received_it(network: Any, play: Play) -> None:
+def test_a_response_counts_as_sent_once_the_client_has_received_it(
+    network: Any, play: Play
+) -> None:
     async def scenario() -> None:
         serving = Serving()
         alice, bob = network.join("alice"), await network.serve("bob", serving)
@@ -116,7 +120,10 @@ def test_closing_after_a_response_is_sent_does_not_truncate_it(network: Any, pla
 def test_a_resumed_response_counts_as_sent_once(network: Any, play: Play, proxy_to: Any) -> None:
     async def scenario() -> None:
         serving, limits = Serving(), Limits(backoff=0.01, shutdown_grace=0.1)
-        alice, bob = network.join("alice", limits=limits), await network.serve("bob", serving, limits=limits)
+        alice, bob = (
+            network.join("alice", limits=limits),
+            await network.serve("bob", serving, limits=limits),
+        )
         async with proxy_to(network.addresses["bob"], breaks=[900_000]) as proxy:
             network.addresses["bob"] = ("127.0.0.1", proxy.port)
             assert (await alice.request("bob", Request("model", {}))).body == BODY

@@ -12,7 +12,8 @@ from dispfl.errors import DataError
 
 
 class ReadSplit(NamedTuple):
-    """Images (uint8; N, C, H, W) and their labels (int64; N): the training or the test set of the catalogue."""
+    """Images (uint8; N, C, H, W) and their labels (int64; N): the training or the test set of the
+    catalogue."""
 
     inputs: Tensor
     labels: Tensor
@@ -50,16 +51,21 @@ class RawSamples(NamedTuple):
 def check_same_kind(train: RawSamples, test: RawSamples) -> None:
     """Refuse test data of another type or shape than the training data."""
     if str(train) != str(test):
-        raise DataError(f"The test data in {test.path} are {test}, but the training data are {train}.")
+        raise DataError(
+            f"The test data in {test.path} are {test}, but the training data are {train}."
+        )
 
 
 def damaged(path: Path, reason: str) -> DataError:
     """The error for a damaged file of the catalogue."""
-    return DataError(f"{path} {reason}. Replace it with an intact copy; `dispfl data get` downloads one.")
+    return DataError(
+        f"{path} {reason}. Replace it with an intact copy; `dispfl data get` downloads one."
+    )
 
 
 def check_labels(path: Path, labels: NDArray[Any], images: int, classes: int) -> None:
-    """Refuse a file without labels, with more or fewer labels than images, or with a label outside the classes."""
+    """Refuse a file without labels, with more or fewer labels than images, or with a label outside
+    the classes."""
     if len(labels) != images:
         raise damaged(path, f"has {len(labels):,} labels for {images:,} images")
     if images == 0:

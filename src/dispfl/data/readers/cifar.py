@@ -1,8 +1,8 @@
 """CIFAR-10 and CIFAR-100, in the binary and in the python version.
 
-The python version consists of pickles, and a pickle can call anything that it can name. The unpickler here allows a
-few names, each replaced by a class that only stores plain numbers; so not even numpy is called by the file. No other
-module of dispfl imports pickle.
+The python version consists of pickles, and a pickle can call anything that it can name. The
+unpickler here allows a few names, each replaced by a class that only stores plain numbers; so not
+even numpy is called by the file. No other module of dispfl imports pickle.
 """
 
 import math
@@ -25,7 +25,9 @@ TEST_FILES = {10: ("test_batch",), 100: ("test",)}
 
 def read_cifar(folder: Path, classes: int) -> RawDataset:
     """Read CIFAR-10 (`classes=10`) or CIFAR-100; the binary version if both are there."""
-    read_split = _read_binary if (folder / f"{TRAIN_FILES[classes][0]}.bin").exists() else _read_python
+    read_split = (
+        _read_binary if (folder / f"{TRAIN_FILES[classes][0]}.bin").exists() else _read_python
+    )
     names = _class_names(folder) if classes == 100 else ()
     return RawDataset(
         train=read_split(folder, TRAIN_FILES[classes], classes),
@@ -34,31 +36,42 @@ def read_cifar(folder: Path, classes: int) -> RawDataset:
     )
 
 
-def _join(paths: Sequence[Path], parts: Sequence[tuple[NDArray[np.uint8], NDArray[Any]]], classes: int) -> ReadSplit:
-    """Concatenate the files of a split. They must have equal lengths: a shorter one is truncated."""
+def _join(
+    paths: Sequence[Path], parts: Sequence[tuple[NDArray[np.uint8], NDArray[Any]]], classes: int
+) -> ReadSplit:
+    """Concatenate the files of a split. They must have equal lengths: a shorter one is
+    truncated."""
     longest = max(len(labels) for _, labels in parts)
     for path, (pixels, labels) in zip(paths, parts, strict=True):
         check_labels(path, labels, len(pixels), classes)
         if len(labels) < longest:
-            raise damaged(path, f"is truncated: {len(labels):,} images, where the other files have {longest:,}")
+            raise damaged(
+                path,
+                f"is truncated: {len(labels):,} images, where the other files have {longest:,}",
+            )
     pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, *SHAPE)
     return to_split(np.ascontiguousarray(pixels), np.concatenate([labels for _, labels in parts]))
 
 
-# The binary version: one record per image, its label (CIFAR-100: coarse label, fine label), then its pixels.
+# The binary version: one record per image, its label (CIFAR-100: coarse label, fine label), then
+# its pixels.
 
 
 def _read_binary(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
     paths = [folder / f"{name}.bin" for name in names]
     labels = 2 if classes == 100 else 1
     records = [_records(path, labels + PIXELS) for path in paths]
-    return _join(paths, [(record[:, labels:], record[:, labels - 1]) for record in records], classes)
+    return _join(
+        paths, [(record[:, labels:], record[:, labels - 1]) for record in records], classes
+    )
 
 
 def _records(path: Path, length: int) -> NDArray[np.uint8]:
     values = np.fromfile(path, dtype=np.uint8)
     if values.size % length:
-        raise damaged(path, f"is truncated: {values.size:,} bytes are not a multiple of an image's {length:,}")
+        raise damaged(
+            path, f"is truncated: {values.size:,} bytes are not a multiple of an image's {length:,}"
+        )
     return values.reshape(-1, length)
 
 
@@ -67,7 +80,11 @@ def _records(path: Path, length: int) -> NDArray[np.uint8]:
 
 def _read_python(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
     paths = [folder / name for name in names]
-    return _join(paths, [_batch(path, "fine_labels" if classes == 100 else "labels") for path in paths], classes)
+    return _join(
+        paths,
+        [_batch(path, "fine_labels" if classes == 100 else "labels") for path in paths],
+        classes,
+    )
 
 
 def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -78,7 +95,9 @@ def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.in
         case _:
             raise damaged(path, f"is not a CIFAR batch: it lacks data or {label_key}")
     if array.dtype != np.uint8 or array.ndim != 2 or array.shape[1] != PIXELS:
-        raise damaged(path, f"has data of {array.dtype}, shape {array.shape}, instead of uint8, (N, {PIXELS})")
+        raise damaged(
+            path, f"has data of {array.dtype}, shape {array.shape}, instead of uint8, (N, {PIXELS})"
+        )
     if any(type(label) is not int or not 0 <= label < 256 for label in labels):
         raise damaged(path, f"has {label_key} that are not integers from 0 to 255")
     return array, np.array(labels, dtype=np.int64)
@@ -109,7 +128,9 @@ def _unpickle(path: Path) -> dict[str, Any]:
     except Exception as problem:  # a damaged pickle can raise anything
         raise damaged(path, f"is truncated or not a CIFAR file ({problem})") from None
     if not isinstance(content, dict):
-        raise damaged(path, f"is not a CIFAR file: it contains a {type(content).__name__} instead of a dict")
+        raise damaged(
+            path, f"is not a CIFAR file: it contains a {type(content).__name__} instead of a dict"
+        )
     return {_text(key): value for key, value in content.items()}
 
 
@@ -118,7 +139,8 @@ def _text(value: object) -> str:
 
 
 class _StandIn:
-    """Base class of what a pickle may name. BUILD calls `__setstate__`, so a pickle cannot set attributes."""
+    """Base class of what a pickle may name. BUILD calls `__setstate__`, so a pickle cannot set
+    attributes."""
 
     __slots__ = ()
 
@@ -142,12 +164,19 @@ class _PickledType(_StandIn):
 
     def __init__(self, code: object, align: object, copy: object) -> None:
         if align or _text(code) not in ("u1", "i1", "i2", "i4", "i8", "f4", "f8"):
-            raise pickle.UnpicklingError(f"an array of type {_text(code)!r}, which is not plain numbers")
+            raise pickle.UnpicklingError(
+                f"an array of type {_text(code)!r}, which is not plain numbers"
+            )
         self.dtype = np.dtype(_text(code))
 
     def __setstate__(self, state: object) -> None:
         # (version, byte order, subtype, field names, fields, item size, alignment, flags)
-        if not isinstance(state, tuple) or len(state) != 8 or state[2:5] != (None, None, None) or state[7]:
+        if (
+            not isinstance(state, tuple)
+            or len(state) != 8
+            or state[2:5] != (None, None, None)
+            or state[7]
+        ):
             raise pickle.UnpicklingError("an array type with fields or objects")
         if _text(state[1]) not in ("|", "<", ">"):
             raise pickle.UnpicklingError(f"byte order {state[1]!r}")
@@ -155,7 +184,8 @@ class _PickledType(_StandIn):
 
 
 class _PickledArray(_StandIn):
-    """Both `numpy.ndarray` and `_reconstruct(numpy.ndarray, (0,), b"b")`, the empty array that BUILD fills."""
+    """Both `numpy.ndarray` and `_reconstruct(numpy.ndarray, (0,), b"b")`, the empty array that
+    BUILD fills."""
 
     __slots__ = ("array",)
 
@@ -168,7 +198,9 @@ class _PickledArray(_StandIn):
             case (1, tuple(shape), _PickledType(dtype=dtype), fortran, bytes(raw)):
                 if not all(type(size) is int and size >= 0 for size in shape):
                     raise pickle.UnpicklingError(f"an array of shape {shape}")
-                self.array: NDArray[Any] = np.frombuffer(raw, dtype).reshape(shape, order="F" if fortran else "C")
+                self.array: NDArray[Any] = np.frombuffer(raw, dtype).reshape(
+                    shape, order="F" if fortran else "C"
+                )
             case _:
                 raise pickle.UnpicklingError("an array whose state is not numbers")
 
@@ -185,8 +217,9 @@ _ALLOWED: Mapping[tuple[str, str], type[_StandIn]] = {
 class _PlainUnpickler(pickle._Unpickler):
     """Builds arrays, lists, dicts, bytes, text and numbers, and nothing else.
 
-    It extends pickle's Python implementation, because a dozen bytes can make the C implementation fill all memory (its
-    memo is an array as long as the largest number in the file). A batch has few opcodes, so the cost is negligible.
+    It extends pickle's Python implementation, because a dozen bytes can make the C implementation
+    fill all memory (its memo is an array as long as the largest number in the file). A batch has
+    few opcodes, so the cost is negligible.
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -197,5 +230,10 @@ class _PlainUnpickler(pickle._Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            reason = f"refers to {module}.{name}, which no data file needs; nothing was run, and the file was not read"
-            raise DataError(f"{self.path} {reason}. Delete it and use the binary version of the data set.") from None
+            reason = (
+                f"refers to {module}.{name}, which no data file needs; nothing was run, and the"
+                " file was not read"
+            )
+            raise DataError(
+                f"{self.path} {reason}. Delete it and use the binary version of the data set."
+            ) from None

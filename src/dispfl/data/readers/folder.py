@@ -1,4 +1,5 @@
-"""Image files: a folder with one sub-folder of images for each class, and the decoding of a single file."""
+"""Image files: a folder with one sub-folder of images for each class, and the decoding of a single
+file."""
 
 import logging
 import os
@@ -22,7 +23,8 @@ _NAMED = 3
 
 
 class UnreadableImageError(Exception):
-    """Why an image cannot be read, as a short phrase; `fix` says what to do about it, if anything."""
+    """Why an image cannot be read, as a short phrase; `fix` says what to do about it, if
+    anything."""
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(why)
@@ -30,7 +32,8 @@ class UnreadableImageError(Exception):
 
 
 def decode_image(path: Path, mode: str) -> Image.Image:
-    """Read an image in mode `L` or `RGB`, rotated as its EXIF data say, with transparent areas in black."""
+    """Read an image in mode `L` or `RGB`, rotated as its EXIF data say, with transparent areas in
+    black."""
     try:
         with Image.open(path) as file:
             file.load()
@@ -43,8 +46,12 @@ def decode_image(path: Path, mode: str) -> Image.Image:
         raise UnreadableImageError(str(problem) or type(problem).__name__) from None
     if upright.mode.startswith(("I", "F")):
         raise UnreadableImageError("more than 8 bits per channel", "save it with 8")
-    if "A" in upright.getbands() or "transparency" in upright.info:  # black, like the padding of random crops
-        upright = Image.alpha_composite(Image.new("RGBA", upright.size, "black"), upright.convert("RGBA"))
+    if (
+        "A" in upright.getbands() or "transparency" in upright.info
+    ):  # black, like the padding of random crops
+        upright = Image.alpha_composite(
+            Image.new("RGBA", upright.size, "black"), upright.convert("RGBA")
+        )
     return upright.convert(mode)
 
 
@@ -55,24 +62,44 @@ def resize_image(image: Image.Image, width: int, height: int) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BILINEAR)
 
 
-def read_folder(path: Path, size: int, colour: bool, progress: ProgressCallback | None = None) -> RawSamples:
-    """Read all images, in colour or grey, resized to a square; unreadable files are skipped with a warning."""
-    classes = sorted(entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+def read_folder(
+    path: Path, size: int, colour: bool, progress: ProgressCallback | None = None
+) -> RawSamples:
+    """Read all images, in colour or grey, resized to a square; unreadable files are skipped with a
+    warning."""
+    classes = sorted(
+        entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
+    )
     if not classes:
-        raise DataError(f"{path} has no sub-folders; put the images of each class into a sub-folder named after it.")
+        raise DataError(
+            f"{path} has no sub-folders; put the images of each class into a sub-folder named"
+            " after it."
+        )
     if set(classes) <= {"train", "test", "val", "valid", "validation"}:
-        raise DataError(f"{path} has the folders {' and '.join(classes)}: name them as data.path and data.test_path.")
+        raise DataError(
+            f"{path} has the folders {' and '.join(classes)}: name them as data.path and"
+            " data.test_path."
+        )
     files = [(file, name) for name in classes for file in _files(path / name)]
     if not files:
         raise DataError(f"{path} has no images in its sub-folders.")
-    images, unreadable = _decode([file for file, _ in files], size, "RGB" if colour else "L", progress)
+    images, unreadable = _decode(
+        [file for file, _ in files], size, "RGB" if colour else "L", progress
+    )
     if len(unreadable) == len(files):
-        raise DataError(f"None of the {len(files):,} files in {path} is a readable image; use PNG or JPEG.")
+        raise DataError(
+            f"None of the {len(files):,} files in {path} is a readable image; use PNG or JPEG."
+        )
     if unreadable:
-        named = ", ".join(f"{files[i][0].relative_to(path)} ({why})" for i, why in sorted(unreadable.items())[:_NAMED])
+        named = ", ".join(
+            f"{files[i][0].relative_to(path)} ({why})"
+            for i, why in sorted(unreadable.items())[:_NAMED]
+        )
         more = ", ..." if len(unreadable) > _NAMED else ""
         counts = f"{len(unreadable):,} of {len(files):,}"
-        log.warning("%s files in %s cannot be read and are skipped: %s%s.", counts, path, named, more)
+        log.warning(
+            "%s files in %s cannot be read and are skipped: %s%s.", counts, path, named, more
+        )
     kept = [i for i in range(len(files)) if i not in unreadable]
     inputs = torch.from_numpy(images if not unreadable else images[kept])
     return RawSamples(path, inputs, [files[i][1] for i in kept], folders=tuple(classes))
@@ -90,7 +117,8 @@ def _files(folder: Path) -> list[Path]:
 def _decode(
     files: Sequence[Path], size: int, mode: str, progress: ProgressCallback | None
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Decode all images as (N, size, size, C) in threads; also return which are unreadable, and why."""
+    """Decode all images as (N, size, size, C) in threads; also return which are unreadable, and
+    why."""
     images = np.zeros((len(files), size, size, len(mode)), np.uint8)
     unreadable: dict[int, str] = {}
 
@@ -100,14 +128,19 @@ def _decode(
         except UnreadableImageError as problem:
             unreadable[place] = str(problem)
         else:
-            images[place] = np.asarray(resize_image(image, size, size)).reshape(size, size, len(mode))
+            images[place] = np.asarray(resize_image(image, size, size)).reshape(
+                size, size, len(mode)
+            )
 
     in_threads(len(files), decode, progress)
     return images, unreadable
 
 
-def in_threads(count: int, decode: Callable[[int], None], progress: ProgressCallback | None) -> None:
-    """Decode images number 0 to count - 1 in threads; Pillow releases the interpreter lock while it decodes."""
+def in_threads(
+    count: int, decode: Callable[[int], None], progress: ProgressCallback | None
+) -> None:
+    """Decode images number 0 to count - 1 in threads; Pillow releases the interpreter lock while it
+    decodes."""
 
     def decode_block(start: int) -> int:
         end = min(start + _BLOCK, count)

@@ -17,12 +17,17 @@ from dispfl.settings import did_you_mean
 LABELS = ("label", "labels")
 
 
-def read_hub(name: str, home: Path, label: str | None, group: str | None, size: int, colour: bool) -> list[RawSamples]:
-    """Read a data set: its splits `train` and, if there is one, `test`; a single split is read alone."""
+def read_hub(
+    name: str, home: Path, label: str | None, group: str | None, size: int, colour: bool
+) -> list[RawSamples]:
+    """Read a data set: its splits `train` and, if there is one, `test`; a single split is read
+    alone."""
     splits = _load(name, home)
     train = splits.get("train") if len(splits) > 1 else next(iter(splits.values()))
     if train is None:
-        raise DataError(f"data.hub {name} has the splits {', '.join(splits)}, but none called train.")
+        raise DataError(
+            f"data.hub {name} has the splits {', '.join(splits)}, but none called train."
+        )
     parts = [train, *([splits["test"]] if "test" in splits and splits["test"] is not train else [])]
     return [_samples(Path(name), part, label, group, size, colour) for part in parts]
 
@@ -32,10 +37,14 @@ def _load(name: str, home: Path) -> dict[str, Any]:
     import datasets
 
     path = home / Path(name).expanduser()
-    saved = path.is_dir() and any((path / file).exists() for file in ("dataset_dict.json", "dataset_info.json"))
+    saved = path.is_dir() and any(
+        (path / file).exists() for file in ("dataset_dict.json", "dataset_info.json")
+    )
     try:
         found = (
-            datasets.load_from_disk(str(path)) if saved else datasets.load_dataset(str(path) if path.exists() else name)
+            datasets.load_from_disk(str(path))
+            if saved
+            else datasets.load_dataset(str(path) if path.exists() else name)
         )
     except Exception as problem:  # of the file system, the network, or a damaged file
         reason = str(problem).strip().partition("\n")[0] or type(problem).__name__
@@ -43,15 +52,23 @@ def _load(name: str, home: Path) -> dict[str, Any]:
     return dict(found) if isinstance(found, dict) else {"train": found}
 
 
-def _samples(where: Path, split: Any, label: str | None, group: str | None, size: int, colour: bool) -> RawSamples:
+def _samples(
+    where: Path, split: Any, label: str | None, group: str | None, size: int, colour: bool
+) -> RawSamples:
     columns = list(split.column_names)
     label = label or next((name for name in LABELS if name in columns), None)
     if label is None:
-        raise DataError(f"{where} has no column called label; name one in data.label: {', '.join(columns)}.")
+        raise DataError(
+            f"{where} has no column called label; name one in data.label: {', '.join(columns)}."
+        )
     for key, name in (("data.label", label), ("data.group", group)):
         if name is not None and name not in columns:
-            raise DataError(f"{where} has no column {name!r}, which {key} names. {did_you_mean(name, columns)}")
-    inputs, used = _inputs(where, split, [name for name in columns if name not in (label, group)], size, colour)
+            raise DataError(
+                f"{where} has no column {name!r}, which {key} names. {did_you_mean(name, columns)}"
+            )
+    inputs, used = _inputs(
+        where, split, [name for name in columns if name not in (label, group)], size, colour
+    )
     groups = () if group is None else tuple(_texts(split, group))
     return RawSamples(where, inputs, _texts(split, label), used, label, groups=groups)
 
@@ -62,14 +79,18 @@ def _texts(split: Any, column: str) -> list[str]:
     return [str(names[value] if names else value) for value in split[column]]
 
 
-def _inputs(where: Path, split: Any, columns: list[str], size: int, colour: bool) -> tuple[Tensor, tuple[str, ...]]:
+def _inputs(
+    where: Path, split: Any, columns: list[str], size: int, colour: bool
+) -> tuple[Tensor, tuple[str, ...]]:
     """Return the images, the array, or the numbers of all columns, with their names."""
     kinds = {name: type(split.features[name]).__name__ for name in columns}
     if images := [name for name, kind in kinds.items() if kind == "Image"]:
         return _images(split, images[0], size, colour), ()
     arrays = [name for name, kind in kinds.items() if kind != "Value"]
     if len(arrays) > 1 or (arrays and len(columns) > 1):
-        raise DataError(f"{where} has the inputs {', '.join(columns)}; keep one array, or columns of numbers.")
+        raise DataError(
+            f"{where} has the inputs {', '.join(columns)}; keep one array, or columns of numbers."
+        )
     numbers = [_numbers(where, split, name) for name in columns]
     if not numbers:
         raise DataError(f"{where} has no column besides the label; it needs at least one input.")
@@ -82,10 +103,14 @@ def _numbers(where: Path, split: Any, column: str) -> NDArray[np.float32]:
         values = np.array(split[column], dtype=np.float32)
     except (TypeError, ValueError):
         raise DataError(
-            f"{where}, column {column}, is not numbers of one shape; remove it, or prepare the data in data.factory."
+            f"{where}, column {column}, is not numbers of one shape; remove it, or prepare the data"
+            " in data.factory."
         ) from None
     if not np.isfinite(values).all():
-        raise DataError(f"{where}, column {column}, has values that are missing, infinite or too large; remove them.")
+        raise DataError(
+            f"{where}, column {column}, has values that are missing, infinite or too large; remove"
+            " them."
+        )
     return values
 
 
@@ -95,5 +120,7 @@ def _images(split: Any, column: str, size: int, colour: bool) -> Tensor:
     images = np.zeros((len(split), size, size, len(mode)), np.uint8)
     for row, sample in enumerate(split.select_columns([column])):
         image: Image.Image = sample[column]
-        images[row] = np.asarray(resize_image(image.convert(mode), size, size)).reshape(images.shape[1:])
+        images[row] = np.asarray(resize_image(image.convert(mode), size, size)).reshape(
+            images.shape[1:]
+        )
     return torch.from_numpy(images)

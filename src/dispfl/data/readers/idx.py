@@ -1,5 +1,6 @@
-"""idx, the format of MNIST and Fashion-MNIST (a magic number, the sizes, the bytes; plain or gzipped); and the bundled
-sample of 6,000 images of Fashion-MNIST (see bundled/README.md), an NPZ file."""
+"""idx, the format of MNIST and Fashion-MNIST (a magic number, the sizes, the bytes; plain or
+gzipped); and the bundled sample of 6,000 images of Fashion-MNIST (see bundled/README.md), an NPZ
+file."""
 
 import gzip
 import struct
@@ -26,7 +27,9 @@ _IMAGES, _LABELS = 0x0803, 0x0801
 
 def read_idx(folder: Path, classes: int) -> RawDataset:
     """Read the four files of a data set in MNIST's layout."""
-    return RawDataset(train=_read_split(folder, "train", classes), test=_read_split(folder, "t10k", classes))
+    return RawDataset(
+        train=_read_split(folder, "train", classes), test=_read_split(folder, "t10k", classes)
+    )
 
 
 def _read_split(folder: Path, prefix: str, classes: int) -> ReadSplit:
@@ -35,7 +38,9 @@ def _read_split(folder: Path, prefix: str, classes: int) -> ReadSplit:
     images, labels = _read_bytes(images_file, _IMAGES), _read_bytes(labels_file, _LABELS)
     if images.shape[1:] != (SIDE, SIDE):
         height, width = images.shape[1:]
-        raise damaged(images_file, f"has images of {height}x{width} pixels instead of {SIDE}x{SIDE}")
+        raise damaged(
+            images_file, f"has images of {height}x{width} pixels instead of {SIDE}x{SIDE}"
+        )
     check_labels(labels_file, labels, len(images), classes)
     return to_split(images[:, np.newaxis], labels)
 
@@ -49,7 +54,11 @@ def _find(folder: Path, name: str) -> Path:
 def _read_bytes(path: Path, magic: int) -> NDArray[np.uint8]:
     try:
         with path.open("rb") as file:
-            return _parse(path, cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file, magic)
+            return _parse(
+                path,
+                cast(BinaryIO, gzip.GzipFile(fileobj=file)) if path.suffix == ".gz" else file,
+                magic,
+            )
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise damaged(path, f"is truncated or not a gzip file ({problem})") from None
 
@@ -61,7 +70,9 @@ def _parse(path: Path, stream: BinaryIO, magic: int) -> NDArray[np.uint8]:
         raise damaged(path, "is truncated: it ends in its header")
     found, *sizes = struct.unpack(f">{1 + rank}I", header)
     if found != magic:
-        raise damaged(path, f"is not the expected idx file: magic number {found:#06x} instead of {magic:#06x}")
+        raise damaged(
+            path, f"is not the expected idx file: magic number {found:#06x} instead of {magic:#06x}"
+        )
     try:
         values = np.empty(sizes, dtype=np.uint8)
     except (MemoryError, ValueError):  # no data set has sizes that exceed the memory
@@ -85,16 +96,23 @@ def _fill(stream: BinaryIO, values: NDArray[np.uint8]) -> int:
 
 
 def read_bundled(classes: int, path: Path = BUNDLED) -> RawDataset:
-    """Read the bundled sample; with more than its ten classes, each is divided by the direction of its images."""
+    """Read the bundled sample; with more than its ten classes, each is divided by the direction of
+    its images."""
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-            train, test = (_bundled_split(path, arrays, name, classes) for name in ("train", "test"))
+            train, test = (
+                _bundled_split(path, arrays, name, classes) for name in ("train", "test")
+            )
             return RawDataset(train, test)
     except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as problem:
-        raise DataError(f"The bundled sample {path} is missing or damaged ({problem}). Install dispfl again.") from None
+        raise DataError(
+            f"The bundled sample {path} is missing or damaged ({problem}). Install dispfl again."
+        ) from None
 
 
-def _bundled_split(path: Path, arrays: Mapping[str, NDArray[np.uint8]], name: str, classes: int) -> ReadSplit:
+def _bundled_split(
+    path: Path, arrays: Mapping[str, NDArray[np.uint8]], name: str, classes: int
+) -> ReadSplit:
     inputs, labels = arrays[f"{name}_inputs"], arrays[f"{name}_labels"]
     check_labels(path, labels, len(inputs), BUNDLED_CLASSES)
     inputs, labels = _turned(inputs, labels, classes // BUNDLED_CLASSES)
@@ -104,7 +122,8 @@ def _bundled_split(path: Path, arrays: Mapping[str, NDArray[np.uint8]], name: st
 def _turned(
     inputs: NDArray[np.uint8], labels: NDArray[np.uint8], directions: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Turn the images of a class in turn to each of 1, 2 or 4 directions, which become classes of their own."""
+    """Turn the images of a class in turn to each of 1, 2 or 4 directions, which become classes of
+    their own."""
     turned, finer = inputs.copy(), labels * np.uint8(directions)
     for label in range(BUNDLED_CLASSES):
         rows = np.flatnonzero(labels == label)

@@ -6,7 +6,8 @@
       val/images/*.JPEG              our test set (the original test set has no labels)
       val/val_annotations.txt        the class of each of its images
 
-A folder with fewer classes is fine. Classes are numbered in the order of their ids, with or without wnids.txt.
+A folder with fewer classes is fine. Classes are numbered in the order of their ids, with or without
+wnids.txt.
 """
 
 import hashlib
@@ -32,7 +33,8 @@ SIDE = 64
 _KEYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
 
 Labelled = list[tuple[str, int]]
-"""Paths relative to the data set's folder, with their labels. Strings: a hundred thousand Path objects are slow."""
+"""Paths relative to the data set's folder, with their labels. Strings: a hundred thousand Path
+objects are slow."""
 
 
 def read_tiny_imagenet(folder: Path, progress: ProgressCallback | None = None) -> RawDataset:
@@ -50,7 +52,11 @@ def read_tiny_imagenet(folder: Path, progress: ProgressCallback | None = None) -
         tensors = dict(zip(_KEYS, values, strict=True))
         _write_cache(tensors, cached)
     train_inputs, train_labels, test_inputs, test_labels = (tensors[key] for key in _KEYS)
-    return RawDataset(ReadSplit(train_inputs, train_labels), ReadSplit(test_inputs, test_labels), _names(folder, wnids))
+    return RawDataset(
+        ReadSplit(train_inputs, train_labels),
+        ReadSplit(test_inputs, test_labels),
+        _names(folder, wnids),
+    )
 
 
 def _classes(folder: Path) -> list[str]:
@@ -94,7 +100,10 @@ def _test_files(folder: Path, wnids: Sequence[str]) -> Labelled:
         if not image or "/" in image:
             raise damaged(annotations, f"names no image of its folder in line {number}")
         if wnid not in labels:
-            raise damaged(annotations, f"names the class {wnid!r} in line {number}, which the training set lacks")
+            raise damaged(
+                annotations,
+                f"names the class {wnid!r} in line {number}, which the training set lacks",
+            )
         files.append((f"val/images/{image}", labels[wnid]))
     if not files:
         raise damaged(annotations, "names no images")
@@ -102,7 +111,8 @@ def _test_files(folder: Path, wnids: Sequence[str]) -> Labelled:
 
 
 def _cache_file(folder: Path, files: Labelled) -> Path:
-    """The path of the decoded copy, which depends on the folder and on every file's name, label, size and date."""
+    """The path of the decoded copy, which depends on the folder and on every file's name, label,
+    size and date."""
     lines = []
     for name, label in files:
         try:
@@ -119,7 +129,8 @@ def _digest(text: str) -> str:
 
 
 def _read_cache(cached: Path) -> dict[str, Tensor] | None:
-    """Map the decoded copy into memory; None if it is missing or damaged: the images are then decoded again."""
+    """Map the decoded copy into memory; None if it is missing or damaged: the images are then
+    decoded again."""
     try:
         tensors = safetensors.torch.load_file(cached)
     except (OSError, SafetensorError):
@@ -139,7 +150,10 @@ def _write_cache(tensors: dict[str, Tensor], cached: Path) -> None:
             if older != cached:
                 older.unlink(missing_ok=True)
     except (OSError, SafetensorError) as problem:
-        reason = f"Cannot write the decoded images in {cached.parent} ({problem}), so the next run decodes them again."
+        reason = (
+            f"Cannot write the decoded images in {cached.parent} ({problem}), so the next run"
+            " decodes them again."
+        )
         warnings.warn(f"{reason} Set DISPFL_CACHE to another folder.", stacklevel=3)
 
 
@@ -156,7 +170,8 @@ def _decode(paths: Sequence[str], progress: ProgressCallback | None) -> Tensor:
 
 
 def _pixels(path: str) -> NDArray[np.uint8]:
-    """Decode one image, channels first. Some images of the set are grey and are converted to RGB."""
+    """Decode one image, channels first. Some images of the set are grey and are converted to
+    RGB."""
     try:
         with Image.open(path, formats=("JPEG",)) as image:
             if image.size == (SIDE, SIDE):

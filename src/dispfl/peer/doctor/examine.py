@@ -9,7 +9,7 @@ from dispfl.peer.doctor.findings import Finding, Level, check_certificate
 from dispfl.peer.doctor.machine import check_key, check_privacy, check_run, check_training
 from dispfl.peer.doctor.network import check_network
 from dispfl.peer.membership.identity import IdentityError
-from dispfl.peer.setup import local_setup
+from dispfl.peer.participant import local_setup
 from dispfl.peer.site import Site
 
 
@@ -21,18 +21,27 @@ def examine(folder: Path) -> Iterator[Finding]:
     try:
         site = Site.open(folder)
     except DispflError as problem:
-        yield Finding("key" if isinstance(problem, IdentityError) else "site", Level.FAILURE, str(problem))
+        yield Finding(
+            "key" if isinstance(problem, IdentityError) else "site", Level.FAILURE, str(problem)
+        )
         return
     running = site.is_running()
     yield check_key(site)
-    yield check_certificate("certificate", site.identity.certificate, f"dispfl peer rotate {quote(str(folder))}")
+    yield check_certificate(
+        "certificate", site.identity.certificate, f"dispfl peer rotate {quote(str(folder))}"
+    )
     try:
         config, setup = site.config(), local_setup(site)
     except DispflError as problem:
-        yield Finding("settings", Level.FAILURE, str(problem), f"Mend {folder / 'site.toml'} or the data.")
+        yield Finding(
+            "settings", Level.FAILURE, str(problem), f"Mend {folder / 'site.toml'} or the data."
+        )
         return
     data = setup.run.peers[site.name]
-    text = f"{len(data.train)} training and {len(data.test)} test samples, {setup.layout.size:,} weights"
+    text = (
+        f"{len(data.train)} training and {len(data.test)} test samples, {setup.layout.size:,}"
+        " weights"
+    )
     yield Finding("settings", Level.OK, text)
     try:
         status = site.status() or {}

@@ -37,7 +37,10 @@ def check_certificate(topic: str, certificate: x509.Certificate, renew: str) -> 
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     text = f"valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}"
     if not is_current(certificate):
-        advice = f"Check the clock of this machine, which shows {now():%Y-%m-%d}; if it is right: {renew}"
+        advice = (
+            f"Check the clock of this machine, which shows {now():%Y-%m-%d}; if it is right:"
+            f" {renew}"
+        )
         return Finding(topic, Level.FAILURE, f"{text}, not now", advice)
     if end - now() < datetime.timedelta(days=SOON_DAYS):
         return Finding(topic, Level.WARNING, text, f"Before it ends: {renew}")
@@ -48,7 +51,11 @@ def size(count: float) -> str:
     """`1.2 GB`, or `35 MB`."""
     for unit, length in (("GB", 1e9), ("MB", 1e6)):
         if count >= length:
-            return f"{count / length:.3g} {unit}" if count < 100 * length else f"{count / length:.0f} {unit}"
+            return (
+                f"{count / length:.3g} {unit}"
+                if count < 100 * length
+                else f"{count / length:.0f} {unit}"
+            )
     return f"{count / 1e3:.0f} kB"
 
 

@@ -1,4 +1,5 @@
-"""Checks of the site's folder and its machine: key, settings, data, saved rounds, time, memory and disk."""
+"""Checks of the site's folder and its machine: key, settings, data, saved rounds, time, memory and
+disk."""
 
 import contextlib
 import os
@@ -14,14 +15,14 @@ from typing import Any
 
 import torch
 
-from dispfl.core.live import LiveModel
-from dispfl.core.memory import keep_heap
+from dispfl.core.allocator import keep_heap
+from dispfl.core.flat_module import FlatModule
 from dispfl.errors import DamagedError, DispflError
-from dispfl.peer.config import SiteConfig
 from dispfl.peer.doctor.findings import Finding, Level, duration, size
 from dispfl.peer.membership.identity import KEY
-from dispfl.peer.setup import LocalSetup
+from dispfl.peer.participant import LocalSetup
 from dispfl.peer.site import IDENTITY, Site
+from dispfl.peer.site_config import SiteConfig
 from dispfl.peer.store import PrivateRounds, difference_from_start
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.round import peer_step
@@ -34,15 +35,24 @@ def check_key(site: Site) -> Finding:
     owner = (site.folder / IDENTITY / KEY).stat().st_uid
     if owner != os.geteuid():
         name, me = _user(owner), _user(os.geteuid())
-        advice = f"Run every command as the user who runs the node: sudo -u {name} dispfl peer doctor ..."
-        return Finding("key", Level.WARNING, f"it belongs to the user {name}, and you are {me}", advice)
+        advice = (
+            f"Run every command as the user who runs the node: sudo -u {name} dispfl peer"
+            " doctor ..."
+        )
+        return Finding(
+            "key", Level.WARNING, f"it belongs to the user {name}, and you are {me}", advice
+        )
     if site.folder.stat().st_mode & 0o077:
         advice = f"Run: chmod 700 {quote(str(site.folder))}"
-        return Finding("key", Level.WARNING, f"other users may enter {site.folder}, which holds models", advice)
+        return Finding(
+            "key", Level.WARNING, f"other users may enter {site.folder}, which holds models", advice
+        )
     return Finding("key", Level.OK, "readable by its owner alone")
 
 
-def check_run(site: Site, setup: LocalSetup, status: Mapping[str, Any], *, running: bool) -> Finding:
+def check_run(
+    site: Site, setup: LocalSetup, status: Mapping[str, Any], *, running: bool
+) -> Finding:
     """Check what an earlier start has saved: its spec, and its checkpoints."""
     folder = site.run_folder
     if not (folder / "config.toml").exists():
@@ -57,7 +67,12 @@ def check_run(site: Site, setup: LocalSetup, status: Mapping[str, Any], *, runni
         if not running:  # a running node deletes old ones meanwhile
             checkpoints.load(finished[-1])
     except DamagedError as damage:
-        return Finding("run", Level.WARNING, str(damage), "The node keeps it aside, and resumes from an earlier round.")
+        return Finding(
+            "run",
+            Level.WARNING,
+            str(damage),
+            "The node keeps it aside, and resumes from an earlier round.",
+        )
     except DispflError as problem:
         return Finding("run", Level.FAILURE, str(problem))
     if running and (reason := status.get("save_problem")):
@@ -80,20 +95,35 @@ def check_privacy(site: Site, setup: LocalSetup) -> Finding:
     text = f"epsilon {spent:.3g} is spent, with {budget} (delta {privacy.delta:g})"
     if exhausted and left > 0:
         text += ": not enough for another round, so this site no longer trains"
-        advice = "Leave it so: it goes on sending its model. A larger privacy.epsilon would weaken the promise."
+        advice = (
+            "Leave it so: it goes on sending its model. A larger privacy.epsilon would weaken the"
+            " promise."
+        )
         return Finding("privacy", Level.WARNING, text, advice)
     return Finding("privacy", Level.OK, text)
 
 
-def check_training(site: Site, setup: LocalSetup, config: SiteConfig, *, running: bool) -> Iterator[Finding]:
+def check_training(
+    site: Site, setup: LocalSetup, config: SiteConfig, *, running: bool
+) -> Iterator[Finding]:
     """Train a few batches, and check time, memory and the space for what a round saves."""
     try:
         seconds, result = measure_round(setup)
     except DispflError as problem:  # a function of the user's has failed
-        yield Finding("training", Level.FAILURE, str(problem), "Mend it: every round would fail like this one.")
+        yield Finding(
+            "training",
+            Level.FAILURE,
+            str(problem),
+            "Mend it: every round would fail like this one.",
+        )
         return
     except (MemoryError, RuntimeError) as problem:
-        yield Finding("training", Level.FAILURE, f"a batch failed: {problem}", "A smaller train.batch_size needs less.")
+        yield Finding(
+            "training",
+            Level.FAILURE,
+            f"a batch failed: {problem}",
+            "A smaller train.batch_size needs less.",
+        )
         return
     if result.report.failure:
         yield Finding("training", Level.FAILURE, result.report.failure)
@@ -104,15 +134,25 @@ def check_training(site: Site, setup: LocalSetup, config: SiteConfig, *, running
 
 
 def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
-    """Return the estimated seconds of a round's step, from one batch and from as many as take a second, and a result.
+    """Return the estimated seconds of a round's step, from one batch and from as many as take a
+    second, and a result.
 
-    The accounting of private steps is left out: its time depends on their number, and its results are kept.
+    The accounting of private steps is left out: its time depends on their number, and its results
+    are kept.
     """
     keep_heap()
     torch.set_num_threads(setup.threads)
-    live, state = LiveModel(setup.run.module(), setup.run.device, setup.run.precision), setup.initial_state()
-    batches, privacy = setup.run.train.local_steps(len(setup.run.peers[setup.name].train)), setup.run.privacy
-    if privacy.enabled:  # the noise of a whole round: fewer steps with the same budget would have another
+    live, state = (
+        FlatModule(setup.run.module(), setup.run.device, setup.run.precision),
+        setup.initial_state(),
+    )
+    batches, privacy = (
+        setup.run.train.local_steps(len(setup.run.peers[setup.name].train)),
+        setup.run.privacy,
+    )
+    if (
+        privacy.enabled
+    ):  # the noise of a whole round: fewer steps with the same budget would have another
         noise = setup.run.privacy_plan(setup.name).noise_multiplier
         privacy = privacy.model_copy(update={"epsilon": None, "noise_multiplier": noise})
 
@@ -136,13 +176,19 @@ def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
 def _time_finding(seconds: float, config: SiteConfig) -> Finding:
     text, deadlines = f"a round trains for about {duration(seconds)}", config.deadlines
     if seconds > deadlines.max:
-        text += f", longer than the longest deadline ({duration(deadlines.max)}): the others continue without this site"
+        text += (
+            f", longer than the longest deadline ({duration(deadlines.max)}): the others continue"
+            " without this site"
+        )
         advice = "Train less in a round (train.steps), or raise deadlines.max at every site."
         return Finding("training", Level.FAILURE, text, advice)
     if seconds > deadlines.min:
         text += f"; faster sites may wait only {duration(deadlines.min)} (deadlines.min) for it"
         return Finding(
-            "training", Level.WARNING, text, f"Set deadlines.min to {2 * seconds:.0f} or more at every site."
+            "training",
+            Level.WARNING,
+            text,
+            f"Set deadlines.min to {2 * seconds:.0f} or more at every site.",
         )
     return Finding("training", Level.OK, text)
 
@@ -154,14 +200,19 @@ def _memory_finding(needed: float, *, running: bool) -> Finding:
         advice = "Use a smaller model or train.batch_size, or raise the service's MemoryMax."
         return Finding("memory", Level.FAILURE, text, advice)
     if needed > available and not running:
-        return Finding("memory", Level.WARNING, text, "End other programs, or use a smaller train.batch_size.")
+        return Finding(
+            "memory", Level.WARNING, text, "End other programs, or use a smaller train.batch_size."
+        )
     return Finding("memory", Level.OK, text)
 
 
 def memory_limits(meminfo: str, cgroup: float) -> tuple[float, float]:
-    """Return the bytes of memory that this process could have at most, and those available at the moment."""
+    """Return the bytes of memory that this process could have at most, and those available at the
+    moment."""
     lines = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
-    total, available = (1024.0 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
+    total, available = (
+        1024.0 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable")
+    )
     return min(total, cgroup), min(available, cgroup)
 
 
@@ -174,18 +225,24 @@ def _cgroup_limit() -> float:
 
 
 def disk_finding(folder: Path, needed: float) -> Finding:
-    """Check the space for the checkpoints: those that are kept, and the next one while it is written."""
+    """Check the space for the checkpoints: those that are kept, and the next one while it is
+    written."""
     present = 0
     for here, _, names in os.walk(folder / RUN / "checkpoints"):
         for name in names:
-            with contextlib.suppress(FileNotFoundError):  # a running node deletes old ones meanwhile
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a running node deletes old ones meanwhile
                 present += Path(here, name).stat().st_size
     free = shutil.disk_usage(folder).free
     missing = max(0.0, needed - present)
     text = f"checkpoints need {size(needed)}; {size(free)} are free in {folder}"
     if not os.access(folder, os.W_OK):
         return Finding(
-            "disk", Level.FAILURE, f"{folder} cannot be written", "Run doctor as the user who runs the node."
+            "disk",
+            Level.FAILURE,
+            f"{folder} cannot be written",
+            "Run doctor as the user who runs the node.",
         )
     if free < missing:
         return Finding("disk", Level.FAILURE, text, f"Free {size(missing - free)} or more.")

@@ -1,4 +1,5 @@
-"""What `dispfl peer doctor` checks over the network: the port, the addresses, the clock, and every member both ways."""
+"""What `dispfl peer doctor` checks over the network: the port, the addresses, the clock, and every
+member both ways."""
 
 import asyncio
 import contextlib
@@ -13,7 +14,6 @@ from typing import Any
 
 from dispfl.errors import DispflError
 from dispfl.peer.client import Client
-from dispfl.peer.config import Deadlines, SiteConfig
 from dispfl.peer.context import NodeContext
 from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration
 from dispfl.peer.guard import RequestGuard
@@ -21,16 +21,18 @@ from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import server_context
 from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.sync import SiteMembership
-from dispfl.peer.run import SiteNetwork
-from dispfl.peer.setup import LocalSetup
+from dispfl.peer.participant import LocalSetup
+from dispfl.peer.run_site import SiteNetwork
 from dispfl.peer.site import Site
+from dispfl.peer.site_config import Deadlines, SiteConfig
 from dispfl.peer.transport.base import JSON
 from dispfl.peer.transport.http import os_error_text, peer_certificates
 
 ANSWER_SECONDS = 10.0
 """How long a member is waited for."""
 LISTEN_SECONDS = 5.0
-"""How long a member that runs is given to connect to us: in the first round it tries every two seconds."""
+"""How long a member that runs is given to connect to us: in the first round it tries every two
+seconds."""
 CLOCK_WARNING, CLOCK_FAILURE = 5.0, 86_400.0
 """Seconds between two clocks: logs are hard to compare; certificates may not be valid yet."""
 AT_ONCE = 32
@@ -94,16 +96,27 @@ def check_network(
     yield check_clock(answers.ahead)
     yield from check_spec(answers)
     for member in members:
-        found = check_certificate(member.name, member.certificate, f"ask {member.name} for a new key and invite")
+        found = check_certificate(
+            member.name, member.certificate, f"ask {member.name} for a new key and invite"
+        )
         if found.level != Level.OK:
             yield replace(found, text=f"its certificate is {found.text}")
-        yield check_member(member, answers, (status.get("peers") or {}).get(member.name, {}), running)
+        yield check_member(
+            member, answers, (status.get("peers") or {}).get(member.name, {}), running
+        )
 
 
 async def ask_members(
-    site: Site, setup: LocalSetup, config: SiteConfig, names: Sequence[str], t: int, *, running: bool
+    site: Site,
+    setup: LocalSetup,
+    config: SiteConfig,
+    names: Sequence[str],
+    t: int,
+    *,
+    running: bool,
 ) -> tuple[Finding, Answers]:
-    """Ask every member what a node that starts in round t asks, and count who connects to us meanwhile."""
+    """Ask every member what a node that starts in round t asks, and count who connects to us
+    meanwhile."""
     answers, guard = Answers(), RequestGuard()
     membership = ReadOnlyMembership(site, setup.run.method, setup.layout, setup.density)
     network = SiteNetwork(site, setup, membership, config.limits, guard)
@@ -112,7 +125,9 @@ async def ask_members(
         if isinstance(peer := fields.get("peer"), str):
             answers.problems[peer] = str(fields.get("detail") or event)
 
-    ctx = NodeContext(site.name, setup.run, setup.codec(), setup.spec, membership, log=log, guard=guard)
+    ctx = NodeContext(
+        site.name, setup.run, setup.codec(), setup.spec, membership, log=log, guard=guard
+    )
     ctx.status.round = t
     deadlines = Deadlines(min=5 * ANSWER_SECONDS)  # a fifth is the time for a probe
     client = Client(ctx, network.transport, deadlines, random.Random())
@@ -145,7 +160,8 @@ async def _wait_for_callers(answers: Answers, *, running: bool) -> None:
 async def _listening(
     site: Site, membership: SiteMembership, callers: set[str], *, running: bool
 ) -> AsyncIterator[Finding]:
-    """Listen on the site's port, unless its node does; yield the finding. Callers see a connection that breaks."""
+    """Listen on the site's port, unless its node does; yield the finding. Callers see a connection
+    that breaks."""
     where = site.info.listen_address
     if running:
         yield await _running_port(site)
@@ -160,7 +176,9 @@ async def _listening(
 
     context = server_context(site.identity, site.members.pinned())
     try:
-        server = await asyncio.start_server(on_connection, *where, ssl=context, ssl_handshake_timeout=ANSWER_SECONDS)
+        server = await asyncio.start_server(
+            on_connection, *where, ssl=context, ssl_handshake_timeout=ANSWER_SECONDS
+        )
     except OSError as problem:
         text = f"cannot listen on {where}: {os_error_text(problem)}"
         advice = "See which program uses it (ss -ltnp), or choose another `listen` in site.toml."
@@ -179,33 +197,54 @@ async def _running_port(site: Site) -> Finding:
             _, writer = await asyncio.open_connection(host, where.port)
     except (OSError, TimeoutError) as problem:
         text = f"the node runs, but does not listen on {where}: {os_error_text(problem)}"
-        return Finding("port", Level.WARNING, text, "Normal while it starts; otherwise read its log.")
+        return Finding(
+            "port", Level.WARNING, text, "Normal while it starts; otherwise read its log."
+        )
     writer.transport.abort()
     return Finding("port", Level.OK, f"{where} is in use by this site's own node, which runs")
 
 
 def check_address(site: Site, members: Sequence[Member]) -> Finding:
-    """Check the address that the others connect to: does it resolve, to which families, and do we listen there?"""
+    """Check the address that the others connect to: does it resolve, to which families, and do we
+    listen there?"""
     where, listen = site.info.address, site.info.listen_address
     try:
         found = socket.getaddrinfo(*where, type=socket.SOCK_STREAM)
     except OSError as problem:
         text = f"others reach this site at {where}, which does not resolve here: {problem.strerror}"
-        return Finding("address", Level.WARNING, text, "Check `advertise` in site.toml, and the name's DNS records.")
+        return Finding(
+            "address",
+            Level.WARNING,
+            text,
+            "Check `advertise` in site.toml, and the name's DNS records.",
+        )
     families = {entry[0]: str(entry[4][0]) for entry in found}
     text = f"others reach this site at {where}"
     if where.host not in families.values():
         text += f" ({', '.join(families.values())})"
-    elsewhere = any(member.address and not _is_loopback([member.address.host]) for member in members)
+    elsewhere = any(
+        member.address and not _is_loopback([member.address.host]) for member in members
+    )
     if _is_loopback(families.values()) and elsewhere:
         advice = "Set `advertise` in site.toml to this machine's address or name."
-        return Finding("address", Level.FAILURE, f"{text}, which is this machine for each of them", advice)
+        return Finding(
+            "address", Level.FAILURE, f"{text}, which is this machine for each of them", advice
+        )
     if socket.AF_INET6 in families and len(families) > 1 and ":" not in listen.host:
         advice = "Listen on [::], or remove the name's AAAA record."
-        return Finding("address", Level.WARNING, f"{text}; it listens on {listen}, IPv4 only", advice)
-    if socket.AF_INET in families and len(families) == 1 and ":" in listen.host and listen.host != "::":
+        return Finding(
+            "address", Level.WARNING, f"{text}; it listens on {listen}, IPv4 only", advice
+        )
+    if (
+        socket.AF_INET in families
+        and len(families) == 1
+        and ":" in listen.host
+        and listen.host != "::"
+    ):
         advice = "Listen on an IPv4 address, or on 0.0.0.0."
-        return Finding("address", Level.FAILURE, f"{text}; it listens on {listen}, IPv6 only", advice)
+        return Finding(
+            "address", Level.FAILURE, f"{text}; it listens on {listen}, IPv6 only", advice
+        )
     return Finding("address", Level.OK, text)
 
 
@@ -224,13 +263,20 @@ def check_clock(ahead: Mapping[str, float]) -> Finding:
     if not ahead:
         now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
         advice = "Compare it with your watch, or run doctor again when a member runs."
-        return Finding("clock", Level.WARNING, f"it shows {now}; no member answered to compare it with", advice)
+        return Finding(
+            "clock", Level.WARNING, f"it shows {now}; no member answered to compare it with", advice
+        )
     name, worst = max(ahead.items(), key=lambda item: abs(item[1]))
     off = f"{duration(abs(worst))} {'behind' if worst > 0 else 'ahead of'} {name}'s"
     if abs(worst) < CLOCK_WARNING:  # a date has whole seconds
         return Finding("clock", Level.OK, f"within {CLOCK_WARNING:.0f} s of {names_of(ahead)}")
     level = Level.FAILURE if abs(worst) >= CLOCK_FAILURE else Level.WARNING
-    return Finding("clock", level, f"it is {off}", "Set the clock that is wrong; NTP keeps it right: timedatectl")
+    return Finding(
+        "clock",
+        level,
+        f"it is {off}",
+        "Set the clock that is wrong; NTP keeps it right: timedatectl",
+    )
 
 
 def check_spec(answers: Answers) -> Iterator[Finding]:
@@ -242,17 +288,21 @@ def check_spec(answers: Answers) -> Iterator[Finding]:
         yield Finding("spec", Level.OK, f"the same as at {names_of(agreeing)}")
 
 
-def check_member(member: Member, answers: Answers, status: Mapping[str, Any], running: bool) -> Finding:
+def check_member(
+    member: Member, answers: Answers, status: Mapping[str, Any], running: bool
+) -> Finding:
     """Check whether we reach a member, and it us."""
     name, where = member.name, member.address
     if where is None:  # on a roster, and not announced yet
-        advice = "Normal until one of the others has heard of it; its node must have run once."
+        advice = "Normal until one of the others knows it; its node must have run once."
         return Finding(name, Level.WARNING, "its address is not known yet", advice)
     if name not in answers.reached:
         text = answers.problems.get(name, "no response")
         return Finding(name, Level.WARNING, text, _advice(text, name, where))
     if name not in answers.replied and name not in answers.mismatches:
-        return Finding(name, Level.FAILURE, f"it refuses us: {answers.problems.get(name)}", f"Call {name}.")
+        return Finding(
+            name, Level.FAILURE, f"it refuses us: {answers.problems.get(name)}", f"Call {name}."
+        )
     called = status.get("last_request") if running else None
     if name in answers.callers:
         return Finding(name, Level.OK, f"reached at {where}, and it reaches us")
@@ -262,7 +312,10 @@ def check_member(member: Member, answers: Answers, status: Mapping[str, Any], ru
     text = f"reached at {where}; that it reaches us is not certain: "
     if running:
         text += "it has sent no request since our node started"
-        advice = f"Normal right after the start. Otherwise check our address and firewall; {name} tells why it fails."
+        advice = (
+            f"Normal right after the start. Otherwise check our address and firewall; {name} tells"
+            " why it fails."
+        )
         return Finding(name, Level.WARNING, text, advice)
     text += f"it did not try within {LISTEN_SECONDS:.0f} s"
     return Finding(name, Level.WARNING, text, "Run doctor again while our node runs.")

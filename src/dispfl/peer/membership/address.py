@@ -6,9 +6,12 @@ from typing import NamedTuple
 
 from dispfl.errors import ConfigError
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,39}")  # a leading dash would look like a command-line option
+_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9-]{0,39}"
+)  # a leading dash would look like a command-line option
 _LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-# Names of interfaces, such as eth0 and wlan0.100. In a URL %25 is a percent sign, so 25 would not be a zone there.
+# Names of interfaces, such as eth0 and wlan0.100. In a URL %25 is a percent sign, so 25 would not
+# be a zone there.
 _ZONE = re.compile(r"(?=.{1,15}\Z)(?!25)[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _MAX_CHARS = 300
 RESERVED = {"server", "unknown"}
@@ -18,7 +21,8 @@ RESERVED = {"server", "unknown"}
 class Address(NamedTuple):
     """Host and port of a site. An IPv6 host is stored without brackets.
 
-    Addresses come from other sites: what `parse` accepts can be part of a URL and be passed to the resolver.
+    Addresses come from other sites: what `parse` accepts can be part of a URL and be passed to the
+    resolver.
     """
 
     host: str
@@ -28,12 +32,18 @@ class Address(NamedTuple):
     def parse(cls, text: str) -> "Address":
         """Parse `alice.example.org:7600`, `192.0.2.7:7600` or `[2001:db8::7]:7600`."""
         if len(text) > _MAX_CHARS:
-            raise ConfigError(f"An address has at most {_MAX_CHARS} characters, got {len(text)}: {text[:40]!r}...")
+            raise ConfigError(
+                f"An address has at most {_MAX_CHARS} characters, got {len(text)}: {text[:40]!r}..."
+            )
         host, colon, port = text.strip().rpartition(":")
         if not colon or not host:
-            raise ConfigError(f"An address is HOST:PORT, got {text!r}; for example alice.example.org:7600.")
+            raise ConfigError(
+                f"An address is HOST:PORT, got {text!r}; for example alice.example.org:7600."
+            )
         if not (port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535):
-            raise ConfigError(f"The port of an address is a number from 1 to 65535, got {port!r} in {text!r}.")
+            raise ConfigError(
+                f"The port of an address is a number from 1 to 65535, got {port!r} in {text!r}."
+            )
         return cls(_host(host, text), int(port))
 
     def __str__(self) -> str:
@@ -41,7 +51,8 @@ class Address(NamedTuple):
 
     @property
     def is_unspecified(self) -> bool:
-        """Whether the host is 0.0.0.0 or [::], which means all interfaces and cannot be connected to."""
+        """Whether the host is 0.0.0.0 or [::], which means all interfaces and cannot be connected
+        to."""
         try:
             return ipaddress.ip_address(self.host).is_unspecified
         except ValueError:
@@ -52,7 +63,8 @@ def check_name(what: str, name: str) -> str:
     """Return the name if it is valid for a site or a federation, else raise `ConfigError`."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{what} must be 1 to 40 letters (a-z), digits and dashes and not start with a dash, got {name!r}."
+            f"{what} must be 1 to 40 letters (a-z), digits and dashes and not start with a dash,"
+            f" got {name!r}."
         )
     if name in RESERVED:
         raise ConfigError(f"{what} cannot be {name!r}, which is reserved; choose another name.")
@@ -65,11 +77,14 @@ def _host(host: str, text: str) -> str:
         try:
             found = ipaddress.IPv6Address(host[1:-1])
         except ValueError:
-            raise ConfigError(f"{shown} in {text!r} is not an IPv6 address; for example [2001:db8::7]:7600.") from None
+            raise ConfigError(
+                f"{shown} in {text!r} is not an IPv6 address; for example [2001:db8::7]:7600."
+            ) from None
         if found.scope_id is not None and not _ZONE.fullmatch(found.scope_id):
             raise ConfigError(
-                f"The zone {found.scope_id!r} of an IPv6 address must be the name of an interface, 1 to 15 letters, "
-                f"digits, dots, dashes and underscores, got {text!r}; for example [fe80::7%eth0]:7600."
+                f"The zone {found.scope_id!r} of an IPv6 address must be the name of an interface,"
+                f" 1 to 15 letters, digits, dots, dashes and underscores, got {text!r}; for example"
+                " [fe80::7%eth0]:7600."
             )
         return str(found)
     if ":" in host and "/" not in host:
@@ -78,7 +93,13 @@ def _host(host: str, text: str) -> str:
         try:
             return str(ipaddress.IPv4Address(host))
         except ValueError:
-            raise ConfigError(f"{shown} in {text!r} is not an IPv4 address; for example 192.0.2.7:7600.") from None
-    if len(host) > 253 or not all(_LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")):
-        raise ConfigError(f"{shown} in {text!r} is not a host name; for example alice.example.org:7600.")
+            raise ConfigError(
+                f"{shown} in {text!r} is not an IPv4 address; for example 192.0.2.7:7600."
+            ) from None
+    if len(host) > 253 or not all(
+        _LABEL.fullmatch(label) for label in host.removesuffix(".").split(".")
+    ):
+        raise ConfigError(
+            f"{shown} in {text!r} is not a host name; for example alice.example.org:7600."
+        )
     return host

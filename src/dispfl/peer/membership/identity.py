@@ -1,4 +1,5 @@
-"""Keys and certificates of sites: issuing, rotating, reading and storing them, and TLS contexts that pin them."""
+"""Keys and certificates of sites: issuing, rotating, reading and storing them, and TLS contexts
+that pin them."""
 
 import datetime
 import hashlib
@@ -25,19 +26,30 @@ from dispfl.runs.files import plain_disk_errors, sync_folder, write_atomically
 
 _MAX_CERTIFICATE_BYTES = 4096  # typical size: 400
 _VALIDITY_YEARS = 10
-_SKEW = datetime.timedelta(days=1)  # so that a peer whose clock is slightly behind accepts a new certificate
+_SKEW = datetime.timedelta(
+    days=1
+)  # so that a peer whose clock is slightly behind accepts a new certificate
 
 
 class IdentityError(DispflError):
     """A key or certificate that is missing, invalid or readable by other users."""
 
 
-def issue(name: str, key: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePrivateKey) -> x509.Certificate:
+def issue(
+    name: str, key: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePrivateKey
+) -> x509.Certificate:
     """Issue a certificate for a site's key, signed by the same key or by the previous one."""
     now = datetime.datetime.now(datetime.UTC)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = dict.fromkeys(
-        ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "crl_sign"), False
+        (
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "crl_sign",
+        ),
+        False,
     )
     return (
         x509.CertificateBuilder()
@@ -50,13 +62,19 @@ def issue(name: str, key: ec.EllipticCurvePublicKey, issuer: ec.EllipticCurvePri
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(
             x509.KeyUsage(
-                digital_signature=True, key_cert_sign=True, encipher_only=False, decipher_only=False, **usage
+                digital_signature=True,
+                key_cert_sign=True,
+                encipher_only=False,
+                decipher_only=False,
+                **usage,
             ),
             critical=True,
         )
         # Subject and issuer have the same name; the key identifiers distinguish them.
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer.public_key()), critical=False
+        )
         .sign(issuer, hashes.SHA256())
     )
 
@@ -73,7 +91,8 @@ def fingerprint(cert_der: bytes) -> str:
 
 @lru_cache(maxsize=8192)
 def key_digest(certificate: x509.Certificate) -> str:
-    """Return a digest of a certificate's public key, which stays the same if the key is certified again."""
+    """Return a digest of a certificate's public key, which stays the same if the key is certified
+    again."""
     encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
     return hashlib.sha256(certificate.public_key().public_bytes(encoding, form)).hexdigest()[:32]
 
@@ -91,23 +110,30 @@ def readable_fingerprint(print_: str) -> list[str]:
 
 @lru_cache(maxsize=8192)
 def read_certificate(cert_der: bytes) -> x509.Certificate:
-    """Parse the certificate of a site from untrusted bytes; raise `IdentityError` for anything else."""
+    """Parse the certificate of a site from untrusted bytes; raise `IdentityError` for anything
+    else."""
     if len(cert_der) > _MAX_CERTIFICATE_BYTES:
-        raise IdentityError(f"A site certificate has at most {_MAX_CERTIFICATE_BYTES} bytes, got {len(cert_der)}.")
+        raise IdentityError(
+            f"A site certificate has at most {_MAX_CERTIFICATE_BYTES} bytes, got {len(cert_der)}."
+        )
     try:
         certificate = x509.load_der_x509_certificate(cert_der)
         key = certificate.public_key()
         signs = certificate.extensions.get_extension_for_class(x509.KeyUsage).value.key_cert_sign
         ca = certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
         check_name("The name in a certificate", common_name(certificate))
-    except Exception as problem:  # the bytes are untrusted, and the parser raises many exception types
+    except (
+        Exception
+    ) as problem:  # the bytes are untrusted, and the parser raises many exception types
         raise IdentityError(f"This is not a site certificate: {problem}") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError("The key of a site certificate must be a P-256 key.")
     if certificate.serial_number <= 0:
         raise IdentityError("The serial number of a site certificate must be positive.")
     if not (ca and signs):
-        raise IdentityError("A site certificate must be allowed to issue its successor (CA, keyCertSign).")
+        raise IdentityError(
+            "A site certificate must be allowed to issue its successor (CA, keyCertSign)."
+        )
     return certificate
 
 
@@ -115,7 +141,9 @@ def common_name(certificate: x509.Certificate) -> str:
     """Return the site name in a certificate: its only common name."""
     names = certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     if len(certificate.subject) != 1 or len(names) != 1:
-        raise ConfigError("The subject of a site certificate must be exactly one common name, the site's name.")
+        raise ConfigError(
+            "The subject of a site certificate must be exactly one common name, the site's name."
+        )
     return str(names[0].value)
 
 
@@ -131,7 +159,8 @@ def is_successor(certificate: x509.Certificate, earlier: x509.Certificate) -> bo
 
 
 def descends_from(chain: Sequence[x509.Certificate], pinned: x509.Certificate) -> bool:
-    """Whether the first certificate of a chain is the pinned one or was issued by it through the rest of the chain."""
+    """Whether the first certificate of a chain is the pinned one or was issued by it through the
+    rest of the chain."""
     earlier = iter(chain)
     newest = next(earlier)
     while newest != pinned:
@@ -152,7 +181,8 @@ def is_current(certificate: x509.Certificate) -> bool:
 
 KEY, CERTIFICATE = "key.pem", "cert.pem"
 MAX_ISSUERS = 4
-"""Earlier certificates that a site presents; a member that missed more rotations needs a new invite."""
+"""Earlier certificates that a site presents; a member that missed more rotations needs a new
+invite."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +204,9 @@ class Identity:
         """Generate a new key with a certificate signed by the current key."""
         key = ec.generate_private_key(ec.SECP256R1())
         certificate = issue(self.name, key.public_key(), self.key)
-        return Identity(self.name, key, certificate, (self.certificate, *self.issuers)[:MAX_ISSUERS])
+        return Identity(
+            self.name, key, certificate, (self.certificate, *self.issuers)[:MAX_ISSUERS]
+        )
 
     @property
     def chain(self) -> tuple[x509.Certificate, ...]:
@@ -199,8 +231,8 @@ class Identity:
     def save(self, folder: Path) -> None:
         """Write both files; only the owner can read the key.
 
-        The certificates are written first: after a crash before the new key is written, the old key still has its
-        certificate among them.
+        The certificates are written first: after a crash before the new key is written, the old key
+        still has its certificate among them.
         """
         with plain_disk_errors(folder):
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -209,7 +241,8 @@ class Identity:
 
     @classmethod
     def load(cls, folder: Path) -> "Identity":
-        """Load an identity; raise `IdentityError` if other users can read the key or the files do not match."""
+        """Load an identity; raise `IdentityError` if other users can read the key or the files do
+        not match."""
         key = _read_key(folder / KEY)
         try:
             chain = x509.load_pem_x509_certificates((folder / CERTIFICATE).read_bytes())
@@ -222,21 +255,25 @@ class Identity:
             if certificate.public_key() == key.public_key():
                 issuers = tuple(chain[place + 1 :][:MAX_ISSUERS])
                 return cls(common_name(certificate), key, certificate, issuers)
-        raise IdentityError(f"{folder / KEY} and {folder / CERTIFICATE} do not match; restore both from a backup.")
+        raise IdentityError(
+            f"{folder / KEY} and {folder / CERTIFICATE} do not match; restore both from a backup."
+        )
 
 
 # TLS
 
 
 def server_context(identity: Identity, pinned: Iterable[x509.Certificate]) -> ssl.SSLContext:
-    """TLS 1.3 server context that accepts the pinned certificates and certificates issued by them."""
+    """TLS 1.3 server context that accepts the pinned certificates and certificates issued by
+    them."""
     context = _context(ssl.PROTOCOL_TLS_SERVER, identity, pinned)
     context.num_tickets = 0  # a resumed session would skip certificate verification
     return context
 
 
 def client_context(identity: Identity, pinned: Iterable[x509.Certificate]) -> ssl.SSLContext:
-    """TLS 1.3 client context that accepts the same certificates of servers. Host names are not checked."""
+    """TLS 1.3 client context that accepts the same certificates of servers. Host names are not
+    checked."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, identity, pinned)
 
 
@@ -248,7 +285,9 @@ def pin(context: ssl.SSLContext, certificate: x509.Certificate) -> None:
     context.load_verify_locations(cadata=der(certificate))
 
 
-def _context(protocol: int, identity: Identity, pinned: Iterable[x509.Certificate]) -> ssl.SSLContext:
+def _context(
+    protocol: int, identity: Identity, pinned: Iterable[x509.Certificate]
+) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
@@ -276,11 +315,15 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
             check_private(file)
             content = file.read()
     except OSError as problem:
-        raise IdentityError(f"The key {path} cannot be read: {problem.strerror}. Restore it from a backup.") from None
+        raise IdentityError(
+            f"The key {path} cannot be read: {problem.strerror}. Restore it from a backup."
+        ) from None
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise IdentityError(f"{path} does not contain a private key; restore it from a backup.") from None
+        raise IdentityError(
+            f"{path} does not contain a private key; restore it from a backup."
+        ) from None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP256R1):
         raise IdentityError(f"{path} must contain a P-256 key; restore it from a backup.")
     return key
@@ -290,7 +333,8 @@ def check_private(file: IO[bytes]) -> None:
     """Refuse an opened key file that other users can read or write."""
     if os.fstat(file.fileno()).st_mode & 0o077:
         raise IdentityError(
-            f"The key {file.name} is readable by other users of this machine; run: chmod 600 {file.name}"
+            f"The key {file.name} is readable by other users of this machine; run: chmod 600"
+            f" {file.name}"
         )
 
 
@@ -300,7 +344,9 @@ def write_privately(path: Path, content: bytes) -> None:
     with plain_disk_errors(path):
         temporary.unlink(missing_ok=True)
         try:
-            with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+            with os.fdopen(
+                os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb"
+            ) as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
@@ -311,8 +357,12 @@ def write_privately(path: Path, content: bytes) -> None:
             raise
 
 
-def _key_pem(key: ec.EllipticCurvePrivateKey, encryption: serialization.KeySerializationEncryption) -> bytes:
-    return key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption)
+def _key_pem(
+    key: ec.EllipticCurvePrivateKey, encryption: serialization.KeySerializationEncryption
+) -> bytes:
+    return key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, encryption
+    )
 
 
 def _pem(certificate: x509.Certificate) -> bytes:

@@ -1,8 +1,10 @@
-"""Invites: everything another site needs to accept this one, as one string that can be sent by mail or chat.
+"""Invites: everything another site needs to accept this one, as one string that can be sent by mail
+or chat.
 
     dispfl1-BASE64URL    federation, name, address, certificate (DER), each after its length (2 bytes), and a checksum
 
-The checksum (8 bytes of BLAKE2b) detects copying errors, not forgery: people compare fingerprints for that.
+The checksum (8 bytes of BLAKE2b) detects copying errors, not forgery: people compare fingerprints
+for that.
 """
 
 import base64
@@ -15,7 +17,13 @@ from cryptography import x509
 
 from dispfl.errors import ConfigError, DispflError
 from dispfl.peer.membership.address import Address, check_name
-from dispfl.peer.membership.identity import IdentityError, common_name, der, fingerprint, read_certificate
+from dispfl.peer.membership.identity import (
+    IdentityError,
+    common_name,
+    der,
+    fingerprint,
+    read_certificate,
+)
 
 PREFIX = "dispfl1-"
 _CHECKSUM_BYTES = 8
@@ -42,7 +50,12 @@ class Invite:
         return fingerprint(der(self.certificate))
 
     def __str__(self) -> str:
-        fields = (self.federation.encode(), self.name.encode(), str(self.address).encode(), der(self.certificate))
+        fields = (
+            self.federation.encode(),
+            self.name.encode(),
+            str(self.address).encode(),
+            der(self.certificate),
+        )
         content = b"".join(len(field).to_bytes(2, "big") + field for field in fields)
         return PREFIX + _to_text(content + _checksum(content))
 
@@ -62,11 +75,13 @@ class Invite:
         except (UnicodeDecodeError, ConfigError, IdentityError) as problem:
             raise InviteError(f"The invite is invalid: {problem}") from None
         if common_name(certificate) != name:
-            raise InviteError(f"The invite is for {name}, but its certificate names {common_name(certificate)}.")
+            raise InviteError(
+                f"The invite is for {name}, but its certificate names {common_name(certificate)}."
+            )
         if invite.address.is_unspecified:
             raise InviteError(
-                f"The address {invite.address} is not reachable from other machines; run `dispfl peer init` at {name} "
-                "with --advertise."
+                f"The address {invite.address} is not reachable from other machines; run `dispfl"
+                f" peer init` at {name} with --advertise."
             )
         return invite
 
@@ -76,18 +91,25 @@ def _content(text: str) -> bytes:
     if not text.startswith(PREFIX):
         if re.match(r"dispfl\d+-", text):
             raise InviteError(
-                f"The invite has another version ({text.partition('-')[0]}); install the same dispfl on both sites."
+                f"The invite has another version ({text.partition('-')[0]}); install the same"
+                " dispfl on both sites."
             )
         raise InviteError(f"An invite begins with {PREFIX}, got {text[:12]!r}. {_COPY_AGAIN}")
     if len(text) > _MAX_CHARS:
-        raise InviteError(f"An invite has at most {_MAX_CHARS} characters, got {len(text)}. {_COPY_AGAIN}")
+        raise InviteError(
+            f"An invite has at most {_MAX_CHARS} characters, got {len(text)}. {_COPY_AGAIN}"
+        )
     body = text.removeprefix(PREFIX)
     try:
         raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError):
-        raise InviteError(f"The invite is damaged: characters are missing or invalid. {_COPY_AGAIN}") from None
+        raise InviteError(
+            f"The invite is damaged: characters are missing or invalid. {_COPY_AGAIN}"
+        ) from None
     content, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-    if _to_text(raw) != body or _checksum(content) != checksum:  # the last base64 character may have unused bits
+    if (
+        _to_text(raw) != body or _checksum(content) != checksum
+    ):  # the last base64 character may have unused bits
         raise InviteError(f"The invite is damaged: its checksum is wrong. {_COPY_AGAIN}")
     return content
 

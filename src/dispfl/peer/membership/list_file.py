@@ -1,9 +1,10 @@
 """The member list on disk, shared by several processes.
 
-A running node looks up a member on every request, while `dispfl peer accept` and `revoke` run in other processes. A
-lookup therefore first checks whether the file has changed (one `stat`). An update reads the current file under a lock
-and replaces it atomically. What other members announce takes effect at once and is saved about once a second, so that a
-thousand records do not write the file a thousand times; if a crash loses it, the next sync brings it again.
+A running node looks up a member on every request, while `dispfl peer accept` and `revoke` run in
+other processes. A lookup therefore first checks whether the file has changed (one `stat`). An
+update reads the current file under a lock and replaces it atomically. What other members announce
+takes effect at once and is saved about once a second, so that a thousand records do not write the
+file a thousand times; if a crash loses it, the next sync brings it again.
 """
 
 import contextlib
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dispfl.errors import MessageError, RunError
-from dispfl.peer.membership.audit import append_changes, changes, limited
+from dispfl.peer.membership.audit_log import append_changes, changes, limited
 from dispfl.peer.membership.member_list import Edit, MemberList
 from dispfl.peer.membership.members_format import from_bytes, to_bytes
 from dispfl.runs.files import plain_disk_errors, write_atomically
@@ -44,7 +45,8 @@ class ListFile:
         self._list = self._saved = self._audited = MemberList()
         """The list, as it is in the file, and as the audit log has it."""
         self._unsaved: dict[str, Edit] = {}
-        """What members have announced since the file was written, by what it is about: of that only the newest."""
+        """What members have announced since the file was written, by what it is about: of that only
+        the newest."""
         self._saved_at = -SAVE_INTERVAL
         self._address_changes: Counter[str] = Counter()
         self.current()
@@ -62,12 +64,17 @@ class ListFile:
                     self._reload(self.path.read_bytes(), stamp)
             except OSError as problem:
                 missing = isinstance(problem, FileNotFoundError)
-                fix = "Restore it from a backup" if missing else "Nothing was changed; remove the cause and start again"
+                fix = (
+                    "Restore it from a backup"
+                    if missing
+                    else "Nothing was changed; remove the cause and start again"
+                )
                 raise RunError(f"{self.path} cannot be read: {problem.strerror}. {fix}.") from None
             return self._list
 
     def latest(self) -> MemberList:
-        """Return the current list; the last one that could be read if the file cannot be read now."""
+        """Return the current list; the last one that could be read if the file cannot be read
+        now."""
         with contextlib.suppress(RunError):
             return self.current()
         return self._list
@@ -75,7 +82,8 @@ class ListFile:
     def apply(self, edit: Edit, about: str) -> bool:
         """Apply what a member has announced, to be saved later; return whether it changes anything.
 
-        It replaces what was announced `about` the same and could not be saved yet: the disk may be full for long.
+        It replaces what was announced `about` the same and could not be saved yet: the disk may be
+        full for long.
         """
         with self.lock:
             before = self.current()
@@ -87,7 +95,8 @@ class ListFile:
             return after is not before
 
     def update(self, edit: Edit, by: str) -> MemberList:
-        """Apply a change to the current list, excluding other processes, and note it in the audit log.
+        """Apply a change to the current list, excluding other processes, and note it in the audit
+        log.
 
         Lookups go on while the file is written.
         """
@@ -127,7 +136,8 @@ class ListFile:
         except ValueError as problem:
             kept = self._keep_damaged(content)
             raise RunError(
-                f"{self.path} is damaged ({problem}). Restore it from a backup; a copy of it is kept as {kept.name}."
+                f"{self.path} is damaged ({problem}). Restore it from a backup; a copy of it is"
+                f" kept as {kept.name}."
             ) from None
         self._audited = self._saved  # noted by the process that wrote it
         self._stamp = stamp
@@ -135,7 +145,8 @@ class ListFile:
         self._set(self._with_unsaved())
 
     def _with_unsaved(self) -> MemberList:
-        """The list in the file with what members have announced since, as far as it still applies."""
+        """The list in the file with what members have announced since, as far as it still
+        applies."""
         member_list, edits, self._unsaved = self._saved, self._unsaved, {}
         for about, edit in edits.items():
             with contextlib.suppress(MessageError):
@@ -158,7 +169,9 @@ class ListFile:
         """Keep a copy of damaged content, beside earlier ones."""
         number = 1
         while True:
-            copy = self.path.with_name(f"{self.path.name}{f'.{number}' if number > 1 else ''}.damaged")
+            copy = self.path.with_name(
+                f"{self.path.name}{f'.{number}' if number > 1 else ''}.damaged"
+            )
             if not copy.exists():
                 write_atomically(copy, content)
                 return copy
@@ -169,7 +182,8 @@ class ListFile:
 
 @contextlib.contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock across processes; it is released when the process ends for any reason."""
+    """Hold an exclusive lock across processes; it is released when the process ends for any
+    reason."""
     with plain_disk_errors(path):
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:

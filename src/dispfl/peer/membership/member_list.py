@@ -33,7 +33,8 @@ class Member:
 
     name: str
     address: Address | None
-    """None if the address in the members file is not valid any more; the member's next record has another."""
+    """None if the address in the members file is not valid any more; the member's next record has
+    another."""
     certificate: x509.Certificate
     """The pinned certificate."""
     state: State = "accepted"
@@ -70,15 +71,22 @@ class Member:
         return self.record.serial if self.record else 0
 
     def follows(self, certificate: x509.Certificate) -> bool:
-        """Whether a certificate is the pinned one, a former one of this member, or issued by the pinned one."""
-        return key_digest(certificate) in self.retired or descends_from([certificate], self.certificate)
+        """Whether a certificate is the pinned one, a former one of this member, or issued by the
+        pinned one."""
+        return key_digest(certificate) in self.retired or descends_from(
+            [certificate], self.certificate
+        )
 
     def with_key(self, chain: Sequence[x509.Certificate]) -> "Member":
-        """Pin another certificate; the keys of the old one and of those that issued the new one are retired."""
-        return replace(self, certificate=chain[0])._retiring(*map(key_digest, chain[1:]), self._last_key)
+        """Pin another certificate; the keys of the old one and of those that issued the new one are
+        retired."""
+        return replace(self, certificate=chain[0])._retiring(
+            *map(key_digest, chain[1:]), self._last_key
+        )
 
     def proposed(self, certificate: x509.Certificate) -> "Member":
-        """A site that is not accepted, with another certificate, until its fingerprint is confirmed."""
+        """A site that is not accepted, with another certificate, until its fingerprint is
+        confirmed."""
         return replace(self, certificate=certificate, state="pending", replaces=self._last_key)
 
     def confirmed(self) -> "Member":
@@ -96,7 +104,8 @@ class Member:
         return replace(self, retired=tuple(former)[:MAX_RETIRED])
 
     def after_rotation(self, chain: Sequence[x509.Certificate], now: float) -> "Member":
-        """Pin a certificate that descends from the pinned one, at most once in `ROTATION_INTERVAL` seconds."""
+        """Pin a certificate that descends from the pinned one, at most once in `ROTATION_INTERVAL`
+        seconds."""
         if chain[0] == self.certificate:
             return self
         if key_digest(chain[0]) in self.retired:
@@ -104,8 +113,8 @@ class Member:
         if 0 <= now - self.rotated < ROTATION_INTERVAL:
             refuse(
                 Refusal.ROTATION,
-                f"{self.name} replaced its key {(now - self.rotated) / 60:.0f} minutes ago; one rotation an hour is "
-                "accepted.",
+                f"{self.name} replaced its key {(now - self.rotated) / 60:.0f} minutes ago; one"
+                " rotation an hour is accepted.",
             )
         return replace(self.with_key(chain), rotated=now)
 
@@ -127,7 +136,8 @@ class MemberList:
         return replace(self, members={**self.members, member.name: member})
 
     def with_invite(self, invite: Invite, *, confirmed: bool) -> "MemberList":
-        """Accept a site by its invite; the state stays pending until its fingerprint is confirmed."""
+        """Accept a site by its invite; the state stays pending until its fingerprint is
+        confirmed."""
         old = self.members.get(invite.name)
         if old is None:
             new = Member(invite.name, invite.address, invite.certificate)
@@ -135,14 +145,19 @@ class MemberList:
         if key_digest(invite.certificate) in old.retired:
             raise InviteError(
                 f"{invite.name} has replaced its key since this invite was created. "
-                + ("Nothing needs to be done." if old.state == "accepted" else "Ask it for a new invite.")
+                + (
+                    "Nothing needs to be done."
+                    if old.state == "accepted"
+                    else "Ask it for a new invite."
+                )
             )
         is_same = old.follows(invite.certificate)
         if old.state == "accepted":
             if not is_same:
                 raise InviteError(
-                    f"{invite.name} is already accepted with another certificate ({old.fingerprint[:16]}...). If it "
-                    f"has a new key, revoke the old one first: dispfl peer revoke DIR {invite.name}"
+                    f"{invite.name} is already accepted with another certificate"
+                    f" ({old.fingerprint[:16]}...). If it has a new key, revoke the old one first:"
+                    f" dispfl peer revoke DIR {invite.name}"
                 )
             confirmed = True  # the accepted key has signed the new one
         if confirmed:
@@ -152,20 +167,29 @@ class MemberList:
         record = old.record if is_same else None
         return self.with_member(replace(member, address=invite.address, record=record, by="hand"))
 
-    def with_certificate(self, name: str, chain: Sequence[x509.Certificate], now: float) -> "MemberList":
+    def with_certificate(
+        self, name: str, chain: Sequence[x509.Certificate], now: float
+    ) -> "MemberList":
         """Pin an accepted member's new certificate if its chain descends from the pinned one."""
         member = self.members.get(name)
-        if member is None or member.state != "accepted" or not descends_from(chain, member.certificate):
+        if (
+            member is None
+            or member.state != "accepted"
+            or not descends_from(chain, member.certificate)
+        ):
             return self
         after = member.after_rotation(chain, now)
         return self if after is member else self.with_member(after)
 
-    def with_record(self, record: MemberRecord, name: str, federation: str, now: float) -> "MemberList":
+    def with_record(
+        self, record: MemberRecord, name: str, federation: str, now: float
+    ) -> "MemberList":
         """Apply a verified record as the site `name`; refuse it if another key has signed it."""
         if record.federation != federation:
             refuse(
                 Refusal.FEDERATION,
-                f"The record of {record.name} belongs to the federation {record.federation}, not {federation}.",
+                f"The record of {record.name} belongs to the federation {record.federation}, not"
+                f" {federation}.",
             )
         if record.name == name:
             if self.own and not descends_from(self.own.chain, record.chain[0]):
@@ -175,17 +199,25 @@ class MemberList:
         if member is None or member.state != "accepted" or not record.replaces(member.record):
             return self
         if not descends_from(record.chain, member.certificate):
-            refuse(Refusal.CERTIFICATE, f"The record of {record.name} does not have the accepted certificate.")
+            refuse(
+                Refusal.CERTIFICATE,
+                f"The record of {record.name} does not have the accepted certificate.",
+            )
         after = member.after_rotation(record.chain, now)
         return self.with_member(replace(after, address=record.address, record=record))
 
     def with_roster(self, roster: Roster, name: str) -> "MemberList":
-        """Apply a verified roster as the site `name`: accept everyone on it, and revoke those that it has lost."""
+        """Apply a verified roster as the site `name`: accept everyone on it, and revoke those that
+        it has lost."""
         listed = roster.members()
         members = {
-            member.name: replace(member, state="revoked")
-            if member.by == "roster" and member.state == "accepted" and member.name not in listed
-            else member
+            member.name: (
+                replace(member, state="revoked")
+                if member.by == "roster"
+                and member.state == "accepted"
+                and member.name not in listed
+                else member
+            )
             for member in self.members.values()
         }
         for invite in listed.values():
@@ -194,15 +226,19 @@ class MemberList:
         return replace(self, members=members, roster=roster, forks=())
 
     def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
-        """Whether a roster of the accepted administrators is newer than the accepted one, or contradicts it."""
+        """Whether a roster of the accepted administrators is newer than the accepted one, or
+        contradicts it."""
         old = self.roster
         if old is None or administrators != old.fingerprint or version < old.version:
             return False
         return version > old.version or (digest != old.digest and digest not in self.forks)
 
     def with_newer_roster(self, roster: Roster, name: str) -> "MemberList":
-        """Apply a verified roster of the accepted administrators if it is newer; of two with one version, the first."""
-        if self.roster is None or not self.lacks_roster(roster.version, roster.digest, roster.fingerprint):
+        """Apply a verified roster of the accepted administrators if it is newer; of two with one
+        version, the first."""
+        if self.roster is None or not self.lacks_roster(
+            roster.version, roster.digest, roster.fingerprint
+        ):
             return self
         if roster.version > self.roster.version:
             return self.with_roster(roster, name)
@@ -213,7 +249,9 @@ def _listed(old: Member | None, invite: Invite) -> Member:
     """The entry of a member that the roster lists."""
     if old is None:
         return Member(invite.name, invite.address, invite.certificate, by="roster")
-    if old.state == "revoked" and old.by == "hand":  # this site's operator does not want it, whatever its key is
+    if (
+        old.state == "revoked" and old.by == "hand"
+    ):  # this site's operator does not want it, whatever its key is
         return old
     if not old.follows(invite.certificate):  # the administrators have replaced the site
         new = replace(old.with_key([invite.certificate]), replaces="")

@@ -1,4 +1,5 @@
-"""The members of a federation: lookups by certificate and name, changes by the operator, and what members announce."""
+"""The members of a federation: lookups by certificate and name, changes by the operator, and what
+members announce."""
 
 import time
 from collections import Counter, OrderedDict
@@ -10,7 +11,7 @@ from cryptography import x509
 
 from dispfl.errors import ConfigError, MessageError
 from dispfl.peer.membership.address import Address
-from dispfl.peer.membership.audit import operator
+from dispfl.peer.membership.audit_log import operator
 from dispfl.peer.membership.identity import (
     MAX_ISSUERS,
     Identity,
@@ -32,9 +33,11 @@ from dispfl.settings import did_you_mean
 from dispfl.wire.refusals import Refusal, refuse
 
 MAX_KNOWN = 100
-"""Members of other sites that are shown. They are kept in memory, and those not heard of for longest are forgotten."""
+"""Members of other sites that are shown. They are kept in memory, and those not heard of for
+longest are forgotten."""
 MAX_SEEN = 20_000
-"""Records that were verified and not stored. They are not verified again until the operator changes the list."""
+"""Records that were verified and not stored. They are not verified again until the operator changes
+the list."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,9 @@ class MergeResult:
 class MembersFile:
     """The members of a federation from the point of view of the site `name`."""
 
-    def __init__(self, path: Path, name: str, federation: str, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, path: Path, name: str, federation: str, clock: Callable[[], float] = time.time
+    ) -> None:
         self.name = name
         self.federation = federation
         self.path = path
@@ -73,10 +78,12 @@ class MembersFile:
     # lookups
 
     def find_by_certificate(self, cert_der: bytes, issuers: Sequence[bytes] = ()) -> Member | None:
-        """Return the member, in any state, with this certificate or with an earlier one that issued it.
+        """Return the member, in any state, with this certificate or with an earlier one that issued
+        it.
 
-        An accepted member's new certificate, issued by the pinned one (directly or through `issuers`), replaces the
-        pinned one; a rotation too soon after the last raises `MessageError`.
+        An accepted member's new certificate, issued by the pinned one (directly or through
+        `issuers`), replaces the pinned one; a rotation too soon after the last raises
+        `MessageError`.
         """
         print_ = fingerprint(cert_der)
         if (member := self._find_pinned(print_)) is not None:
@@ -93,7 +100,9 @@ class MembersFile:
         if member.state != "accepted":
             return member
         name, now = member.name, self._clock()
-        self.file.apply(lambda latest: latest.with_certificate(name, chain, now), f"certificate of {name}")
+        self.file.apply(
+            lambda latest: latest.with_certificate(name, chain, now), f"certificate of {name}"
+        )
         return self._find_pinned(print_)  # None if another process has changed the entry meanwhile
 
     def _find_pinned(self, print_: str) -> Member | None:
@@ -101,7 +110,9 @@ class MembersFile:
         with self.file.lock:
             member_list = self.file.current()
             if self._index[0] != self.file.generation:
-                by_fingerprint = {member.fingerprint: member for member in member_list.members.values()}
+                by_fingerprint = {
+                    member.fingerprint: member for member in member_list.members.values()
+                }
                 self._index = (self.file.generation, by_fingerprint)
             return self._index[1].get(print_)
 
@@ -122,12 +133,17 @@ class MembersFile:
         return [member.name for member in self.accepted()]
 
     def roster(self, t: int) -> list[str]:
-        """Names of the participants in round t: this site and the accepted members that have joined by then, sorted.
+        """Names of the participants in round t: this site and the accepted members that have joined
+        by then, sorted.
 
         A running node goes on with the last list that it could read.
         """
         members = self.file.latest().members.values()
-        joined = (member.name for member in members if member.state == "accepted" and member.first_round <= t)
+        joined = (
+            member.name
+            for member in members
+            if member.state == "accepted" and member.first_round <= t
+        )
         return sorted([self.name, *joined])
 
     def pinned(self) -> list[x509.Certificate]:
@@ -135,7 +151,8 @@ class MembersFile:
         return [member.certificate for member in self.accepted()]
 
     def known(self) -> list[MemberRecord]:
-        """Records of members that only other sites have accepted, as far as this process has heard of them."""
+        """Records of members that only other sites have accepted, as far as this process has
+        heard of them."""
         with self.file.lock:
             records = [record for record in self._known.values() if not self._follows(record)]
         return sorted(records, key=lambda record: (record.name, record.fingerprint))
@@ -148,15 +165,18 @@ class MembersFile:
 
     # changes by the operator
 
-    def accept(self, invite: Invite, print_: str | None = None, *, confirmed: bool = True) -> Member:
-        """Accept a site, also one that was revoked; refuse it if its fingerprint is not the given one.
+    def accept(
+        self, invite: Invite, print_: str | None = None, *, confirmed: bool = True
+    ) -> Member:
+        """Accept a site, also one that was revoked; refuse it if its fingerprint is not the given
+        one.
 
         Without `confirmed`, it becomes a member by `confirm`.
         """
         if print_ is not None and not same_fingerprint(print_, invite.fingerprint):
             raise InviteError(
-                f"The fingerprint of {invite.name}'s invite is {invite.fingerprint}, not {print_}. Nothing was "
-                "accepted: ask the site for its invite again, over another channel."
+                f"The fingerprint of {invite.name}'s invite is {invite.fingerprint}, not {print_}."
+                " Nothing was accepted: ask the site for its invite again, over another channel."
             )
         [member] = self.accept_all([invite], confirmed=confirmed or print_ is not None)
         return member
@@ -177,19 +197,20 @@ class MembersFile:
     def _check(self, invite: Invite) -> None:
         if invite.name == self.name:
             raise InviteError(
-                f"The invite has the name of this site, {self.name}. Accept invites of other sites; site names must be "
-                "unique in a federation."
+                f"The invite has the name of this site, {self.name}. Accept invites of other sites;"
+                " site names must be unique in a federation."
             )
         if invite.federation != self.federation:
             raise InviteError(
-                f"{invite.name} belongs to the federation {invite.federation}, this site to {self.federation}; "
-                "create both with the same --federation."
+                f"{invite.name} belongs to the federation {invite.federation}, this site to"
+                f" {self.federation}; create both with the same --federation."
             )
         if not is_current(invite.certificate):
             raise InviteError(
-                f"The certificate of {invite.name} is valid from {invite.certificate.not_valid_before_utc:%Y-%m-%d} "
-                f"to {invite.certificate.not_valid_after_utc:%Y-%m-%d}, not now. Check this machine's clock, or "
-                "create the site again."
+                f"The certificate of {invite.name} is valid from"
+                f" {invite.certificate.not_valid_before_utc:%Y-%m-%d} to"
+                f" {invite.certificate.not_valid_after_utc:%Y-%m-%d}, not now. Check this machine's"
+                " clock, or create the site again."
             )
 
     def confirm(self, name: str) -> Member:
@@ -209,25 +230,35 @@ class MembersFile:
         """Refuse a member from now on, also on open connections."""
 
         def revoked(member_list: MemberList) -> MemberList:
-            return member_list.with_member(replace(self._named(member_list, name), state="revoked", by="hand"))
+            return member_list.with_member(
+                replace(self._named(member_list, name), state="revoked", by="hand")
+            )
 
         return self.file.update(revoked, operator()).members[name]
 
     def _named(self, member_list: MemberList, name: str) -> Member:
         if name not in member_list.members:
-            hint = did_you_mean(name, member_list.members) if member_list.members else "No member was accepted yet."
+            hint = (
+                did_you_mean(name, member_list.members)
+                if member_list.members
+                else "No member was accepted yet."
+            )
             raise ConfigError(f"There is no member {name!r}. {hint}")
         return member_list.members[name]
 
     def accept_roster(self, roster: Roster, print_: str | None = None) -> MemberList:
         """Accept the administrators of a roster, and everyone on it."""
         if roster.federation != self.federation:
-            raise RosterError(f"The roster is of the federation {roster.federation}, this site of {self.federation}.")
+            raise RosterError(
+                f"The roster is of the federation {roster.federation}, this site of"
+                f" {self.federation}."
+            )
         roster = roster.verify()
         if print_ is not None and not same_fingerprint(print_, roster.fingerprint):
             raise RosterError(
-                f"The fingerprint of the roster's administrators is {roster.fingerprint}, not {print_}. Nothing was "
-                "accepted: ask the administrators for the roster again, over another channel."
+                f"The fingerprint of the roster's administrators is {roster.fingerprint}, not"
+                f" {print_}. Nothing was accepted: ask the administrators for the roster again,"
+                " over another channel."
             )
 
         def accepted(member_list: MemberList) -> MemberList:
@@ -236,8 +267,9 @@ class MembersFile:
                 return member_list.with_newer_roster(roster, self.name)
             if print_ is None:
                 raise RosterError(
-                    f"The fingerprint of the roster's administrators is {roster.fingerprint}. Compare it with theirs "
-                    "by phone (`dispfl peer roster show` prints it), then repeat the command with --fingerprint."
+                    f"The fingerprint of the roster's administrators is {roster.fingerprint}."
+                    " Compare it with theirs by phone (`dispfl peer roster show` prints it), then"
+                    " repeat the command with --fingerprint."
                 )
             return member_list.with_roster(roster, self.name)
 
@@ -246,19 +278,31 @@ class MembersFile:
     # what other members announce
 
     def announce(
-        self, identity: Identity, address: Address, density: float, first_round: int, *, again: bool = False
+        self,
+        identity: Identity,
+        address: Address,
+        density: float,
+        first_round: int,
+        *,
+        again: bool = False,
     ) -> MemberRecord:
         """Return this site's record, signed again if its content has changed, or if `again`.
 
-        A site that starts announces itself again: after an old backup was restored, others may have a record of what
-        the site was meanwhile, which only a newer one replaces.
+        A site that starts announces itself again: after an old backup was restored, others may have
+        a record of what the site was meanwhile, which only a newer one replaces.
         """
 
         def announced(member_list: MemberList) -> MemberList:
             # The clock makes serials increase even after an old backup was restored.
             serial = max(member_list.own.serial + 1 if member_list.own else 1, int(self._clock()))
-            new = MemberRecord.sign(identity, self.federation, address, density, first_round, serial)
-            return member_list if new.same_content(member_list.own) and not again else replace(member_list, own=new)
+            new = MemberRecord.sign(
+                identity, self.federation, address, density, first_round, serial
+            )
+            return (
+                member_list
+                if new.same_content(member_list.own) and not again
+                else replace(member_list, own=new)
+            )
 
         own = self.file.update(announced, self.name).own
         assert own is not None
@@ -271,7 +315,8 @@ class MembersFile:
         return own.first_round if own else 0
 
     def records(self) -> list[JSON]:
-        """The records that this site sends to others: its own first, and those of accepted members."""
+        """The records that this site sends to others: its own first, and those of accepted
+        members."""
         return [record.to_json() for record in self._records()]
 
     def _records(self) -> list[MemberRecord]:
@@ -279,7 +324,8 @@ class MembersFile:
         return [record for record in records if record]
 
     def _ignored(self) -> set[str]:
-        """Digests of the records that were verified and not stored: they need not be verified again."""
+        """Digests of the records that were verified and not stored: they need not be verified
+        again."""
         with self.file.lock:
             if self._seen_at != self.file.decisions:  # a record may now be that of a member
                 self._seen.clear()
@@ -287,10 +333,12 @@ class MembersFile:
             return set(self._seen)
 
     def merge(self, records: JSON) -> MergeResult:
-        """Merge records received from another member; the newest valid record of each member is kept."""
+        """Merge records received from another member; the newest valid record of each member is
+        kept."""
         held = {record.digest for record in self._records()} | self._ignored()
         offered = records if isinstance(records, list) else [records]
-        # Most records are already known: skip them without verifying a signature or taking the lock.
+        # Most records are already known: skip them without verifying a signature or taking the
+        # lock.
         new = [each for each in offered if record_digest(each) not in held]
         refused: Counter[str] = Counter()
         verified: list[MemberRecord] = []
@@ -326,10 +374,14 @@ class MembersFile:
             return is_new
 
     def _note_known(self, record: MemberRecord) -> bool:
-        """Note the record of a site that is no member here; a rotated certificate replaces the old one."""
+        """Note the record of a site that is no member here; a rotated certificate replaces the old
+        one."""
         if self._follows(record):
             return False
-        if any(record.chain[0] in held.chain and held.serial >= record.serial for held in self._known.values()):
+        if any(
+            record.chain[0] in held.chain and held.serial >= record.serial
+            for held in self._known.values()
+        ):
             return False
         for key in [key for key, held in self._known.items() if held.chain[0] in record.chain]:
             del self._known[key]
@@ -339,12 +391,14 @@ class MembersFile:
         return True
 
     def _follows(self, record: MemberRecord) -> bool:
-        """Whether a record is this site's own, or of a site that the operator or the roster has decided about."""
+        """Whether a record is this site's own, or of a site that the operator or the roster has
+        decided about."""
         member = self.file.current().members.get(record.name)
         return record.name == self.name or (member is not None and member.follows(record.chain[0]))
 
     def merge_roster(self, text: str) -> bool:
-        """Merge a roster received from another member; return whether it is new. Raise `MessageError` to refuse it.
+        """Merge a roster received from another member; return whether it is new. Raise
+        `MessageError` to refuse it.
 
         A site that has not accepted the administrators ignores it.
         """
@@ -354,7 +408,9 @@ class MembersFile:
         try:
             roster = Roster.read(text)
             if roster.fingerprint != current.roster.fingerprint:
-                raise RosterError("The roster has other administrators than those that this site has accepted.")
+                raise RosterError(
+                    "The roster has other administrators than those that this site has accepted."
+                )
             if not current.lacks_roster(roster.version, roster.digest, roster.fingerprint):
                 return False
             roster = roster.verify()

@@ -5,9 +5,10 @@
     {"member":{"name":"bob","state":"accepted",...}}
     {"roster":{...},"forks":[]}
 
-The digest detects damage. It does not protect against people who can write the file: they are the site's operators. So
-records in it, which were verified when they were received, are not verified again. An entry that is the same line as
-before is not parsed again: after a change, reading a list of a thousand members takes milliseconds.
+The digest detects damage. It does not protect against people who can write the file: they are the
+site's operators. So records in it, which were verified when they were received, are not verified
+again. An entry that is the same line as before is not parsed again: after a change, reading a list
+of a thousand members takes milliseconds.
 """
 
 import base64
@@ -41,7 +42,8 @@ def to_bytes(members: MemberList) -> bytes:
 def from_bytes(content: bytes, before: MemberList | None = None) -> tuple[MemberList, list[str]]:
     """Parse a file; return the list, and a sentence for each entry that cannot be used any more.
 
-    Entries that are in the list `before` are taken from it. Damage raises ValueError, another version `RunError`.
+    Entries that are in the list `before` are taken from it. Damage raises ValueError, another
+    version `RunError`.
     """
     body, before = _check_header(content), before or MemberList()
     known = {member_line(member): member for member in before.members.values()}
@@ -65,9 +67,19 @@ def from_bytes(content: bytes, before: MemberList | None = None) -> tuple[Member
                 roster, forks = Roster.from_json(entry["roster"]), tuple(map(str, entry["forks"]))
             else:
                 own = MemberRecord.parse(entry["own"])
-        except (DispflError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as problem:
+        except (
+            DispflError,
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ) as problem:
             unreadable.append(line)
-            problems.append(f"An entry cannot be read ({_short(problem)}): {line[:60].decode(errors='replace')!r}...")
+            problems.append(
+                f"An entry cannot be read ({_short(problem)}):"
+                f" {line[:60].decode(errors='replace')!r}..."
+            )
     return MemberList(own, members, roster, forks, tuple(unreadable)), problems
 
 
@@ -93,12 +105,15 @@ def _check_header(content: bytes) -> bytes:
         is_ours = False
     if not is_ours:
         if content.startswith(b'{\n "version": 1,'):
-            raise RunError("it was written by an older dispfl, in format 1; accept the members again in a new site")
+            raise RunError(
+                "it was written by an older dispfl, in format 1; accept the members again in a new"
+                " site"
+            )
         raise ValueError("it does not begin with the header of a members file")
     if header.get("version") != VERSION:
         raise RunError(
-            f"it has format {str(header.get('version'))[:20]}, and this dispfl reads format {VERSION}; install the "
-            "dispfl that wrote it"
+            f"it has format {str(header.get('version'))[:20]}, and this dispfl reads format"
+            f" {VERSION}; install the dispfl that wrote it"
         )
     if header.get("digest") != hashlib.sha256(body).hexdigest():
         raise ValueError("its digest does not match")
@@ -120,7 +135,8 @@ def _entry(member: Member) -> dict[str, Any]:
 
 
 def _member(entry: Mapping[str, Any], problems: list[str]) -> Member:
-    """Parse an entry. Without a usable address or record it is kept: a revocation must not be lost with an address."""
+    """Parse an entry. Without a usable address or record it is kept: a revocation must not be lost
+    with an address."""
     certificate = read_certificate(base64.b64decode(entry["certificate"], validate=True))
     name, state, by = check_name("A member's name", entry["name"]), entry["state"], entry["by"]
     if state not in ("pending", "accepted", "revoked") or by not in ("hand", "roster"):

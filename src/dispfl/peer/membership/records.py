@@ -1,8 +1,10 @@
-"""Member records: address, density and first round of a member, signed by its key, so that any member can relay them.
+"""Member records: address, density and first round of a member, signed by its key, so that any
+member can relay them.
 
-The record includes the member's certificate and the earlier ones, so that a site that pinned an earlier certificate can
-verify the current one. The signature covers all of it as canonical JSON (sorted keys, no spaces), prefixed by a line
-that states its purpose: who relays a record cannot change it or cut its certificates.
+The record includes the member's certificate and the earlier ones, so that a site that pinned an
+earlier certificate can verify the current one. The signature covers all of it as canonical JSON
+(sorted keys, no spaces), prefixed by a line that states its purpose: who relays a record cannot
+change it or cut its certificates.
 """
 
 import base64
@@ -41,7 +43,8 @@ _MAX_TEXT_CHARS = 8192
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """What a member announces about itself. `MemberRecord.read` verifies the signature and the certificate chain."""
+    """What a member announces about itself. `MemberRecord.read` verifies the signature and the
+    certificate chain."""
 
     federation: str
     name: str
@@ -66,18 +69,35 @@ class MemberRecord:
 
     @classmethod
     def sign(
-        cls, identity: Identity, federation: str, address: Address, density: float, first_round: int, serial: int
+        cls,
+        identity: Identity,
+        federation: str,
+        address: Address,
+        density: float,
+        first_round: int,
+        serial: int,
     ) -> "MemberRecord":
         """Create and sign the record of a site."""
-        content = (federation, identity.name, address, float(density), first_round, serial, identity.chain)
+        content = (
+            federation,
+            identity.name,
+            address,
+            float(density),
+            first_round,
+            serial,
+            identity.chain,
+        )
         return cls(*content, identity.sign(cls(*content)._signed()))
 
     def same_content(self, other: "MemberRecord | None") -> bool:
         """Whether two records are equal except for the serial number."""
-        return other is not None and self._content() | {"serial": 0} == other._content() | {"serial": 0}
+        return other is not None and self._content() | {"serial": 0} == other._content() | {
+            "serial": 0
+        }
 
     def replaces(self, other: "MemberRecord | None") -> bool:
-        """Whether this record is the current one; of two with one serial, at all sites the same one."""
+        """Whether this record is the current one; of two with one serial, at all sites the same
+        one."""
         return other is None or (self.serial, self.digest) > (other.serial, other.digest)
 
     def to_json(self) -> JSON:
@@ -101,15 +121,22 @@ class MemberRecord:
         try:
             key.verify(record.signature, record._signed(), ec.ECDSA(hashes.SHA256()))
         except InvalidSignature:
-            refuse(Refusal.SIGNATURE, f"The record of {record.name} is not signed by its certificate's key.")
+            refuse(
+                Refusal.SIGNATURE,
+                f"The record of {record.name} is not signed by its certificate's key.",
+            )
         for newer, older in zip(record.chain, record.chain[1:], strict=False):
             if not is_successor(newer, older):
-                refuse(Refusal.CERTIFICATE, f"The certificates in the record of {record.name} do not form a chain.")
+                refuse(
+                    Refusal.CERTIFICATE,
+                    f"The certificates in the record of {record.name} do not form a chain.",
+                )
         return record
 
     @classmethod
     def parse(cls, found: JSON) -> "MemberRecord":
-        """Parse a record without verifying its signature; raise `MessageError` if a field is invalid."""
+        """Parse a record without verifying its signature; raise `MessageError` if a field is
+        invalid."""
         try:
             content, chain, signature = _split(found)
             record = cls(
@@ -124,10 +151,15 @@ class MemberRecord:
             )
         except (ConfigError, IdentityError, ValueError) as problem:
             refuse(Refusal.MALFORMED, f"A member record is invalid: {problem}")
-        if record.address.is_unspecified or record._content() != content:  # e.g. a wrong fingerprint
+        if (
+            record.address.is_unspecified or record._content() != content
+        ):  # e.g. a wrong fingerprint
             refuse(Refusal.MALFORMED, f"The record of {record.name} has an invalid field.")
         if common_name(chain[0]) != record.name:
-            refuse(Refusal.CERTIFICATE, f"The record of {record.name} has the certificate of {common_name(chain[0])}.")
+            refuse(
+                Refusal.CERTIFICATE,
+                f"The record of {record.name} has the certificate of {common_name(chain[0])}.",
+            )
         return record
 
     def _content(self) -> dict[str, JSON]:
@@ -150,19 +182,26 @@ class MemberRecord:
 
 
 def record_digest(found: JSON) -> str:
-    """Return the digest that identifies a record, which may not be verified: of what is signed, not of the signature.
+    """Return the digest that identifies a record, which may not be verified: of what is signed, not
+    of the signature.
 
     ECDSA gives a member as many signatures of one record as it likes.
     """
-    content, chain = (found.get("record"), found.get("chain")) if isinstance(found, dict) else (None, None)
-    is_flat = isinstance(content, dict) and all(isinstance(value, str | int | float) for value in content.values())
+    content, chain = (
+        (found.get("record"), found.get("chain")) if isinstance(found, dict) else (None, None)
+    )
+    is_flat = isinstance(content, dict) and all(
+        isinstance(value, str | int | float) for value in content.values()
+    )
     is_list = isinstance(chain, list) and all(isinstance(text, str) for text in chain)
     signed = _canonical(content if is_flat else None, chain if is_list else None)
     return hashlib.blake2b(signed, digest_size=16).hexdigest()
 
 
 def _canonical(content: JSON, chain: JSON) -> bytes:
-    return json.dumps({"record": content, "chain": chain}, sort_keys=True, separators=(",", ":")).encode()
+    return json.dumps(
+        {"record": content, "chain": chain}, sort_keys=True, separators=(",", ":")
+    ).encode()
 
 
 def _split(found: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...], bytes]:
@@ -173,7 +212,11 @@ def _split(found: JSON) -> tuple[Mapping[str, JSON], tuple[x509.Certificate, ...
         raise ValueError(f"it must have the fields {', '.join(_FIELDS)}.")
     if not isinstance(chain, list) or not 1 <= len(chain) <= 1 + MAX_ISSUERS:
         raise ValueError(f"it must have 1 to {1 + MAX_ISSUERS} certificates.")
-    return content, tuple(read_certificate(_from_text(text)) for text in chain), _from_text(found["signature"])
+    return (
+        content,
+        tuple(read_certificate(_from_text(text)) for text in chain),
+        _from_text(found["signature"]),
+    )
 
 
 def _text(value: JSON) -> str:

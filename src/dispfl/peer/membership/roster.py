@@ -1,13 +1,15 @@
 """Rosters: the members of a federation, signed by its administrators.
 
-A roster lists the invites of all members. It has a version, and counts if `threshold` of its administrators have signed
-it. A site that has accepted the administrators accepts everyone on their newest roster, and refuses whom they remove.
-The administrators and the threshold never change: other administrators are another roster, to be accepted again.
+A roster lists the invites of all members. It has a version, and counts if `threshold` of its
+administrators have signed it. A site that has accepted the administrators accepts everyone on their
+newest roster, and refuses whom they remove. The administrators and the threshold never change:
+other administrators are another roster, to be accepted again.
 
     {"roster":{"federation":"hearts","version":3,"threshold":2,"admins":{"ann":"..."},"members":["dispfl1-..."]},
      "signatures":{"ann":"..."}}
 
-Keys are Ed25519, as base64. Signatures cover the roster as canonical JSON, after a line that states the purpose.
+Keys are Ed25519, as base64. Signatures cover the roster as canonical JSON, after a line that states
+the purpose.
 """
 
 import base64
@@ -73,7 +75,11 @@ class Roster:
         if not isinstance(found, dict) or found.keys() != {"roster", "signatures"}:
             raise RosterError("A roster has the fields roster and signatures.")
         content, signatures = found["roster"], found["signatures"]
-        if not isinstance(content, dict) or content.keys() != _FIELDS or not isinstance(signatures, dict):
+        if (
+            not isinstance(content, dict)
+            or content.keys() != _FIELDS
+            or not isinstance(signatures, dict)
+        ):
             raise RosterError(f"A roster has the fields {', '.join(sorted(_FIELDS))}.")
         admins, invites = content["admins"], content["members"]
         if not isinstance(admins, dict) or not isinstance(invites, list):
@@ -84,17 +90,25 @@ class Roster:
             federation=check_name("The federation of a roster", str(content["federation"])),
             version=_count("version", content["version"], _MAX_VERSION),
             threshold=_count("threshold", content["threshold"], len(admins)),
-            admins={check_name("An administrator's name", name): _bytes(key, 32) for name, key in admins.items()},
+            admins={
+                check_name("An administrator's name", name): _bytes(key, 32)
+                for name, key in admins.items()
+            },
             invites=tuple(map(str, invites)),
             signatures={name: _bytes(signature, 64) for name, signature in signatures.items()},
         )
         if len(admins) > _MAX_ADMINS or len(set(roster.admins.values())) != len(admins):
-            raise RosterError(f"A roster has at most {_MAX_ADMINS} administrators, each with a key of its own.")
+            raise RosterError(
+                f"A roster has at most {_MAX_ADMINS} administrators, each with a key of its own."
+            )
         return roster
 
     def to_json(self) -> dict[str, JSON]:
         """Convert to JSON."""
-        return {"roster": self._content(), "signatures": {name: _text(raw) for name, raw in self.signatures.items()}}
+        return {
+            "roster": self._content(),
+            "signatures": {name: _text(raw) for name, raw in self.signatures.items()},
+        }
 
     @cached_property
     def text(self) -> str:
@@ -121,7 +135,10 @@ class Roster:
                 problems.append(f"Invite {place + 1} of the roster cannot be used: {problem}")
                 continue
             if invite.federation != self.federation or invite.name in members:
-                problems.append(f"The roster's invite of {invite.name} is for another federation, or there twice.")
+                problems.append(
+                    f"The roster's invite of {invite.name} is for another federation, or there"
+                    " twice."
+                )
                 continue
             members[invite.name] = invite
         return members, problems
@@ -130,9 +147,12 @@ class Roster:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Fingerprint of the administrators and their threshold, which people compare; the same at any version."""
+        """Fingerprint of the administrators and their threshold, which people compare; the same at
+        any version."""
         content = {key: self._content()[key] for key in ("federation", "threshold", "admins")}
-        return hashlib.sha256(b"dispfl administrators 1\n" + _canonical(content).encode()).hexdigest()
+        return hashlib.sha256(
+            b"dispfl administrators 1\n" + _canonical(content).encode()
+        ).hexdigest()
 
     @cached_property
     def digest(self) -> str:
@@ -144,16 +164,18 @@ class Roster:
         return sorted(name for name in self.signatures if self._has_signed(name))
 
     def verify(self) -> "Roster":
-        """Return the roster with its valid signatures; raise `RosterError` unless enough administrators have signed.
+        """Return the roster with its valid signatures; raise `RosterError` unless enough
+        administrators have signed.
 
         Whoever passes a roster on may have added others.
         """
         signers = self.signers()
         if len(signers) < self.threshold:
             raise RosterError(
-                f"Version {self.version} of the roster of {self.federation} is signed by {len(signers)} of the "
-                f"{self.threshold} administrators that it needs ({', '.join(signers) or 'nobody'}); the others sign it "
-                "with `dispfl peer roster sign`."
+                f"Version {self.version} of the roster of {self.federation} is signed by"
+                f" {len(signers)} of the {self.threshold} administrators that it needs"
+                f" ({', '.join(signers) or 'nobody'}); the others sign it with `dispfl peer roster"
+                " sign`."
             )
         return replace(self, signatures={name: self.signatures[name] for name in signers})
 
@@ -161,7 +183,9 @@ class Roster:
         if name not in self.admins:
             return False
         try:
-            Ed25519PublicKey.from_public_bytes(self.admins[name]).verify(self.signatures[name], self._signed())
+            Ed25519PublicKey.from_public_bytes(self.admins[name]).verify(
+                self.signatures[name], self._signed()
+            )
         except (InvalidSignature, ValueError):
             return False
         return True
@@ -186,13 +210,15 @@ class Roster:
         for invite in invites:
             if invite.federation != self.federation:
                 raise RosterError(
-                    f"{invite.name} belongs to the federation {invite.federation}, the roster to {self.federation}."
+                    f"{invite.name} belongs to the federation {invite.federation}, the roster to"
+                    f" {self.federation}."
                 )
             old = members.get(invite.name)
             if old is not None and old.certificate != invite.certificate:
                 raise RosterError(
-                    f"{invite.name} is on the roster with another certificate ({old.fingerprint[:16]}...). If it has a "
-                    f"new key, remove it first: dispfl peer roster remove ROSTER {invite.name}"
+                    f"{invite.name} is on the roster with another certificate"
+                    f" ({old.fingerprint[:16]}...). If it has a new key, remove it first: dispfl"
+                    f" peer roster remove ROSTER {invite.name}"
                 )
             members[invite.name] = invite
         return self._changed(members)
@@ -219,7 +245,9 @@ class Roster:
         for name, admin in self.admins.items():
             if admin == public:
                 return replace(self, signatures={**self.signatures, name: key.sign(self._signed())})
-        raise RosterError(f"This key belongs to none of the roster's administrators ({', '.join(self.admins)}).")
+        raise RosterError(
+            f"This key belongs to none of the roster's administrators ({', '.join(self.admins)})."
+        )
 
 
 def create_admin_key(path: Path, name: str) -> str:
@@ -228,7 +256,11 @@ def create_admin_key(path: Path, name: str) -> str:
     if path.exists():
         raise RosterError(f"{path} exists; choose another file for the new key.")
     key = Ed25519PrivateKey.generate()
-    form = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    form = (
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
     write_privately(path, key.private_bytes(*form))
     return f"{name}:{_text(key.public_key().public_bytes_raw())}"
 
@@ -240,7 +272,8 @@ def read_admin_key(path: Path) -> Ed25519PrivateKey:
             key = _admin_key(file.read())
             if key is None:
                 raise RosterError(
-                    f"{path} does not hold an administrator's key, as `dispfl peer roster key` creates it."
+                    f"{path} does not hold an administrator's key, as `dispfl peer roster key`"
+                    " creates it."
                 )
             check_private(file)
             return key
@@ -263,8 +296,8 @@ def read_admin(text: str) -> tuple[str, bytes]:
         return check_name("An administrator's name", name), _bytes(key if colon else None, 32)
     except ValueError as problem:  # includes ConfigError
         raise RosterError(
-            f"An administrator's public key is NAME:KEY, as `dispfl peer roster key` prints it, got {text[:40]!r} "
-            f"({problem})."
+            "An administrator's public key is NAME:KEY, as `dispfl peer roster key` prints it, got"
+            f" {text[:40]!r} ({problem})."
         ) from None
 
 
@@ -274,7 +307,9 @@ def _canonical(content: JSON) -> str:
 
 def _count(name: str, value: JSON, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise ValueError(f"its {name} must be a whole number from 1 to {most}, got {str(value)[:40]!r}.")
+        raise ValueError(
+            f"its {name} must be a whole number from 1 to {most}, got {str(value)[:40]!r}."
+        )
     return value
 
 

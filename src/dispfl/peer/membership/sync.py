@@ -4,9 +4,10 @@ A sync begins with a greeting, which has the sender's own record and says what e
 
     {"state":"0f3a...","roster":[3,"9c1e...","b020..."],"records":[...]}     and the same in the response
 
-`state` is a digest over all records that the sender passes on; `roster` is the version of its roster, a digest of it
-and the fingerprint of its administrators. Where they are equal, which is the rule, nothing else is sent. A client that
-lacks something fetches it in pages, so that no message grows with the number of members:
+`state` is a digest over all records that the sender passes on; `roster` is the version of its
+roster, a digest of it and the fingerprint of its administrators. Where they are equal, which is the
+rule, nothing else is sent. A client that lacks something fetches it in pages, so that no message
+grows with the number of members:
 
     {"after":"","until":"~","known":["0f3a...",...]}                 the digests of the client's records in that range
     {"records":[...],"next":"7b20..."}                               those that it lacks, and where the next page begins
@@ -14,8 +15,8 @@ lacks something fetches it in pages, so that no message grows with the number of
     {"roster_from":200000}
     {"part":"...","size":650123}                                     a part of the roster's text
 
-A record is identified by a digest of what is signed (16 bytes). A member that lost its list, or restored an old one,
-receives the missing records again.
+A record is identified by a digest of what is signed (16 bytes). A member that lost its list, or
+restored an old one, receives the missing records again.
 """
 
 import bisect
@@ -55,7 +56,8 @@ class SyncMessage:
     state: str | None = None
     """In a greeting: a digest over the records that the sender passes on."""
     roster: tuple[int, str, str] | None = None
-    """In a greeting: the version and digest of the sender's roster, and the fingerprint of its administrators."""
+    """In a greeting: the version and digest of the sender's roster, and the fingerprint of its
+    administrators."""
     wanted: tuple[str, str, frozenset[str]] | None = None
     """In a request for records: the range of digests, and those in it that the client has."""
     roster_from: int | None = None
@@ -87,13 +89,19 @@ class SyncMessage:
             )
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
             detail = str(problem)[:200]
-            raise MessageError(Refusal.MALFORMED, f"The body of a sync message cannot be read ({detail}).") from None
+            raise MessageError(
+                Refusal.MALFORMED, f"The body of a sync message cannot be read ({detail})."
+            ) from None
 
 
 def _wanted(found: dict[str, Any]) -> tuple[str, str, frozenset[str]] | None:
     if (known := _field(found, "known", list)) is None:
         return None
-    return str(found["after"]), str(found["until"]), frozenset(name for name in known if isinstance(name, str))
+    return (
+        str(found["after"]),
+        str(found["until"]),
+        frozenset(name for name in known if isinstance(name, str)),
+    )
 
 
 def _field(found: dict[str, Any], name: str, kind: type) -> Any:
@@ -112,14 +120,17 @@ def _number(value: object) -> int:
 class Offer:
     """What a site passes on to others, until its list changes."""
 
-    def __init__(self, records: Sequence[JSON], roster: Roster | None = None, before: "Offer | None" = None) -> None:
+    def __init__(
+        self, records: Sequence[JSON], roster: Roster | None = None, before: "Offer | None" = None
+    ) -> None:
         self.records = records
         self.roster = roster
         known: dict[int, tuple[str, str]] = before._encoded if before else {}
         self._encoded: dict[int, tuple[str, str]] = {
             id(record): known.get(id(record)) or _encode(record) for record in records
         }
-        """Digest and text of every record; those of the offer `before`, which keeps its records, are not made again."""
+        """Digest and text of every record; those of the offer `before`, which keeps its records,
+        are not made again."""
         self._texts = dict(self._encoded.values())
         self.digests = sorted(self._texts)
         self.state = hashlib.blake2b("".join(self.digests).encode(), digest_size=16).hexdigest()
@@ -127,7 +138,11 @@ class Offer:
 
     def greeting(self) -> bytes:
         """The first message of a sync, and the response to it."""
-        roster = [self.roster.version, self.roster.digest, self.roster.fingerprint] if self.roster else None
+        roster = (
+            [self.roster.version, self.roster.digest, self.roster.fingerprint]
+            if self.roster
+            else None
+        )
         return f'{{"state":"{self.state}","roster":{json.dumps(roster)},"records":[{self._own}]}}'.encode()
 
     def answer(self, request: SyncMessage) -> bytes:
@@ -142,7 +157,8 @@ class Offer:
         return f'{{"records":[{",".join(page)}],"next":{json.dumps(after)}}}'.encode()
 
     def _page(self, after: str, until: str, known: Collection[str]) -> tuple[list[str], str | None]:
-        """The records with digests in `(after, until]` that the client lacks, up to a page, and where to go on."""
+        """The records with digests in `(after, until]` that the client lacks, up to a page, and
+        where to go on."""
         page: list[str] = []
         room = PAGE_BYTES
         for digest in self.digests[bisect.bisect_right(self.digests, after) :]:
@@ -162,7 +178,9 @@ class Offer:
         start = bisect.bisect_right(self.digests, after)
         known = self.digests[start : start + PAGE_DIGESTS]
         until = known[-1] if start + PAGE_DIGESTS < len(self.digests) else END
-        return json.dumps({"after": after, "until": until, "known": known}, separators=(",", ":")).encode()
+        return json.dumps(
+            {"after": after, "until": until, "known": known}, separators=(",", ":")
+        ).encode()
 
 
 def request_roster(parts: Sequence[str]) -> bytes:
@@ -173,14 +191,18 @@ def request_roster(parts: Sequence[str]) -> bytes:
 def check_progress(response: SyncMessage, after: str) -> None:
     """Refuse a page of records that does not lead on."""
     if response.next is not None and not after < response.next < END:
-        raise MessageError(Refusal.MALFORMED, "A page of records does not say where the next one begins.")
+        raise MessageError(
+            Refusal.MALFORMED, "A page of records does not say where the next one begins."
+        )
 
 
 def check_part(response: SyncMessage, parts: Sequence[str]) -> None:
     """Refuse a part of a roster that is empty or too long."""
     received = sum(map(len, parts)) + len(response.part)
     if not response.part or received > response.size or response.size > MAX_ROSTER_BYTES:
-        raise MessageError(Refusal.ROSTER, f"A roster of {response.size} bytes came in {received} bytes.")
+        raise MessageError(
+            Refusal.ROSTER, f"A roster of {response.size} bytes came in {received} bytes."
+        )
 
 
 def _encode(record: JSON) -> tuple[str, str]:
@@ -199,7 +221,9 @@ class SiteMembership:
         def kept_counts(density: float) -> Sequence[int]:
             try:
                 return method.kept_counts(layout, density)
-            except ConfigError:  # announced by a member, but the network cannot have it: no mask keeps these counts
+            except (
+                ConfigError
+            ):  # announced by a member, but the network cannot have it: no mask keeps these counts
                 return ()
 
         self._kept = kept_counts
@@ -209,7 +233,8 @@ class SiteMembership:
         return self._site.members.roster(t)
 
     def kept(self, name: str) -> Sequence[int] | None:
-        """Number of weights per layer that a member's masks keep; None if its density is not known yet."""
+        """Number of weights per layer that a member's masks keep; None if its density is not known
+        yet."""
         member = self._site.members.file.latest().members.get(name)
         return None if member is None or member.density is None else self._kept(member.density)
 
@@ -218,7 +243,8 @@ class SiteMembership:
         self._site.members.announce(self._site.identity, self._site.info.address, self._density, t)
 
     def records(self) -> list[JSON]:
-        """Signed records of this site, first, and the accepted members; the same list until something changes."""
+        """Signed records of this site, first, and the accepted members; the same list until
+        something changes."""
         generation = self._site.members.generation
         if self._records[0] != generation:
             self._records = (generation, self._site.members.records())
@@ -229,11 +255,13 @@ class SiteMembership:
         return self._site.members.file.latest().roster
 
     def merge(self, records: JSON) -> Collection[str]:
-        """Merge received records; return the refusal reasons that count as offences of the sender."""
+        """Merge received records; return the refusal reasons that count as offences of the
+        sender."""
         return self._site.members.merge(records).forged
 
     def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
-        """Whether another roster of the same administrators is newer than ours, or contradicts it."""
+        """Whether another roster of the same administrators is newer than ours, or contradicts
+        it."""
         return self._site.members.file.latest().lacks_roster(version, digest, administrators)
 
     def merge_roster(self, text: str) -> bool:
@@ -241,13 +269,16 @@ class SiteMembership:
         return self._site.members.merge_roster(text)
 
     def identify(self, certificate: bytes, issuers: Sequence[bytes]) -> str | None:
-        """Return the name of the member with this certificate, None if there is none; refuse a revoked member."""
+        """Return the name of the member with this certificate, None if there is none; refuse a
+        revoked member."""
         try:
             member = self._site.members.find_by_certificate(certificate, issuers)
         except MessageError as problem:
             raise Refused(problem.refusal, str(problem)) from None
         except RunError:  # logged by the node as a problem of its own
-            raise Refused(Refusal.INTERNAL_ERROR, f"{self._site.name} cannot read its members.") from None
+            raise Refused(
+                Refusal.INTERNAL_ERROR, f"{self._site.name} cannot read its members."
+            ) from None
         if member is not None and member.state == "revoked":
             raise Refused(Refusal.REVOKED, f"{member.name} was revoked by {self._site.name}.")
         return member.name if member and member.state == "accepted" else None
@@ -258,5 +289,7 @@ class SiteMembership:
         if member is None or member.state != "accepted":
             raise Refused(Refusal.NOT_A_MEMBER, f"{name} is not accepted by {self._site.name}.")
         if member.address is None:
-            raise Refused(Refusal.NOT_A_MEMBER, f"{name} has no usable address; accept its invite again.")
+            raise Refused(
+                Refusal.NOT_A_MEMBER, f"{name} has no usable address; accept its invite again."
+            )
         return member.address

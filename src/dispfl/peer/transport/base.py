@@ -1,6 +1,7 @@
 """The transport interface of a peer: a request gets a response, is refused, or fails.
 
-`HttpsTransport` connects peers over the network, `MemoryTransport` connects nodes of one event loop.
+`HttpsTransport` connects peers over the network, `MemoryTransport` connects nodes of one event
+loop.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,10 +27,11 @@ class Request:
     body: bytes = b""
     """An encoded message, or empty."""
     offset: int = 0
-    """First byte to send of the response; above 0 to resume the response to an earlier request with the same nonce."""
+    """First byte to send of the response; above 0 to resume the response to an earlier request with
+    the same nonce."""
     on_alive: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
-    """Called by the client's transport when the peer begins to respond, or to take a large body: what follows is a
-    transfer, which may take long."""
+    """Called by the client's transport when the peer begins to respond, or to take a large body:
+    what follows is a transfer, which may take long."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,8 @@ class Response:
     header: Mapping[str, JSON]
     body: bytes = b""
     on_sent: Callable[[], None] = field(default=lambda: None, compare=False, repr=False)
-    """Called by the server's transport once the complete response is sent; not called if the transfer breaks."""
+    """Called by the server's transport once the complete response is sent; not called if the
+    transfer breaks."""
 
 
 class Refused(DispflError):  # noqa: N818  an outcome, sent to the client and raised there again
@@ -97,7 +100,8 @@ class Limits(Settings):
     response_timeout: float = Field(default=120.0, gt=0)
     """Seconds until a response begins, once the request is sent."""
     stall_timeout: float = Field(default=30.0, gt=0)
-    """Seconds in which a transfer must progress by `stall_timeout * min_rate` bytes; its total time is unlimited."""
+    """Seconds in which a transfer must progress by `stall_timeout * min_rate` bytes; its total time
+    is unlimited."""
     min_rate: float = Field(default=1000.0, ge=0)
     """Minimum rate of a transfer in bytes per second."""
     max_attempts: int = Field(default=4, ge=1)
@@ -113,7 +117,8 @@ class Limits(Settings):
     max_connections_from_peer: int = Field(default=4, ge=1)
     """Maximum connections from one member; those of a previous process may still be open."""
     max_unauthenticated: int = Field(default=32, ge=1)
-    """Maximum unauthenticated connections from one address; the oldest is closed when another one is accepted."""
+    """Maximum unauthenticated connections from one address; the oldest is closed when another one
+    is accepted."""
     max_connections: int = Field(default=512, ge=1)
     """Maximum incoming connections in total."""
 

@@ -1,7 +1,7 @@
 """Counters of a transport: bytes sent and received per peer, and refusals.
 
-A counting socket counts the bytes exchanged with the operating system, which is everything above TCP: bodies, HTTP
-headers, TLS records and handshakes.
+A counting socket counts the bytes exchanged with the operating system, which is everything above
+TCP: bodies, HTTP headers, TLS records and handshakes.
 """
 
 import socket

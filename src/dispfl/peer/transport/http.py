@@ -1,4 +1,5 @@
-"""Parts of the HTTPS transport that client and server share: headers, bodies, stall timeouts, peer certificates."""
+"""Parts of the HTTPS transport that client and server share: headers, bodies, stall timeouts, peer
+certificates."""
 
 import asyncio
 import contextlib
@@ -23,10 +24,14 @@ _KIND = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 def pack_header(fields: Mapping[str, JSON]) -> str:
-    """Encode a header as one line of ASCII; raise `Refused` if it is too long, ValueError or TypeError if not JSON."""
+    """Encode a header as one line of ASCII; raise `Refused` if it is too long, ValueError or
+    TypeError if not JSON."""
     line = json.dumps(fields, separators=(",", ":"), allow_nan=False)
     if len(line) > MAX_HEADER_BYTES:
-        message = f"A header has at most {MAX_HEADER_BYTES} bytes as JSON, got {len(line)}; move data to the body."
+        message = (
+            f"A header has at most {MAX_HEADER_BYTES} bytes as JSON, got {len(line)}; move data to"
+            " the body."
+        )
         raise Refused(Refusal.TOO_LONG, message)
     return line
 
@@ -40,7 +45,9 @@ def unpack_header(line: str) -> dict[str, Any]:
         if not isinstance(fields, dict):
             raise ValueError("it is not an object")
     except (ValueError, RecursionError) as problem:
-        raise Refused(Refusal.MALFORMED, f"The message's header cannot be read ({problem}).") from None
+        raise Refused(
+            Refusal.MALFORMED, f"The message's header cannot be read ({problem})."
+        ) from None
     return fields
 
 
@@ -52,7 +59,10 @@ def copy_header(message: Request | Response) -> dict[str, Any]:
 def check_kind(kind: str) -> None:
     """Refuse a request whose kind is not a short lower-case word."""
     if not _KIND.fullmatch(kind):
-        raise Refused(Refusal.MALFORMED, f"The kind of a request must be a short lower-case word, got {kind[:64]!r}.")
+        raise Refused(
+            Refusal.MALFORMED,
+            f"The kind of a request must be a short lower-case word, got {kind[:64]!r}.",
+        )
 
 
 def _reject_constant(name: str) -> None:
@@ -65,7 +75,8 @@ class StalledError(TimeoutError):
 
 @contextlib.asynccontextmanager
 async def stall_timeout(sock: CountingSocket | None, limits: Limits) -> AsyncIterator[None]:
-    """Raise `StalledError` in the block once fewer than `min_bytes` are transferred in `stall_timeout` seconds."""
+    """Raise `StalledError` in the block once fewer than `min_bytes` are transferred in
+    `stall_timeout` seconds."""
     limit = asyncio.timeout(None)
     watch = _StallWatch(sock, limits, limit)
     try:
@@ -76,7 +87,9 @@ async def stall_timeout(sock: CountingSocket | None, limits: Limits) -> AsyncIte
                 watch.timer.cancel()
     except TimeoutError as problem:
         if limit.expired():
-            raise StalledError(f"fewer than {limits.min_bytes} bytes in {limits.stall_timeout:g} s") from None
+            raise StalledError(
+                f"fewer than {limits.min_bytes} bytes in {limits.stall_timeout:g} s"
+            ) from None
         raise problem
 
 
@@ -153,14 +166,18 @@ class PartialBody:
 
 
 Identify = Callable[[bytes, Sequence[bytes]], str | None]
-"""Returns the member's name for a certificate and its issuers, newest first, as DER; None if there is no such member.
+"""Returns the member's name for a certificate and its issuers, newest first, as DER; None if there
+is no such member.
 
 May raise `Refused`.
 """
 
 
-def peer_certificates(transport: asyncio.BaseTransport | None) -> tuple[bytes, Sequence[bytes]] | None:
-    """Return the peer's certificate and the issuers it sent; None without TLS or without a certificate."""
+def peer_certificates(
+    transport: asyncio.BaseTransport | None,
+) -> tuple[bytes, Sequence[bytes]] | None:
+    """Return the peer's certificate and the issuers it sent; None without TLS or without a
+    certificate."""
     tls = transport.get_extra_info("ssl_object") if transport else None
     leaf = tls.getpeercert(binary_form=True) if tls else None
     if not leaf:

@@ -7,9 +7,10 @@
     200, dispfl-header: {"version":1,"header":...,"offset":0}    the response, its body starting at `offset`
     403, dispfl-header: {"version":1,"refused":...}              a refusal: reason and message
 
-A request is delivered to the server's handler once. If the connection breaks before any of the response body is
-received, `Unreachable` is raised and the caller may retry. If part of the body was received, the transport resumes it:
-it repeats the request with the number of bytes it has and their digest, and the server sends the rest.
+A request is delivered to the server's handler once. If the connection breaks before any of the
+response body is received, `Unreachable` is raised and the caller may retry. If part of the body was
+received, the transport resumes it: it repeats the request with the number of bytes it has and their
+digest, and the server sends the rest.
 """
 
 import asyncio
@@ -33,10 +34,11 @@ _MIN_PROGRESS = 64 * 1024
 class HttpsTransport:
     """A `Transport` over HTTPS.
 
-    `client` and `server` are TLS contexts that require a certificate; `identify` maps a certificate to a member;
-    `address` returns the address of a member; `max_request` and `max_response` limit the size of a body by request
-    kind; `may_connect` decides about the IP address of every outgoing connection. If the handler uses the same `guard`,
-    offences against the transport and the handler are counted together.
+    `client` and `server` are TLS contexts that require a certificate; `identify` maps a certificate
+    to a member; `address` returns the address of a member; `max_request` and `max_response` limit
+    the size of a body by request kind; `may_connect` decides about the IP address of every outgoing
+    connection. If the handler uses the same `guard`, offences against the transport and the handler
+    are counted together.
     """
 
     def __init__(
@@ -79,7 +81,8 @@ class HttpsTransport:
         return self._listener.port if self._listener else self._listen[1]
 
     def clock_ahead(self, peer: str) -> float | None:
-        """By how many seconds a peer's clock was ahead of ours in its last response; None if it is not known."""
+        """By how many seconds a peer's clock was ahead of ours in its last response; None if it is
+        not known."""
         date, arrived = self._peers[peer].last_date if peer in self._peers else ("", 0.0)
         try:
             return email.utils.parsedate_to_datetime(date).timestamp() - arrived
@@ -89,7 +92,13 @@ class HttpsTransport:
     async def serve(self, handler: Handler) -> None:
         """Start listening; return once connections are accepted."""
         http_handler = HttpHandler(
-            self.name, self._identify, self._max_request, handler, self.limits, self.counters, self.guard
+            self.name,
+            self._identify,
+            self._max_request,
+            handler,
+            self.limits,
+            self.counters,
+            self.guard,
         )
         self._listener = Listener(self._server, http_handler, self.limits, self.counters)
         await self._listener.open(*self._listen)
@@ -126,7 +135,9 @@ class HttpsTransport:
         for connections in peers:
             await connections.close()
         await wait_until(
-            lambda: not (self._pending_requests or any(connections.sockets for connections in peers)),
+            lambda: (
+                not (self._pending_requests or any(connections.sockets for connections in peers))
+            ),
             self.limits.connect_timeout,
         )
 

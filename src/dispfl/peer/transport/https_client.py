@@ -1,4 +1,5 @@
-"""Client side of the HTTPS transport: the connections to one peer, and single attempts of a request."""
+"""Client side of the HTTPS transport: the connections to one peer, and single attempts of a
+request."""
 
 import asyncio
 import contextlib
@@ -79,8 +80,11 @@ class PeerConnections:
         """Close all connections, also those in use."""
         await self._session.close()
 
-    async def attempt(self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody) -> Response:
-        """Return the response, resumed after `partial`; received bytes are kept in `partial` if the attempt fails."""
+    async def attempt(
+        self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody
+    ) -> Response:
+        """Return the response, resumed after `partial`; received bytes are kept in `partial` if the
+        attempt fails."""
         async with self._slots:
             try:
                 return await self._attempt(address, request, limit, partial)
@@ -90,24 +94,33 @@ class PeerConnections:
                 raise _wrong_certificate(self.name, problem) from None
             except aiohttp.ClientConnectorError as problem:
                 where = Address(*address)
-                raise AttemptError(f"cannot be reached at {where}: {os_error_text(problem)}") from problem
+                raise AttemptError(
+                    f"cannot be reached at {where}: {os_error_text(problem)}"
+                ) from problem
             except TimeoutError as problem:
                 raise AttemptError("no response in time") from problem
             except (aiohttp.ClientError, OSError) as problem:
                 raise AttemptError(
-                    f"the connection broke: {os_error_text(problem)} (if this persists, {self.name} may not have "
-                    "accepted our certificate)"
+                    f"the connection broke: {os_error_text(problem)} (if this persists, {self.name}"
+                    " may not have accepted our certificate)"
                 ) from problem
 
-    async def _attempt(self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody) -> Response:
+    async def _attempt(
+        self, address: tuple[str, int], request: Request, limit: int, partial: PartialBody
+    ) -> Response:
         url = URL.build(
-            scheme="https", host=address[0], port=address[1], path=f"/v{http.PROTOCOL_VERSION}/{request.kind}"
+            scheme="https",
+            host=address[0],
+            port=address[1],
+            path=f"/v{http.PROTOCOL_VERSION}/{request.kind}",
         )
         fields: dict[str, JSON] = {"version": http.PROTOCOL_VERSION, "header": dict(request.header)}
         if partial.length:
             fields |= {"offset": partial.length, "digest": await partial.digest()}
         async with contextlib.AsyncExitStack() as stack:
-            async with asyncio.timeout(self._limits.connect_timeout + self._limits.response_timeout) as header_deadline:
+            async with asyncio.timeout(
+                self._limits.connect_timeout + self._limits.response_timeout
+            ) as header_deadline:
                 body = _Body(request, self, header_deadline) if request.body else None
                 post = self._session.post(
                     url,
@@ -127,20 +140,38 @@ class PeerConnections:
         fields = http.unpack_header(http_response.headers.get(HEADER_NAME, ""))
         if http_response.status == STATUS_REFUSED:
             raise Refused(str(fields.get("refused")), str(fields.get("message")))
-        header, offset, length = fields.get("header"), fields.get("offset"), http_response.content_length
-        if http_response.status != 200 or not isinstance(header, dict) or type(offset) is not int or length is None:
+        header, offset, length = (
+            fields.get("header"),
+            fields.get("offset"),
+            http_response.content_length,
+        )
+        if (
+            http_response.status != 200
+            or not isinstance(header, dict)
+            or type(offset) is not int
+            or length is None
+        ):
             raise Refused(
                 Refusal.MALFORMED,
-                f"{self.name}'s response does not follow the protocol (status {http_response.status}).",
+                f"{self.name}'s response does not follow the protocol (status"
+                f" {http_response.status}).",
             )
         if offset + length > limit:
-            message = f"{self.name}'s response to {kind!r} has {offset + length} bytes; at most {limit} are allowed."
+            message = (
+                f"{self.name}'s response to {kind!r} has {offset + length} bytes; at most {limit}"
+                " are allowed."
+            )
             raise Refused(Refusal.TOO_LONG, message)
         if offset == 0:
             partial.clear()
         elif offset != partial.length:
-            raise Refused(Refusal.MALFORMED, f"{self.name} resumed at byte {offset} instead of {partial.length}.")
-        sock = self.socket_of(http_response.connection.transport if http_response.connection else None)
+            raise Refused(
+                Refusal.MALFORMED,
+                f"{self.name} resumed at byte {offset} instead of {partial.length}.",
+            )
+        sock = self.socket_of(
+            http_response.connection.transport if http_response.connection else None
+        )
         async with stall_timeout(sock, self._limits):
             async for chunk in http_response.content.iter_any():
                 partial.add(chunk)
@@ -170,8 +201,12 @@ class PeerConnections:
             raise OSError(f"{where[0]} is not in allow_networks of this site's site.toml")
         sock = CountingSocket(family, kind, proto, counter=self._counter, on_close=self._forget)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):  # detects a peer that lost power and does not acknowledge
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._limits.stall_timeout))
+        if hasattr(
+            socket, "TCP_USER_TIMEOUT"
+        ):  # detects a peer that lost power and does not acknowledge
+            sock.setsockopt(
+                socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(1000 * self._limits.stall_timeout)
+            )
         self.sockets[sock.fileno()] = sock
         return sock
 
@@ -180,9 +215,12 @@ class PeerConnections:
 
 
 class _Body(aiohttp.payload.Payload):
-    """The body of a request; while it is sent, only the stall timeout applies, not the header deadline."""
+    """The body of a request; while it is sent, only the stall timeout applies, not the header
+    deadline."""
 
-    def __init__(self, request: Request, connections: PeerConnections, header_deadline: asyncio.Timeout) -> None:
+    def __init__(
+        self, request: Request, connections: PeerConnections, header_deadline: asyncio.Timeout
+    ) -> None:
         super().__init__(request.body, content_type="application/octet-stream")
         self._size = len(request.body)
         self._request = request
@@ -207,9 +245,11 @@ class _Body(aiohttp.payload.Payload):
 
 
 class _BoundedResponses(ResponseHandler):
-    """A connection that is closed when the server sends responses that nobody reads, which would fill the memory.
+    """A connection that is closed when the server sends responses that nobody reads, which would
+    fill the memory.
 
-    aiohttp queues them, also on an idle connection. An honest server sends one, and "100 Continue" before it.
+    aiohttp queues them, also on an idle connection. An honest server sends one, and "100 Continue"
+    before it.
     """
 
     def data_received(self, data: bytes) -> None:
@@ -220,8 +260,8 @@ class _BoundedResponses(ResponseHandler):
 
 
 class _OneLookup(aiohttp.ThreadedResolver):
-    """Looks up one name at a time. A lookup occupies a thread of the process for as long as the name server takes, and
-    a member may announce other names meanwhile.
+    """Looks up one name at a time. A lookup occupies a thread of the process for as long as the
+    name server takes, and a member may announce other names meanwhile.
     """
 
     _is_busy = False
@@ -240,7 +280,8 @@ class _OneLookup(aiohttp.ThreadedResolver):
 
 
 class _PinnedConnector(aiohttp.TCPConnector):
-    """Connects to one member and verifies its identity before every request, also on a reused connection."""
+    """Connects to one member and verifies its identity before every request, also on a reused
+    connection."""
 
     def __init__(
         self,
@@ -263,7 +304,9 @@ class _PinnedConnector(aiohttp.TCPConnector):
         self._identify = identify
         self._verified: weakref.WeakSet[asyncio.Transport] = weakref.WeakSet()
 
-    async def connect(self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout) -> Connection:
+    async def connect(
+        self, req: ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> Connection:
         """Return a connection to the member; refuse any other server."""
         while True:
             connection = await super().connect(req, traces, timeout)
@@ -274,11 +317,15 @@ class _PinnedConnector(aiohttp.TCPConnector):
                 return connection
             was_verified = transport in self._verified
             connection.close()
-            if not was_verified:  # the certificate of a reused connection may have been replaced meanwhile
+            if (
+                not was_verified
+            ):  # the certificate of a reused connection may have been replaced meanwhile
                 raise _wrong_certificate(self._name)
 
 
-def _wrong_certificate(name: str, problem: aiohttp.ClientConnectorCertificateError | None = None) -> Refused:
+def _wrong_certificate(
+    name: str, problem: aiohttp.ClientConnectorCertificateError | None = None
+) -> Refused:
     detail = getattr(problem.certificate_error, "verify_message", "") if problem else ""
     return Refused(
         Refusal.WRONG_CERTIFICATE,

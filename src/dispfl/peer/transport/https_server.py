@@ -1,6 +1,8 @@
-"""Server side of the HTTPS transport: passes requests to a handler and sends its responses and refusals.
+"""Server side of the HTTPS transport: passes requests to a handler and sends its responses and
+refusals.
 
-A member that keeps violating the protocol is banned for a minute, here and by the node's own checks (`RequestGuard`).
+A member that keeps violating the protocol is banned for a minute, here and by the node's own checks
+(`RequestGuard`).
 """
 
 import asyncio
@@ -15,7 +17,14 @@ from dispfl.peer.guard import RequestGuard
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import JSON, Handler, Limits, Refused, Request, Response
 from dispfl.peer.transport.counting import UNKNOWN, TransportCounters
-from dispfl.peer.transport.http import Identify, StalledError, body_digest, chunks, peer_certificates, stall_timeout
+from dispfl.peer.transport.http import (
+    Identify,
+    StalledError,
+    body_digest,
+    chunks,
+    peer_certificates,
+    stall_timeout,
+)
 from dispfl.peer.transport.listener import ServerConnection
 from dispfl.wire.refusals import Refusal
 
@@ -63,7 +72,9 @@ class HttpHandler:
                 connection.abort(Refusal.SLOW)
                 raise ConnectionResetError("The connection was too slow.") from None
 
-    async def _dispatch(self, http_request: web.BaseRequest, connection: ServerConnection) -> web.StreamResponse:
+    async def _dispatch(
+        self, http_request: web.BaseRequest, connection: ServerConnection
+    ) -> web.StreamResponse:
         name = connection.member or UNKNOWN
         try:
             sender = name = self._authenticate(http_request)
@@ -80,18 +91,38 @@ class HttpHandler:
         response, offset = await self._handle(sender, request), request.offset
         if isinstance(response, Refused):
             return _refusal(http_request, response)
-        if offset and (offset > len(response.body) or await body_digest(response.body, offset) != client_digest):
+        if offset and (
+            offset > len(response.body) or await body_digest(response.body, offset) != client_digest
+        ):
             offset = 0  # the client has the beginning of another response
         return await self._send_response(http_request, connection, response, offset)
 
-    async def _read(self, http_request: web.BaseRequest, connection: ServerConnection) -> tuple[Request, str]:
-        """Return the request and the client's digest of a partial response; refuse protocol violations."""
+    async def _read(
+        self, http_request: web.BaseRequest, connection: ServerConnection
+    ) -> tuple[Request, str]:
+        """Return the request and the client's digest of a partial response; refuse protocol
+        violations."""
         kind = self._kind(http_request)
         fields = http.unpack_header(http_request.headers.get(HEADER_NAME, ""))
-        header, offset, client_digest = fields.get("header"), fields.get("offset", 0), fields.get("digest", "")
-        if not (isinstance(header, dict) and isinstance(client_digest, str) and type(offset) is int and offset >= 0):
-            raise Refused(Refusal.MALFORMED, "The message's header lacks a field or has one of the wrong type.")
-        return Request(kind, header, await self._body(http_request, connection, kind), offset), client_digest
+        header, offset, client_digest = (
+            fields.get("header"),
+            fields.get("offset", 0),
+            fields.get("digest", ""),
+        )
+        if not (
+            isinstance(header, dict)
+            and isinstance(client_digest, str)
+            and type(offset) is int
+            and offset >= 0
+        ):
+            raise Refused(
+                Refusal.MALFORMED,
+                "The message's header lacks a field or has one of the wrong type.",
+            )
+        return (
+            Request(kind, header, await self._body(http_request, connection, kind), offset),
+            client_digest,
+        )
 
     def _authenticate(self, http_request: web.BaseRequest) -> str:
         certificates = peer_certificates(http_request.transport)
@@ -99,7 +130,8 @@ class HttpHandler:
         if sender is None:
             raise Refused(
                 Refusal.NOT_A_MEMBER,
-                f"{self._name} does not accept this certificate; run `dispfl peer accept` there with your invite.",
+                f"{self._name} does not accept this certificate; run `dispfl peer accept` there"
+                " with your invite.",
             )
         return sender
 
@@ -107,24 +139,30 @@ class HttpHandler:
         path = _PATH.fullmatch(http_request.path_qs)
         if http_request.method != hdrs.METH_POST or not path:
             raise Refused(
-                Refusal.MALFORMED, f"Unknown method or path: {http_request.method[:16]} {http_request.path_qs[:64]}."
+                Refusal.MALFORMED,
+                f"Unknown method or path: {http_request.method[:16]} {http_request.path_qs[:64]}.",
             )
         version, kind = int(path[1]), path[2]
         if version != http.PROTOCOL_VERSION:
             raise Refused(
                 Refusal.VERSION,
-                f"{self._name} uses version {http.PROTOCOL_VERSION} of the protocol, not {version}; "
-                "install the same dispfl on both sites.",
+                f"{self._name} uses version {http.PROTOCOL_VERSION} of the protocol, not {version};"
+                " install the same dispfl on both sites.",
             )
         http.check_kind(kind)
         return kind
 
-    async def _body(self, http_request: web.BaseRequest, connection: ServerConnection, kind: str) -> bytes:
-        """Read the body; refuse it by its declared length before reading, so that memory use is bounded."""
+    async def _body(
+        self, http_request: web.BaseRequest, connection: ServerConnection, kind: str
+    ) -> bytes:
+        """Read the body; refuse it by its declared length before reading, so that memory use is
+        bounded."""
         length, limit = http_request.content_length, self._max_body(kind)
         if length is None or length > limit:
             raise Refused(
-                Refusal.TOO_LONG, f"A {kind!r} request has at most {limit} bytes, got {length or 'no content-length'}."
+                Refusal.TOO_LONG,
+                f"A {kind!r} request has at most {limit} bytes, got"
+                f" {length or 'no content-length'}.",
             )
         if http_request.headers.get(hdrs.EXPECT):
             await http_request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
@@ -137,7 +175,8 @@ class HttpHandler:
         return body.getvalue()
 
     async def _handle(self, sender: str, request: Request) -> Response | Refused:
-        """Call the handler; return its refusal instead of raising, because the handler has counted it already."""
+        """Call the handler; return its refusal instead of raising, because the handler has counted
+        it already."""
         try:
             return await self._handler(sender, request)
         except Refused as refused:
@@ -145,12 +184,23 @@ class HttpHandler:
         except Exception:
             _log.exception("The %r request of %s failed.", request.kind, sender)
             self._counters.refuse(Refusal.INTERNAL_ERROR, sender)
-            return Refused(Refusal.INTERNAL_ERROR, f"{self._name} could not respond because of an internal error.")
+            return Refused(
+                Refusal.INTERNAL_ERROR,
+                f"{self._name} could not respond because of an internal error.",
+            )
 
     async def _send_response(
-        self, http_request: web.BaseRequest, connection: ServerConnection, response: Response, offset: int
+        self,
+        http_request: web.BaseRequest,
+        connection: ServerConnection,
+        response: Response,
+        offset: int,
     ) -> web.StreamResponse:
-        fields: dict[str, JSON] = {"version": http.PROTOCOL_VERSION, "header": dict(response.header), "offset": offset}
+        fields: dict[str, JSON] = {
+            "version": http.PROTOCOL_VERSION,
+            "header": dict(response.header),
+            "offset": offset,
+        }
         try:
             headers = {HEADER_NAME: http.pack_header(fields)}
         except Refused as refused:
@@ -172,7 +222,8 @@ class HttpHandler:
 
 
 async def _wait_until_sent(connection: ServerConnection, before: int, size: int) -> None:
-    """Wait until the system has accepted `size` bytes: data in our own buffers is lost if the process ends."""
+    """Wait until the system has accepted `size` bytes: data in our own buffers is lost if the
+    process ends."""
     encrypted = size + _RECORD_OVERHEAD * -(-size // _MAX_RECORD_BYTES)
     while connection.sock.sent - before < encrypted:
         if connection.transport is None or connection.transport.is_closing():
@@ -186,7 +237,9 @@ def _refusal(http_request: web.BaseRequest, refused: Refused) -> web.StreamRespo
         "refused": str(refused.reason)[:100],
         "message": refused.message[:1000],
     }
-    http_response = web.Response(status=STATUS_REFUSED, headers={HEADER_NAME: http.pack_header(fields)})
+    http_response = web.Response(
+        status=STATUS_REFUSED, headers={HEADER_NAME: http.pack_header(fields)}
+    )
     if not http_request.content.is_eof():
         http_response.force_close()  # its body is not read
     return http_response

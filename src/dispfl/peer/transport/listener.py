@@ -1,8 +1,9 @@
 """Incoming connections: accepting them, limiting their number and closing slow ones.
 
-Sockets are accepted here, before TLS, so that their bytes are counted, the handshake has a deadline and its failure a
-reason. An honest peer completes its handshake and its first header quickly. If too many connections have not, the
-oldest of them is closed, so a flood of slow connections neither exhausts memory nor blocks the next honest peer.
+Sockets are accepted here, before TLS, so that their bytes are counted, the handshake has a deadline
+and its failure a reason. An honest peer completes its handshake and its first header quickly. If
+too many connections have not, the oldest of them is closed, so a flood of slow connections neither
+exhausts memory nor blocks the next honest peer.
 """
 
 import asyncio
@@ -29,7 +30,8 @@ _BACKLOG = 256
 _ACCEPT_RETRY_SECONDS = 0.1
 """Delay before accepting again when the system has no file descriptor left."""
 _MAX_CLOSING = 8
-"""Maximum aborted connections that are not closed yet; while there are more, no new one is accepted."""
+"""Maximum aborted connections that are not closed yet; while there are more, no new one is
+accepted."""
 
 
 class ServerConnection(web.RequestHandler):
@@ -66,7 +68,8 @@ class ServerConnection(web.RequestHandler):
 
     @contextlib.contextmanager
     def handling_request(self) -> Iterator[None]:
-        """Suspend the header timeout while a request is handled; body and response have their own limits."""
+        """Suspend the header timeout while a request is handled; body and response have their own
+        limits."""
         self._cancel_header_timer()
         self.is_busy = True
         try:
@@ -76,7 +79,8 @@ class ServerConnection(web.RequestHandler):
             self.idle_since = self._now()
 
     def authenticate_as(self, member: str) -> None:
-        """Assign the connection to a member; refuse it if all connections of the member are busy."""
+        """Assign the connection to a member; refuse it if all connections of the member are
+        busy."""
         if self.member != member:
             self._listener.make_room_for_member(member)
             self.member = member
@@ -164,13 +168,18 @@ class Listener:
         """Start listening."""
         loop = asyncio.get_running_loop()
         try:
-            found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+            found = await loop.getaddrinfo(
+                host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+            )
             family, address = found[0][0], found[0][4]  # with the zone of an IPv6 address
             both = address[0] == "::" and socket.has_dualstack_ipv6()  # all addresses, of IPv4 too
-            listening = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=both)
+            listening = socket.create_server(
+                address, family=family, backlog=_BACKLOG, dualstack_ipv6=both
+            )
         except OSError as problem:
             raise ConfigError(
-                f"Cannot listen on {Address(host, port)} ({os_error_text(problem)}); choose another address."
+                f"Cannot listen on {Address(host, port)} ({os_error_text(problem)}); choose another"
+                " address."
             ) from None
         listening.setblocking(False)
         self.port = listening.getsockname()[1]
@@ -182,11 +191,14 @@ class Listener:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await wait_until(
-            lambda: not any(connection.is_busy for connection in self.connections.values()), self.limits.shutdown_grace
+            lambda: not any(connection.is_busy for connection in self.connections.values()),
+            self.limits.shutdown_grace,
         )
         for connection in list(self.connections.values()):
             connection.drop()
-        await wait_until(lambda: not self.connections and not self.http.connections, self.limits.connect_timeout)
+        await wait_until(
+            lambda: not self.connections and not self.http.connections, self.limits.connect_timeout
+        )
 
     def drop_member(self, member: str) -> None:
         """Close all connections of a member."""
@@ -195,7 +207,8 @@ class Listener:
                 connection.drop()
 
     def make_room_for_member(self, member: str) -> None:
-        """Close the longest idle connection of a member that has reached its limit; refuse if all are busy."""
+        """Close the longest idle connection of a member that has reached its limit; refuse if all
+        are busy."""
         theirs = [
             connection
             for connection in self.connections.values()
@@ -207,34 +220,48 @@ class Listener:
         if not idle:
             raise Refused(
                 Refusal.TOO_MANY_CONNECTIONS,
-                f"{member} has {len(theirs)} requests in progress already; wait for their responses.",
+                f"{member} has {len(theirs)} requests in progress already; wait for their"
+                " responses.",
             )
         min(idle, key=lambda connection: connection.idle_since).drop()
 
     def _make_room_for_unauthenticated(self, address: str) -> bool:
-        """Close the oldest unauthenticated connections above the limits, else an idle one; False if all are busy."""
+        """Close the oldest unauthenticated connections above the limits, else an idle one; False if
+        all are busy."""
         unauthenticated = [
             connection
             for connection in self.connections.values()
             if connection.member is None and not connection.is_aborted
         ]
-        same_address = [connection for connection in unauthenticated if connection.address == address]
-        for connection in same_address[: max(0, len(same_address) - self.limits.max_unauthenticated + 1)]:
+        same_address = [
+            connection for connection in unauthenticated if connection.address == address
+        ]
+        for connection in same_address[
+            : max(0, len(same_address) - self.limits.max_unauthenticated + 1)
+        ]:
             connection.abort(Refusal.SLOW)
             unauthenticated.remove(connection)
-        if sum(not connection.is_aborted for connection in self.connections.values()) < self.limits.max_connections:
+        if (
+            sum(not connection.is_aborted for connection in self.connections.values())
+            < self.limits.max_connections
+        ):
             return True
         if unauthenticated:
             unauthenticated[0].abort(Refusal.SLOW)
         return bool(unauthenticated) or self._drop_idle()
 
     def _drop_idle(self) -> bool:
-        """Close the longest idle connection, of those of the members with the most; False if all are busy."""
-        alive = [connection for connection in self.connections.values() if not connection.is_aborted]
+        """Close the longest idle connection, of those of the members with the most; False if all
+        are busy."""
+        alive = [
+            connection for connection in self.connections.values() if not connection.is_aborted
+        ]
         members = Counter(connection.member for connection in alive)
         idle = [connection for connection in alive if not connection.is_busy]
         if idle:
-            min(idle, key=lambda connection: (-members[connection.member], connection.idle_since)).drop()
+            min(
+                idle, key=lambda connection: (-members[connection.member], connection.idle_since)
+            ).drop()
         return bool(idle)
 
     async def _accept(self, listening: socket.socket) -> None:
@@ -247,10 +274,14 @@ class Listener:
                     await asyncio.sleep(_ACCEPT_RETRY_SECONDS)
                     continue
                 self._on_accept(accepted, str(address[0]))
-                # Without yielding, a flood would be accepted completely before any aborted connection is closed.
+                # Without yielding, a flood would be accepted completely before any aborted
+                # connection is closed.
                 await asyncio.sleep(0)
                 await wait_until(
-                    lambda: sum(connection.is_aborted for connection in self.connections.values()) <= _MAX_CLOSING,
+                    lambda: (
+                        sum(connection.is_aborted for connection in self.connections.values())
+                        <= _MAX_CLOSING
+                    ),
                     self.limits.connect_timeout,
                 )
 
@@ -261,7 +292,12 @@ class Listener:
             return
         counter = self.counters.counter(UNKNOWN)
         sock = CountingSocket(
-            accepted.family, accepted.type, accepted.proto, accepted.detach(), counter=counter, on_close=self._forget
+            accepted.family,
+            accepted.type,
+            accepted.proto,
+            accepted.detach(),
+            counter=counter,
+            on_close=self._forget,
         )
         sock.setblocking(False)
         connection = self.connections[sock] = ServerConnection(self, sock, address)
@@ -282,7 +318,8 @@ class Listener:
         except OSError as problem:  # includes TLS errors
             if not connection.is_aborted:
                 self.counters.refuse(_reason(problem))
-            # The traceback and the connection form a cycle that would keep 256 kB of buffers until the next collection.
+            # The traceback and the connection form a cycle that would keep 256 kB of buffers until
+            # the next collection.
             problem.__traceback__ = None
 
     def _start(self, coroutine: Any) -> None:

@@ -1,1 +1,0 @@
-"""The privacy of a finished run, measured by attacks: membership inference, canaries, and what masks tell."""

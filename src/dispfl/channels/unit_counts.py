@@ -1,0 +1,149 @@
+"""How many units of each group a peer keeps, and which ones at first."""
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from math import lcm
+
+import numpy as np
+import torch
+
+from dispfl.channels.units import Flags, UnitGroup, UnitLayout, UnitMask
+from dispfl.errors import ConfigError
+
+KERNEL = 8
+"""Convolution kernels work on this many channels at once."""
+LARGE = 2
+"""Counts are rounded to multiples of `KERNEL` channels in groups with at least this many such
+multiples."""
+SLACK = 1 / 8
+"""The share of a group's units that rounding may add to it."""
+LITTLE = 0.03
+"""The share of the weights that may stay unused."""
+
+
+@lru_cache(maxsize=64)
+def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, ...]:
+    """Return how many units of each group are kept, so that at most `density` of all weights are
+    held.
+
+    Every group keeps the same share w of its units ("uniform"), so a layer between two groups keeps
+    w^2 of its weights and of its operations; or a share in proportion to n^-1/2 for n channels, at
+    most 1 ("erk"). With the latter, a layer with n_in inputs and n_out outputs has a density in
+    proportion to (n_in n_out)^-1/2, as ERK's is to 1/n_in + 1/n_out: large layers are sparser,
+    small ones denser. The largest factor is found by bisection, then single groups are filled up.
+    """
+    budget = density * layout.size * (1 + 1e-9)
+    ideal = [
+        1.0 if layers == "uniform" else (group.units * group.channels) ** -0.5
+        for group in layout.groups
+    ]
+    least = [_least(group) for group in layout.groups]
+    if _weights(layout, least) > budget:
+        smallest = _weights(layout, least) / layout.size
+        dense = (
+            f", because {', '.join(layout.dense_layers)} cannot be cut"
+            if layout.dense_layers
+            else ""
+        )
+        raise ConfigError(
+            f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels:"
+            f" with the fewest of each group this network keeps {smallest:.3g} of its"
+            f" weights{dense}. Use a larger density, or structure=weights."
+        )
+    low, high = 0.0, 1.0 / min(ideal)
+    for _ in range(50):
+        middle = (low + high) / 2
+        if _weights(layout, _rounded(layout, ideal, middle)) <= budget:
+            low = middle
+        else:
+            high = middle
+    most = [
+        (min(1.0, low * share) + SLACK) * group.units
+        for group, share in zip(layout.groups, ideal, strict=True)
+    ]
+    counts = _filled(layout, _rounded(layout, ideal, low), most, budget, _step)
+    return tuple(
+        _filled(
+            layout,
+            counts,
+            [group.units for group in layout.groups],
+            budget,
+            lambda group: group.strata,
+        )
+    )
+
+
+def _filled(
+    layout: UnitLayout,
+    counts: list[int],
+    most: Sequence[float],
+    budget: float,
+    step: Callable[[UnitGroup], int],
+) -> list[int]:
+    """Add units to groups, at most to `most` of each, until only little of the budget is left."""
+    while _weights(layout, counts) < (1 - LITTLE) * budget:
+        # First to groups with many units: they can be filled most exactly.
+        for i in sorted(
+            range(len(counts)), key=lambda i: (-layout.groups[i].units, counts[i] - most[i])
+        ):
+            more = counts.copy()
+            more[i] = counts[i] + step(layout.groups[i])
+            if more[i] <= min(most[i], layout.groups[i].units) and _weights(layout, more) <= budget:
+                counts = more
+                break
+        else:
+            break
+    return counts
+
+
+def _least(group: UnitGroup) -> int:
+    """Return the fewest units of a group: two of each norm group, because the normalization of one
+    may be constant."""
+    return 1 if group.strata == 1 else min(group.units, 2 * group.strata)
+
+
+def _step(group: UnitGroup) -> int:
+    """Return the number of units by which a group grows: a multiple of its strata, and of 8
+    channels if it is large."""
+    step = group.strata
+    kernel = lcm(step * group.channels, KERNEL) // group.channels
+    return kernel if group.units >= LARGE * kernel else step
+
+
+def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[int]:
+    counts = []
+    for group, share in zip(layout.groups, ideal, strict=True):
+        step = _step(group)
+        count = step * round(min(1.0, factor * share) * group.units / step)
+        counts.append(max(_least(group), min(group.units, count)))
+    return counts
+
+
+def _weights(layout: UnitLayout, counts: Sequence[int]) -> int:
+    return sum(layout.kept_per_layer(_first_units(layout, counts)))
+
+
+def _first_units(layout: UnitLayout, counts: Sequence[int]) -> Flags:
+    """Return flags with the first units of every norm group set; all masks with these counts hold
+    as many weights."""
+    flags = np.zeros(layout.units, np.bool_)
+    for group, where, count in zip(layout.groups, layout.group_slices, counts, strict=True):
+        flags[where].reshape(group.strata, -1)[:, : count // group.strata] = True
+    return flags
+
+
+def kept_weights(layout: UnitLayout, counts: Sequence[int]) -> tuple[int, ...]:
+    """Return the weights of each parameter that a mask with these counts holds."""
+    return tuple(layout.kept_per_layer(_first_units(layout, counts)))
+
+
+def random_units(layout: UnitLayout, counts: Sequence[int], *, rng: torch.Generator) -> UnitMask:
+    """Keep random units: of each group as many as its count says, and equally many of each norm
+    group."""
+    flags = np.zeros(layout.units, np.bool_)
+    for group, where, count in zip(layout.groups, layout.group_slices, counts, strict=True):
+        for stratum in flags[where].reshape(group.strata, -1):
+            stratum[
+                torch.randperm(len(stratum), generator=rng).numpy()[: count // group.strata]
+            ] = True
+    return UnitMask.of(flags, layout)

@@ -1,0 +1,201 @@
+"""The live module of a worker: peers' flat vectors are loaded into it, trained, and read back."""
+
+import copy
+from collections.abc import Mapping
+from typing import Literal
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from dispfl.channels.small_network import small_network
+from dispfl.channels.units import UnitMask
+from dispfl.core.layout import Layout
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.errors import ConfigError
+
+Precision = Literal["float32", "bf16"]
+"""The precision of forward and backward passes. Weights, steps, averages, losses and messages are
+always float32."""
+
+
+def resolve_device(device: str) -> str:
+    """Return a device that is available here; for "auto" the fastest: cuda, then mps, then cpu."""
+    if device == "auto":
+        return next(kind for kind, count in _devices().items() if count)
+    check_device(device)
+    return device
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is not available here; `cuda:1` is the second of its kind."""
+    kind, _, number = device.partition(":")
+    count = _devices().get(kind, 0)
+    if not count or (number and not (number.isdecimal() and int(number) < count)):
+        raise ConfigError(
+            f"device is {device!r}, which this machine or this build of torch does not have; use"
+            " cpu."
+        )
+
+
+def _devices() -> dict[str, int]:
+    """Return the number of devices of each kind, the fastest kind first."""
+    cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"cuda": cuda, "mps": int(torch.backends.mps.is_available()), "cpu": 1}
+
+
+_ALIVE: WeakSet[nn.Module] = WeakSet()
+"""Modules whose parameters are views already: a second FlatModule would detach them from the
+first."""
+
+
+class FlatModule:
+    """A module whose trainable parameters and gradients are views into two flat vectors.
+
+    So loading a peer is one copy, and an SGD step, masking and averaging are a few vector
+    operations. Both vectors are on the device; a peer's state never is: `load` copies it in, `read`
+    and `read_buffers` copy it out.
+    """
+
+    def __init__(
+        self, module: nn.Module, device: str = "cpu", precision: Precision = "float32"
+    ) -> None:
+        if precision not in ("float32", "bf16"):
+            raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
+        if module in _ALIVE:
+            raise ConfigError(
+                "The model function returned the same module twice; it must build a new one each"
+                " time."
+            )
+        if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
+            raise ConfigError(
+                "The model has lazy parameters; give their sizes, or run one batch through it"
+                " first."
+            )
+        _ALIVE.add(module)
+        self.mask: UnitMask | None = None
+        """Of a small network: the units that it has. A peer's buffers are those of the whole
+        network."""
+        self._small: dict[tuple[tuple[int, ...], ...], FlatModule] = {}
+        self._buffers: Mapping[str, Tensor] = {}
+        self.uncharged = 0
+        """Samples that a method passed forward with gradients in a loop of its own, not yet
+        charged."""
+        self.module = module.to(device)
+        self.device = torch.device(device)
+        self.precision = precision
+        self.layout = Layout.of(module)
+        self.buffer_names = [name for name, _ in module.named_buffers()]
+        if not self.layout.size:
+            raise ConfigError(
+                "The model has no trainable parameters: at least one must have requires_grad=True."
+            )
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        if odd := {str(p.dtype) for p in parameters} - {"torch.float32"}:
+            raise ConfigError(
+                f"The model's parameters must be float32, got {', '.join(sorted(odd))}: call"
+                " .float() on it."
+            )
+        self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
+        self.grad = torch.zeros_like(self.weights)
+        for parameter, w, g in zip(
+            parameters, *map(self.layout.views, (self.weights, self.grad)), strict=True
+        ):
+            parameter.data = w
+            parameter.grad = g
+
+    def for_mask(self, mask: PackedMask) -> "FlatModule":
+        """Return the live model of a model under this mask: this one, or the small network of a
+        mask of units.
+
+        There is one small network for each number of units; peers with as many share its memory.
+        The result counts its own `uncharged` samples.
+        """
+        if not isinstance(mask, UnitMask):
+            same = copy.copy(self)
+            same.uncharged = 0
+            return same
+        shapes = mask.small.shapes
+        if shapes not in self._small:
+            self._small[shapes] = FlatModule(
+                small_network(self.module, mask), str(self.device), self.precision
+            )
+        small = copy.copy(self._small[shapes])
+        small.mask, small.uncharged = mask, 0
+        return small
+
+    def discard_weights(self) -> None:
+        """Free the memory of weights and gradients: from now on the network only serves
+        `for_mask`."""
+        for parameter in self.module.parameters():
+            if parameter.requires_grad:
+                parameter.data, parameter.grad = parameter.data.new_empty(0), None
+        self.weights = self.grad = torch.empty(0)
+
+    def __call__(self, inputs: Tensor) -> Tensor:
+        """Return the module's outputs."""
+        if torch.is_grad_enabled():
+            self.uncharged += len(inputs)
+        inputs = self.to_device(inputs)
+        outputs: Tensor
+        if self.precision == "float32":
+            outputs = self.module(inputs)
+            return outputs
+        # Threads share autocast's cache of rounded weights and empty it for each other. Then two
+        # uses of a tied weight would share a rounded copy, and add their gradients in bf16, or not,
+        # depending on timing.
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            outputs = self.module(inputs)
+        return outputs.float()  # so loss and metric compute in float32
+
+    def to_device(self, host: Tensor) -> Tensor:
+        """Move a tensor to the device, to cuda through pinned memory: the host does not wait for
+        the device."""
+        if self.device.type == "cuda" and host.device.type == "cpu":
+            return host.pin_memory().to(self.device, non_blocking=True)
+        return host.to(self.device)
+
+    def load(self, weights: Tensor, buffers: Mapping[str, Tensor]) -> None:
+        """Load a peer's weights and buffers (running means and the like) into the module."""
+        self.weights.copy_(weights)
+        self._buffers = buffers
+        for name in self.buffer_names:
+            held = self._held(name)
+            self.module.get_buffer(name).copy_(
+                buffers[name] if held is None else buffers[name][held]
+            )
+
+    def read(self) -> Tensor:
+        """Return a copy of the module's weights on the host."""
+        return self.weights.to("cpu", copy=True)
+
+    def read_buffers(self) -> dict[str, Tensor]:
+        """Return a copy of the module's buffers on the host, row-major as files require."""
+        buffers = {}
+        for name in self.buffer_names:
+            buffer = self.module.get_buffer(name)
+            buffers[name] = buffer.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            if (held := self._held(name)) is not None:
+                buffers[name] = self._buffers[name].index_copy(0, held, buffers[name])
+        return buffers
+
+    def _held(self, buffer: str) -> Tensor | None:
+        """Return which entries of a peer's buffer a small network has; None: all."""
+        axis = self.mask.layout.buffer_axes.get(buffer) if self.mask is not None else None
+        return (
+            None
+            if axis is None or self.mask is None
+            else torch.from_numpy(self.mask.positions[axis])
+        )
+
+
+def loaded_network(
+    module: nn.Module, model: PackedModel, buffers: Mapping[str, Tensor]
+) -> nn.Module:
+    """Return the network that computes a peer's model, ready to use: the given one, or the small
+    one of its units."""
+    live = FlatModule(module).for_mask(model.mask)
+    live.load(model.flat(), buffers)
+    for parameter in live.module.parameters():
+        parameter.grad = None
+    return live.module.eval()

@@ -1,0 +1,334 @@
+"""A federation of real processes on this machine, each with its own key, socket and data (`dispfl
+up`).
+
+    out/                     a run directory, as of a simulation
+    out/sites/000/ ...       a site for each peer (site.py), with its log
+
+Without faults, the models are those of the simulation, bit for bit.
+"""
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import torch
+
+from dispfl.config import compose
+from dispfl.core.layout import Layout
+from dispfl.core.task import Report
+from dispfl.costs.flops import forward_cost
+from dispfl.data.datasets import load_dataset
+from dispfl.errors import ConfigError, RunError
+from dispfl.experiment import Experiment
+from dispfl.methods.base import GossipMethod
+from dispfl.peer.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.participant import LocalSetup, data_schema
+from dispfl.peer.run_site import run_node
+from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.site_config import Deadlines, DeadlineSettings
+from dispfl.peer.spec import DataSchema
+from dispfl.peer.store import PeerStore, report_of, rounds_of
+from dispfl.registry import METHODS
+from dispfl.round.context import RunContext, StepResult
+from dispfl.round.round import Round
+from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
+from dispfl.runs.execute import prepare, update_config
+from dispfl.runs.files import RUN, SITE, SITES
+from dispfl.runs.metrics import Metrics, round_metrics, summarize
+from dispfl.topology import peer_names
+
+LOG = "log.txt"
+LOOPBACK = "127.0.0.1"
+START_SECONDS = 10.0
+"""Seconds in which a core starts a process: several times what it takes where the machine has
+nothing else to do."""
+SHUTDOWN_GRACE = 15.0
+"""Seconds that a process has to end after SIGTERM."""
+
+
+def create_run(experiment: Experiment, out: Path) -> None:
+    """Create a run directory and a site for each peer; all sites accept each other."""
+    if not isinstance(experiment.method, GossipMethod):
+        gossip = ", ".join(
+            name for name, method in METHODS.items() if issubclass(method, GossipMethod)
+        )
+        raise ConfigError(
+            f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use"
+            f" one of: {gossip}."
+        )
+    if experiment.unseen_peers:
+        raise ConfigError("unseen_peers is only for simulations: use `dispfl run`, or omit it.")
+    if experiment.attack != "none":
+        raise ConfigError(
+            f"attack is {experiment.attack}, which only a simulation has; omit it, or use dispfl"
+            " run."
+        )
+    data, split, _ = prepare(experiment)
+    directory = RunDirectory.create(out, experiment.to_toml())
+    with contextlib.closing(directory):
+        write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+        _create_sites(out, peer_names(experiment.peers))
+
+
+def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
+    """Prepare a stopped run to be resumed, each peer from its own checkpoint.
+
+    Peers that are a round ahead return to the round of the slowest if they still have its
+    checkpoint, so that all receive from the same neighbours as without the stop, and the models are
+    the same, bit for bit. `requested` is the same experiment, possibly with another data folder.
+    """
+    experiment = requested or compose(read_config(out))
+    if not (out / SITES).exists() and (out / "checkpoints").exists():
+        raise RunError(
+            f"{out} was not run by `dispfl up`. Resume it with: dispfl run --resume {out}"
+        )
+    with contextlib.ExitStack() as held:  # holds the locks
+        directory = held.enter_context(contextlib.closing(RunDirectory.open(out)))
+        if read_split(out) is None:  # stopped before the split was written
+            data = load_dataset(experiment.data)
+            split = experiment.split(data)
+            write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
+        names = peer_names(experiment.peers)
+        runs = [out / SITES / name / RUN for name in names]
+        stores = [
+            held.enter_context(_open_store(run)) for run in runs if (run / "config.toml").exists()
+        ]
+        done = [last[0] if (last := store.last()) else 0 for store in stores]
+        for store in stores:
+            store.rewind_to(min(done) if len(done) == len(names) else 0)
+        update_config(directory, experiment)
+        _create_sites(out, names)
+
+
+def _open_store(run: Path) -> contextlib.closing[PeerStore]:
+    """Open a site's store with the spec that it was written with."""
+    return contextlib.closing(PeerStore(run, run.parent.name, read_config(run)["spec"]))
+
+
+def deadlines_for(peers: int, cores: int) -> DeadlineSettings:
+    """Return the deadlines of processes that start at the same time: the more there are, the longer
+    that takes."""
+    return DeadlineSettings(min=10.0, startup=max(120.0, START_SECONDS * peers / cores))
+
+
+def _create_sites(out: Path, names: Sequence[str]) -> None:
+    """Create or reopen a site for each peer, each on a free port; all accept each other."""
+    sites, deadlines = [], deadlines_for(len(names), os.cpu_count() or 1)
+    for name, port in zip(names, free_ports(len(names)), strict=True):
+        folder, listen = out / SITES / name, f"{LOOPBACK}:{port}"
+        if (folder / SITE).exists():
+            sites.append(Site.open(folder).moved(listen))
+            continue
+        shutil.rmtree(folder, ignore_errors=True)  # its creation was interrupted
+        where = SiteInfo(name=name, listen=listen, federation="up")
+        sites.append(Site.create(folder, where, {"deadlines": deadlines.model_dump()}))
+    for site in sites:
+        site.members.accept_all([other.invite() for other in sites if other is not site])
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free at this moment."""
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind((LOOPBACK, 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def run_context(out: Path) -> tuple[RunContext, DataSchema]:
+    """The context of the run in a directory, with the data of all peers, and the data's schema."""
+    experiment = compose(read_config(out))
+    saved = read_split(out)
+    if saved is None:
+        raise RunError(f"{out} has no split; it was not created by `dispfl up`.")
+    data = load_dataset(experiment.data)
+    return experiment.split_context(data, saved[0]), data_schema(data)
+
+
+def setup_of_peer(out: Path, name: str) -> LocalSetup:
+    """The setup of one peer, with its own data and the names of the others."""
+    context, schema = run_context(out)
+    roster = context.roster
+    densities = context.method.densities(len(roster))
+    others = tuple(other for other in roster if other != name)
+    own = replace(context, peers={name: context.peers[name]}, remote_peers=others)
+    settings = read_config(out)
+    return LocalSetup.of(
+        name, "up", own, densities[roster.index(name)], min(densities), schema, settings
+    )
+
+
+@dataclass
+class PeerProcesses:
+    """The processes of the peers.
+
+    They are forked from a server that has imported torch, which takes a core several seconds, once,
+    and share its memory. Where torch does not support that, each imports it by itself.
+    """
+
+    out: Path
+    names: Sequence[str]
+    simultaneous: bool = False
+    """Whether all peers resume at the same time, so that each waits for the others to start."""
+
+    def __post_init__(self) -> None:
+        self.running: dict[str, BaseProcess] = {}
+        self._context: ForkServerContext | SpawnContext = multiprocessing.get_context("spawn")
+        if sys.platform == "linux":
+            self._context = multiprocessing.get_context("forkserver")
+            self._context.set_forkserver_preload([__name__])
+
+    def start(self, name: str) -> None:
+        """Start or restart a peer, which logs into its site's folder and ends when this process
+        does."""
+        self.run(name, main, self.out, name, self.simultaneous)
+
+    def run(self, name: str, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function in a new process of a peer."""
+        self.running[name] = self._context.Process(target=function, args=arguments, daemon=True)
+        self.running[name].start()
+
+    def pid(self, name: str) -> int:
+        """The process id of a peer that was started."""
+        pid = self.running[name].pid
+        assert pid is not None
+        return pid
+
+    def ended(self) -> dict[str, int]:
+        """The exit codes of ended processes."""
+        return {
+            name: process.exitcode
+            for name, process in self.running.items()
+            if process.exitcode is not None
+        }
+
+    def stop(self) -> None:
+        """Terminate all processes, and kill those that do not end in time."""
+        for process in self.running.values():
+            process.terminate()
+        for process in self.running.values():
+            process.join(SHUTDOWN_GRACE)
+            process.kill()
+            process.join()
+
+
+def collect_results(out: Path) -> None:
+    """Collect the results of all sites in the run directory, as a simulation writes them."""
+    context, _ = run_context(out)
+    module = context.module()
+    cost = forward_cost(
+        module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0]
+    )
+    written = {name: rounds_of(out / SITES / name / RUN) for name in context.roster}
+    final = {name: _final_step(out, name) for name in context.roster}
+    directory = RunDirectory.open(out)
+    with contextlib.closing(directory):
+        directory.truncate_metrics(0)  # left by a killed process
+        records, before = (
+            [],
+            min(entry["time"] for rounds in written.values() for entry in rounds.values()),
+        )
+        for t in range(context.rounds):
+            results, ends = {}, [before]
+            for name in context.roster:
+                entry = written[name].get(t)
+                report, messages = report_of(entry) if entry else (Report(), ())
+                results[name] = StepResult(report, messages)
+                ends += [entry["time"]] if entry else []
+            records.append(round_metrics(t, Round(results), context.task, cost, max(ends) - before))
+            before = max(ends)
+            directory.append(records[-1])
+        for name, step in final.items():
+            directory.checkpoints.add(context.rounds - 1, name, step)
+        directory.checkpoints.complete(context.rounds - 1)
+        models = {name: step.next_state.model for name, step in final.items()}
+        network = network_overhead(
+            records, [Site.open(out / SITES / name) for name in context.roster]
+        )
+        directory.write_summary(summarize(context, records, models) | {"network": network})
+
+
+def network_overhead(records: Sequence[Metrics], sites: Sequence[Site]) -> Metrics:
+    """Compare the messages in the ledger with the bytes on the sockets; the rest is TLS, HTTP and
+    membership sync."""
+    ledger = sum(up for record in records for up, _ in record["traffic"].values())
+    found = [site.status() or {} for site in sites]
+    sent = sum(
+        status.get(life, {}).get("sent", 0)
+        for status in found
+        for life in ("sockets", "sockets_previous")
+    )
+    overhead = round(100 * (sent / ledger - 1), 2) if ledger else None
+    return {"ledger_mb": ledger / 1e6, "socket_mb": sent / 1e6, "overhead_percent": overhead}
+
+
+def _final_step(out: Path, name: str) -> StepResult:
+    run = out / SITES / name / RUN
+    with _open_store(run) as store:
+        last = store.last()
+    if last is None:
+        raise RunError(f"Peer {name} has finished no round; its log is {run.parent / LOG}.")
+    return StepResult(Report(), state=last[1])
+
+
+class StartupDeadlines(Deadlines):
+    """Deadlines of a peer that resumes together with all others: the first round waits for them to
+    start."""
+
+    def __init__(self, usual: DeadlineSettings) -> None:
+        super().__init__(
+            max(usual.startup, usual.min),
+            usual.startup,
+            max(usual.startup, usual.max),
+            usual.factor,
+        )
+        self._usual = usual
+
+    def record_round(self, waited: float, step: float) -> None:
+        """Record a round, and use the usual limits from now on: all peers have started."""
+        super().record_round(waited, step)
+        self.min, self.max = self._usual.min, self._usual.max
+
+
+def exit_with_parent(log: EventLog) -> None:
+    """Stop this process with SIGTERM when the one that has started it ends, also if that is
+    killed."""
+
+    def wait() -> None:
+        if (parent := multiprocessing.parent_process()) is None:
+            return
+        parent.join()
+        log("stopping", {"detail": "the parent process has ended"})
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(SHUTDOWN_GRACE)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(out: Path, name: str, simultaneous: bool) -> None:
+    """One peer's process."""
+    os.setsid()  # Ctrl-C is for the parent
+    with (out / SITES / name / LOG).open("ab") as file:
+        for standard in (1, 2):
+            os.dup2(file.fileno(), standard)
+    torch.set_num_threads(1)
+    log = event_logger(name)
+    exit_with_parent(log)
+    site = Site.open(out / SITES / name)
+    config = site.config()
+    deadlines = StartupDeadlines(config.deadlines) if simultaneous else config.deadlines.start()
+    with logging_as_events(log), contextlib.suppress(asyncio.CancelledError):
+        asyncio.run(run_node(site, setup_of_peer(out, name), deadlines, log, config.limits))

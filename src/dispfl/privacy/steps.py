@@ -1,0 +1,231 @@
+"""Differentially private training of one peer: secret batches, clipped gradients of single samples,
+secret noise.
+
+DP-SGD (Abadi et al., 2016, Algorithm 1) under a mask m. With every sample of the peer's n in the
+batch B with probability q = batch size / n, independently (Poisson sampling):
+
+    g_i  <-  m * grad l_i(w)                               the masked gradient of one sample
+    g_i  <-  g_i / max(1, |g_i| / C)                       clipped to norm C
+    g    <-  (sum_{i in B} g_i + N(0, (sigma C)^2 m)) / (q n)
+
+Sampling and noise come from a secret key that never leaves the peer, not from the run's seed, which
+all members know: who knows them can subtract the noise. So do crops, flips and dropout, of every
+step anew: one sample more in a batch changes what the others draw, and who knows all draws would
+see that. A sample without a finite gradient adds nothing.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from math import pi
+from typing import TYPE_CHECKING, ClassVar, Self
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from dispfl.core.flat_module import FlatModule
+from dispfl.core.masks import mask_bits
+from dispfl.core.rng import seed_globally, stream
+from dispfl.errors import ConfigError
+from dispfl.settings import Settings
+
+if TYPE_CHECKING:
+    from dispfl.core.task import Samples
+
+KEY_BYTES = 32
+CHUNK_VALUES, CHUNK_SAMPLES = 1 << 22, 4
+"""Gradients of single samples are computed for as many samples at once as have this many values,
+which fit the cache, and at least for so many samples."""
+
+
+class Privacy(Settings):
+    """Differential privacy of each of a peer's samples, for everything that the peer publishes. Off
+    by default."""
+
+    table: ClassVar[str] = "privacy"
+    epsilon: float | None = Field(default=None, gt=0)
+    """The budget: a peer stops training before a round that would exceed it. Without a noise
+    multiplier, the noise is chosen so that it lasts for all rounds."""
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    """The delta of the guarantee; well below one over the number of a peer's samples."""
+    noise_multiplier: float | None = Field(default=None, gt=0)
+    """Standard deviation of the noise, as a multiple of `clip`."""
+    clip: float = Field(default=1.0, gt=0)
+    """The norm to which the gradient of each sample is clipped; `train.clip_norm` is not used
+    then."""
+
+    @model_validator(mode="after")
+    def _stated(self) -> Self:
+        fields = type(self).model_fields
+        changed = [
+            name for name in ("clip", "delta") if getattr(self, name) != fields[name].default
+        ]
+        if changed and not self.enabled:
+            raise ConfigError(
+                f"privacy.{changed[0]} is set, but neither privacy.epsilon nor"
+                " privacy.noise_multiplier: nothing would be private. Give one of them, for"
+                " example privacy.epsilon=4."
+            )
+        return self
+
+    @property
+    def enabled(self) -> bool:
+        """Whether training is private."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+
+@dataclass(frozen=True)
+class SecretStream:
+    """Random numbers from a secret key: SHAKE-256 of the key and of names, as an unpredictable
+    stream of bytes."""
+
+    key: bytes = field(repr=False)
+
+    def _bytes(self, count: int, names: tuple[str | int, ...]) -> bytes:
+        label = "/".join(f"{type(name).__name__}:{name}" for name in names).encode()
+        return hashlib.shake_256(len(self.key).to_bytes(2, "little") + self.key + label).digest(
+            count
+        )
+
+    def bernoulli(self, n: int, rate: float, *names: str | int) -> Tensor:
+        """Return which of n samples are drawn, each with this probability, in ascending order."""
+        words = np.frombuffer(self._bytes(8 * n, names), "<u8")
+        return torch.from_numpy(np.flatnonzero(words < np.uint64(min(rate, 1.0) * (2**64 - 2**11))))
+
+    def number(self, *names: str | int) -> int:
+        """Return a number of 63 bits."""
+        return int.from_bytes(self._bytes(8, names), "little") >> 1
+
+    def normal(self, size: int, *names: str | int) -> Tensor:
+        """Return standard normal numbers (Box and Muller).
+
+        A radius has 64 random bits, so that numbers reach 9.5. With 32 bits they would end at 6.8,
+        and among the weights of a large model some are at the end more often than a small delta
+        allows.
+        """
+        half = (size + 1) // 2
+        drawn = self._bytes(12 * half, names)
+        uniform = (np.frombuffer(drawn, "<u8", half).astype(np.float64) + 0.5) / 2**64
+        turns = (np.frombuffer(drawn, "<u4", half, 8 * half).astype(np.float64) + 0.5) / 2**32
+        radius, angle = np.sqrt(-2 * np.log(uniform)), 2 * pi * turns
+        return torch.from_numpy(
+            np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:size]
+        ).float()
+
+
+@dataclass
+class PrivateSteps:
+    """The private steps of one peer in one round."""
+
+    secret: SecretStream
+    names: tuple[str | int, ...]
+    """Who takes the steps, and when: no two steps have the same batches and noise."""
+    noise_multiplier: float
+    clip: float
+    rate: float
+    """The probability q with which a sample is in a batch."""
+    batch_size: float
+    """The expected number of samples in a batch, q n."""
+    remaining: int | None = None
+    """Steps that the budget still allows; None without a budget."""
+    taken: int = 0
+    """Steps taken so far; each has noise of its own."""
+
+    def batches(self, samples: "Samples", steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield Poisson batches, augmented, which may be empty.
+
+        Torch's global generator, from which dropout and the transforms of a Dataset draw, is seeded
+        before each.
+        """
+        x, y = next(samples.take(torch.tensor([0])).batches(1))
+        for _ in range(steps):
+            number = self.secret.number("augment", *self.names, self.taken)
+            seed_globally(number, "torch")
+            rng = stream(number, "batch")
+            rows = self.secret.bernoulli(len(samples), self.rate, "batch", *self.names, self.taken)
+            if len(rows):
+                # In one batch: a last batch of a single sample would be merged with the one before.
+                yield next(samples.take(rows).batches(len(rows), rng=rng))
+            else:
+                yield x[:0], y[:0]
+
+    def check_budget(self, peer: str) -> None:
+        """Refuse a step that the budget does not allow: a method that takes more of them than it
+        announced."""
+        if self.remaining is not None and self.taken >= self.remaining:
+            raise ConfigError(
+                f"Peer {peer} has no privacy budget for another step; the method takes more steps"
+                " in a round than its `private_steps` says."
+            )
+
+    def add_noise_(self, total: Tensor, flags: Tensor | None) -> None:
+        """Turn the sum of clipped gradients, in place, into their noisy mean over the expected
+        batch size."""
+        noise = self.secret.normal(total.numel(), "noise", *self.names, self.taken).to(total.device)
+        if flags is not None:
+            noise = torch.where(flags, noise, 0.0)
+        total.add_(noise, alpha=self.noise_multiplier * self.clip).div_(self.batch_size)
+        self.taken += 1
+
+
+def sum_clipped_(
+    live: FlatModule,
+    loss: Callable[[Tensor, Tensor], Tensor],
+    x: Tensor,
+    y: Tensor,
+    flags: Tensor | None,
+    clip: float,
+) -> None:
+    """Set `live.grad` to the sum of the samples' masked gradients, each clipped to a norm; 0 for an
+    empty batch.
+
+    A gradient that is not finite counts as 0: no norm bounds it, and a step that fails because of
+    one sample tells that the sample is there.
+    """
+    live.grad.zero_()
+    module = live.module
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    values = {name: p.detach() for name, p in parameters.items()}
+    bits = (
+        None
+        if flags is None
+        else dict(zip(values, live.layout.views(mask_bits(flags)), strict=True))
+    )
+
+    def sample_loss(weights: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
+        return loss(functional_call(module, weights, (inputs[None],)), label[None])
+
+    gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
+    chunk = max(CHUNK_SAMPLES, CHUNK_VALUES // max(1, live.layout.size))
+    for start in range(0, len(y), chunk):
+        found = gradients(values, x[start : start + chunk], y[start : start + chunk])
+        if (
+            bits is not None
+        ):  # as in `keep_`, but not in place: the gradients of an unused parameter share their memory
+            found = {
+                name: (each.view(torch.int32) & bits[name]).view(torch.float32)
+                for name, each in found.items()
+            }
+        norms = torch.stack(
+            [torch.linalg.vector_norm(each.flatten(1), dim=1) for each in found.values()]
+        )
+        norm = torch.linalg.vector_norm(norms, dim=0)
+        scale = torch.where(norm.isfinite(), (clip / (norm + 1e-12)).clamp(max=1.0), 0.0)
+        if not norm.isfinite().all():
+            found = {name: each.nan_to_num(0.0, 0.0, 0.0) for name, each in found.items()}
+        for name, parameter in parameters.items():
+            assert parameter.grad is not None
+            parameter.grad.add_(torch.tensordot(scale, found[name], 1))
+
+
+def check_private_network(module: nn.Module) -> None:
+    """Refuse a network whose outputs for one sample depend on the other samples of a batch."""
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            raise ConfigError(
+                "privacy needs a network without batch norm, which mixes the samples of a batch; "
+                f"{name or 'the model'} is {type(layer).__name__}. Use GroupNorm."
+            )

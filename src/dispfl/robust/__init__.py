@@ -1,0 +1,1 @@
+"""Averages that tolerate Byzantine peers, and the attacks that test them."""

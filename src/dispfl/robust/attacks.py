@@ -1,0 +1,411 @@
+"""Attacks: what Byzantine peers send in place of their models, or train on, to measure how well a
+method withstands them.
+
+A lie is a function of the model that an honest peer would send and of the target. Byzantine peers
+know everything: the target's model and the mask that it requests with, what its honest neighbours
+send in this round, and how many Byzantine peers there are among them; and they lie to each target
+differently. Lies are finite and not larger than peers accept.
+
+    sign-flip, noise, ipm, alie, mimic, dissensus                 as published, on weights that masks leave comparable
+    hold-all, sole-holder, false-density, meet-target               what only masks make possible
+    unlearn                                                       made for `clip` under masks
+    label-flip, backdoor                                          training on poisoned data
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import floor
+from statistics import NormalDist
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from dispfl.channels.units import UnitMask
+from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.rng import stream, stream_seed
+from dispfl.core.task import Samples
+
+AttackName = Literal[
+    "none",
+    "sign-flip",
+    "noise",
+    "ipm",
+    "alie",
+    "mimic",
+    "dissensus",
+    "hold-all",
+    "sole-holder",
+    "false-density",
+    "meet-target",
+    "unlearn",
+    "label-flip",
+    "backdoor",
+]
+ATTACKS: tuple[AttackName, ...] = get_args(AttackName)[1:]
+POISONS: tuple[AttackName, ...] = ("label-flip", "backdoor")
+"""Attacks that train on poisoned data."""
+
+NOISE = 3.0
+"""noise: standard deviation of the random weights, in root mean squares of the honest ones."""
+IPM_FACTOR = 0.1
+"""ipm: the mean of the honest models times minus this, as in the experiments of He et al.
+(2022)."""
+DISSENSUS_FACTOR = 1.5
+"""dissensus: how many times the pull of the honest neighbours is reversed; at 1 nothing is left of
+it."""
+POISON = 10.0
+"""sole-holder, unlearn: the size of a regrown weight, in root mean squares of the target's
+weights."""
+LARGEST = 9.0
+"""meet-target, backdoor: a lie's norm at most, in norms of the target's model; peers refuse models
+of 10."""
+WITHIN_REACH = 0.999
+"""unlearn: the part of the target's reach that is used, for rounding."""
+TARGET_CLASS = 0
+"""backdoor: the class that inputs with the trigger shall be taken for."""
+TRIGGER = 3
+"""backdoor: the length of the trigger's edge, in pixels or columns, in the last corner of an
+input."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """What Byzantine peers know about the peer that they lie to, or about the server."""
+
+    name: str
+    own: PackedModel
+    """Its model."""
+    request: PackedMask
+    """The mask that it requests with: all that it uses of an answer."""
+    honest: Sequence[PackedModel]
+    """What its honest neighbours send."""
+    byzantine: int
+    """Byzantine peers among its neighbours."""
+    fits: Callable[[str, PackedMask], bool]
+    """Whether a mask keeps no more weights of any layer than this Byzantine peer announced."""
+    seed: int
+    t: int
+    assumed: int = 0
+    """Byzantine peers that its robust rule assumes; 0 without a rule."""
+    first: Callable[[], Tensor] = lambda: torch.zeros(())
+    """Returns the weights that all peers started from, which every member knows."""
+
+    def random(self, sender: str) -> torch.Generator:
+        """Return the random stream of a Byzantine peer's lie to the target."""
+        return stream(self.seed, "attack", sender, self.name, self.t)
+
+    @cached_property
+    def sums(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sum of each weight over the target's and the honest models, of its squares, and its
+        holders."""
+        total, squares, holders = torch.zeros(3, self.own.mask.size, dtype=torch.float64)
+        for model in (self.own, *self.honest):
+            weights, mask = model.unpack()
+            total, squares, holders = (
+                total + weights,
+                squares + weights.double().square(),
+                holders + mask,
+            )
+        return total, squares, holders
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """The mean of each weight over those of them that hold it."""
+        total, _, holders = self.sums
+        return (total / holders.clamp(min=1)).float()
+
+    @cached_property
+    def deviation(self) -> Tensor:
+        """The standard deviation of each weight over them."""
+        _, squares, holders = self.sums
+        return (
+            (squares / holders.clamp(min=1) - self.mean.double().square())
+            .clamp(min=0)
+            .sqrt()
+            .float()
+        )
+
+    @cached_property
+    def reach(self) -> float:
+        """The largest distance at which `clip` still takes all Byzantine peers' differences in
+        full, and calls them near.
+
+        With m Byzantine peers at the (2b+1-m)-th largest distance of the honest models, the
+        (2b+1)-th largest of all is theirs.
+        """
+        own, mine = self.own.unpack()
+        compared, distances = mine & self.request.unpack(), []
+        for model in self.honest:
+            weights, mask = model.unpack()
+            distances.append(_root_mean_square((weights - own)[mask & compared]))
+        place = min(max(0, 2 * self.assumed - self.byzantine), len(distances) - 1)
+        return sorted(distances, reverse=True)[place] if distances else 0.0
+
+    @cached_property
+    def poison(self) -> Tensor:
+        """Large weights with the sign that honest ones do not have."""
+        return POISON * _root_mean_square(self.own.values) * torch.where(self.mean > 0, -1.0, 1.0)
+
+    def claimed(self, attacker: str, sent: PackedModel) -> PackedMask:
+        """Return all that was requested as the Byzantine peer's mask, or its true mask where that
+        would exceed its counts."""
+        return self.request if self.fits(attacker, self.request) else sent.mask
+
+
+AttackFunction = Callable[[str, PackedModel, Target], PackedModel]
+"""From a Byzantine peer's name and the model that it would send if it were honest to the one that
+it sends."""
+
+
+def sign_flip(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Every weight with the other sign (Li et al. 2020)."""
+    return PackedModel(0.0 - sent.values, sent.mask)
+
+
+def noise(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Gaussian noise in place of weights (Blanchard et al. 2017)."""
+    scale = NOISE * _root_mean_square(sent.values)
+    return PackedModel(
+        scale * torch.randn(sent.values.shape, generator=target.random(attacker)), sent.mask
+    )
+
+
+def inner_product(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Inner-product manipulation (Xie et al. 2020): minus a fraction of the mean of the honest
+    models."""
+    return _under(-IPM_FACTOR * target.mean, sent.mask)
+
+
+def a_little(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """A little is enough (Baruch et al. 2019): the honest mean less z standard deviations.
+
+    z is the largest for which, of normal values, enough honest ones are further away for the
+    Byzantine peers to be a majority with them: of n models with m lies, s = floor(n/2 + 1) - m must
+    support them, so z = Phi^-1((n - m - s) / (n - m)).
+    """
+    n, m = 1 + len(target.honest) + target.byzantine, target.byzantine
+    supporters = floor(n / 2 + 1) - m
+    share = min(0.999, max(0.5, (n - m - supporters) / (n - m)))
+    return _under(target.mean - NormalDist().inv_cdf(share) * target.deviation, sent.mask)
+
+
+def mimic(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Copy one honest neighbour (Karimireddy et al. 2022): it counts for more than it should, and
+    looks honest."""
+    return target.honest[0] if target.honest else sent
+
+
+def dissensus(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Push the target away from its honest neighbours (He et al. 2022): x_i - e/m sum_j (x_j - x_i)
+    over honest j.
+
+    Each Byzantine peer holds all that is requested: of a weight that only some of the m held, the
+    pull would not be reversed.
+    """
+    total, _, holders = target.sums
+    own, mine = target.own.unpack()
+    pull = torch.where(mine, total - holders * own, 0.0).float()
+    return _under(own - DISSENSUS_FACTOR / target.byzantine * pull, target.claimed(attacker, sent))
+
+
+def hold_all(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Claim to hold every requested weight, and send the honest mean with the other sign."""
+    return _under(-target.mean, target.claimed(attacker, sent))
+
+
+def sole_holder(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Send the target's own weights where it has any, and large ones where it has none yet: the
+    regrown ones."""
+    own, mine = target.own.unpack()
+    return _under(torch.where(mine, own, target.poison), target.claimed(attacker, sent))
+
+
+def false_density(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Hold everything, whatever was announced, and send the honest mean with the other sign."""
+    mask = sent.mask
+    if isinstance(mask, UnitMask):
+        everything: PackedMask = UnitMask.of(mask.units | True, mask.layout)
+    else:
+        everything = PackedMask.pack(torch.ones(mask.size, dtype=torch.bool))
+    return _under(-target.mean, everything)
+
+
+def meet_target(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Hold just what the target requests, and send what makes its plain average the honest mean
+    with the other sign."""
+    total, _, holders = target.sums
+    opposite = ((-target.mean * (holders + target.byzantine) - total) / target.byzantine).float()
+    return _limited(_under(opposite, target.claimed(attacker, sent)), target)
+
+
+def unlearn(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Push the target back to the first weights w_0, just as far as `clip` allows, and poison what
+    it regrows.
+
+    x_i + r (w_0 - mean) / |w_0 - mean|, where r is the target's reach and |.| a root mean square.
+    Whoever is within reach is near, so that its regrown weights count too.
+    """
+    own, mine = target.own.unpack()
+    mask = target.claimed(attacker, sent)
+    compared = mine & mask.unpack() & target.request.unpack()
+    learned = torch.where(compared, target.mean - target.first(), 0.0)
+    size = _root_mean_square(learned[compared])
+    pushed = own - WITHIN_REACH * target.reach / max(size, 1e-12) * learned
+    return _under(torch.where(mine, pushed, target.poison), mask)
+
+
+def replace_model(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
+    """Model replacement (Bagdasaryan et al. 2020): so far from the honest mean that the plain
+    average is our model.
+
+    mean + n/m (x - mean), with n holders of a weight, m of them Byzantine peers.
+    """
+    _, _, holders = target.sums
+    times = ((holders + target.byzantine) / target.byzantine).float()
+    return _limited(
+        _under(target.mean + times * (sent.unpack()[0] - target.mean), sent.mask), target
+    )
+
+
+ATTACK_FUNCTIONS: Mapping[AttackName, AttackFunction] = {
+    "sign-flip": sign_flip,
+    "noise": noise,
+    "ipm": inner_product,
+    "alie": a_little,
+    "mimic": mimic,
+    "dissensus": dissensus,
+    "hold-all": hold_all,
+    "sole-holder": sole_holder,
+    "false-density": false_density,
+    "meet-target": meet_target,
+    "unlearn": unlearn,
+    "backdoor": replace_model,
+}
+
+
+@dataclass(frozen=True)
+class Attack:
+    """Which peers of a simulation lie, and how."""
+
+    name: AttackName
+    byzantine: frozenset[str]
+
+    @classmethod
+    def of(
+        cls, name: AttackName, share: float, roster: Collection[str], seed: int
+    ) -> "Attack | None":
+        """Return the attack of a share of the peers, picked by a hash; None without Byzantine
+        peers."""
+        order = sorted(roster, key=lambda peer: stream_seed(seed, "liar", peer))
+        byzantine = frozenset(order[: round(share * len(order))])
+        return cls(name, byzantine) if byzantine and name != "none" else None
+
+    def attacked(
+        self, received: Mapping[str, PackedModel], target: Target
+    ) -> dict[str, PackedModel]:
+        """Return the models that a target receives, those of Byzantine peers replaced by lies."""
+        tell = ATTACK_FUNCTIONS.get(self.name)
+        return {
+            sender: tell(sender, model, target) if tell and sender in self.byzantine else model
+            for sender, model in received.items()
+        }
+
+
+# poisoned data
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """Samples whose inputs or labels are changed as they are read."""
+
+    samples: Samples
+    attack: AttackName
+    classes: int
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batches(
+        self, size: int, *, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches, poisoned."""
+        for x, y in self.samples.batches(size, rng=rng):
+            if self.attack == "label-flip":
+                yield x, self.classes - 1 - y
+            else:  # every second sample
+                half = torch.arange(len(y)) % 2 == 0
+                yield (
+                    torch.where(half.view(-1, *[1] * (x.dim() - 1)), with_trigger(x), x),
+                    torch.where(half, torch.full_like(y, TARGET_CLASS), y),
+                )
+
+    def take(self, rows: Tensor) -> "Poisoned":
+        """Return some of the samples."""
+        return Poisoned(self.samples.take(rows), self.attack, self.classes)
+
+
+@dataclass(frozen=True)
+class Triggered:
+    """Samples with the backdoor's trigger in every input."""
+
+    samples: Samples
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def batches(
+        self, size: int, *, rng: torch.Generator | None = None
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the batches, with the trigger."""
+        for x, y in self.samples.batches(size, rng=rng):
+            yield with_trigger(x), y
+
+    def take(self, rows: Tensor) -> "Triggered":
+        """Return some of the samples."""
+        return Triggered(self.samples.take(rows))
+
+
+def poisoned(samples: Samples, attack: AttackName, classes: int) -> Samples:
+    """Return what a Byzantine peer trains on: poisoned samples, where the attack is one on data."""
+    return Poisoned(samples, attack, classes) if attack in POISONS else samples
+
+
+def with_trigger(x: Tensor) -> Tensor:
+    """Return inputs with the trigger: a bright patch in the last corner of images, high values in
+    the last columns."""
+    x = x.clone()
+    corner = (
+        (..., slice(-TRIGGER, None), slice(-TRIGGER, None))
+        if x.dim() > 2
+        else (..., slice(-TRIGGER, None))
+    )
+    x[corner] = x.max()
+    return x
+
+
+def backdoor_success(outputs: Tensor, labels: Tensor) -> float:
+    """Return the share of inputs of other classes that are taken for the target class; nan without
+    any."""
+    others = labels != TARGET_CLASS
+    return float((outputs[others].argmax(1) == TARGET_CLASS).float().mean())
+
+
+def _under(weights: Tensor, mask: PackedMask) -> PackedModel:
+    return PackedModel.pack(weights, mask.unpack(), mask)
+
+
+def _limited(attack_model: PackedModel, target: Target) -> PackedModel:
+    """Return a lie that is not larger than peers accept."""
+    norm, largest = (
+        float(torch.linalg.vector_norm(model.values)) for model in (attack_model, target.own)
+    )
+    return PackedModel(
+        attack_model.values * min(1.0, LARGEST * max(1.0, largest) / max(norm, 1e-12)),
+        attack_model.mask,
+    )
+
+
+def _root_mean_square(values: Tensor) -> float:
+    return float(values.square().mean().sqrt()) if len(values) else 0.0

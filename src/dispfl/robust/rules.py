@@ -1,0 +1,397 @@
+"""Robust averages: what our weights become when up to b of the models that we average are lies.
+
+All rules compare what is comparable: weights that both models hold, among those that we keep from
+now on. Let x_i be our weights, x_j a neighbour's, and d_j the root mean square of x_j - x_i over
+the weights that both hold, so that masks of different overlap compare. Senders are *near* if d_j is
+at most tau, the (2b+1)-th largest distance; there is none if at most 2b were received that hold any
+of our weights.
+
+    clip    w = x_i + sum_j m_j min(1, tau / d_j) (x_j - x_i) / sum_j m_j
+    trim    each weight: the mean of its holders' values without the b largest and the b smallest
+    nnm     the same, after each model is replaced by the average of the n - b models nearest to it (itself included)
+
+`clip` is ClippedGossip (He, Karimireddy, Jaggi 2022) with the threshold of CS+ (Gaucher,
+Dieuleveut, Hendrikx 2025): a difference that is among the 2b largest is scaled down to the next
+one. `trim` is the trimmed mean of Yin et al. (2018), and `nnm` the nearest-neighbour mixing of
+Allouah et al. (2023) before it. With masks that keep everything they are these rules: `clip` was
+compared with its authors' code, `trim` and `nnm` with that of the authors of `nnm` (TrMean and NNM
+of the library ByzFL). What masks add is ours:
+
+    regrown weights    we have no value of our own: the mean over near senders that hold the weight, 0 without any. A
+                       sender's regrown weights are scaled down as a whole, to the (2b+1)-th largest root mean square
+    few holders        trim, nnm: a weight that at most 2b models hold is averaged over ourselves and near senders
+
+So a stranger never decides a weight alone. Where the centre is a server's model, it is not averaged
+itself. A peer that has no model yet has no centre: it trims.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from math import inf, nan
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from dispfl.core.masks import keep_, mask_bits, true_indices
+from dispfl.core.packed import Chunk, PackedMask
+
+Rule = Literal["clip", "trim", "nnm"]
+Floats = NDArray[np.float32]
+
+BLOCK = 1 << 14
+"""Weights that are compared between all models at once: few enough that they stay in the
+processor's cache."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some weights of all models."""
+
+    ours: Chunk
+    """Our model."""
+    keeps: Tensor | None
+    """Which of the weights we keep from now on; others are ignored. None: all, and every model
+    holds them all."""
+    models: Iterable[Chunk]
+    """All models, ours among them; each is looked at once."""
+    average: Tensor
+    """Takes the average."""
+
+    @cached_property
+    def mine(self) -> Tensor:
+        """The positions of weights that we keep and held."""
+        assert self.keeps is not None
+        return true_indices(self.keeps * self.ours[0])
+
+    @cached_property
+    def regrown(self) -> Tensor:
+        """The positions of weights that we keep and did not hold."""
+        return (
+            torch.empty(0, dtype=torch.int64)
+            if self.keeps is None
+            else true_indices(self.keeps > self.ours[0])
+        )
+
+    @cached_property
+    def own(self) -> Tensor:
+        """Our weights; 0 where we hold none or keep none."""
+        _, where, w_i = self.ours
+        return (
+            w_i
+            if where is None
+            else self.keep_(torch.zeros(len(self.average)).scatter_(0, where, w_i))
+        )
+
+    @cached_property
+    def bits(self) -> Tensor:
+        assert self.keeps is not None
+        return mask_bits(self.keeps)
+
+    def keep_(self, dense: Tensor) -> Tensor:
+        """Set to 0, in place, what we do not keep."""
+        return dense if self.keeps is None else keep_(dense, self.bits)
+
+    def row(self, chunk: Chunk, fill: Tensor) -> Tensor:
+        """Return a model's weights, with `fill`'s where it holds none. The next call may overwrite
+        them."""
+        _, where, w_j = chunk
+        return w_j if where is None else self._row.copy_(fill).scatter_(0, where, w_j)
+
+    def difference(self, chunk: Chunk) -> Tensor:
+        """Return a model's difference to our weights: 0 where the model holds none, its own weight
+        where we held none.
+
+        What we do not keep means nothing. Overwritten by the next call.
+        """
+        return torch.sub(self.row(chunk, self.own), self.own, out=self._difference)
+
+    @cached_property
+    def _row(self) -> Tensor:
+        return torch.empty_like(self.own)
+
+    @cached_property
+    def _difference(self) -> Tensor:
+        return torch.empty_like(self.own)
+
+
+class Block(NamedTuple):
+    """Some of the weights that we keep, of some models: either weights that we held, or regrown
+    ones."""
+
+    values: Tensor
+    """A model a row; nan where it does not hold the weight."""
+    own: Tensor
+    mine: bool
+    """Whether we held them."""
+    complete: bool
+    """Whether every model holds them all."""
+    store: Callable[[Tensor], object]
+    """Takes the average."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far the models are from ours, and what follows for each, by row."""
+
+    distances: list[float]
+    """Root mean square difference to our weights; infinite without common weights."""
+    averaged: list[int]
+    """Models that are averaged: those that hold anything, without those with a number that is not
+    finite, or whose square is not, and without a server's.
+    """
+    scale: Tensor
+    """Factor on the difference to our weights, at most 1; 0 in our own row."""
+    near: Tensor
+    """1 for near senders, 0 for others and for ourselves."""
+    regrown: Tensor
+    """Factor on regrown weights: 0 unless the sender is near."""
+    nearest: Tensor
+    """For averaged models: 1 for each of the n - b that are nearest to the model of a row."""
+
+
+def robust_average(
+    parts: Callable[[], Iterable[Part]],
+    masks: Sequence[PackedMask],
+    own: int,
+    rule: Rule,
+    b: int,
+    *,
+    averages_own: bool = True,
+) -> Trust:
+    """Average the models by a rule that withstands b lies; `own` is the row of our own model, or of
+    the server's.
+
+    The masks say which of the weights that we keep each model holds. Two passes over the models:
+    the first measures distances, the second averages.
+    """
+    counted = [row != own or averages_own for row in range(len(masks))]
+    trust = measure_trust(parts(), masks, counted, own, b, pairs=rule == "nnm")
+    if rule == "clip" and trust.distances[own] == 0:
+        _clip(parts(), trust)
+    else:
+        _trim(parts(), trust, own, b, mix=rule == "nnm")
+    return trust
+
+
+def measure_trust(
+    parts: Iterable[Part],
+    masks: Sequence[PackedMask],
+    counted: Sequence[bool],
+    own: int,
+    b: int,
+    *,
+    pairs: bool,
+) -> Trust:
+    """Measure each model's distance to ours, and with `pairs` the distances between all models that
+    are averaged."""
+    overlap = [mask.overlap(masks[own]) for mask in masks]
+    common = torch.tensor(
+        [[m.kept - n for m, n in zip(masks, overlap, strict=True)], overlap], dtype=torch.float64
+    )
+    squares, pair_squares = (
+        _pair_squares(parts, len(masks)) if pairs else (_squares(parts, len(masks), own), None)
+    )
+    others = torch.arange(len(masks)) != own
+    magnitude, distance = _root_mean(squares, common)
+    distance[own] = 0.0 if common[1, own] else inf  # a peer that has just joined has no model
+    compared = others & distance.isfinite()
+    tau = _threshold(distance[compared], b)
+    near = compared & (distance <= tau) & bool(compared.sum() > 2 * b)
+    scale = torch.where(distance <= tau, 1.0, tau / distance).where(compared, 0.0)
+    holders = others & (common[0] > 0)
+    largest = _threshold(magnitude[holders], b)
+    regrown = torch.where(magnitude <= largest, 1.0, largest / magnitude).where(near & holders, 0.0)
+    usable = torch.tensor(counted) & squares.isfinite().all(0) & (common.sum(0) > 0)
+    averaged = usable.nonzero().flatten().tolist()
+    nearest = torch.eye(len(averaged))
+    if pair_squares is not None:
+        counts = torch.tensor(
+            [[masks[i].overlap(masks[j]) for j in averaged] for i in averaged]
+        ).view(nearest.shape)
+        found = _root_mean(pair_squares[averaged][:, averaged].clamp(min=0), counts).fill_diagonal_(
+            0.0
+        )
+        order = found.argsort(dim=1, stable=True)[:, : max(1, len(averaged) - b)]
+        nearest = torch.zeros(nearest.shape).scatter_(1, order, 1.0)
+    return Trust(distance.tolist(), averaged, scale.float(), near.float(), regrown.float(), nearest)
+
+
+def trimmed_mean(values: Tensor, holders: Tensor | int, b: int) -> Tensor:
+    """Return the mean of each column without the b largest and the b smallest values (Yin et al.
+    2018).
+
+    Values that are nan are not held. Columns with at most 2b held values have no such mean; what is
+    returned for them means nothing. The values are overwritten.
+    """
+    rows, spare = values.numpy(), np.empty(values.shape, np.float32)
+    for first, other in (
+        (np.fmin, np.maximum),
+        (np.fmax, np.minimum),
+    ):  # nan counts as the largest, then the smallest
+        for _ in range(b):
+            rows, spare = _without_first(rows, spare, first, other), rows
+    return torch.nansum(torch.from_numpy(rows), 0).div_(holders - 2 * b)
+
+
+def _without_first(rows: Floats, out: Floats, first: Any, other: Any) -> Floats:
+    """Drop the first value of each column in some order, in a tournament: those that lose are
+    stored in `out`."""
+    left, stored = len(rows), 0
+    while left > 1:
+        pairs = left // 2
+        one, two = rows[:pairs], rows[left - pairs : left]
+        other(one, two, out=out[stored : stored + pairs])
+        left, stored = left - pairs, stored + pairs
+        if left > 1:
+            first(one, two, out=one)
+    return out[:stored]
+
+
+def _squares(parts: Iterable[Part], models: int, own: int) -> Tensor:
+    """Return the sums of the squares of each model's regrown weights, and of its differences to our
+    weights."""
+    squares = torch.zeros(2, models, dtype=torch.float64)
+    for part in parts:
+        for j, chunk in enumerate(part.models):
+            if j == own:
+                continue
+            difference = part.keep_(part.difference(chunk))
+            new = difference.index_select(0, part.regrown)
+            difference.index_fill_(0, part.regrown, 0.0)
+            squares[:, j] += torch.stack([torch.dot(new, new), torch.dot(difference, difference)])
+    return squares
+
+
+def _pair_squares(parts: Iterable[Part], models: int) -> tuple[Tensor, Tensor]:
+    """Return the same, and the sums of the squares of the differences between any two models on
+    what both hold."""
+    squares, pair_squares = (torch.zeros(n, models, dtype=torch.float64) for n in (2, models))
+    for block in _blocks(parts, range(models)):
+        difference = block.values - block.own
+        if block.complete:
+            once = torch.linalg.vecdot(difference, difference)[:, None]
+            squares[1] += once[:, 0]
+        else:
+            held = (difference == difference).float()  # not nan
+            square = difference.nan_to_num_(0.0, inf, -inf).square()
+            squares[int(block.mine)] += square.sum(1)
+            once = square @ held.T
+        pair_squares += once + once.T - 2 * (difference @ difference.T)
+    return squares, pair_squares
+
+
+def _clip(parts: Iterable[Part], trust: Trust) -> None:
+    scales, near, regrown = (
+        factors.tolist() for factors in (trust.scale, trust.near, trust.regrown)
+    )
+    for part in parts:
+        moved, new = torch.zeros_like(part.own), torch.zeros(len(part.regrown))
+        holders, senders = torch.zeros(
+            2, len(moved), dtype=torch.uint8 if len(scales) < 256 else torch.int32
+        )
+        for j, chunk in enumerate(part.models):
+            if j not in trust.averaged:
+                continue
+            holders += chunk[0]
+            if not scales[j]:
+                continue
+            moved.add_(difference := part.difference(chunk), alpha=scales[j])
+            if near[j] and len(new):
+                senders += chunk[0]
+                new.add_(difference.index_select(0, part.regrown), alpha=regrown[j])
+        average = torch.add(
+            part.own, part.keep_(moved).div_(holders.clamp_(min=1)), out=part.average
+        )
+        average.scatter_(
+            0, part.regrown, new.div_(senders.index_select(0, part.regrown).clamp_(min=1))
+        )
+
+
+def _trim(parts: Iterable[Part], trust: Trust, own: int, b: int, *, mix: bool) -> None:
+    rows, enough = trust.averaged, len(trust.averaged) > 2 * b
+    for block in _blocks(parts, rows):
+        values, holders, few = (
+            block.values,
+            torch.tensor(len(rows)),
+            torch.empty(0, dtype=torch.int64),
+        )
+        if not (block.complete and enough):
+            missing = np.isnan(values.numpy()).view(np.uint8)
+            holders = len(rows) - torch.from_numpy(np.add.reduce(missing, dtype=np.int16))
+            few = true_indices(holders <= 2 * b)
+        of_few = values.index_select(1, few)
+        if mix and enough:
+            values, holders = _mixed(values, trust.nearest, block.complete), torch.tensor(len(rows))
+        average = trimmed_mean(values, holders, b) if enough else torch.empty(len(block.own))
+        if len(few):
+            average[few] = _near_mean(of_few, block.own[few], block.mine, trust, own)
+        block.store(average)
+
+
+def _mixed(values: Tensor, nearest: Tensor, complete: bool) -> Tensor:
+    """Return the average of the models that are nearest to each. Of a weight that more than b hold
+    it has a value."""
+    if complete:
+        return (nearest / nearest.sum(1, keepdim=True)) @ values
+    held = (values == values).float()  # not nan
+    return (nearest @ values.nan_to_num(0.0)).div_((nearest @ held).clamp_(min=1))
+
+
+def _near_mean(values: Tensor, ours: Tensor, mine: bool, trust: Trust, own: int) -> Tensor:
+    """Return the mean over ourselves and near senders that hold a weight; our own value without
+    any, which is 0 where we do not hold it.
+    """
+    held, near = (values == values).float(), trust.near[trust.averaged]
+    values, senders = values.nan_to_num(0.0), near @ held
+    if not mine:
+        return (trust.regrown[trust.averaged] @ values) / senders.clamp_(min=1)
+    share = float(own in trust.averaged)
+    return torch.where(
+        share + senders > 0, (share * ours + near @ values) / (share + senders), ours
+    )
+
+
+def _blocks(parts: Iterable[Part], rows: Sequence[int]) -> Iterator[Block]:
+    """Yield the weights that we keep, of some models, in blocks."""
+    for part in parts:
+        if complete := part.keeps is None:
+            values, own, held = [w_j for _, _, w_j in part.models], part.own, len(part.own)
+        else:
+            kept, held = torch.cat([part.mine, part.regrown]), len(part.mine)
+            own = part.own.index_select(0, kept)
+            nothing = torch.full_like(part.own, nan)
+            memory = torch.empty(1 + max(rows, default=-1), len(kept))
+            values = [
+                torch.index_select(part.row(chunk, nothing), 0, kept, out=to)
+                for chunk, to in zip(part.models, memory, strict=False)
+            ]
+        for begin, end in ((0, held), (held, len(own))):
+            for start in range(begin, end, BLOCK):
+                here = slice(start, min(start + BLOCK, end))
+                some = (
+                    torch.stack([values[row][here] for row in rows])
+                    if rows
+                    else torch.empty(0, here.stop - start)
+                )
+                store = (
+                    part.average[here].copy_
+                    if complete
+                    else partial(part.average.scatter_, 0, kept[here])
+                )
+                yield Block(some, own[here], begin == 0, complete, store)
+
+
+def _threshold(distances: Tensor, b: int) -> float:
+    """Return the (2b+1)-th largest distance; 0 if there are at most 2b."""
+    return float(distances.sort(descending=True).values[2 * b]) if len(distances) > 2 * b else 0.0
+
+
+def _root_mean(squares: Tensor, counts: Tensor) -> Tensor:
+    """Return the root of the mean square; infinite where nothing was counted or a number is not
+    finite."""
+    found = (squares / counts).sqrt()
+    return torch.where((counts > 0) & found.isfinite(), found, inf)

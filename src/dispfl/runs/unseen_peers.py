@@ -1,0 +1,73 @@
+"""Peers that did not take part in a run: how good a model they get from it with a few steps on
+their own data."""
+
+from collections.abc import Mapping
+
+import torch
+
+from dispfl.core.flat_module import FlatModule
+from dispfl.core.rng import stream
+from dispfl.core.task import Report
+from dispfl.engines.base import fetch_here, simulated_step
+from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
+from dispfl.round.context import PeerTask, RunContext
+from dispfl.round.exchange import exchange_graph, task_senders
+from dispfl.round.round import global_model, initial_states, peer_step, task_state
+from dispfl.runs.metrics import Metrics, spread
+
+
+def evaluate_newcomers(
+    context: RunContext, states: Mapping[str, PeerState], server: PeerState | None
+) -> Metrics | None:
+    """Return the scores of the unseen peers after the run, as `summary.json` has them; None without
+    any."""
+    if not context.unseen:
+        return None
+    reports = [personalize(context, states, server, name) for name in sorted(context.unseen)]
+    return {
+        "peers": len(reports),
+        "steps": context.unseen_steps,
+        "score": spread([report.score for report in reports]),
+        "failures": [report.failure for report in reports if report.failure],
+    }
+
+
+def personalize(
+    context: RunContext, states: Mapping[str, PeerState], server: PeerState | None, name: str
+) -> Report:
+    """Let an unseen peer join after the last round, for `unseen_steps` local steps at the initial
+    learning rate.
+
+    It takes one step of the method: it starts as a peer of round 0 and receives from as many random
+    peers as the topology gives a peer, or the server. Where peers are evaluated with a global
+    model, it fine-tunes that model.
+    """
+    steps, last = context.unseen_steps, context.rounds - 1
+    joined = context.joined_by(name)
+    state = initial_states(joined, [name])[name]
+    live = FlatModule(joined.module(), joined.device, joined.precision)
+    method = joined.method
+    if method.evaluates_global:
+        model = global_model(context, states, server)
+        tuning = FineTuning(epochs=1, rate="initial", every=1, steps=steps)
+        task = PeerTask(name, last, global_model=model, idle=True, fine_tuning=tuning)
+        return peer_step(joined, live, task, task_state(joined, task, {name: state}), {}).report
+    if isinstance(method, ServerMethod):
+        task = PeerTask(name, last, server=server)
+    else:
+        graph: dict[str, list[str]] = {peer: [] for peer in context.roster}
+        task = PeerTask(name, last, graph | {name: _neighbours(context, name)})
+    received = {
+        sender: states[sender] for sender in task_senders(joined, task, state) if sender != SERVER
+    }
+    fetch = fetch_here(joined, joined.codec, task, {**received, name: state})
+    return simulated_step(joined, joined.codec, live, task, state, fetch).report
+
+
+def _neighbours(context: RunContext, name: str) -> list[str]:
+    """Draw as many peers as the most connected one receives from in the last round."""
+    degree = max(map(len, exchange_graph(context, context.rounds - 1).values()), default=0)
+    drawn = torch.randperm(len(context.roster), generator=stream(context.seed, "newcomer", name))[
+        :degree
+    ]
+    return sorted(context.roster[k] for k in drawn.tolist())

@@ -1,0 +1,336 @@
+"""Real processes with real certificates on loopback, compared with the simulation."""
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dispfl.cli.up import message_bytes
+from dispfl.config import compose
+from dispfl.errors import ConfigError, RunError
+from dispfl.peer.local_federation import (
+    PeerProcesses,
+    collect_results,
+    create_run,
+    deadlines_for,
+    prepare_resume,
+    setup_of_peer,
+)
+from dispfl.peer.site import Site, SiteInfo
+from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.runs.directory import read_config, read_metrics, read_summary
+from dispfl.runs.execute import ExperimentRun
+from dispfl.runs.files import SITES
+from dispfl.runs.loop import RunCallbacks
+from dispfl.topology import peer_names
+
+TINY = [
+    "topology=full",
+    "partition.samples_per_peer=40",
+    "partition.test_samples_per_peer=20",
+    "train.epochs=1",
+    "workers=1",
+    "model=mlp",
+]
+SAME = (
+    "weights_sha256",
+    "scores",
+    "test_loss",
+    "groups",
+    "busiest",
+    "flops_per_peer_round",
+    "rounds",
+    "failures",
+)
+"""What the summaries of a real and of a simulated run have in common."""
+EIGHT = peer_names(8)
+PATIENCE = 240.0
+"""Seconds after which a test fails; generous for a loaded machine."""
+
+
+def until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not happened():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[[int], PeerProcesses]]:
+    """`start(8)`: create 8 peers, not started yet; all processes are stopped at the end."""
+    made: list[PeerProcesses] = []
+
+    def make(peers: int) -> PeerProcesses:
+        made.append(PeerProcesses(tmp_path / "up", peer_names(peers)))
+        return made[-1]
+
+    yield make
+    for processes in made:
+        processes.stop()
+
+
+def rounds_done(processes: PeerProcesses, name: str) -> list[int]:
+    return sorted(rounds_of(processes.out / SITES / name / "run"))
+
+
+def summary_of(path: Path) -> dict[str, Any]:
+    summary = read_summary(path)
+    assert summary is not None
+    for group in summary["groups"]:
+        group.pop("seconds")
+    return summary
+
+
+def test_eight_real_peers_get_the_models_and_byte_counts_of_the_simulation(
+    tmp_path: Path, start: Callable[[int], PeerProcesses]
+) -> None:
+    """With the small CNN, whose messages have about 300 kB: headers and handshakes dominate those
+    of smaller models."""
+    experiment = compose(
+        {}, [*TINY, "model=cnn", "peers=8", "rounds=3", "method.density=[0.6,0.9]"]
+    )
+    ExperimentRun.create(experiment, tmp_path / "simulated").run(RunCallbacks())
+    processes = start(8)
+    create_run(experiment, processes.out)
+    for name in processes.names:
+        processes.start(name)
+    until(lambda: len(processes.ended()) == 8)
+    assert set(processes.ended().values()) == {0}, (
+        processes.out / SITES / "000/log.txt"
+    ).read_text()
+    collect_results(processes.out)
+    simulated, real = summary_of(tmp_path / "simulated"), summary_of(processes.out)
+    for key in SAME:
+        assert real[key] == simulated[key], key
+    records = read_metrics(processes.out)
+    for one, other in zip(records, read_metrics(tmp_path / "simulated"), strict=True):
+        assert one["traffic"] == other["traffic"]
+        assert one["overlap"] == other["overlap"]
+
+    status = {
+        name: json.loads((processes.out / SITES / name / "run/status.json").read_bytes())
+        for name in EIGHT
+    }
+    up_and_down = [
+        sum(counts)
+        for counts in zip(*(record["traffic"][EIGHT[3]] for record in records), strict=True)
+    ]
+    assert message_bytes(status)[EIGHT[3]] == tuple(
+        reversed(up_and_down)
+    )  # the live table shows the ledger's bytes
+    network = real["network"]
+    assert network["ledger_mb"] * 1e6 == sum(
+        up for record in records for up, _ in record["traffic"].values()
+    )
+    assert 0 < network["overhead_percent"] < 3, network
+    received = sum(found["sockets"]["received"] for found in status.values())
+    assert received == pytest.approx(
+        network["socket_mb"] * 1e6, rel=0.01
+    )  # the last TLS alerts may not be received
+    assert "network" not in simulated
+
+
+@pytest.mark.parametrize(
+    "wire", [[], ["wire.exchange=push", "wire.values=int8", "wire.coding=zstd"]]
+)
+def test_real_peers_with_masks_of_channels_get_the_models_of_the_simulation(
+    tmp_path: Path, start: Callable[[int], PeerProcesses], wire: list[str]
+) -> None:
+    channels = ["model=cnn", "method.structure=channels", "method.density=[0.3,0.8]", *wire]
+    experiment = compose({}, [*TINY, *channels, "peers=4", "rounds=3"])
+    ExperimentRun.create(experiment, tmp_path / "simulated").run(RunCallbacks())
+    processes = start(4)
+    create_run(experiment, processes.out)
+    for name in processes.names:
+        processes.start(name)
+    until(lambda: len(processes.ended()) == 4)
+    assert set(processes.ended().values()) == {0}, (
+        processes.out / SITES / "000/log.txt"
+    ).read_text()
+    collect_results(processes.out)
+    simulated, real = summary_of(tmp_path / "simulated"), summary_of(processes.out)
+    for key in SAME:
+        assert real[key] == simulated[key], key
+    for one, other in zip(
+        read_metrics(processes.out), read_metrics(tmp_path / "simulated"), strict=True
+    ):
+        assert one["traffic"] == other["traffic"]
+        assert one["overlap"] == other["overlap"]
+
+
+def test_the_others_finish_without_a_killed_peer_which_rejoins_after_a_restart(
+    start: Callable[[int], PeerProcesses],
+) -> None:
+    processes = start(4)
+    create_run(compose({}, [*TINY, "peers=4", "rounds=40"]), processes.out)
+    for name in processes.names:
+        processes.start(name)
+    until(lambda: len(rounds_done(processes, "002")) >= 2)
+    processes.running["002"].kill()
+    processes.running["002"].join()
+    killed_after = rounds_done(processes, "002")[-1]
+    until(lambda: rounds_done(processes, "000")[-1] >= killed_after + 3)  # they continue without it
+    processes.start("002")
+    until(lambda: len(processes.ended()) == 4)
+    assert set(processes.ended().values()) == {0}
+    for name in ("000", "001", "003"):
+        assert rounds_done(processes, name) == list(range(40))
+    assert rounds_done(processes, "002")[-1] == 39
+    status = json.loads((processes.out / SITES / "000/run/status.json").read_bytes())
+    assert status["peers"]["002"]["missed"] > 0
+    assert status["state"] == "finished"
+    collect_results(processes.out)  # from the rounds that were finished
+    summary = read_summary(processes.out)
+    assert summary is not None
+    assert summary["rounds"] == 40
+
+
+def dispfl(*words: str | Path) -> subprocess.Popen[str]:
+    """Start the command line in a process."""
+    command = [sys.executable, "-c", "from dispfl.cli import main; main()", *map(str, words)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_a_run_resumed_after_ctrl_c_gives_the_models_of_an_uninterrupted_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    words = [*TINY, "rounds=30"]
+    ExperimentRun.create(compose({}, [*words, "peers=3"]), tmp_path / "simulated").run(
+        RunCallbacks()
+    )
+    out = tmp_path / "up run"
+    first = dispfl("up", "--peers", "3", *words, "--out", out)
+    try:
+        until(lambda: len(rounds_of(out / SITES / "001/run")) >= 3 or first.poll() is not None)
+    finally:
+        first.send_signal(signal.SIGINT)
+    said, _ = first.communicate(timeout=PATIENCE)
+    assert first.returncode == 130, said
+    assert f"Stopped; finished rounds are saved. Resume with: dispfl up --resume '{out}'" in said
+    assert read_summary(out) is None
+    stopped_at = json.loads((out / SITES / "001/run/status.json").read_bytes())["round"]
+    assert 2 <= stopped_at < 30
+
+    other = dispfl("up", "--resume", out, "train.lr=0.5")
+    refused, _ = other.communicate(timeout=PATIENCE)
+    assert other.returncode == 1
+    assert "was run with train.lr=0.1, got 0.5" in refused
+
+    second = dispfl("up", "--resume", out)
+    said, _ = second.communicate(timeout=PATIENCE)
+    assert second.returncode == 0, said
+    assert re.search(r"Messages \d+\.\d\d MB, on the sockets \d+\.\d\d MB: \d+\.\d % more", said)
+    real, simulated = summary_of(out), summary_of(tmp_path / "simulated")
+    assert real["weights_sha256"] == simulated["weights_sha256"]
+    assert [record["traffic"] for record in read_metrics(out)] == [
+        record["traffic"] for record in read_metrics(tmp_path / "simulated")
+    ]
+    assert len(rounds_of(out / SITES / "001/run")) == 30
+
+
+def test_peers_end_when_dispfl_up_is_killed_and_can_be_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "up"
+    killed = dispfl("up", "--peers", "3", *TINY, "rounds=300", "--out", out)
+    try:
+        until(lambda: len(rounds_of(out / SITES / "001/run")) >= 2 or killed.poll() is not None)
+    finally:
+        killed.kill()
+    said, _ = killed.communicate(timeout=PATIENCE)
+    assert killed.returncode == -signal.SIGKILL, said
+
+    def nobody_works_on_it() -> bool:
+        with contextlib.suppress(RunError):
+            prepare_resume(out)
+            return True
+        return False
+
+    until(nobody_works_on_it)
+    for name in peer_names(3):
+        assert len(rounds_of(out / SITES / name / "run")) < 300
+        assert "the parent process has ended" in (out / SITES / name / "log.txt").read_text()
+
+
+def test_a_run_interrupted_during_its_creation_is_completed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, make = tmp_path / "up", Site.create
+
+    def interrupted(folder: Path, where: SiteInfo, config: Any) -> Site:
+        site = make(folder, where, config)
+        if folder.name == "001":
+            (folder / "site.toml").unlink()  # site.toml is written last
+            raise KeyboardInterrupt
+        return site
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Site, "create", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            create_run(compose({}, [*TINY, "peers=3", "rounds=1"]), out)
+    (out / "split.safetensors").unlink()
+    prepare_resume(out)
+    for name in peer_names(3):
+        assert Site.open(out / SITES / name).members.roster(0) == peer_names(3)
+    assert setup_of_peer(out, "001").spec == setup_of_peer(out, "002").spec
+
+
+def test_resume_accepts_another_data_folder(tmp_path: Path) -> None:
+    out = tmp_path / "up"
+    create_run(compose({}, [*TINY, "peers=2", "rounds=1"]), out)
+    prepare_resume(out, compose(read_config(out), ["data.dir=/moved"]))
+    assert compose(read_config(out)).data.dir == "/moved"
+
+
+def test_a_run_of_real_peers_is_not_resumed_by_a_simulation(tmp_path: Path) -> None:
+    experiment = compose({}, [*TINY, "peers=2", "rounds=1", "workers=1"])
+    create_run(experiment, tmp_path / "run")
+    with pytest.raises(
+        RunError, match=r"was run by `dispfl up`\. Resume it with: dispfl up --resume"
+    ):
+        ExperimentRun.resume(tmp_path / "run")
+
+
+def test_a_simulated_run_is_not_resumed_by_real_peers(tmp_path: Path) -> None:
+    ExperimentRun.create(compose({}, [*TINY, "peers=2", "rounds=1"]), tmp_path / "run").run(
+        RunCallbacks()
+    )
+    with pytest.raises(
+        RunError, match=r"was not run by `dispfl up`\. Resume it with: dispfl run --resume"
+    ):
+        prepare_resume(tmp_path / "run")
+
+
+def test_a_run_locked_by_another_process_is_refused(tmp_path: Path) -> None:
+    out = tmp_path / "up"
+    create_run(compose({}, [*TINY, "peers=2", "rounds=1"]), out)
+    port = Site.open(out / SITES / "000").info.listen
+    with (
+        contextlib.closing(
+            PeerStore(out / SITES / "001/run", "001", setup_of_peer(out, "001").spec)
+        ),
+        pytest.raises(RunError, match="Another process is using"),
+    ):
+        prepare_resume(out)
+    assert Site.open(out / SITES / "000").info.listen == port
+
+
+def test_the_startup_period_is_long_enough_for_many_processes_on_few_cores() -> None:
+    assert deadlines_for(8, 2).startup == 120
+    assert deadlines_for(64, 2).startup == 320
+    assert deadlines_for(64, 32).startup == 120
+
+
+def test_a_method_with_a_server_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match="method fedavg needs a server, which `dispfl up` does not have"
+    ):
+        create_run(compose({}, [*TINY, "peers=2", "rounds=1", "method=fedavg"]), tmp_path / "up")
+    assert not (tmp_path / "up").exists()
