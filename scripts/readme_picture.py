@@ -75,7 +75,7 @@ class Demo:
     labels: Mapping[str, Sequence[int]]
     """Training samples of each class, by peer."""
     holders: Tensor
-    """For some weights of one layer, how many neighbours hold them too; -1 where the peer does not."""
+    """For some weights of one layer, how many neighbours hold them too; -1: the peer does not."""
     curves: Mapping[str, Sequence[float]]
     """The mean accuracy after each round, by method."""
 

@@ -1,5 +1,5 @@
-"""The README's Python example runs as it stands; its pictures, links and commands exist, and those of
-docs/commands.md."""
+"""The README's Python example runs as it stands; its pictures, links and commands exist, and so do
+the commands of docs/commands.md."""
 
 import re
 import shlex

@@ -7,6 +7,7 @@ from program import Dispfl, dispfl
 
 __all__ = ["dispfl"]
 
+from dispfl.cli.api_reference import api_as_markdown
 from dispfl.cli.reference import commands_as_markdown
 from dispfl.core.train import Train
 from dispfl.errors import ConfigError
@@ -20,6 +21,7 @@ def test_the_pages_are_those_of_the_code() -> None:
     """`make reference` writes them. Usage lines depend on Typer's version: of commands, the names
     are compared."""
     assert (DOCS / "settings.md").read_text() == as_markdown()
+    assert (DOCS / "api.md").read_text() == api_as_markdown()
     written, now = (
         [line for line in page.splitlines() if line.startswith("## ")]
         for page in ((DOCS / "commands.md").read_text(), commands_as_markdown())

@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 from dispfl.cli import app
+from dispfl.cli.api_reference import api_as_markdown
 from dispfl.reference import as_markdown
 
 
@@ -55,6 +56,7 @@ def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "settings.md").write_text(as_markdown())
     (folder / "commands.md").write_text(commands_as_markdown())
+    (folder / "api.md").write_text(api_as_markdown())
 
 
 if __name__ == "__main__":
