@@ -19,7 +19,8 @@ from pydantic import Field, SerializeAsAny, field_validator
 from dispfl.core.flat_module import Precision, resolve_device
 from dispfl.core.metric import as_metric, as_metrics
 from dispfl.core.rng import stream
-from dispfl.core.task import Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.estimate import CostInputs
 from dispfl.data.by_column import ByColumn

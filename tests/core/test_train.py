@@ -14,8 +14,9 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.metric import Metric, accuracy
 from dispfl.core.optimizers import sgd_step
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError, NonFiniteError

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.core.train import Trainer
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, uses_global_rng

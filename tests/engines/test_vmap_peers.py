@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from dispfl import DisPFL, Federation, Local, Train
 from dispfl.config import compose
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess

@@ -10,7 +10,7 @@ import torch
 from simulated_world import LIMIT, METHOD, ROUNDS, FakeTraining, World, events_about, reliable
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.context import MAX_LINES

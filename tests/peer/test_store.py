@@ -11,7 +11,8 @@ import torch
 from small_disk import SmallDisk
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report, Task
+from dispfl.core.report import Report
+from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import RunError

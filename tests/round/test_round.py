@@ -15,8 +15,9 @@ from dispfl.core.averaging import gossip_average
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
+from dispfl.core.report import Report
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import Method, Neighbourhood, PeerState

@@ -14,7 +14,7 @@ from torch import nn
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState, initial_state
 from dispfl.methods.dispfl import DisPFL

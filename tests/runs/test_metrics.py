@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report, Task
+from dispfl.core.report import Report
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost

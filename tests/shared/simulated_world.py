@@ -20,9 +20,10 @@ from dispfl.channels.block_average import block_average
 from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL

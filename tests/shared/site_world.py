@@ -32,9 +32,10 @@ from torch import nn
 from yarl import URL
 
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DispflError, RunError

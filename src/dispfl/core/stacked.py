@@ -15,7 +15,8 @@ from torch.func import functional_call, vmap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import keep_, mask_bits
 from dispfl.core.packed import PackedMask
-from dispfl.core.task import Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer, step_clock, trained_per_layer, weight_flags
 from dispfl.errors import NonFiniteError
 

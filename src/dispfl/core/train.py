@@ -27,8 +27,10 @@ from dispfl.core.optimizers import (
     sgd_step,
 )
 from dispfl.core.packed import PackedMask
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
-from dispfl.core.task import Report, Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.errors import ConfigError, NonFiniteError
 from dispfl.privacy.steps import PrivateSteps, sum_clipped_
 from dispfl.settings import Settings

@@ -31,7 +31,7 @@ from dispfl.errors import ConfigError, PartitionError
 from dispfl.settings import Component
 
 if TYPE_CHECKING:
-    from dispfl.core.task import Samples
+    from dispfl.core.samples import Samples
     from dispfl.data.custom import CustomDataset
     from dispfl.data.datasets import ImageDataset
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
+from dispfl.core.samples import Samples
 from dispfl.core.stacked import can_stack, learn_stacked
-from dispfl.core.task import Samples
 from dispfl.core.train import Trainer, step_clock
 from dispfl.round.context import PeerTask, RunContext, StepResult
 

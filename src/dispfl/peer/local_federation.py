@@ -27,7 +27,7 @@ import torch
 
 from dispfl.config import compose
 from dispfl.core.layout import Layout
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError, RunError

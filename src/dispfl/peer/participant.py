@@ -12,7 +12,7 @@ from torch import Tensor
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.rng import stream_seed
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import CustomData, ImageDataset, load_dataset

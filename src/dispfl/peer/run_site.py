@@ -20,7 +20,7 @@ import torch
 from dispfl.core.allocator import keep_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client

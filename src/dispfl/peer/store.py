@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dispfl.core.task import Report, Task
+from dispfl.core.report import Report
+from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError, DispflError, RunError

@@ -33,7 +33,7 @@ from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
-    from dispfl.core.task import Samples
+    from dispfl.core.samples import Samples
 
 KEY_BYTES = 32
 CHUNK_VALUES, CHUNK_SAMPLES = 1 << 22, 4

@@ -14,8 +14,10 @@ from dispfl.core.flat_module import FlatModule, Precision
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators, global_stream
-from dispfl.core.task import Report, Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.ledger import MessageCost
 from dispfl.data.batches import data_digest, label_range

@@ -33,7 +33,7 @@ from torch import Tensor
 from dispfl.channels.units import UnitLayout, UnitMask, unit_layout
 from dispfl.core.optimizers import Moments
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState

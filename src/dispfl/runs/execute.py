@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from dispfl.config import compose, differing_keys
+from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators
-from dispfl.core.task import Report
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dispfl.core.layout import Layout
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.errors import DamagedError, user_errors
 from dispfl.methods.base import SERVER, PeerState

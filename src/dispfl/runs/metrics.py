@@ -15,7 +15,8 @@ import torch
 
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report, Task
+from dispfl.core.report import Report
+from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext

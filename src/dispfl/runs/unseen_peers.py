@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
-from dispfl.core.task import Report
 from dispfl.engines.base import fetch_here, simulated_step
 from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext

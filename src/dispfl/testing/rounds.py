@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report, Task
+from dispfl.core.report import Report
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.base import PeerStates

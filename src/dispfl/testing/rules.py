@@ -17,8 +17,8 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import stream_seed
-from dispfl.core.task import Report
 from dispfl.core.train import Train
 from dispfl.errors import DispflError
 from dispfl.federation import Federation

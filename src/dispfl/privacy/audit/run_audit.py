@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.rng import stream, stream_seed
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.data.batches import ResidentSamples
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dispfl.config import compose, differing_keys
 from dispfl.core.rng import stream
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.data.batches import ResidentSamples
 from dispfl.data.by_column import ByColumn
 from dispfl.data.custom import CustomDataset
