@@ -97,7 +97,9 @@ class RunSettings(Settings):
         if isinstance(value, Settings):
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{info.field_name} must be a table, got {value!r}.")
+            raise ConfigError(
+                f"{info.field_name} must be a table, got {value!r}.", key=info.field_name
+            )
         kind = cls.model_fields[info.field_name].annotation
         assert isinstance(kind, type)
         return kind(**value)
@@ -156,7 +158,8 @@ class RunSettings(Settings):
         if self.privacy.enabled and getattr(self.data, "standardize", False):
             raise ConfigError(
                 "privacy does not cover data.standardize, which computes means from the training"
-                " data; scale the data by constants instead, and leave it false."
+                " data; scale the data by constants instead, and leave it false.",
+                key="privacy",
             )
         if isinstance(model, CustomModel):
             model.check_network(next(train.batches(2))[0], classes, folder)
@@ -243,12 +246,14 @@ class Experiment(RunSettings):
         if self.byzantine and self.attack == "none":
             raise ConfigError(
                 f"byzantine is {self.byzantine:g}, but attack is none; say how they lie:"
-                " attack=sign-flip."
+                " attack=sign-flip.",
+                key="byzantine",
             )
         if self.attack != "none" and not self.byzantine:
             raise ConfigError(
                 f"attack is {self.attack}, but byzantine is 0; say how many of the peers lie:"
-                " byzantine=0.2."
+                " byzantine=0.2.",
+                key="attack",
             )
 
     def run(
@@ -347,7 +352,7 @@ def check_engine(engine: Any) -> EngineName:
         case "ray":
             require("ray", "engine=ray")
             return "ray"
-    raise ConfigError(f"engine must be 'inprocess' or 'ray', got {engine!r}.")
+    raise ConfigError(f"engine must be 'inprocess' or 'ray', got {engine!r}.", key="engine")
 
 
 def check_vmap_peers(vmap_peers: int, engine: str) -> None:
@@ -355,7 +360,8 @@ def check_vmap_peers(vmap_peers: int, engine: str) -> None:
     if vmap_peers > 1 and engine != "inprocess":
         raise ConfigError(
             f"vmap_peers is {vmap_peers}, but engine={engine} trains peers one by one; use"
-            " engine=inprocess."
+            " engine=inprocess.",
+            key="vmap_peers",
         )
 
 
@@ -367,15 +373,18 @@ def check_average_buffers(average: bool, method: Method, engine: str) -> None:
     if not isinstance(method, GossipMethod) or not method.communicates:
         raise ConfigError(
             "average_buffers averages over the neighbours that a peer receives from; method"
-            f" {method.name} has none. Omit it."
+            f" {method.name} has none. Omit it.",
+            key="average_buffers",
         )
     if getattr(method, "structure", "weights") == "channels":
         raise ConfigError(
             "average_buffers needs method.structure=weights: peers have different channels."
-            " Omit it."
+            " Omit it.",
+            key="average_buffers",
         )
     if engine != "inprocess":
         raise ConfigError(
             f"average_buffers needs engine=inprocess, got engine={engine}: messages have no"
-            " buffers."
+            " buffers.",
+            key="average_buffers",
         )

@@ -128,7 +128,8 @@ def find_entries(key: str) -> tuple[Table, list[Entry]]:
             else " The settings of real sites need the extra: pip install 'dispfl[peer]'."
         )
         raise ConfigError(
-            f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}"
+            f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}",
+            key=key,
         )
     return found[0][0], [entry for _, entry in found]
 

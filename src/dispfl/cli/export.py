@@ -69,7 +69,9 @@ def export(
                 " --peer."
             )
     elif peer is None:
-        raise ConfigError(f"--peer is missing: {directory} has a model for each peer; choose one.")
+        raise ConfigError(
+            f"--peer is missing: {directory} has a model for each peer; choose one.", key="--peer"
+        )
     else:
         personal = personal_model(directory, peer, data_dir)
     saved = save_model(personal.network, personal.card, to)

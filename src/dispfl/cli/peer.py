@@ -89,7 +89,8 @@ def _site_config(
     ):
         if key in Experiment.model_fields.keys() - SiteConfig.model_fields.keys():
             raise ConfigError(
-                f"{key} is for simulated runs: a site is one peer with its own data. Omit it."
+                f"{key} is for simulated runs: a site is one peer with its own data. Omit it.",
+                key=key,
             )
         if key in SiteInfo.model_fields:
             where = (
@@ -97,7 +98,7 @@ def _site_config(
                 if key == "allow_networks"
                 else f"pass --{key}"
             )
-            raise ConfigError(f"{key} is no setting of the training: {where}.")
+            raise ConfigError(f"{key} is no setting of the training: {where}.", key=key)
     if smallest_density is not None:
         given["smallest_density"] = smallest_density
     values = SiteConfig.compose(given, overrides).to_toml()

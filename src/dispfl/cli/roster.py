@@ -68,7 +68,8 @@ def init(
         )
     if not 1 <= threshold <= len(admins):
         raise ConfigError(
-            f"--threshold must be from 1 to {len(admins)}, the administrators, got {threshold}."
+            f"--threshold must be from 1 to {len(admins)}, the administrators, got {threshold}.",
+            key="--threshold",
         )
     roster = Roster(
         check_name("--federation", federation), 1, threshold, dict(sorted(admins.items()))

@@ -83,7 +83,9 @@ def run(
     else:
         path = resume
         if out is not None:
-            raise ConfigError("--resume continues in the run's own directory; omit --out.")
+            raise ConfigError(
+                "--resume continues in the run's own directory; omit --out.", key="--out"
+            )
         experiment = compose(read_config(path), overrides)
         check_same_experiment(path, experiment)
         if not has_all_rounds(path, experiment.rounds):

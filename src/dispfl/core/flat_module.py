@@ -34,7 +34,8 @@ def check_device(device: str) -> None:
     if not count or (number and not (number.isdecimal() and int(number) < count)):
         raise ConfigError(
             f"device is {device!r}, which this machine or this build of torch does not have; use"
-            " cpu."
+            " cpu.",
+            key="device",
         )
 
 
@@ -61,7 +62,9 @@ class FlatModule:
         self, module: nn.Module, device: str = "cpu", precision: Precision = "float32"
     ) -> None:
         if precision not in ("float32", "bf16"):
-            raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
+            raise ConfigError(
+                f"precision must be float32 or bf16, got {precision!r}.", key="precision"
+            )
         if module in _ALIVE:
             raise ConfigError(
                 "The model function returned the same module twice; it must build a new one each"

@@ -36,7 +36,8 @@ class Task:
             name = getattr(loss, "__name__", type(loss).__name__)
             raise ConfigError(
                 f"The loss {name} needs a metric that fits it: give metric='rmse', another of"
-                f" {', '.join(METRICS)}, or a function of your own."
+                f" {', '.join(METRICS)}, or a function of your own.",
+                key="metric",
             )
         return cls(loss)
 

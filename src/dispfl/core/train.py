@@ -99,11 +99,13 @@ class Train(Settings):
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(
                 f"train.momentum is {self.momentum:g}, which {self.optimizer} does not use; use"
-                " train.betas."
+                " train.betas.",
+                key="train.momentum",
             )
         if self.nesterov and not self.momentum:
             raise ConfigError(
-                "train.nesterov needs a momentum: give train.momentum too, for example 0.9."
+                "train.nesterov needs a momentum: give train.momentum too, for example 0.9.",
+                key="train.nesterov",
             )
         return self
 
@@ -408,7 +410,8 @@ class Trainer:
         if self.private is not None and samples is not None and samples is not self.test:
             raise ConfigError(
                 "privacy: a method may use training data in `learn`, `gradient` and `backward`"
-                " only, which are accounted; this one evaluates a model on them."
+                " only, which are accounted; this one evaluates a model on them.",
+                key="privacy",
             )
 
     @torch.no_grad()

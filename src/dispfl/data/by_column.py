@@ -36,17 +36,20 @@ class ByColumn(Partition):
         if not isinstance(data, CustomData) or data.factory:
             raise ConfigError(
                 "partition=by_column needs a table with that column: give data.path=FILE.csv or"
-                " data.hub."
+                " data.hub.",
+                key="partition",
             )
         if self.sizes != "equal":
             raise ConfigError(
                 f"partition.sizes is {self.sizes}, but by_column has the sizes of the data;"
-                " omit it."
+                " omit it.",
+                key="partition.sizes",
             )
         column = self.column or data.group
         if column is None:
             raise ConfigError(
-                "partition.column is missing: name the column whose values are the peers."
+                "partition.column is missing: name the column whose values are the peers.",
+                key="partition.column",
             )
         return data.model_copy(update={"group": column})
 

@@ -81,7 +81,10 @@ class CustomDataset:
     ) -> tuple[ResidentSamples | DatasetSamples, ResidentSamples | DatasetSamples]:
         """Training and test samples."""
         if augment:
-            raise ConfigError("data.augment crops images, and these data are not images; omit it.")
+            raise ConfigError(
+                "data.augment crops images, and these data are not images; omit it.",
+                key="data.augment",
+            )
         return self.train, self.test
 
 
@@ -112,7 +115,9 @@ def load_custom(
         parts = _read(settings, home, settings.path, None, progress)
     if settings.test_path:
         if len(parts) > 1:
-            raise ConfigError(f"{parts[0].path} contains test data; omit data.test_path.")
+            raise ConfigError(
+                f"{parts[0].path} contains test data; omit data.test_path.", key="data.test_path"
+            )
         parts += _read(settings, home, settings.test_path, parts[0], progress)
         if len(parts) > 2:
             raise DataError(f"{parts[1].path} must contain test data alone: x and y.")
@@ -159,7 +164,7 @@ def _read(
             f"{problem.filename or path} cannot be read: {problem.strerror or problem}."
         ) from None
     raise ConfigError(
-        f"{key} must be a .csv file, an .npz file or a folder of images, got {name!r}."
+        f"{key} must be a .csv file, an .npz file or a folder of images, got {name!r}.", key=key
     )
 
 
@@ -191,7 +196,8 @@ def _assemble(
             shape = list(inputs[0].shape[1:])
             raise ConfigError(
                 f"data.standardize applies to columns and images, but {where} has samples of shape"
-                f" {shape}."
+                f" {shape}.",
+                key="data.standardize",
             )
         scaling = Scaling.of(inputs[0])
         inputs = [scaling(part) for part in inputs]

@@ -147,18 +147,21 @@ class CustomData(Data):
         if not given:
             raise ConfigError(
                 "data.path is missing: name a CSV file, an NPZ file or a folder; or give data.hub"
-                " or data.factory."
+                " or data.factory.",
+                key="data.path",
             )
         if len(given) > 1:
             raise ConfigError(
-                f"data.{given[0]} and data.{given[1]} exclude each other; omit one of them."
+                f"data.{given[0]} and data.{given[1]} exclude each other; omit one of them.",
+                key=f"data.{given[0]}",
             )
         if self.hub:
             require("hub", "data.hub")
             self.refuse(["test_path"], f"data.hub={self.hub} names its test data itself")
         if self.test_path and self.test_share is not None:
             raise ConfigError(
-                "data.test_path and data.test_share exclude each other; omit one of them."
+                "data.test_path and data.test_share exclude each other; omit one of them.",
+                key="data.test_path",
             )
         if self.factory:
             self.refuse(
@@ -169,7 +172,7 @@ class CustomData(Data):
         """Refuse keys that are set although they do not apply."""
         for key in keys:
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise ConfigError(f"data.{key} does not apply: {why}. Omit it.")
+                raise ConfigError(f"data.{key} does not apply: {why}. Omit it.", key=f"data.{key}")
 
 
 @dataclass(frozen=True, eq=False)

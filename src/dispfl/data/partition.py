@@ -79,7 +79,8 @@ class Partition(Component):
             if self.sizes != sizes and getattr(self, key) != type(self).model_fields[key].default:
                 raise ConfigError(
                     f"partition.{key} needs partition.sizes={sizes}, which is {self.sizes};"
-                    " omit it."
+                    " omit it.",
+                    key=f"partition.{key}",
                 )
         if (
             self.sizes == "equal"
@@ -87,7 +88,8 @@ class Partition(Component):
         ):
             raise ConfigError(
                 "partition.min_samples needs unequal partition.sizes: dirichlet or lognormal;"
-                " omit it."
+                " omit it.",
+                key="partition.min_samples",
             )
         return self
 

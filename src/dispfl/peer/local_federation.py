@@ -66,14 +66,19 @@ def create_run(experiment: Experiment, out: Path) -> None:
         )
         raise ConfigError(
             f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use"
-            f" one of: {gossip}."
+            f" one of: {gossip}.",
+            key="method",
         )
     if experiment.unseen_peers:
-        raise ConfigError("unseen_peers is only for simulations: use `dispfl run`, or omit it.")
+        raise ConfigError(
+            "unseen_peers is only for simulations: use `dispfl run`, or omit it.",
+            key="unseen_peers",
+        )
     if experiment.attack != "none":
         raise ConfigError(
             f"attack is {experiment.attack}, which only a simulation has; omit it, or use dispfl"
-            " run."
+            " run.",
+            key="attack",
         )
     data, split, _ = prepare(experiment)
     directory = RunDirectory.create(out, experiment.to_toml())

@@ -80,7 +80,8 @@ class SiteInfo(Settings):
                 ipaddress.ip_network(network)
             except ValueError as problem:
                 raise ConfigError(
-                    f"allow_networks has {network!r}: {problem}; for example 10.0.0.0/8."
+                    f"allow_networks has {network!r}: {problem}; for example 10.0.0.0/8.",
+                    key="allow_networks",
                 ) from None
         return networks
 
@@ -89,7 +90,8 @@ class SiteInfo(Settings):
         if self.address.is_unspecified:
             raise ConfigError(
                 f"Other sites cannot connect to {self.address}; set the address where they reach"
-                " this site: advertise = HOST:PORT (--advertise HOST:PORT)."
+                " this site: advertise = HOST:PORT (--advertise HOST:PORT).",
+                key="advertise",
             )
 
     def may_connect(self, host: str) -> bool:

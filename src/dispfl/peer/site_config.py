@@ -101,7 +101,8 @@ class DeadlineSettings(Settings):
         if self.min > self.max:
             raise ConfigError(
                 f"deadlines.min is {self.min:g} and deadlines.max {self.max:g}; min must not exceed"
-                " max."
+                " max.",
+                key="deadlines.min",
             )
 
     def start(self) -> Deadlines:
@@ -158,16 +159,19 @@ class SiteConfig(RunSettings):
             )
             raise ConfigError(
                 f"method {self.method.name} needs a server, which real sites do not have. Use one"
-                f" of: {gossip}."
+                f" of: {gossip}.",
+                key="method",
             )
         if isinstance(getattr(self.method, "density", None), tuple):
             raise ConfigError(
                 "method.density must be one number at a site: the share of weights that this site"
-                " keeps."
+                " keeps.",
+                key="method.density",
             )
         if self.density < self.least_density:
             raise ConfigError(
                 f"method.density is {self.density:g}, below smallest_density"
                 f" ({self.least_density:g}), which all sites share. Raise method.density, or lower"
-                " smallest_density at every site."
+                " smallest_density at every site.",
+                key="method.density",
             )

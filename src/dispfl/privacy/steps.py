@@ -67,7 +67,8 @@ class Privacy(Settings):
             raise ConfigError(
                 f"privacy.{changed[0]} is set, but neither privacy.epsilon nor"
                 " privacy.noise_multiplier: nothing would be private. Give one of them, for"
-                " example privacy.epsilon=4."
+                " example privacy.epsilon=4.",
+                key=f"privacy.{changed[0]}",
             )
         return self
 
@@ -227,5 +228,6 @@ def check_private_network(module: nn.Module) -> None:
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ConfigError(
                 "privacy needs a network without batch norm, which mixes the samples of a batch; "
-                f"{name or 'the model'} is {type(layer).__name__}. Use GroupNorm."
+                f"{name or 'the model'} is {type(layer).__name__}. Use GroupNorm.",
+                key="privacy",
             )

@@ -155,7 +155,8 @@ class RunContext:
             raise ConfigError(
                 "method.first_weights is own, but the network has the same weights each time that"
                 " it is built; give a function that draws them, or leave method.first_weights"
-                " shared."
+                " shared.",
+                key="method.first_weights",
             )
         return weights
 
@@ -211,21 +212,25 @@ class RunContext:
         if self.eval_train:
             raise ConfigError(
                 "eval_train is true, but with privacy nothing may be told about training data that"
-                " is not accounted; leave it false."
+                " is not accounted; leave it false.",
+                key="eval_train",
             )
         if self.precision != "float32":
             raise ConfigError(
-                f"precision is {self.precision}, but with privacy gradients are float32; omit it."
+                f"precision is {self.precision}, but with privacy gradients are float32; omit it.",
+                key="precision",
             )
         if self.vmap_peers > 1:
             raise ConfigError(
-                f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1."
+                f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.",
+                key="vmap_peers",
             )
         if self.train.noise_std:
             raise ConfigError(
                 f"train.noise_std is {self.train.noise_std:g}: its noise is drawn from the public"
                 " seed and protects nothing. With privacy leave it 0; privacy.noise_multiplier is"
-                " the secret noise."
+                " the secret noise.",
+                key="train.noise_std",
             )
         for peer in self.peers:
             self.privacy_plan(peer)
@@ -308,7 +313,8 @@ def check_private_method(method: Method) -> None:
     if not method.can_be_private or method.fine_tuning is not None:
         raise ConfigError(
             f"privacy does not work with method.name={method.name}, which uses training data in"
-            " other ways than training steps. Use dispfl, dpsgd, fedavg, ditto or local."
+            " other ways than training steps. Use dispfl, dpsgd, fedavg, ditto or local.",
+            key="method",
         )
 
 

@@ -388,7 +388,7 @@ def run_experiment(
             )
             return start(experiment, path).run(callbacks, on_round=functions)
         if resume:
-            raise ConfigError("resume=True needs the run directory: give it as out=.")
+            raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
         connect_engine(experiment.engine)
         _, split, context = prepare(experiment)
         engine, config = experiment.engine, experiment.to_toml()

@@ -38,7 +38,8 @@ def check_tracker(track: str | None) -> None:
     if track not in TRACKERS:
         raise ConfigError(
             f"--track must be {', '.join(list(TRACKERS)[:-1])} or {list(TRACKERS)[-1]}, got"
-            f" {track!r}."
+            f" {track!r}.",
+            key="--track",
         )
     require(track, f"--track {track}")
 
@@ -111,7 +112,8 @@ def _wandb(path: Path) -> Iterator[LogNumbers]:
             )
         except wandb.Error as problem:
             raise ConfigError(
-                f"--track wandb failed: {problem}. Log in (wandb login), or set WANDB_MODE=offline."
+                f"--track wandb failed: {problem}. Log in (wandb login), or set WANDB_MODE=offline.",
+                key="--track",
             ) from None
     try:
         yield lambda numbers, step: run.log(dict(numbers), step=step)
@@ -145,7 +147,7 @@ def _mlflow(path: Path) -> Iterator[LogNumbers]:
                 run_id, params=[Param(key, str(value)) for key, value in settings.items()]
             )
         except MlflowException as problem:
-            raise ConfigError(f"--track mlflow failed: {problem}") from None
+            raise ConfigError(f"--track mlflow failed: {problem}", key="--track") from None
 
     def log_numbers(numbers: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())

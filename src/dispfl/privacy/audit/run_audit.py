@@ -99,7 +99,8 @@ class Audit:
     ) -> None:
         if shadows < 0 or shadows % 2:
             raise ConfigError(
-                f"--shadows must be an even number, because shadows come in twos, got {shadows}."
+                f"--shadows must be an even number, because shadows come in twos, got {shadows}.",
+                key="--shadows",
             )
         self.path, self.shadows = path, shadows
         self.experiment = audited_experiment(path, overrides)
