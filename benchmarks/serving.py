@@ -115,10 +115,10 @@ class Peer:
 
     def __init__(self, folder: Path) -> None:
         self.context = the_setting()
-        self.live = FlatModule(self.context.module())
+        self.network = FlatModule(self.context.module())
         states = initial_states(self.context)
         self.state, mask = states["000"], states["001"].next_mask
-        layout, flags = self.live.layout, mask.flags()
+        layout, flags = self.network.layout, mask.flags()
         codec = Codec(
             layout, self.context.method.always_dense(layout, {DENSITY}), self.context.wire
         )
@@ -136,7 +136,16 @@ class Peer:
         weights, mask = self.state.model.unpack()
         buffers = self.state.buffers
         trainer = Trainer(
-            self.live, data.train, data.test, context.train, Task(), 0, "000", 0, 1, buffers=buffers
+            self.network,
+            data.train,
+            data.test,
+            context.train,
+            Task(),
+            0,
+            "000",
+            0,
+            1,
+            buffers=buffers,
         )
         began = time.perf_counter()
         trainer.learn(weights, mask)

@@ -97,10 +97,10 @@ class Small:
     def whole(self) -> nn.Module:
         """The whole network, with zeros for the weights that the peer does not keep."""
         with global_stream(0, "model"):
-            live = FlatModule(compose(read_config(self.path), []).model.network((1, 28, 28), 10))
+            network = FlatModule(compose(read_config(self.path), []).model.network((1, 28, 28), 10))
         state = final_states(self.path)["001"]
-        live.load(state.model.unpack()[0], state.buffers)
-        return live.module.eval()
+        network.load(state.model.unpack()[0], state.buffers)
+        return network.module.eval()
 
 
 @pytest.fixture(scope="module")

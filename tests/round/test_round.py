@@ -58,11 +58,11 @@ def test_a_second_round_done_by_hand_gives_the_same_weights_and_masks(
     context = make_context(peers=4, topology=Ring(), rounds=5)
     first, second = run_all(context)[:2]
     before = {peer: step.state for peer, step in first.steps.items()}
-    live = FlatModule(context.module())
+    network = FlatModule(context.module())
     for k, peer in enumerate(context.roster):
         data = context.peers[peer]
         trainer = Trainer(
-            live, data.train, data.test, context.train, context.task, seed=0, peer=peer, t=1, T=5
+            network, data.train, data.test, context.train, context.task, seed=0, peer=peer, t=1, T=5
         )
         neighbourhood = sorted({context.roster[k - 1], peer, context.roster[(k + 1) % 4]})
         weights, masks = zip(*(before[j].model.unpack() for j in neighbourhood), strict=True)
@@ -70,7 +70,7 @@ def test_a_second_round_done_by_hand_gives_the_same_weights_and_masks(
         w_half = gossip_average(weights, masks, m_k)
         w_k = trainer.learn(w_half, m_k)
         m_next = prune_and_regrow(
-            w_k, m_k, trainer.gradient(w_k), prune_rate(1, 5, 0.5), live.layout
+            w_k, m_k, trainer.gradient(w_k), prune_rate(1, 5, 0.5), network.layout
         )
         found = second.steps[peer].state
         assert found.model.unpack()[0].equal(w_k)
@@ -100,7 +100,7 @@ def test_a_peers_seconds_are_those_of_its_training_not_of_its_evaluation(
         return timed
 
     for module in ("dispfl.core.train", "dispfl.round.round"):
-        monkeypatch.setattr(f"{module}.step_clock", lambda live: now[0])
+        monkeypatch.setattr(f"{module}.step_clock", lambda network: now[0])
     monkeypatch.setattr(Trainer, "learn", taking(1.0, Trainer.learn))
     monkeypatch.setattr(Trainer, "_predict", taking(100.0, Trainer._predict))
     (only,) = run_all(make_context(peers=3, rounds=1, method=method, eval_train=True))
@@ -265,9 +265,9 @@ def test_a_peer_that_fails_in_the_mask_search_is_evaluated_with_its_previous_mod
         ),
     )
     context = make_context(peers=1, model=batch_norm_net, task=task)
-    live, state = FlatModule(context.module()), initial_states(context)["000"]
-    idle = peer_step(context, live, PeerTask("000", 0, idle=True), state, {})
-    failed = peer_step(context, live, PeerTask("000", 0), state, {})
+    network, state = FlatModule(context.module()), initial_states(context)["000"]
+    idle = peer_step(context, network, PeerTask("000", 0, idle=True), state, {})
+    failed = peer_step(context, network, PeerTask("000", 0), state, {})
     assert failed.report.failure is not None
     assert "the gradient became infinite or nan" in failed.report.failure
     assert failed.state is state

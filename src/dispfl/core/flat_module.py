@@ -1,4 +1,4 @@
-"""The live module of a worker: peers' flat vectors are loaded into it, trained, and read back."""
+"""The network of a worker: peers' flat vectors are loaded into it, trained, and read back."""
 
 import copy
 from collections.abc import Mapping
@@ -108,7 +108,7 @@ class FlatModule:
             parameter.grad = g
 
     def for_mask(self, mask: PackedMask) -> "FlatModule":
-        """Return the live model of a model under this mask: this one, or the small network of a
+        """Return the network of a model under this mask: this one, or the small network of a
         mask of units.
 
         There is one small network for each number of units; peers with as many share its memory.
@@ -197,8 +197,8 @@ def loaded_network(
 ) -> nn.Module:
     """Return the network that computes a peer's model, ready to use: the given one, or the small
     one of its units."""
-    live = FlatModule(module).for_mask(model.mask)
-    live.load(model.flat(), buffers)
-    for parameter in live.module.parameters():
+    network = FlatModule(module).for_mask(model.mask)
+    network.load(model.flat(), buffers)
+    for parameter in network.module.parameters():
         parameter.grad = None
-    return live.module.eval()
+    return network.module.eval()

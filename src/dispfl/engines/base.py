@@ -36,7 +36,7 @@ Fetch = Callable[[str, PackedMask | None], DeliveredModel]
 def simulated_step(
     context: RunContext,
     codec: Codec,
-    live: FlatModule,
+    network: FlatModule,
     task: PeerTask,
     state: PeerState,
     fetch: Fetch,
@@ -62,7 +62,7 @@ def simulated_step(
                 {name: buffers[name] for name in (task.peer, *accepted)}, task.peer
             ),
         )
-    result = peer_step(context, live, task, state, accepted, before_batch, make_trainer)
+    result = peer_step(context, network, task, state, accepted, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
 

@@ -62,7 +62,7 @@ class Worker:
         keep_heap()
         self._folder = folder
         self._context = context
-        self._live = FlatModule(context.module(), context.device, context.precision)
+        self._network = FlatModule(context.module(), context.device, context.precision)
         self._codec = context.codec
         self._states = PeerStates(context, Checkpoints(folder, name))
         self._rounds = 0
@@ -145,7 +145,7 @@ class Worker:
             torch.set_num_threads(1)
             began = time.perf_counter()
             result = simulated_step(
-                context, self._codec, self._live, task, state, fetch, self._check_stop
+                context, self._codec, self._network, task, state, fetch, self._check_stop
             )
             seconds = time.perf_counter() - began
         result, delivery = deliver_upload(context, self._codec, task, result)

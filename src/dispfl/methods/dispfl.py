@@ -199,7 +199,7 @@ class DisPFL(Robust, GossipMethod):
             growth = trainer.gradient(w_k)
         else:
             growth = torch.rand(w_k.shape, generator=trainer.stream("regrow"))
-        return prune_and_regrow(w_k, m_k, growth, alpha_t, trainer.live.layout)
+        return prune_and_regrow(w_k, m_k, growth, alpha_t, trainer.network.layout)
 
     def _prune_rate(self, trainer: Trainer) -> float:
         T = self.horizon or trainer.T

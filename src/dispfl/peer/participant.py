@@ -61,8 +61,8 @@ class LocalSetup:
         context.method.kept_counts(
             context.layout, density
         )  # refuses a density that the network cannot have
-        live = FlatModule(context.module())
-        weights, buffers = live.read(), live.read_buffers()
+        network = FlatModule(context.module())
+        weights, buffers = network.read(), network.read_buffers()
         setup = cls(
             name,
             federation,

@@ -57,7 +57,7 @@ class TrainingThread:
     ) -> None:
         keep_heap()
         self._context, self._private = context, private
-        self._live = FlatModule(context.module(), context.device, context.precision)
+        self._network = FlatModule(context.module(), context.device, context.precision)
         self._pool = ThreadPoolExecutor(
             1, "training", initializer=torch.set_num_threads, initargs=(threads,)
         )
@@ -83,7 +83,7 @@ class TrainingThread:
                 failure = f"Peer {task.peer}, round {task.t}: it does not train. {problem}"
                 return StepResult(Report(failure=failure), state=state)
             task = replace(task, private=history)
-        return peer_step(self._context, self._live, task, state, received, self._check_stop)
+        return peer_step(self._context, self._network, task, state, received, self._check_stop)
 
     def close(self) -> None:
         """Stop after the current batch."""

@@ -186,7 +186,7 @@ class RunContext:
     def check(self) -> None:
         """Refuse data, a network or densities that do not fit each other, before anything is
         written or trained."""
-        live = FlatModule(self.module(), self.device, self.precision)
+        network = FlatModule(self.module(), self.device, self.precision)
         _ = self.codec  # finds the layout, and what a peer of each density keeps
         if self.privacy.enabled:
             self._check_privacy()
@@ -196,8 +196,8 @@ class RunContext:
             forked_generators(self.device),
             torch.no_grad(),
         ):
-            live.module.eval()
-            outputs = live(next(self.peers[peer].train.batches(2))[0])
+            network.module.eval()
+            outputs = network(next(self.peers[peer].train.batches(2))[0])
         if (
             self.task.loss is functional.cross_entropy
             and isinstance(outputs, Tensor)

@@ -218,7 +218,7 @@ def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerSta
 
 def peer_step(
     context: RunContext,
-    live: FlatModule,
+    network: FlatModule,
     task: PeerTask,
     state: PeerState,
     received: Mapping[str, PackedModel],
@@ -231,10 +231,10 @@ def peer_step(
     A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the
     report says why.
     """
-    began = step_clock(live)
+    began = step_clock(network)
     data = context.peers[task.peer]
     trainer = make_trainer(
-        live=live.for_mask(state.next_mask),
+        network=network.for_mask(state.next_mask),
         train=data.train,
         test=data.test,
         validation=data.validation,
@@ -256,8 +256,8 @@ def peer_step(
     seed_globally(context.seed, "torch", task.peer, task.t)  # for dropout, which takes no generator
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
-        trainer.report.seconds += step_clock(live) - began
-        trainer.live = live.for_mask(after.model.mask)
+        trainer.report.seconds += step_clock(network) - began
+        trainer.network = network.for_mask(after.model.mask)
         if context.eval_train and trainer.evaluate:
             trainer.report.train_score = trainer.score(after.model.flat(), trainer.train)
         _evaluate(

@@ -203,12 +203,12 @@ def uploads_of(
     context: RunContext, method: ServerMethod, states: Mapping[str, PeerState], t: int = 0
 ) -> dict[str, PackedModel]:
     """Return what all peers would upload in a round."""
-    live = FlatModule(context.module())
+    network = FlatModule(context.module())
     uploads = {}
     for peer in context.roster:
         task = PeerTask(peer, t, server=states[SERVER])
         state = peer_step(
-            context, live, task, states[peer], models_from(method, states, peer)
+            context, network, task, states[peer], models_from(method, states, peer)
         ).next_state
         if state.upload is not None:
             uploads[peer] = state.upload

@@ -215,9 +215,9 @@ def named_randomness(method: Method) -> None:
         received = models_from(
             method, states, peer, *(name for name in context.roster if name != peer)
         )
-        live = FlatModule(context.module())
+        network = FlatModule(context.module())
         with _unused_generators(method, "step", seed):
-            peer_step(context, live, task, states[peer], received)
+            peer_step(context, network, task, states[peer], received)
     with _unused_generators(method, "choose"):
         graph = context.topology.online_neighbours(context.seed, 0, context.roster)
         gossip_senders(context, graph, "000", 0, states["000"])

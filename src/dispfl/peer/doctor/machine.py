@@ -142,7 +142,7 @@ def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
     """
     keep_heap()
     torch.set_num_threads(setup.threads)
-    live, state = (
+    network, state = (
         FlatModule(setup.run.module(), setup.run.device, setup.run.precision),
         setup.initial_state(),
     )
@@ -163,7 +163,7 @@ def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
             plan = context.privacy_plan(setup.name)
             plan.spent(plan.steps_per_round)
         began = time.perf_counter()
-        result = peer_step(context, live, PeerTask(setup.name, 0), state, {})
+        result = peer_step(context, network, PeerTask(setup.name, 0), state, {})
         return time.perf_counter() - began, result
 
     timed(1)  # the first one allocates memory and chooses kernels
