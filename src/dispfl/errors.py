@@ -34,7 +34,7 @@ class ConfigError(DispflError, ValueError):
     def __init__(self, sentence: str, *, key: str | None = None) -> None:
         super().__init__(sentence)
         self.key = key
-        """The setting, as the user typed it: `method.density`, `--jobs`; None where there is none."""
+        """The setting as the user typed it, such as `method.density`; None where there is none."""
 
 
 class DataError(DispflError):

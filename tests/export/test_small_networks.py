@@ -22,6 +22,7 @@ from dispfl.config import compose
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import global_stream
 from dispfl.data.datasets import Data, load_dataset
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DataError, RunError
 from dispfl.export.card import Card
 from dispfl.export.classifier import DeployedModel
@@ -32,7 +33,6 @@ from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import run_site
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.site_config import SiteConfig
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import final_states, read_config, read_split, read_summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The model has buffers")

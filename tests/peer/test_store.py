@@ -14,12 +14,12 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
-from dispfl.costs.ledger import MessageCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.status import NodeStatus
 from dispfl.peer.store import PeerStore, SavingThread, report_of, rounds_of, unheard
 from dispfl.round.context import StepResult
+from dispfl.round.ledger import MessageCost
 from dispfl.runs.directory import read_config
 
 COST = ForwardCost((2,), (3,))

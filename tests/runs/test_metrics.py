@@ -14,10 +14,10 @@ from dispfl.core.report import Report
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
-from dispfl.costs.ledger import MessageCost
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.local import Local
 from dispfl.round.context import PeerData, RunContext, StepResult
+from dispfl.round.ledger import MessageCost
 from dispfl.round.round import Round
 from dispfl.runs.metrics import (
     Metrics,

@@ -19,6 +19,7 @@ from typing import Any
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.data.datasets import load_dataset
 from dispfl.experiment import Experiment
+from dispfl.files import SITES
 from dispfl.methods.base import PeerState
 from dispfl.peer.local_federation import LOG, setup_of_peer
 from dispfl.peer.log import event_logger
@@ -29,7 +30,6 @@ from dispfl.peer.store import PeerStore, rounds_of
 from dispfl.peer.transport.base import Limits
 from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
 from dispfl.runs.directory import RunDirectory, read_config, write_split
-from dispfl.runs.files import SITES
 
 LIE = "lie.txt"
 PATIENCE = 240.0

@@ -78,7 +78,7 @@ def attack(
 
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
-    from dispfl.runs.files import write_atomically
+    from dispfl.files import write_atomically
     from dispfl.runs.grid import check_grid
 
     with output_folder(out, Path("runs") / "attack") as folder:

@@ -58,7 +58,7 @@ def export(
     """
     from dispfl.export.formats import check_writable, save_model
     from dispfl.export.personal import personal_model, site_model
-    from dispfl.runs.files import is_site
+    from dispfl.files import is_site
 
     check_writable(to)
     if is_site(directory):

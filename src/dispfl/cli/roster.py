@@ -214,7 +214,7 @@ def _read(file: Path) -> "Roster":
 
 
 def _write(file: Path, roster: "Roster") -> None:
-    from dispfl.runs.files import write_atomically
+    from dispfl.files import write_atomically
 
     write_atomically(file, json.dumps(roster.to_json(), indent=1).encode() + b"\n")
 

@@ -279,7 +279,7 @@ def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
     if given is not None:
         yield given
         return
-    from dispfl.runs.files import plain_disk_errors
+    from dispfl.files import plain_disk_errors
 
     first, path = not default.parent.exists(), default
     with plain_disk_errors(default):

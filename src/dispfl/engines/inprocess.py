@@ -17,12 +17,12 @@ from dispfl.core.rng import forked_generators
 from dispfl.core.stacked import can_be_stacked
 from dispfl.core.train import Trainer
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked
 from dispfl.methods.base import PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import task_senders
 from dispfl.round.round import task_state
-from dispfl.runs.checkpoint import Checkpoints
 
 LARGE_MODEL = 1_000_000
 """From this many weights on, a step takes so much time and memory that returning free memory after

@@ -21,6 +21,7 @@ from dispfl.core.allocator import keep_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import PeerData, PeerTask, RunContext, StepResult
@@ -34,7 +35,6 @@ from dispfl.round.exchange import (
     task_senders,
 )
 from dispfl.round.round import task_state
-from dispfl.runs.checkpoint import Checkpoints
 
 CONCURRENT_STEPS = 2
 """One peer trains while the messages of the next one are fetched."""

@@ -19,12 +19,12 @@ from dispfl.data.batches import Scaling
 from dispfl.data.catalogue import describe
 from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import CustomData, Data, ImageDataset, load_dataset
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, RunSettings
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import CustomModel
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import final_states, read_config, read_metrics, saved_rounds
 from dispfl.runs.metrics import main_scores, weights_sha256
 from dispfl.runs.saved import context_of, fine_tune

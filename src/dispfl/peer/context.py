@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from dispfl.costs.ledger import BYTES_PER_VALUE
 from dispfl.errors import DispflError, MessageError, RunError
 from dispfl.methods.base import GossipMethod, PeerState
 from dispfl.peer.guard import RequestGuard
@@ -19,6 +18,7 @@ from dispfl.peer.status import NodeStatus, announced_privacy
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import Graph, exchange_row, gossip_senders
+from dispfl.round.ledger import BYTES_PER_VALUE
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal
 

@@ -32,6 +32,7 @@ from dispfl.costs.flops import forward_cost
 from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
+from dispfl.files import RUN, SITE, SITES
 from dispfl.methods.base import GossipMethod
 from dispfl.peer.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.participant import LocalSetup, data_schema
@@ -45,7 +46,6 @@ from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
 from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
 from dispfl.runs.execute import prepare, update_config
-from dispfl.runs.files import RUN, SITE, SITES
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.topology import peer_names
 

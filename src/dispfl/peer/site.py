@@ -20,6 +20,7 @@ import tomli_w
 from pydantic import field_validator
 
 from dispfl.errors import ConfigError, RunError
+from dispfl.files import RUN, SITE, plain_disk_errors, write_atomically
 from dispfl.peer.log import finite
 from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.audit_log import Change, append_changes, operator
@@ -28,7 +29,6 @@ from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.list_file import file_lock
 from dispfl.peer.membership.member_list import ROTATION_INTERVAL
 from dispfl.peer.membership.members import MembersFile
-from dispfl.runs.files import RUN, SITE, plain_disk_errors, write_atomically
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:

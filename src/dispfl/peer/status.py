@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.round.exchange import exchange_costs
+from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.wire.refusals import RefusalCounter
 
 MAX_EPSILON = 1e6

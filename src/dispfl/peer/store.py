@@ -16,8 +16,8 @@ from typing import Any
 from dispfl.core.report import Report
 from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
-from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError, DispflError, RunError
+from dispfl.files import plain_disk_errors, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.peer.log import EventLog, finite
 from dispfl.peer.spec import spec_difference
@@ -25,9 +25,9 @@ from dispfl.peer.status import NodeStatus
 from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, StepsTaken
 from dispfl.privacy.steps import Privacy
 from dispfl.round.context import RunContext, StepResult
+from dispfl.round.ledger import MessageCost
 from dispfl.round.round import PRIVATE_STEPS, Round
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics
-from dispfl.runs.files import plain_disk_errors, write_atomically
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 
 

@@ -19,7 +19,6 @@ from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.samples import Samples
 from dispfl.core.task import Task
 from dispfl.core.train import Train
-from dispfl.costs.ledger import MessageCost
 from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
 from dispfl.extras import require
@@ -27,6 +26,7 @@ from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, make_plan
 from dispfl.privacy.steps import Privacy, PrivateSteps, SecretStream, check_private_network
 from dispfl.robust.attacks import Attack
+from dispfl.round.ledger import MessageCost
 from dispfl.topology import Topology
 from dispfl.wire.codec import Codec, Wire
 

@@ -14,7 +14,6 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
-from dispfl.costs.ledger import Ledger
 from dispfl.errors import NonFiniteError, RunError, user_errors
 from dispfl.methods.base import (
     SERVER,
@@ -27,6 +26,7 @@ from dispfl.methods.base import (
 from dispfl.robust.attacks import Triggered, backdoor_success
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import accepted_uploads, exchange_graph, server_cohort
+from dispfl.round.ledger import Ledger
 
 
 @dataclass(frozen=True)

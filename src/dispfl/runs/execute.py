@@ -19,16 +19,17 @@ from dispfl.data.custom import CustomDataset
 from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.split import Split
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import EngineName, Experiment
 from dispfl.extras import can_draw
+from dispfl.files import SITES, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.callbacks import OnRound, UserCallbacks, as_callbacks, check_callbacks
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import (
     SPLIT,
     RunDirectory,
@@ -39,7 +40,6 @@ from dispfl.runs.directory import (
     saved_states,
     write_split,
 )
-from dispfl.runs.files import SITES, write_atomically
 from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, summarize
 from dispfl.runs.progress import python_progress

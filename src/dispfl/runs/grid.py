@@ -22,10 +22,10 @@ from typing import Any
 
 from dispfl.config import compose
 from dispfl.data.fetch import ProgressCallback
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.experiment import Experiment
 from dispfl.registry import METHODS
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, has_all_rounds, read_metrics
 from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine, prepare
 from dispfl.runs.loop import RunCallbacks

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from dispfl.core.layout import Layout
 from dispfl.core.report import Report
 from dispfl.costs.flops import ForwardCost, forward_cost
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DamagedError, user_errors
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.metrics import Metrics, main_scores, round_metrics
 

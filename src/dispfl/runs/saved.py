@@ -21,13 +21,13 @@ from dispfl.data.datasets import DATASETS, CustomData, ImageDataset, load_datase
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, RunSettings
+from dispfl.files import RUN, is_site, run_folder
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.registry import choose
 from dispfl.round.context import LazyStates, PeerTask, RunContext
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import read_config, read_split, read_summary, saved_rounds, saved_states
-from dispfl.runs.files import RUN, is_site, run_folder
 from dispfl.runs.metrics import Metrics, byzantine_of, weights_sha256
 from dispfl.topology import peer_names
 

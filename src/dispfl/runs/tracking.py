@@ -19,8 +19,8 @@ from typing import Any
 from dispfl.config import dotted_keys
 from dispfl.errors import ConfigError
 from dispfl.extras import require
+from dispfl.files import write_atomically
 from dispfl.runs.directory import read_config
-from dispfl.runs.files import write_atomically
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics
 

@@ -20,6 +20,7 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.report import Report
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Train
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DispflError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method, ServerMethod
@@ -27,7 +28,6 @@ from dispfl.registry import TOPOLOGIES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import decode_model, encode_model, gossip_senders, requested_mask
 from dispfl.round.round import initial_states, peer_step
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.testing.rounds import (
     FinishedRound,
     PresetEngine,

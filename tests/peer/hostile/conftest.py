@@ -20,6 +20,7 @@ import pytest
 from real_peers import run_peer
 
 from dispfl.config import compose
+from dispfl.files import SITES
 from dispfl.peer.local_federation import LOG, LOOPBACK, PeerProcesses, create_run, setup_of_peer
 from dispfl.peer.membership.identity import Identity, client_context, server_context
 from dispfl.peer.participant import LocalSetup
@@ -28,7 +29,6 @@ from dispfl.peer.site_config import Deadlines
 from dispfl.peer.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Limits, Request
 from dispfl.peer.transport.https import HttpsTransport
-from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
 PEERS, ROUNDS = 4, 60

@@ -17,7 +17,9 @@ import torch
 
 from dispfl.core.allocator import keep_heap
 from dispfl.core.flat_module import FlatModule
+from dispfl.engines.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
 from dispfl.errors import DamagedError, DispflError
+from dispfl.files import RUN
 from dispfl.peer.doctor.findings import Finding, Level, duration, size
 from dispfl.peer.membership.identity import KEY
 from dispfl.peer.participant import LocalSetup
@@ -26,8 +28,6 @@ from dispfl.peer.site_config import SiteConfig
 from dispfl.peer.store import PrivateRounds, difference_from_start
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.round.round import peer_step
-from dispfl.runs.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
-from dispfl.runs.files import RUN
 
 
 def check_key(site: Site) -> Finding:

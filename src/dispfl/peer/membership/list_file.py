@@ -17,10 +17,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dispfl.errors import MessageError, RunError
+from dispfl.files import plain_disk_errors, write_atomically
 from dispfl.peer.membership.audit_log import append_changes, changes, limited
 from dispfl.peer.membership.member_list import Edit, MemberList
 from dispfl.peer.membership.members_format import from_bytes, to_bytes
-from dispfl.runs.files import plain_disk_errors, write_atomically
 
 SAVE_INTERVAL = 1.0
 """Seconds between two writes of what other members announce."""

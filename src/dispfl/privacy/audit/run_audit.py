@@ -20,6 +20,7 @@ from dispfl.data.datasets import ImageDataset, load_dataset
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.extras import require
+from dispfl.files import RUN, SITES, is_site, plain_disk_errors, write_atomically
 from dispfl.privacy.audit.attacker_views import TrainedFederation
 from dispfl.privacy.audit.canaries import CONFIDENCE, Guesses, best_guesses, residuals
 from dispfl.privacy.audit.label_inference import (
@@ -51,7 +52,6 @@ from dispfl.runs.directory import (
     read_metrics,
     read_split,
 )
-from dispfl.runs.files import RUN, SITES, is_site, plain_disk_errors, write_atomically
 from dispfl.runs.metrics import last
 from dispfl.runs.saved import SavedRun, context_of
 

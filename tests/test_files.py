@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dispfl.errors import RunError
-from dispfl.runs.files import append_durably, plain_disk_errors, write_atomically
+from dispfl.files import append_durably, plain_disk_errors, write_atomically
 
 
 @contextlib.contextmanager

@@ -34,11 +34,11 @@ from dispfl.channels.units import UnitLayout, UnitMask, unit_layout
 from dispfl.core.optimizers import Moments
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.report import Report
-from dispfl.costs.ledger import MessageCost
 from dispfl.errors import DamagedError, RunError
+from dispfl.files import plain_disk_errors, sync_folder, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.round.context import StepResult
-from dispfl.runs.files import plain_disk_errors, sync_folder, write_atomically
+from dispfl.round.ledger import MessageCost
 
 SECONDS_BETWEEN_PARTS = 60.0
 BYTES_IN_A_PART = 64_000_000

@@ -1,6 +1,6 @@
 """Bytes of every link, and the node that a round loads most."""
 
-from dispfl.costs.ledger import Busiest, Ledger, MessageCost
+from dispfl.round.ledger import Busiest, Ledger, MessageCost
 
 
 def test_each_directed_link_is_charged_for_what_it_carries() -> None:
