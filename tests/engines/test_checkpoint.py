@@ -15,12 +15,12 @@ from torch import nn
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.report import Report
+from dispfl.engines import checkpoint
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DamagedError, RunError
 from dispfl.methods.base import PeerState, initial_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import StepResult
-from dispfl.runs import checkpoint
 
 
 def a_step(which: int, size: int = 11) -> StepResult:
