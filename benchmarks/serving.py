@@ -31,11 +31,11 @@ from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.models.settings import Model
-from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.identity import Identity, client_context, server_context
+from dispfl.peer.node_context import NodeContext
 from dispfl.peer.run_site import CodecExecutor
 from dispfl.peer.server import Server
-from dispfl.peer.spec import spec_digest
+from dispfl.peer.setup.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.round.context import PeerData, RunContext

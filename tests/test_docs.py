@@ -20,7 +20,7 @@ from dispfl.cli import app
 from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
 from dispfl.peer.local_federation import free_ports
-from dispfl.peer.store import rounds_of
+from dispfl.peer.state.store import rounds_of
 from dispfl.testing import check_method
 from dispfl.wire.refusals import Refusal
 

@@ -83,8 +83,8 @@ def site_reference() -> tuple[Table, ...]:
     """Return the settings that only a real site has, those outside of tables first; none without
     the extra `peer`."""
     try:
+        from dispfl.peer.setup.site_config import SiteConfig
         from dispfl.peer.site import SiteInfo
-        from dispfl.peer.site_config import SiteConfig
     except ConfigError:
         return ()
     top, tables = [], []

@@ -31,8 +31,8 @@ from dispfl.export.personal import PersonalModel, personal_model, site_model
 from dispfl.models.settings import Model
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import run_site
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import SiteConfig
 from dispfl.runs.directory import final_states, read_config, read_split, read_summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The model has buffers")

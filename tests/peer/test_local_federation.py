@@ -26,7 +26,7 @@ from dispfl.peer.local_federation import (
     setup_of_peer,
 )
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.loop import RunCallbacks

@@ -79,8 +79,8 @@ def _site_config(
     """Return the complete settings of a site, from a config file and `key=value` overrides."""
     from dispfl.config import read_toml
     from dispfl.experiment import Experiment
+    from dispfl.peer.setup.site_config import SiteConfig
     from dispfl.peer.site import SiteInfo
-    from dispfl.peer.site_config import SiteConfig
 
     given = read_toml(config) if config else {}
     for key in (

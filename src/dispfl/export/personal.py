@@ -70,9 +70,9 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
 
     A consensus model (D-PSGD's) needs the models of all sites: the site's own is returned instead.
     """
-    from dispfl.peer.participant import site_context, site_data
+    from dispfl.peer.setup.local_setup import site_context, site_data
     from dispfl.peer.site import Site
-    from dispfl.peer.store import report_of, rounds_of
+    from dispfl.peer.state.store import report_of, rounds_of
 
     site = Site.open(path)
     if site.info.federation == "up" and (path.parent.parent / "config.toml").exists():

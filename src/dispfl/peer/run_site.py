@@ -24,21 +24,21 @@ from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
-from dispfl.peer.context import NodeContext
-from dispfl.peer.guard import RequestGuard
-from dispfl.peer.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.audit_log import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
 from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
-from dispfl.peer.participant import LocalSetup, local_setup
-from dispfl.peer.service import ServiceManager
+from dispfl.peer.node_context import NodeContext
+from dispfl.peer.setup.local_setup import LocalSetup, local_setup
+from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.site import Site
-from dispfl.peer.site_config import Deadlines
-from dispfl.peer.store import PeerStore, PrivateRounds, SavingThread, rounds_of, unheard
+from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.state.status import ServiceManager
+from dispfl.peer.state.store import PeerStore, PrivateRounds, SavingThread, rounds_of, unheard
 from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import PeerTask, RunContext, StepResult

@@ -21,7 +21,6 @@ from pydantic import field_validator
 
 from dispfl.errors import ConfigError, RunError
 from dispfl.files import RUN, SITE, plain_disk_errors, write_atomically
-from dispfl.peer.log import finite
 from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.audit_log import Change, append_changes, operator
 from dispfl.peer.membership.identity import Identity
@@ -29,10 +28,11 @@ from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.list_file import file_lock
 from dispfl.peer.membership.member_list import ROTATION_INTERVAL
 from dispfl.peer.membership.members import MembersFile
+from dispfl.peer.state.log import finite
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
-    from dispfl.peer.site_config import SiteConfig
+    from dispfl.peer.setup.site_config import SiteConfig
 
 IDENTITY, MEMBERS, STATUS = "identity", "members.json", "status.json"
 STATUS_SPARE = 1024
@@ -179,7 +179,7 @@ class Site:
 
     def config(self, **overrides: Any) -> "SiteConfig":
         """The settings in site.toml, with overrides."""
-        from dispfl.peer.site_config import (
+        from dispfl.peer.setup.site_config import (
             SiteConfig,  # imports torch, which most commands do not need
         )
 

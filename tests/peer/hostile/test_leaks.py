@@ -17,7 +17,7 @@ import pytest
 from dispfl.config import compose
 from dispfl.files import SITES
 from dispfl.peer.local_federation import LOG, PeerProcesses, create_run
-from dispfl.peer.store import rounds_of
+from dispfl.peer.state.store import rounds_of
 from dispfl.peer.transport.base import Limits
 from dispfl.topology import peer_names
 

@@ -80,7 +80,7 @@ class Deadlines:
 
 
 class DeadlineSettings(Settings):
-    """How long a round waits for responses (`dispfl.peer.site_config`). Each site has its own."""
+    """How long a round waits for responses (`dispfl.peer.setup.site_config`). Each site has its own."""
 
     table: ClassVar[str] = "deadlines"
 
@@ -112,7 +112,7 @@ class DeadlineSettings(Settings):
 
 class SiteConfig(RunSettings):
     """What a site trains and how; all sites of a federation agree on most of it (see
-    `dispfl.peer.spec`)."""
+    `dispfl.peer.setup.spec`)."""
 
     validation: float = Field(default=0.0, ge=0, lt=1)
     """Share of the site's training samples that is held out for choices such as when to stop; 0:

@@ -16,8 +16,8 @@ from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.status import NodeStatus
-from dispfl.peer.store import PeerStore, SavingThread, report_of, rounds_of, unheard
+from dispfl.peer.state.status import NodeStatus
+from dispfl.peer.state.store import PeerStore, SavingThread, report_of, rounds_of, unheard
 from dispfl.round.context import StepResult
 from dispfl.round.ledger import MessageCost
 from dispfl.runs.directory import read_config

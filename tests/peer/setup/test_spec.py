@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from dispfl.peer.participant import local_setup
+from dispfl.peer.setup.local_setup import local_setup
+from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.spec import MAX_CHARS, DataSchema, FederationSpec, spec_difference
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import SiteConfig
-from dispfl.peer.spec import MAX_CHARS, DataSchema, FederationSpec, spec_difference
 
 
 def setup_of(

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dispfl.peer.guard import RequestGuard
 from dispfl.peer.transport.base import Refused
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.wire.refusals import Refusal
 
 

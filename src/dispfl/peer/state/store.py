@@ -19,9 +19,9 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DamagedError, DispflError, RunError
 from dispfl.files import plain_disk_errors, write_atomically
 from dispfl.methods.base import PeerState
-from dispfl.peer.log import EventLog, finite
-from dispfl.peer.spec import spec_difference
-from dispfl.peer.status import NodeStatus
+from dispfl.peer.setup.spec import spec_difference
+from dispfl.peer.state.log import EventLog, finite
+from dispfl.peer.state.status import NodeStatus
 from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, StepsTaken
 from dispfl.privacy.steps import Privacy
 from dispfl.round.context import RunContext, StepResult

@@ -18,9 +18,9 @@ from dispfl.data.custom import CustomDataset, load_custom
 from dispfl.data.datasets import CustomData, ImageDataset, load_dataset
 from dispfl.data.split import hold_out
 from dispfl.methods.base import PeerState
+from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.spec import DataSchema, FederationSpec, federation_spec
 from dispfl.peer.site import Site
-from dispfl.peer.site_config import SiteConfig
-from dispfl.peer.spec import DataSchema, FederationSpec, federation_spec
 from dispfl.robust.averages import check_byzantine
 from dispfl.round.context import PeerData, RunContext
 from dispfl.wire.codec import Codec

@@ -13,7 +13,7 @@ from dispfl.core.packed import PackedModel
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import RoundResponses
 from dispfl.peer.node import Node, agreed_round
-from dispfl.peer.status import NodeStatus, announced_privacy
+from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.privacy.steps import Privacy
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.testing.virtual_time import run

@@ -1,11 +1,16 @@
 """The state of a node and of the other peers, for `dispfl peer status` and to decide which peers to
 wait for."""
 
+import asyncio
+import contextlib
+import os
+import socket
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from dispfl.peer.transport.https import HttpsTransport
 from dispfl.round.exchange import exchange_costs
 from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.wire.refusals import RefusalCounter
@@ -218,3 +223,56 @@ def announced_privacy(said: Any) -> dict[str, float | bool | None] | None:
 
 def _is_between(value: Any, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low < value < high
+
+
+STATUS_INTERVAL = 1.0
+"""Seconds between two messages, or less if the watchdog needs it."""
+
+
+@dataclass(frozen=True)
+class ServiceManager:
+    """The service manager's socket; without an address, nothing is sent."""
+
+    address: str = ""
+    watchdog: float | None = None
+    """Seconds without a sign of life after which the service manager ends the process."""
+
+    @classmethod
+    def of_process(cls, environment: MutableMapping[str, str] = os.environ) -> "ServiceManager":
+        """Take the service manager's variables out of the environment: they are for this process
+        alone."""
+        address = environment.pop("NOTIFY_SOCKET", "")
+        micros, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
+        if address.startswith("@"):  # a socket without a file
+            address = "\0" + address[1:]
+        watched = micros.isdecimal() and int(micros) > 0 and pid in ("", str(os.getpid()))
+        return cls(address, int(micros) / 1e6 if watched else None)
+
+    def send(self, *lines: str) -> None:
+        """Send a message, without waiting; a service manager that does not listen is none of the
+        node's concern."""
+        if self.address:
+            with (
+                contextlib.suppress(OSError),
+                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out,
+            ):
+                out.setblocking(False)
+                out.sendto("\n".join(lines).encode(), self.address)
+
+    async def watch(self, status: NodeStatus, transport: HttpsTransport) -> None:
+        """Report until cancelled."""
+        is_ready, said = False, ""
+        try:
+            while self.address:
+                lines = []
+                if transport.is_serving and not is_ready:
+                    is_ready, lines = True, ["READY=1"]
+                if self.watchdog:
+                    lines.append("WATCHDOG=1")
+                if (line := status.line) != said:
+                    said, lines = line, [*lines, f"STATUS={line}"]
+                if lines:
+                    self.send(*lines)
+                await asyncio.sleep(min(STATUS_INTERVAL, (self.watchdog or STATUS_INTERVAL) / 2))
+        finally:
+            self.send("STOPPING=1")

@@ -9,7 +9,7 @@ from math import inf, nan
 
 import pytest
 
-from dispfl.peer.log import event_logger, logging_as_events, shortened
+from dispfl.peer.state.log import event_logger, logging_as_events, shortened
 
 
 def test_a_value_with_spaces_and_line_breaks_is_quoted() -> None:
