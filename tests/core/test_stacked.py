@@ -65,7 +65,7 @@ def test_stacked_peers_learn_the_same_as_one_by_one(
         assert isinstance(mine, Tensor)
         assert mine[~mask].view(torch.int32).count_nonzero() == 0
         assert one.report.passes == other.report.passes
-        assert one.report.loss == pytest.approx(other.report.loss, rel=1e-4)
+        assert one.report.train_loss == pytest.approx(other.report.train_loss, rel=1e-4)
 
 
 def test_stacked_peers_learn_with_a_learning_rate_of_their_own_too(points: Points) -> None:
@@ -89,7 +89,7 @@ def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> N
     assert str(failed).startswith("Peer 001, round 3: the training loss became infinite or nan")
     torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
     assert isinstance(first, Tensor)
-    assert peers[1].report.loss is None
+    assert peers[1].report.train_loss is None
 
 
 def test_only_peers_with_equally_many_samples_are_stacked(points: Points) -> None:

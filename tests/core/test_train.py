@@ -176,7 +176,7 @@ def test_the_reported_loss_is_the_mean_over_steps(make_trainer: Callable[..., Tr
         t=0,
     )
     trainer.learn(torch.ones(1), torch.ones(1, dtype=torch.bool))
-    assert trainer.report.loss == pytest.approx(0.9)
+    assert trainer.report.train_loss == pytest.approx(0.9)
 
 
 def test_a_nan_loss_names_peer_and_round(make_trainer: Callable[..., Trainer], net: Net) -> None:
@@ -185,7 +185,7 @@ def test_a_nan_loss_names_peer_and_round(make_trainer: Callable[..., Trainer], n
         NonFiniteError, match=r"^Peer 001, round 3: the training loss became infinite or nan"
     ):
         trainer.learn(torch.ones(67), torch.ones(67, dtype=torch.bool))
-    assert trainer.report.loss is None
+    assert trainer.report.train_loss is None
 
 
 def test_a_nan_gradient_in_the_mask_search_names_peer_and_round(

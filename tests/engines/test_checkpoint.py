@@ -32,7 +32,9 @@ def a_step(which: int, size: int = 11) -> StepResult:
         model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))}
     )
     report = Report(
-        scores={"accuracy": which / 7}, loss=0.1, failure="Peer 001 failed." if which else None
+        scores={"accuracy": which / 7},
+        train_loss=0.1,
+        failure="Peer 001 failed." if which else None,
     )
     return StepResult(report, state=state)
 

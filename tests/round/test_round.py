@@ -124,7 +124,7 @@ def test_the_order_in_which_peers_take_their_step_does_not_matter(
 def test_finished_steps_are_not_repeated(make_context: MakeContext) -> None:
     context = make_context(peers=3)
     states = initial_states(context)
-    done = StepResult(Report(loss=42.0), state=states["001"])
+    done = StepResult(Report(train_loss=42.0), state=states["001"])
     engine, reported = ReversedEngine(context), []
     result = run_from(
         context, states, 0, engine, {"001": done}, lambda peer, step: reported.append(peer)
@@ -162,7 +162,7 @@ def test_one_peer_at_density_1_is_local_training_bit_for_bit(
     local = run_all(make_context(peers=1, method=Local(), rounds=3))
     for one, other in zip(dispfl, local, strict=True):
         assert weights_of(one.steps)[0].equal(weights_of(other.steps)[0])
-        assert one.steps["000"].report.loss == other.steps["000"].report.loss
+        assert one.steps["000"].report.train_loss == other.steps["000"].report.train_loss
 
 
 def test_at_density_1_the_mask_never_changes(make_context: MakeContext, run_all: RunAll) -> None:
@@ -190,7 +190,7 @@ def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_evaluated(
     result = run_from(context, states, 0, ReversedEngine(context))
     for peer, step in result.steps.items():
         assert step.state is states[peer]
-        assert step.report.loss is None
+        assert step.report.train_loss is None
         assert step.report.score is not None
     assert not result.ledger.wire
 
@@ -210,7 +210,9 @@ def test_only_offline_peers_neither_send_nor_train(make_context: MakeContext) ->
     assert 1 < len(online) < 6  # the seed does drop some and leaves some
     result = run_from(context, initial_states(context), 0, ReversedEngine(context))
     assert set(result.ledger.wire) == {(j, k) for j in online for k in online if j != k}
-    assert {peer for peer, step in result.steps.items() if step.report.loss is not None} == online
+    assert {
+        peer for peer, step in result.steps.items() if step.report.train_loss is not None
+    } == online
 
 
 def batch_norm_net() -> nn.Module:
@@ -239,7 +241,7 @@ def test_a_peer_whose_loss_is_nan_keeps_its_last_good_state_and_reports_it(
             f"Peer 001, round {t}: the training loss became infinite or nan"
         )
         assert step.next_state.model.values.equal(first.model.values)
-        assert step.report.loss is None
+        assert step.report.train_loss is None
         assert step.report.score is not None
 
 

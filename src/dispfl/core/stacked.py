@@ -151,5 +151,5 @@ def _finish(
         trainer.check_finite(learned, "weights")
     except NonFiniteError as problem:
         return problem
-    trainer.report.loss = float(loss)
+    trainer.report.train_loss = float(loss)
     return learned.clone()

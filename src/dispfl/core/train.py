@@ -369,7 +369,7 @@ class Trainer:
         learned = self.network.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
-        self.report.loss, self.buffers = (
+        self.report.train_loss, self.buffers = (
             None if self.private else float(loss),
             self.network.read_buffers(),
         )

@@ -179,17 +179,7 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
     ]
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
-        report, found = results[peer].report, evaluation.report
-        report = replace(
-            report,
-            scores=found.scores,
-            test_loss=found.test_loss,
-            train_score=found.train_score,
-            validation=found.validation,
-            global_score=found.global_score,
-            backdoor=found.backdoor,
-            failure=report.failure or found.failure,
-        )
+        report = results[peer].report.with_evaluation(evaluation.report)
         results[peer] = replace(results[peer], report=report)
     return replace(result, results=results)
 
@@ -369,7 +359,7 @@ def _evaluate(trainer: Trainer, state: PeerState, backdoor: bool) -> None:
         if trainer.validation is not None:
             trainer.report.validation = trainer.score(state.model.flat(), trainer.validation)
         if trainer.global_test is not None:
-            trainer.report.global_score = trainer.score(state.model.flat(), trainer.global_test)
+            trainer.report.global_test = trainer.score(state.model.flat(), trainer.global_test)
         if backdoor:
             trainer.report.backdoor = trainer.score(
                 state.model.flat(), Triggered(trainer.test), backdoor_success

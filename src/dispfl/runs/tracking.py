@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.config import dotted_keys
+from dispfl.core.report import QUANTITIES
 from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.files import write_atomically
@@ -192,13 +193,8 @@ def _saved_id(path: Path, track: str, create: Callable[[], str]) -> str:
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers of a round, by the names that trackers group them under."""
-    found: dict[str, float | None] = {
-        f"peers/{key}": record[key]["mean"]
-        for key in ("mixed", "test_loss", "train_loss", "mask_change", "overlap")
-        if record.get(key)
-    }
-    found |= {f"peers/{name}": scores["mean"] for name, scores in record["scores"].items()}
-    found |= {f"busiest/{key}": record["busiest"][key] for key in ("paper_mb", "wire_mb")}
-    found |= {f"cost/{key}": record[key] for key in ("flops_per_peer", "flops_total", "seconds")}
-    found["peers/failures"] = len(record["failures"])
-    return {name: float(value) for name, value in found.items() if value is not None}
+    grouped: dict[str, float] = {}
+    for quantity in QUANTITIES:
+        for name, number in quantity.numbers(record).items():
+            grouped[f"{quantity.group}/{name.removeprefix('busiest.')}"] = float(number)
+    return grouped

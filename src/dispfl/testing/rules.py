@@ -72,7 +72,7 @@ def check_healthy(context: RunContext, rounds: Sequence[FinishedRound]) -> None:
             report, where = step.report, f"of peer {peer} in round {t}"
             require(report.failure is None, f"{name}: {report.failure}")
             require(
-                (report.loss is not None) == bool(report.passes),
+                (report.train_loss is not None) == bool(report.passes),
                 f"the report {where} has a loss without training, or none after it.",
             )
             require(
