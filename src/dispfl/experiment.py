@@ -23,10 +23,9 @@ from dispfl.core.samples import Samples
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.estimate import CostInputs
-from dispfl.data.by_column import ByColumn
 from dispfl.data.catalogue import describe
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import Data, ImageDataset
+from dispfl.data.datasets import Data
+from dispfl.data.labelled import LabelledDataset
 from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import Split, validation_samples
 from dispfl.errors import ConfigError, PartitionError
@@ -139,7 +138,7 @@ class RunSettings(Settings):
 
     def context(
         self,
-        data: ImageDataset | CustomDataset,
+        data: LabelledDataset,
         assign: Callable[[Samples, Samples], Mapping[str, PeerData]],
         *,
         folder: Path | None = None,
@@ -235,8 +234,7 @@ class Experiment(RunSettings):
         """Fit the default degree to the number of peers, and refuse settings that do not fit each
         other."""
         object.__setattr__(self, "topology", self.topology.resolved(self.peers))
-        if isinstance(self.partition, ByColumn):
-            object.__setattr__(self, "data", self.partition.column_of(self.data))
+        object.__setattr__(self, "data", self.partition.data_settings(self.data))
         check_vmap_peers(self.vmap_peers, self.engine)
         check_average_buffers(self.average_buffers, self.method, self.engine)
         self.topology.check(self.peers)
@@ -296,7 +294,7 @@ class Experiment(RunSettings):
             validation=bool(self.partition.validation),
         )
 
-    def split(self, data: ImageDataset | CustomDataset) -> Split:
+    def split(self, data: LabelledDataset) -> Split:
         """Return which samples each peer gets."""
         rng = stream(self.seed, "partition")
         try:
@@ -308,7 +306,7 @@ class Experiment(RunSettings):
             raise PartitionError(f"{problem} {counts}") from None
         return split.without_last(self.unseen_peers)
 
-    def split_context(self, data: ImageDataset | CustomDataset, split: Split) -> RunContext:
+    def split_context(self, data: LabelledDataset, split: Split) -> RunContext:
         """Return the context of the rounds with the data divided by a split."""
         extra: dict[str, Any] = {"unseen_steps": self.unseen_steps}
 

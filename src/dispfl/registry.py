@@ -178,7 +178,7 @@ PARTITIONS: "Registry[Partition]" = Registry(
         "grouped": "dispfl.data.partition:Grouped",
         "pathological": "dispfl.data.partition:Pathological",
         "iid": "dispfl.data.partition:IID",
-        "by_column": "dispfl.data.by_column:ByColumn",
+        "by_column": "dispfl.data.partition:ByColumn",
     },
 )
 REGISTRIES: dict[str, Registry[Any]] = {

@@ -22,6 +22,7 @@ from dispfl.config import compose
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import global_stream
 from dispfl.data.datasets import Data, load_dataset
+from dispfl.data.labelled import ImageDataset
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DataError, RunError
 from dispfl.export.card import Card
@@ -160,7 +161,9 @@ def test_a_file_computes_what_the_masked_whole_network_does_and_has_the_runs_acc
     model = load_model(tmp_path / f"small{ending}", trust=True)
     assert model.card == small.personal.card
 
-    data, saved = load_dataset(Data()), read_split(small.path)
+    data = load_dataset(Data())
+    saved = read_split(small.path)
+    assert isinstance(data, ImageDataset)
     assert saved is not None
     rows = saved[0].test[1]
     images = data.test_inputs[rows] / 255

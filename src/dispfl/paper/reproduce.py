@@ -17,7 +17,7 @@ from dispfl.core.train import Train
 from dispfl.costs.estimate import network
 from dispfl.costs.flops import TRAINING
 from dispfl.data.catalogue import describe
-from dispfl.data.datasets import ImageDataset
+from dispfl.data.labelled import ImageDataset
 from dispfl.data.partition import Pathological
 from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess

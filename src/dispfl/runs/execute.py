@@ -15,9 +15,9 @@ import torch
 from dispfl.config import compose, differing_keys
 from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import ImageDataset, load_dataset
+from dispfl.data.datasets import load_dataset
 from dispfl.data.fetch import ProgressCallback
+from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
@@ -251,7 +251,7 @@ def _finish(
 
 def prepare(
     experiment: Experiment, decoding: ProgressCallback | None = None
-) -> tuple[ImageDataset | CustomDataset, Split, RunContext]:
+) -> tuple[LabelledDataset, Split, RunContext]:
     """Return an experiment's data, who gets what, and its context; refuse a model that does not fit
     data or method."""
     data = load_dataset(experiment.data, decoding)

@@ -14,8 +14,8 @@ from dispfl.core.layout import Layout
 from dispfl.core.rng import stream_seed
 from dispfl.core.samples import Samples
 from dispfl.costs.flops import ForwardCost, forward_cost
-from dispfl.data.custom import CustomDataset, load_custom
-from dispfl.data.datasets import CustomData, ImageDataset, load_dataset
+from dispfl.data.datasets import load_dataset
+from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import hold_out
 from dispfl.methods.base import PeerState
 from dispfl.peer.setup.site_config import SiteConfig
@@ -125,21 +125,17 @@ def local_setup(site: Site) -> LocalSetup:
     return replace(setup, threads=config.threads, settings=config.to_toml())
 
 
-def site_data(site: Site, config: SiteConfig) -> ImageDataset | CustomDataset:
+def site_data(site: Site, config: SiteConfig) -> LabelledDataset:
     """Load the data that a site's settings name."""
-    if isinstance(config.data, CustomData):
-        return load_custom(config.data, folder=site.folder, site=site.name, seed=config.seed)
-    return load_dataset(config.data)
+    return load_dataset(config.data, site=site.name, seed=config.seed, folder=site.folder)
 
 
-def data_schema(data: ImageDataset | CustomDataset) -> DataSchema:
+def data_schema(data: LabelledDataset) -> DataSchema:
     """The inputs and outputs of a model for this data."""
-    return DataSchema(
-        data.classes, data.shape, data.columns if isinstance(data, CustomDataset) else ()
-    )
+    return DataSchema(data.classes, data.shape, data.columns)
 
 
-def site_context(site: Site, config: SiteConfig, data: ImageDataset | CustomDataset) -> RunContext:
+def site_context(site: Site, config: SiteConfig, data: LabelledDataset) -> RunContext:
     """Return the context of a site's rounds; only its own data are here."""
     others = tuple(site.members.names())
 

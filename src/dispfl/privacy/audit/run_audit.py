@@ -15,8 +15,8 @@ from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.rng import stream, stream_seed
 from dispfl.core.samples import Samples
 from dispfl.data.batches import ResidentSamples
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import ImageDataset, load_dataset
+from dispfl.data.datasets import load_dataset
+from dispfl.data.labelled import LabelledDataset
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.extras import require
@@ -107,7 +107,7 @@ class Audit:
         self._canaries = canaries
 
     @cached_property
-    def data(self) -> ImageDataset | CustomDataset:
+    def data(self) -> LabelledDataset:
         """The run's data set."""
         return load_dataset(self.experiment.data)
 

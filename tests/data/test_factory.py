@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from dispfl.data.custom import CustomDataset, load_custom
+from dispfl.data.custom import load_custom
 from dispfl.data.datasets import CustomData
+from dispfl.data.labelled import CustomDataset
 from dispfl.errors import ConfigError, DataError
 
 Code = Callable[[str], None]
