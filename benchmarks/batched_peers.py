@@ -50,28 +50,28 @@ def measure(
         for _ in range(peers)
     ]
     settings = Train(epochs=1, batch_size=batch)
-    lives = [FlatModule(Model(name=name).network(shape, 10)) for _ in range(2)]
-    mask = torch.rand(lives[0].layout.size, generator=rng) < 0.5
-    weights = lives[0].read().where(mask, 0.0)
+    networks = [FlatModule(Model(name=name).network(shape, 10)) for _ in range(2)]
+    mask = torch.rand(networks[0].layout.size, generator=rng) < 0.5
+    weights = networks[0].read().where(mask, 0.0)
     idle: SimpleQueue[FlatModule] = SimpleQueue()
-    for live in lives:
-        idle.put(live)
+    for network in networks:
+        idle.put(network)
 
-    def trainers(live: FlatModule, which: Sequence[int]) -> list[Trainer]:
+    def trainers(network: FlatModule, which: Sequence[int]) -> list[Trainer]:
         return [
-            Trainer(live, data[k], data[k], settings, Task(), 0, f"{k:03}", 0, 1) for k in which
+            Trainer(network, data[k], data[k], settings, Task(), 0, f"{k:03}", 0, 1) for k in which
         ]
 
     def one(k: int) -> Tensor:
-        live = idle.get()
-        learned = trainers(live, [k])[0].learn(weights, mask)
-        idle.put(live)
+        network = idle.get()
+        learned = trainers(network, [k])[0].learn(weights, mask)
+        idle.put(network)
         return learned
 
     def stack(which: Sequence[int]) -> None:
-        live = idle.get()
-        learn_stacked(trainers(live, which), [weights] * len(which), [mask] * len(which))
-        idle.put(live)
+        network = idle.get()
+        learn_stacked(trainers(network, which), [weights] * len(which), [mask] * len(which))
+        idle.put(network)
 
     with ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,)) as threads:
 

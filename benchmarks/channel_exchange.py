@@ -26,12 +26,12 @@ from dispfl.channels.block_average import block_average
 from dispfl.channels.units import UnitMask
 from dispfl.core.allocator import keep_heap
 from dispfl.costs.estimate import CostInputs
-from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger
 from dispfl.data.catalogue import describe
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import Model
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import deliver, exchange_costs, exchange_graph, request_size
+from dispfl.round.ledger import BYTES_PER_VALUE, Ledger
 from dispfl.round.round import initial_states
 from measure import best_times, report
 

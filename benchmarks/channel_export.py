@@ -31,13 +31,13 @@ BATCHES = {1: 100, 32: 10}
 
 def network(density: float) -> nn.Module:
     """Return a peer's network before round 0."""
-    live, method = (
+    network, method = (
         FlatModule(Model(name="resnet18").build(3, 10, 32)),
         DisPFL(structure="channels", density=density),
     )
-    layout = method.layout(live.module, lambda: torch.zeros(2, 3, 32, 32))
-    model = method.start(live.read(), layout, density, seed=0, peer="000").model
-    small = live.for_mask(model.mask)
+    layout = method.layout(network.module, lambda: torch.zeros(2, 3, 32, 32))
+    model = method.start(network.read(), layout, density, seed=0, peer="000").model
+    small = network.for_mask(model.mask)
     small.load(model.flat(), {})
     return small.module
 

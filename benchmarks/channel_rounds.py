@@ -49,7 +49,7 @@ PARTS = {
     "evaluating": ["train.score"],
 }
 """Functions of `dispfl.core` with what they call."""
-LOADING = ["live.load", "live.read", "live.read_buffers"]
+LOADING = ["network.load", "network.read", "network.read_buffers"]
 """Called in training and evaluating, and subtracted from them."""
 
 
@@ -59,12 +59,12 @@ def make_round(context: RunContext) -> Callable[[], None]:
 
     Round 0, of one epoch, is run here and warms up.
     """
-    live, (task, state, received) = (
+    network, (task, state, received) = (
         FlatModule(context.module()),
         first_step(context, evaluate=False),
     )
     short = replace(context, train=Train(epochs=1), known_layout=context.layout)
-    state = peer_step(short, live, task, state, received).next_state
+    state = peer_step(short, network, task, state, received).next_state
     task = PeerTask(task.peer, 1, task.graph)
 
     def run() -> None:
@@ -73,7 +73,7 @@ def make_round(context: RunContext) -> Callable[[], None]:
         }
         own = PackedModel(state.model.values, _new(state.model.mask))
         before = replace(state, model=own, next_mask=_new(state.next_mask))
-        assert peer_step(context, live, task, before, models).report.failure is None
+        assert peer_step(context, network, task, before, models).report.failure is None
 
     return run
 

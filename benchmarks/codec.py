@@ -20,8 +20,8 @@ GIGABYTE = 1e9
 
 def measure(density: float, values: str, coding: str) -> None:
     """A model of one peer, pushed whole, and asked for by another."""
-    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
-    method, layout, weights = DisPFL(density=density), live.layout, live.read()
+    network = FlatModule(Model(name="resnet18").build(3, 10, 32))
+    method, layout, weights = DisPFL(density=density), network.layout, network.read()
     sender, receiver = (
         method.start(weights, layout, density, seed=0, peer=peer) for peer in ("000", "001")
     )

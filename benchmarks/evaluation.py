@@ -24,18 +24,21 @@ def measure(what: str, samples: int, tests: int, train: Train, degree: int) -> N
     """The small CNN on grey images."""
     torch.set_num_threads(1)
     context = federation("cnn", 1, 28, samples, tests, train, peers=degree + 1, degree=degree)
-    live, (task, state, received) = FlatModule(context.module()), first_step(context, evaluate=True)
+    network, (task, state, received) = (
+        FlatModule(context.module()),
+        first_step(context, evaluate=True),
+    )
     data, model = context.peers["000"], state.model
 
     def evaluate() -> None:
         for _ in range(2):
             trainer = Trainer(
-                live, data.train, data.test, train, context.task, 0, "000", 0, context.rounds
+                network, data.train, data.test, train, context.task, 0, "000", 0, context.rounds
             )
             trainer.score(model.unpack()[0])
 
     whole, evaluating = best_times(
-        lambda: peer_step(context, live, task, state, received), evaluate, repeats=15
+        lambda: peer_step(context, network, task, state, received), evaluate, repeats=15
     )
     passes, learned = 2 * tests, 3 * (train.epochs * samples + train.batch_size)
     limit = round(1.5 * passes / (passes + learned), 3)

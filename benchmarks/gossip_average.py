@@ -31,11 +31,11 @@ MODELS = 11
 
 def measure(density: float) -> None:
     """As many models as a peer with 10 neighbours averages."""
-    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
-    weights, size = live.read(), live.layout.size
+    network = FlatModule(Model(name="resnet18").build(3, 10, 32))
+    weights, size = network.read(), network.layout.size
     models = []
     for k in range(MODELS):
-        state = DisPFL().start(weights, live.layout, density, seed=0, peer=f"{k:03d}")
+        state = DisPFL().start(weights, network.layout, density, seed=0, peer=f"{k:03d}")
         models.append(PackedModel.pack(weights, state.model.mask.unpack()))
     m_k = models[0].mask.unpack()
     there = torch.empty(size)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dispfl.config import compose
+from dispfl.files import RUN, SITES
 from dispfl.peer.local_federation import PeerProcesses, create_run
 from dispfl.peer.site import Site
-from dispfl.peer.store import rounds_of
-from dispfl.runs.files import RUN, SITES
+from dispfl.peer.state.store import rounds_of
 from dispfl.topology import peer_names
 
 ROUNDS, DEGREE = 10, 4

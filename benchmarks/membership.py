@@ -18,9 +18,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, read_certificate, server_context
 from dispfl.peer.membership.invite import Invite
+from dispfl.peer.membership.list_file import from_bytes, to_bytes
 from dispfl.peer.membership.member_list import Member, MemberList
 from dispfl.peer.membership.members import MembersFile
-from dispfl.peer.membership.members_format import from_bytes, to_bytes
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SyncMessage

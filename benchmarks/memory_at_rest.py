@@ -38,8 +38,8 @@ def measure(name: str, peers: int) -> None:
         return PeerState(PackedModel.pack(weights, mask), PackedMask.pack(mask.roll(1)))
 
     method = DisPFL(density=0.5)
-    live = FlatModule(Model(name=name).build(3, 10, 32))
-    initial, layout = live.read(), live.layout
+    network = FlatModule(Model(name=name).build(3, 10, 32))
+    initial, layout = network.read(), network.layout
     settle(0)
     gc.collect()
     before = resident_bytes()

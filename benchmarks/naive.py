@@ -201,14 +201,14 @@ class Naive:
 
 def our_shares(context: RunContext) -> dict[str, float]:
     """Where the time of one peer's step goes."""
-    live, step, profile = (
+    network, step, profile = (
         FlatModule(context.module()),
         first_step(context, evaluate=True),
         cProfile.Profile(),
     )
-    peer_step(context, live, *step)
+    peer_step(context, network, *step)
     profile.enable()
-    peer_step(context, live, *step)
+    peer_step(context, network, *step)
     profile.disable()
     spent = Counter[str]()
     for (_, _, function), (_, _, _, cumulative, _) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]

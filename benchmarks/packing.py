@@ -15,8 +15,10 @@ LIMIT = 0.5
 def main() -> None:
     """Both ways, on one thread."""
     torch.set_num_threads(1)
-    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
-    packed = DisPFL(density=0.5).start(live.read(), live.layout, 0.5, seed=0, peer="000").model
+    network = FlatModule(Model(name="resnet18").build(3, 10, 32))
+    packed = (
+        DisPFL(density=0.5).start(network.read(), network.layout, 0.5, seed=0, peer="000").model
+    )
     weights, mask = packed.unpack()
 
     def pack_by_indexing() -> PackedModel:

@@ -35,20 +35,20 @@ def peak() -> int:
 def step(side: str) -> None:
     """Compute the gradient of one batch, and print the memory that it took."""
     torch.manual_seed(0)
-    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
-    live.module.train()
+    network = FlatModule(Model(name="resnet18").build(3, 10, 32))
+    network.module.train()
     x, y = torch.randn(BATCH, 3, 32, 32), torch.randint(10, (BATCH,))
-    flags = torch.rand(live.layout.size) < 0.5
+    flags = torch.rand(network.layout.size) < 0.5
     before = peak()
     if side == "private":
-        sum_clipped_(live, functional.cross_entropy, x, y, flags, 1.0)
+        sum_clipped_(network, functional.cross_entropy, x, y, flags, 1.0)
         PrivateSteps(SecretStream(b"benchmark"), ("000", 0), 1.0, 1.0, 1.0, BATCH).add_noise_(
-            live.grad, flags
+            network.grad, flags
         )
     else:
-        functional.cross_entropy(live(x), y).backward()
-    samples = max(CHUNK_SAMPLES, CHUNK_VALUES // live.layout.size)
-    print(json.dumps({"bytes": peak() - before, "chunk": 4 * samples * live.layout.size}))
+        functional.cross_entropy(network(x), y).backward()
+    samples = max(CHUNK_SAMPLES, CHUNK_VALUES // network.layout.size)
+    print(json.dumps({"bytes": peak() - before, "chunk": 4 * samples * network.layout.size}))
 
 
 def main() -> bool | None:

@@ -21,20 +21,22 @@ LIMIT = 0.25
 def main() -> None:
     """At the paper's density and first prune rate."""
     torch.set_num_threads(1)
-    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
+    network = FlatModule(Model(name="resnet18").build(3, 10, 32))
     weights, mask = (
-        DisPFL(density=0.5).start(live.read(), live.layout, 0.5, seed=0, peer="000").model.unpack()
+        DisPFL(density=0.5)
+        .start(network.read(), network.layout, 0.5, seed=0, peer="000")
+        .model.unpack()
     )
     x, y = next(images(3, 32, 128).batches(128))
 
     def step() -> None:
-        live.grad.zero_()
-        nn.functional.cross_entropy(live(x), y).backward()
+        network.grad.zero_()
+        nn.functional.cross_entropy(network(x), y).backward()
 
     step()
-    grad = live.grad.clone()
+    grad = network.grad.clone()
     search, training = best_times(
-        lambda: prune_and_regrow(weights, mask, grad, 0.5, live.layout), step, repeats=3
+        lambda: prune_and_regrow(weights, mask, grad, 0.5, network.layout), step, repeats=3
     )
     report(
         "prune_and_regrow",

@@ -15,10 +15,10 @@ import torch
 
 from dispfl import Experiment
 from dispfl.data.datasets import load_dataset
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.ray_driver import RayEngine
 from dispfl.round.context import Engine, RunContext
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.testing.rounds import run_round
 from measure import report
 

@@ -26,8 +26,8 @@ RULES: tuple[Rule, ...] = ("clip", "trim", "nnm")
 def measure(density: float) -> None:
     """As many models as a peer with 10 neighbours averages; our own mask changed since, as in the
     middle of a run."""
-    live = FlatModule(Model(name="resnet18").build(3, 10, 32))
-    weights, layout = live.read(), live.layout
+    network = FlatModule(Model(name="resnet18").build(3, 10, 32))
+    weights, layout = network.read(), network.layout
     rng = torch.Generator().manual_seed(0)
     models = []
     for k in range(MODELS):

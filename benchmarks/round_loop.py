@@ -43,7 +43,7 @@ def measure(
     context = federation(
         name, channels, size, samples=500, tests=1, train=train, peers=11, degree=10
     )
-    live, (task, state, received) = (
+    network, (task, state, received) = (
         FlatModule(context.module()),
         first_step(context, evaluate=False),
     )
@@ -52,10 +52,10 @@ def measure(
     batches = [batch for _ in range(epochs) for batch in data.batches(train.batch_size, rng=rng)]
     module = context.module()
     first = {name: weights.clone() for name, weights in module.state_dict().items()}
-    masks = [view.float() for view in live.layout.views(state.model.mask.unpack())]
+    masks = [view.float() for view in network.layout.views(state.model.mask.unpack())]
 
     def ours() -> None:
-        assert peer_step(context, live, task, state, received).report.failure is None
+        assert peer_step(context, network, task, state, received).report.failure is None
 
     def backward(x: Tensor, y: Tensor) -> None:
         nn.functional.cross_entropy(module(x), y).backward()

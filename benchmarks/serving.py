@@ -31,11 +31,11 @@ from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.models.settings import Model
-from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.identity import Identity, client_context, server_context
+from dispfl.peer.node_context import NodeContext
 from dispfl.peer.run_site import CodecExecutor
 from dispfl.peer.server import Server
-from dispfl.peer.spec import spec_digest
+from dispfl.peer.setup.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.round.context import PeerData, RunContext
@@ -115,10 +115,10 @@ class Peer:
 
     def __init__(self, folder: Path) -> None:
         self.context = the_setting()
-        self.live = FlatModule(self.context.module())
+        self.network = FlatModule(self.context.module())
         states = initial_states(self.context)
         self.state, mask = states["000"], states["001"].next_mask
-        layout, flags = self.live.layout, mask.flags()
+        layout, flags = self.network.layout, mask.flags()
         codec = Codec(
             layout, self.context.method.always_dense(layout, {DENSITY}), self.context.wire
         )
@@ -136,7 +136,16 @@ class Peer:
         weights, mask = self.state.model.unpack()
         buffers = self.state.buffers
         trainer = Trainer(
-            self.live, data.train, data.test, context.train, Task(), 0, "000", 0, 1, buffers=buffers
+            self.network,
+            data.train,
+            data.test,
+            context.train,
+            Task(),
+            0,
+            "000",
+            0,
+            1,
+            buffers=buffers,
         )
         began = time.perf_counter()
         trainer.learn(weights, mask)

@@ -22,17 +22,17 @@ def main() -> None:
     context = experiment.split_context(images, experiment.split(images))
     states = initial_states(context)
     tasks = [PeerTask(peer, 0) for peer in states]
-    lives = [FlatModule(context.module()) for _ in tasks]
+    networks = [FlatModule(context.module()) for _ in tasks]
     threads = ThreadPoolExecutor(2, initializer=torch.set_num_threads, initargs=(1,))
 
     def side_by_side() -> None:
         torch.set_num_threads(1)
-        list(threads.map(peer_step, [context] * 2, lives, tasks, states.values(), [{}, {}]))
+        list(threads.map(peer_step, [context] * 2, networks, tasks, states.values(), [{}, {}]))
 
     def in_turn() -> None:
         torch.set_num_threads(2)
-        for live, task in zip(lives, tasks, strict=True):
-            peer_step(context, live, task, states[task.peer], {})
+        for network, task in zip(networks, tasks, strict=True):
+            peer_step(context, network, task, states[task.peer], {})
 
     ours, other = best_times(side_by_side, in_turn, repeats=15)
     report("side_by_side", ours / other, LIMIT)

@@ -85,9 +85,9 @@ def trainer_for() -> Callable[..., Trainer]:
     method's step gets it."""
 
     def make(context: RunContext, peer: str = "000", t: int = 0) -> Trainer:
-        data, live = context.peers[peer], FlatModule(context.module())
+        data, network = context.peers[peer], FlatModule(context.module())
         return Trainer(
-            live=live,
+            network=network,
             train=data.train,
             test=data.test,
             settings=context.train,
@@ -96,7 +96,7 @@ def trainer_for() -> Callable[..., Trainer]:
             peer=peer,
             t=t,
             T=context.rounds,
-            buffers=live.read_buffers(),
+            buffers=network.read_buffers(),
         )
 
     return make

@@ -20,7 +20,7 @@ from dispfl.cli import app
 from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
 from dispfl.peer.local_federation import free_ports
-from dispfl.peer.store import rounds_of
+from dispfl.peer.state.store import rounds_of
 from dispfl.testing import check_method
 from dispfl.wire.refusals import Refusal
 
@@ -95,8 +95,13 @@ def test_the_reference_of_the_run_directory_has_every_field(tmp_path: Path) -> N
     for file, read in (("metrics.jsonl", lambda text: text.splitlines()[0]), ("summary.json", str)):
         section = page.partition(f"## `{file}`")[2].partition("\n## ")[0]
         cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-        described = re.findall(r"`(\w+)`", " ".join(cells))
-        assert described == list(json.loads(read((tmp_path / "run" / file).read_text()))), file
+        described = re.findall(r"`([\w.]+)`", " ".join(cells))
+        content = json.loads(read((tmp_path / "run" / file).read_text()))
+        fields = list(content)
+        if file == "metrics.jsonl":
+            at = fields.index("busiest")
+            fields[at : at + 1] = [f"busiest.{key}" for key in content["busiest"]]
+        assert described == fields, file
 
 
 def test_the_page_about_python_runs_from_top_to_bottom(
@@ -310,17 +315,47 @@ def test_every_refusal_is_in_the_protocols_tables() -> None:
     assert not missing
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", page.read_text(), flags=re.S), re.M)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+PAGES = [
+    DOCS.parent / "README.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "results").glob("*.md")),
+]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(DOCS.parent)))
 def test_links_between_pages_lead_somewhere(page: Path) -> None:
-    for file, anchor in re.findall(r"\]\(([\w-]+\.md)?(?:#([\w-]+))?\)", page.read_text()):
-        there = page.parent / (file or page.name)
+    for file, anchor in re.findall(
+        r"\]\(([\w./-]+\.(?:md|svg|png))?(?:#([\w-]+))?\)", page.read_text()
+    ):
+        there = page.parent / file if file else page
         assert there.exists(), there
-        titles = re.findall(
-            r"^#+ (.*)$", re.sub(r"```.*?```", "", there.read_text(), flags=re.S), re.M
-        )
-        assert not anchor or anchor in {
-            re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles
-        }
+        assert not anchor or anchor in anchors(there), f"{there}#{anchor}"
+
+
+RESULTS = [DOCS / "claims.md", *sorted((DOCS / "results").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", RESULTS, ids=lambda page: page.name)
+def test_results_are_short_to_read(page: Path) -> None:
+    """A table cell has at most 20 words, a paragraph or list item at most 5 lines of 100 columns."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for cell in re.findall(r"(?<=\|)[^|\n]+(?=\|)", text):
+        shown = re.sub(r"\]\([^)]*\)", "]", cell)
+        assert len(shown.split()) <= 20, cell
+    for paragraph in re.split(r"\n\n|\n(?=- )", text):
+        if not paragraph.lstrip().startswith("|"):
+            assert len(paragraph.strip().splitlines()) <= 5, paragraph
+            assert max(map(len, paragraph.splitlines()), default=0) <= 100, paragraph
+
+
+def test_every_page_of_results_is_in_its_overview() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", (DOCS / "results/index.md").read_text()))
+    assert {page.name for page in RESULTS} - {"claims.md", "index.md"} <= linked
 
 
 def test_the_page_about_a_first_paper_goes_from_a_method_to_a_table_and_a_figure(

@@ -82,7 +82,9 @@ def method(request: pytest.FixtureRequest) -> Method:
 
 
 def at_work(finished_round: FinishedRound) -> set[str]:
-    return {peer for peer, step in finished_round.steps.items() if step.report.loss is not None}
+    return {
+        peer for peer, step in finished_round.steps.items() if step.report.train_loss is not None
+    }
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
@@ -129,7 +131,7 @@ def test_one_peer_alone_and_two_peers_all_train(method: Method, peers: int) -> N
 @pytest.mark.parametrize("name", GOSSIP)
 def test_a_peer_whose_neighbours_are_all_offline_trains(name: str) -> None:
     context = tiny_context(lively(name))
-    assert step_of(context, 0, initial_states(context), {}).report.loss is not None
+    assert step_of(context, 0, initial_states(context), {}).report.train_loss is not None
 
 
 def test_the_rules_about_offline_peers_have_offline_peers() -> None:

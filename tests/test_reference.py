@@ -8,7 +8,7 @@ from program import Dispfl, dispfl
 __all__ = ["dispfl"]
 
 from dispfl.cli.api_reference import api_as_markdown
-from dispfl.cli.reference import commands_as_markdown
+from dispfl.cli.reference import commands_as_markdown, with_quantities
 from dispfl.core.train import Train
 from dispfl.errors import ConfigError
 from dispfl.peer.transport.base import Limits
@@ -22,6 +22,8 @@ def test_the_pages_are_those_of_the_code() -> None:
     are compared."""
     assert (DOCS / "settings.md").read_text() == as_markdown()
     assert (DOCS / "api.md").read_text() == api_as_markdown()
+    run_directory = (DOCS / "run-directory.md").read_text()
+    assert run_directory == with_quantities(run_directory)
     written, now = (
         [line for line in page.splitlines() if line.startswith("## ")]
         for page in ((DOCS / "commands.md").read_text(), commands_as_markdown())

@@ -1,5 +1,6 @@
 """Settings refuse invalid values, in sentences that name the key, the range and the value."""
 
+import pickle
 from typing import Any, ClassVar, Literal
 
 import pytest
@@ -83,6 +84,24 @@ def test_every_bad_value_gets_its_sentence_in_the_order_of_the_fields() -> None:
         refusal(trays=0, heat=2)
         == "oven.heat must be in (0, 1], got 2. oven.trays must be at least 1, got 0."
     )
+
+
+@pytest.mark.parametrize("values", [{"heat": 2}, {"dish": "soup"}, {"trais": 3}])
+def test_a_refusal_names_the_key_as_it_was_typed(values: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Oven(**values)
+    assert caught.value.key == f"oven.{next(iter(values))}"
+
+
+def test_of_several_bad_values_the_first_one_is_the_key() -> None:
+    with pytest.raises(ConfigError) as caught:
+        Oven(trays=0, heat=2)
+    assert caught.value.key == "oven.heat"
+
+
+def test_a_refusal_keeps_its_key_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(ConfigError("oven.heat is too high.", key="oven.heat")))
+    assert (str(error), error.key) == ("oven.heat is too high.", "oven.heat")
 
 
 def test_three_choices_are_listed_with_commas_and_or() -> None:

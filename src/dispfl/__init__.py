@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from dispfl.core.sparsity import prune_rate as prune_rate
     from dispfl.core.train import Train as Train
     from dispfl.core.train import Trainer as Trainer
-    from dispfl.data.by_column import ByColumn as ByColumn
     from dispfl.data.datasets import load_dataset as load_dataset
     from dispfl.data.partition import IID as IID
+    from dispfl.data.partition import ByColumn as ByColumn
     from dispfl.data.partition import Dirichlet as Dirichlet
     from dispfl.data.partition import Grouped as Grouped
     from dispfl.data.partition import Partition as Partition
@@ -75,7 +75,7 @@ _MODULES = {
     "DPSGD": "methods.dpsgd",
     "DPSGDFT": "methods.finetuned",
     "Density": "methods.base",
-    "ByColumn": "data.by_column",
+    "ByColumn": "data.partition",
     "Dirichlet": "data.partition",
     "DisPFL": "methods.dispfl",
     "DispflError": "errors",

@@ -74,7 +74,7 @@ def compose_values(
     for key in values:
         if key not in kind.model_fields:
             if key in KEYS_ELSEWHERE:
-                raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}")
+                raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}", key=key)
             known = _all_keys(kind)
             ours = OTHER_WORDS.get(key, key)
             tables = [
@@ -83,7 +83,7 @@ def compose_values(
                 if table and field == ours
             ]
             whole = f"{tables[0]}.{key}" if tables else key  # lr is train.lr
-            raise ConfigError(f"Unknown key {key}. {did_you_mean(whole, known)}")
+            raise ConfigError(f"Unknown key {key}. {did_you_mean(whole, known)}", key=key)
     return values
 
 
@@ -131,7 +131,7 @@ def _overlay(
             value = {**under, **table} if same else table
         elif isinstance(values.get(key), Mapping):
             if not isinstance(value, Mapping):
-                raise ConfigError(f"{key} must be a table, got {value!r}.")
+                raise ConfigError(f"{key} must be a table, got {value!r}.", key=key)
             value = {**values[key], **value}
         values[key] = value
     return values

@@ -31,6 +31,11 @@ class DispflError(Exception):
 class ConfigError(DispflError, ValueError):
     """An invalid setting."""
 
+    def __init__(self, sentence: str, *, key: str | None = None) -> None:
+        super().__init__(sentence)
+        self.key = key
+        """The setting as the user typed it, such as `method.density`; None where there is none."""
+
 
 class DataError(DispflError):
     """A data set that is missing, truncated or invalid."""

@@ -19,13 +19,13 @@ from pydantic import Field, SerializeAsAny, field_validator
 from dispfl.core.flat_module import Precision, resolve_device
 from dispfl.core.metric import as_metric, as_metrics
 from dispfl.core.rng import stream
-from dispfl.core.task import Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.estimate import CostInputs
-from dispfl.data.by_column import ByColumn
 from dispfl.data.catalogue import describe
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import Data, ImageDataset
+from dispfl.data.datasets import Data
+from dispfl.data.labelled import LabelledDataset
 from dispfl.data.partition import Dirichlet, Partition
 from dispfl.data.split import Split, validation_samples
 from dispfl.errors import ConfigError, PartitionError
@@ -96,7 +96,9 @@ class RunSettings(Settings):
         if isinstance(value, Settings):
             return value
         if not isinstance(value, Mapping):
-            raise ConfigError(f"{info.field_name} must be a table, got {value!r}.")
+            raise ConfigError(
+                f"{info.field_name} must be a table, got {value!r}.", key=info.field_name
+            )
         kind = cls.model_fields[info.field_name].annotation
         assert isinstance(kind, type)
         return kind(**value)
@@ -136,7 +138,7 @@ class RunSettings(Settings):
 
     def context(
         self,
-        data: ImageDataset | CustomDataset,
+        data: LabelledDataset,
         assign: Callable[[Samples, Samples], Mapping[str, PeerData]],
         *,
         folder: Path | None = None,
@@ -155,7 +157,8 @@ class RunSettings(Settings):
         if self.privacy.enabled and getattr(self.data, "standardize", False):
             raise ConfigError(
                 "privacy does not cover data.standardize, which computes means from the training"
-                " data; scale the data by constants instead, and leave it false."
+                " data; scale the data by constants instead, and leave it false.",
+                key="privacy",
             )
         if isinstance(model, CustomModel):
             model.check_network(next(train.batches(2))[0], classes, folder)
@@ -231,8 +234,7 @@ class Experiment(RunSettings):
         """Fit the default degree to the number of peers, and refuse settings that do not fit each
         other."""
         object.__setattr__(self, "topology", self.topology.resolved(self.peers))
-        if isinstance(self.partition, ByColumn):
-            object.__setattr__(self, "data", self.partition.column_of(self.data))
+        object.__setattr__(self, "data", self.partition.data_settings(self.data))
         check_vmap_peers(self.vmap_peers, self.engine)
         check_average_buffers(self.average_buffers, self.method, self.engine)
         self.topology.check(self.peers)
@@ -242,12 +244,14 @@ class Experiment(RunSettings):
         if self.byzantine and self.attack == "none":
             raise ConfigError(
                 f"byzantine is {self.byzantine:g}, but attack is none; say how they lie:"
-                " attack=sign-flip."
+                " attack=sign-flip.",
+                key="byzantine",
             )
         if self.attack != "none" and not self.byzantine:
             raise ConfigError(
                 f"attack is {self.attack}, but byzantine is 0; say how many of the peers lie:"
-                " byzantine=0.2."
+                " byzantine=0.2.",
+                key="attack",
             )
 
     def run(
@@ -290,7 +294,7 @@ class Experiment(RunSettings):
             validation=bool(self.partition.validation),
         )
 
-    def split(self, data: ImageDataset | CustomDataset) -> Split:
+    def split(self, data: LabelledDataset) -> Split:
         """Return which samples each peer gets."""
         rng = stream(self.seed, "partition")
         try:
@@ -302,7 +306,7 @@ class Experiment(RunSettings):
             raise PartitionError(f"{problem} {counts}") from None
         return split.without_last(self.unseen_peers)
 
-    def split_context(self, data: ImageDataset | CustomDataset, split: Split) -> RunContext:
+    def split_context(self, data: LabelledDataset, split: Split) -> RunContext:
         """Return the context of the rounds with the data divided by a split."""
         extra: dict[str, Any] = {"unseen_steps": self.unseen_steps}
 
@@ -346,7 +350,7 @@ def check_engine(engine: Any) -> EngineName:
         case "ray":
             require("ray", "engine=ray")
             return "ray"
-    raise ConfigError(f"engine must be 'inprocess' or 'ray', got {engine!r}.")
+    raise ConfigError(f"engine must be 'inprocess' or 'ray', got {engine!r}.", key="engine")
 
 
 def check_vmap_peers(vmap_peers: int, engine: str) -> None:
@@ -354,7 +358,8 @@ def check_vmap_peers(vmap_peers: int, engine: str) -> None:
     if vmap_peers > 1 and engine != "inprocess":
         raise ConfigError(
             f"vmap_peers is {vmap_peers}, but engine={engine} trains peers one by one; use"
-            " engine=inprocess."
+            " engine=inprocess.",
+            key="vmap_peers",
         )
 
 
@@ -366,15 +371,18 @@ def check_average_buffers(average: bool, method: Method, engine: str) -> None:
     if not isinstance(method, GossipMethod) or not method.communicates:
         raise ConfigError(
             "average_buffers averages over the neighbours that a peer receives from; method"
-            f" {method.name} has none. Omit it."
+            f" {method.name} has none. Omit it.",
+            key="average_buffers",
         )
     if getattr(method, "structure", "weights") == "channels":
         raise ConfigError(
             "average_buffers needs method.structure=weights: peers have different channels."
-            " Omit it."
+            " Omit it.",
+            key="average_buffers",
         )
     if engine != "inprocess":
         raise ConfigError(
             f"average_buffers needs engine=inprocess, got engine={engine}: messages have no"
-            " buffers."
+            " buffers.",
+            key="average_buffers",
         )

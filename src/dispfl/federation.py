@@ -109,15 +109,19 @@ class Federation:
             )
             raise ConfigError(
                 f"`model` must be a function that returns a new module: give {name}, not"
-                f" {kind.__name__}(...)."
+                f" {kind.__name__}(...).",
+                key="model",
             )
         if not isinstance(peers, Sequence):
             got = f"a {type(peers).__name__}" if isinstance(peers, Collection) else repr(peers)
             raise ConfigError(
-                f"`peers` must be a list of pairs (training data, test data), got {got}."
+                f"`peers` must be a list of pairs (training data, test data), got {got}.",
+                key="peers",
             )
         if not peers:
-            raise ConfigError("A federation needs at least one peer; `peers` is empty.")
+            raise ConfigError(
+                "A federation needs at least one peer; `peers` is empty.", key="peers"
+            )
         _check_seed(seed)
         method = _component(Method, method, DisPFL())
         topology = _component(Topology, topology, RandomRegular()).resolved(len(peers))
@@ -187,7 +191,7 @@ class Federation:
         """
         out = out or self.out
         if resume and out is None:
-            raise ConfigError("resume=True needs the run directory: give it as out=.")
+            raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
         context = dataclasses.replace(self._context, rounds=_at_least_one("rounds", rounds))
         functions = as_callbacks(on_round) or self.on_round
         context.check()
@@ -221,7 +225,8 @@ def _component(kind: Any, value: C | str | Mapping[str, Any], default: C) -> C:
     chosen = choose(kind.table, value, default) if isinstance(value, (str, Mapping)) else value
     if not isinstance(chosen, kind):
         raise ConfigError(
-            f"`{kind.table}` must be a name, a dict or a {kind.__name__} object, got {value!r}."
+            f"`{kind.table}` must be a name, a dict or a {kind.__name__} object, got {value!r}.",
+            key=kind.table,
         )
     return cast(C, chosen)
 
@@ -232,19 +237,20 @@ def _table(kind: type[S], value: S | Mapping[str, Any] | None) -> S:
         return kind(**(value or {}))
     if not isinstance(value, kind):
         raise ConfigError(
-            f"`{kind.table}` must be a dict or a {kind.__name__} object, got {value!r}."
+            f"`{kind.table}` must be a dict or a {kind.__name__} object, got {value!r}.",
+            key=kind.table,
         )
     return value
 
 
 def _check_seed(seed: Any) -> None:
     if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise ConfigError(f"seed must be a whole number, got {seed!r}.")
+        raise ConfigError(f"seed must be a whole number, got {seed!r}.", key="seed")
 
 
 def _at_least_one(name: str, value: int) -> int:
     if not isinstance(value, Integral) or value < 1:  # NumPy's integers are accepted
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.")
+        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.", key=name)
     return int(value)
 
 
@@ -252,7 +258,8 @@ def _peer_data(k: int, given: tuple[DatasetLike, ...], kind: str = "peers") -> P
     if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
         raise ConfigError(
             f"{kind}[{k}] must be a pair (training data, test data), or (training data, validation"
-            " data, test data)."
+            " data, test data).",
+            key=kind,
         )
     train, *validation, test = given
     return PeerData(
@@ -264,18 +271,23 @@ def _peer_data(k: int, given: tuple[DatasetLike, ...], kind: str = "peers") -> P
 
 def _attack(name: AttackName, share: float, names: Sequence[str], seed: int) -> Attack | None:
     if name not in ("none", *ATTACKS):
-        raise ConfigError(f"attack must be 'none' or one of {', '.join(ATTACKS)}; got {name!r}.")
+        raise ConfigError(
+            f"attack must be 'none' or one of {', '.join(ATTACKS)}; got {name!r}.", key="attack"
+        )
     if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
         raise ConfigError(
-            f"byzantine must be a share of the peers in [0, 1), such as 0.2; got {share!r}."
+            f"byzantine must be a share of the peers in [0, 1), such as 0.2; got {share!r}.",
+            key="byzantine",
         )
     if share and name == "none":
         raise ConfigError(
-            f"byzantine is {share:g}, but attack is none; say how they lie: attack='sign-flip'."
+            f"byzantine is {share:g}, but attack is none; say how they lie: attack='sign-flip'.",
+            key="byzantine",
         )
     if name != "none" and not share:
         raise ConfigError(
-            f"attack is {name!r}, but byzantine is 0; say how many of the peers lie: byzantine=0.2."
+            f"attack is {name!r}, but byzantine is 0; say how many of the peers lie: byzantine=0.2.",
+            key="attack",
         )
     return Attack.of(name, float(share), names, seed)
 
@@ -308,7 +320,7 @@ def _starting_from(
         try:
             module.load_state_dict(weights)
         except RuntimeError as problem:
-            raise ConfigError(f"`init` does not fit the model: {problem}") from None
+            raise ConfigError(f"`init` does not fit the model: {problem}", key="init") from None
         return module
 
     with forked_generators():  # only to check that it fits; the caller's generator is not advanced
@@ -362,13 +374,15 @@ def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> Ru
         was: Any = written.get(key)
         if key == "data_sha256" and now != was:
             raise ConfigError(
-                f"The peers' data are not those that {path} was run with; use the same to resume."
+                f"The peers' data are not those that {path} was run with; use the same to resume.",
+                key="peers",
             )
         why = why_not_extended(was, now, context) if key == "rounds" else ""
         if now != was and (key != "rounds" or why):
             why = f" ({why})" if why else ""
             raise ConfigError(
-                f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume."
+                f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.",
+                key=key,
             )
     directory = RunDirectory.open(path)
     if context.rounds > written["rounds"]:

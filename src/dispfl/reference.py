@@ -83,8 +83,8 @@ def site_reference() -> tuple[Table, ...]:
     """Return the settings that only a real site has, those outside of tables first; none without
     the extra `peer`."""
     try:
+        from dispfl.peer.setup.site_config import SiteConfig
         from dispfl.peer.site import SiteInfo
-        from dispfl.peer.site_config import SiteConfig
     except ConfigError:
         return ()
     top, tables = [], []
@@ -128,7 +128,8 @@ def find_entries(key: str) -> tuple[Table, list[Entry]]:
             else " The settings of real sites need the extra: pip install 'dispfl[peer]'."
         )
         raise ConfigError(
-            f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}"
+            f"Unknown key {key}. {did_you_mean(key, [entry.key for _, entry in every])}{missing}",
+            key=key,
         )
     return found[0][0], [entry for _, entry in found]
 

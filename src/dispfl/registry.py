@@ -78,7 +78,8 @@ class Registry(Mapping[str, type[C]], Generic[C]):
         if ":" not in name:
             if name not in self:
                 raise ConfigError(
-                    f"{self.table} {name!r} does not exist. {did_you_mean(name, self)}"
+                    f"{self.table} {name!r} does not exist. {did_you_mean(name, self)}",
+                    key=self.table,
                 )
             return self[name]
         try:
@@ -86,7 +87,8 @@ class Registry(Mapping[str, type[C]], Generic[C]):
         except ValueError:
             raise ConfigError(
                 f"{self.table} must be a name or module:Class, got {name!r}; "
-                "for example mine:MyClass for the class MyClass in mine.py."
+                "for example mine:MyClass for the class MyClass in mine.py.",
+                key=self.table,
             ) from None
         return self._checked(
             name, name, import_reference(self.table, name, _modules_folder(folder))
@@ -127,12 +129,14 @@ class Registry(Mapping[str, type[C]], Generic[C]):
             ]
             hint = f" {did_you_mean(name.partition(':')[2] or name, there)}" if there else ""
             raise ConfigError(
-                f"{self.table} {name} must be a subclass of {wanted}, got {_kind(found)}.{hint}"
+                f"{self.table} {name} must be a subclass of {wanted}, got {_kind(found)}.{hint}",
+                key=self.table,
             )
         if inspect.isabstract(found):
             missing = " and ".join(sorted(found.__abstractmethods__))
             raise ConfigError(
-                f"{self.table} {name} is incomplete: define {missing} in {found.__name__}."
+                f"{self.table} {name} is incomplete: define {missing} in {found.__name__}.",
+                key=self.table,
             )
         return cast(type[C], found)
 
@@ -174,7 +178,7 @@ PARTITIONS: "Registry[Partition]" = Registry(
         "grouped": "dispfl.data.partition:Grouped",
         "pathological": "dispfl.data.partition:Pathological",
         "iid": "dispfl.data.partition:IID",
-        "by_column": "dispfl.data.by_column:ByColumn",
+        "by_column": "dispfl.data.partition:ByColumn",
     },
 )
 REGISTRIES: dict[str, Registry[Any]] = {
@@ -185,7 +189,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 def as_table(key: str, value: Any) -> dict[str, Any]:
     """Return a table of settings, given as a mapping or by name alone."""
     if not isinstance(value, (str, Mapping)):
-        raise ConfigError(f"{key} must be a table or a name, got {value!r}.")
+        raise ConfigError(f"{key} must be a table or a name, got {value!r}.", key=key)
     table = dict(value) if isinstance(value, Mapping) else {"name": value}
     if key not in FUNCTIONS:
         return table
@@ -217,17 +221,21 @@ def choose(key: str, value: Any, default: Any, folder: Path | None = None) -> Se
     if name not in (known := _built_in_names(key)):
         raise ConfigError(
             f"{key} {name!r} does not exist."
-            f" {did_you_mean(name, {*known, *_installed(FUNCTIONS[key])})}"
+            f" {did_you_mean(name, {*known, *_installed(FUNCTIONS[key])})}",
+            key=key,
         )
     for field in table:
         if field in CUSTOM_KEYS[key]:
             raise ConfigError(
-                f"{key}.{field} and {key}.name={name} exclude each other; omit one of them."
+                f"{key}.{field} and {key}.name={name} exclude each other; omit one of them.",
+                key=f"{key}.{field}",
             )
         if field in custom.model_fields and field not in built_in.model_fields:
             needed = ", ".join(f"{key}.{k}" for k in CUSTOM_KEYS[key])
             needed = " or ".join(needed.rsplit(", ", 1))
-            raise ConfigError(f"{key}.{field} requires {needed}; set that too.")
+            raise ConfigError(
+                f"{key}.{field} requires {needed}; set that too.", key=f"{key}.{field}"
+            )
     return built_in(**table)
 
 

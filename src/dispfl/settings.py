@@ -39,8 +39,9 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as problem:
-            sentences = [_sentence(type(self), error) for error in problem.errors()]
-            raise ConfigError(" ".join(dict.fromkeys(sentences))) from None
+            errors = [_config_error(type(self), error) for error in problem.errors()]
+            sentences = dict.fromkeys(map(str, errors))
+            raise ConfigError(" ".join(sentences), key=errors[0].key) from None
 
 
 def _is_number(annotation: Any) -> bool:
@@ -113,9 +114,17 @@ def check_known(name: str, known: Iterable[str]) -> str:
     return name
 
 
-def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
+def _config_error(cls: type[Settings], error: ErrorDetails) -> ConfigError:
+    """Return one of pydantic's errors as a sentence about the key that it refuses."""
+    raised = error.get("ctx", {}).get("error")
+    if isinstance(raised, ConfigError):  # raised by a validator of ours, as a whole sentence
+        return raised
     name = str(error["loc"][0]) if error["loc"] else ""
     key = f"{cls.table}.{name}" if cls.table else name
+    return ConfigError(_sentence(cls, error, name, key), key=key or None)
+
+
+def _sentence(cls: type[Settings], error: ErrorDetails, name: str, key: str) -> str:
     if error["type"] == "extra_forbidden":
         prefix = f"{cls.table}." if cls.table else ""
         return (
@@ -125,9 +134,8 @@ def _sentence(cls: type[Settings], error: ErrorDetails) -> str:
     if error["type"] == "missing":
         return f"{key} is missing; give it a value."
     got = repr(error["input"])
-    if error["type"] == "value_error":  # raised by our own validator: the rest of the sentence
-        problem = error["ctx"]["error"]
-        return str(problem) if isinstance(problem, ConfigError) else f"{key} {problem}"
+    if error["type"] == "value_error":  # raised by a validator of ours: the rest of the sentence
+        return f"{key} {error['ctx']['error']}"
     field = cls.model_fields.get(name)
     allowed = _allowed(field.annotation) if field else ""
     limits = bounds(field.metadata) if field else ""

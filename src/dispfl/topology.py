@@ -64,11 +64,13 @@ class Topology(Component):
         if missing := known - graph.keys():
             raise ConfigError(
                 f"topology {self.name} has no entry for peer {min(missing)}; give every peer a"
-                " list."
+                " list.",
+                key="topology",
             )
         if unknown := {name for names in graph.values() for name in names} - known:
             raise ConfigError(
-                f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer."
+                f"topology {self.name} names the neighbour {min(unknown)!r}, which is not a peer.",
+                key="topology",
             )
         return {k: sorted(j for j in graph[k] if j in online) for k in roster if k in online}
 
@@ -191,7 +193,8 @@ class RandomRegular(Topology):
             fix = f"Use at most {peers - 1}" if peers > 1 else "Use topology=full"
             raise ConfigError(
                 f"topology.degree must be below the number of peers ({peers}), got {self.degree}."
-                f" {fix}, or more peers."
+                f" {fix}, or more peers.",
+                key="topology.degree",
             )
 
     def reachable(self, received: Mapping[str, Sequence[str]], peer: str) -> Sequence[str]:

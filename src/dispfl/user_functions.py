@@ -40,13 +40,15 @@ def call_factory(key: str, name: str, folder: Path, **offered: Any) -> Any:
     function = import_reference(key, name, folder)
     if not callable(function):
         raise ConfigError(
-            f"{key} is {name}, which is not a function but a {type(function).__name__}."
+            f"{key} is {name}, which is not a function but a {type(function).__name__}.", key=key
         )
     arguments = _arguments(key, name, function, offered)
     try:
         return function(**arguments)
     except Exception as problem:
-        raise ConfigError(f"{key} {name} raised {describe_error(problem, folder)}") from problem
+        raise ConfigError(
+            f"{key} {name} raised {describe_error(problem, folder)}", key=key
+        ) from problem
 
 
 def describe_error(problem: Exception, folder: Path | None) -> str:
@@ -80,7 +82,7 @@ def import_reference(key: str, name: str, folder: Path | None = None) -> Any:
             if callable(value) and getattr(value, "__module__", "") == module_name
         ]
         hint = f" {did_you_mean(attribute, there)}" if there else ""
-        raise ConfigError(f"{key} is {name}, but {module_name} has no {attribute}.{hint}")
+        raise ConfigError(f"{key} is {name}, but {module_name} has no {attribute}.{hint}", key=key)
     return getattr(module, attribute)
 
 
@@ -97,15 +99,15 @@ def _import(key: str, name: str, folder: Path | None) -> ModuleType:
             f"{problem.name}."
         ):  # another module, which it imports
             raise ConfigError(
-                f"{key}: importing {name} raised {describe_error(problem, folder)}"
+                f"{key}: importing {name} raised {describe_error(problem, folder)}", key=key
             ) from problem
         where = f"neither in {folder} nor on PYTHONPATH" if folder else "not installed completely"
         raise ConfigError(
-            f"{key} names the module {name}, which is {where}.{_similar_module(name)}"
+            f"{key} names the module {name}, which is {where}.{_similar_module(name)}", key=key
         ) from None
     except Exception as problem:
         raise ConfigError(
-            f"{key}: importing {name} raised {describe_error(problem, folder)}"
+            f"{key}: importing {name} raised {describe_error(problem, folder)}", key=key
         ) from problem
     if folder:
         _check_origin(key, name, module, folder)
@@ -132,7 +134,8 @@ def _check_origin(key: str, name: str, module: ModuleType, folder: Path) -> None
         where = f"from {loaded}" if loaded else "by Python itself"
         raise ConfigError(
             f"{key} refers to {expected}, but another module {name} is already loaded {where}."
-            " Rename yours."
+            " Rename yours.",
+            key=key,
         )
 
 
@@ -156,7 +159,8 @@ def _arguments(
             )
             raise ConfigError(
                 f"{key} {name} requires {parameter.name}, but {offers}. Give {parameter.name} a"
-                " default."
+                " default.",
+                key=key,
             )
     return {argument: value for argument, value in offered.items() if argument in taken}
 

@@ -248,7 +248,7 @@ def test_a_run_with_buffers_and_dropout_that_is_stopped_resumes_to_the_same_bits
     tmp_path: Path, stop_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A round has 3 x 2 x 3 = 18 batches, and every finished step is saved."""
-    monkeypatch.setattr("dispfl.runs.checkpoint.SECONDS_BETWEEN_PARTS", 0.0)
+    monkeypatch.setattr("dispfl.engines.checkpoint.SECONDS_BETWEEN_PARTS", 0.0)
     seen = 0
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:

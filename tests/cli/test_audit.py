@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from program import Dispfl
 
+from dispfl.files import write_atomically
 from dispfl.runs.directory import read_config
-from dispfl.runs.files import write_atomically
 
 TINY = [
     "peers=4",

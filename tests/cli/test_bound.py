@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from dispfl import DisPFL, Federation, Train
 from dispfl.cli.paper import bound
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
-from dispfl.runs.checkpoint import Checkpoints
 
 KEYS = ["epsilon_step", "epsilon", "delta", "bound", "probability", "conditions_hold", "vacuous"]
 USEFUL = "--samples 50000 --batch 50 --steps 1000 --noise 1 --diameter 4 --union-density 0.9"

@@ -17,7 +17,7 @@ from dispfl.channels.units import UnitMask
 from dispfl.cli.paper import masks
 from dispfl.config import compose
 from dispfl.core.masks import hamming
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.federation import Federation

@@ -20,7 +20,7 @@ from program import CommandResult, Dispfl
 from dispfl import Run, StopRun
 from dispfl.cli.run import output_folder
 from dispfl.config import compose
-from dispfl.runs.checkpoint import Checkpoints
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, layout_of, read_config, read_metrics, read_summary
 from dispfl.wire.codec import Codec
 

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from dispfl.cli.up import HEADINGS, table
 from dispfl.config import compose
+from dispfl.files import SITES
 from dispfl.peer.local_federation import PeerProcesses, create_run
-from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
 TINY = [

@@ -53,11 +53,20 @@ def normed_net() -> nn.Module:
 
 
 def trainer(points: Points, module: nn.Module, device: str, **settings: Any) -> Trainer:
-    live = FlatModule(module, device)
+    network = FlatModule(module, device)
     train, test = (ResidentSamples(*points(20, which)) for which in (0, 1))
     trainer_ = Train(**{"epochs": 2, "batch_size": 8, **settings})
     return Trainer(
-        live, train, test, trainer_, Task(stepwise), 5, "001", 3, 10, buffers=live.read_buffers()
+        network,
+        train,
+        test,
+        trainer_,
+        Task(stepwise),
+        5,
+        "001",
+        3,
+        10,
+        buffers=network.read_buffers(),
     )
 
 
@@ -69,7 +78,7 @@ def test_learning_on_another_device_gives_the_same_result(
     results = []
     for device in ("cpu", remote_peers):
         trainer_ = trainer(points, deepcopy(module), device, clip_norm=clip_norm, noise_std=0.01)
-        weights = trainer_.live.read()
+        weights = trainer_.network.read()
         mask = torch.arange(weights.numel()) % 3 > 0
         weights = weights.where(mask, 0.0)
         learned = trainer_.learn(weights, mask, prox=(0.1, weights))
@@ -86,10 +95,10 @@ def test_learning_on_another_device_gives_the_same_result(
 
 def test_a_peers_tensors_stay_on_the_host_and_unchanged(remote_peers: str, points: Points) -> None:
     trainer_ = trainer(points, normed_net(), remote_peers)
-    assert {tensor.device.type for tensor in (trainer_.live.weights, trainer_.live.grad)} == {
+    assert {tensor.device.type for tensor in (trainer_.network.weights, trainer_.network.grad)} == {
         remote_peers
     }
-    weights, buffers = trainer_.live.read(), trainer_.buffers
+    weights, buffers = trainer_.network.read(), trainer_.buffers
     before = weights.clone(), deepcopy(buffers)
     learned = trainer_.learn(weights, torch.ones(weights.numel(), dtype=torch.bool))
     assert not learned.equal(weights)
@@ -106,7 +115,7 @@ def test_the_number_of_device_synchronizations_does_not_grow_with_the_steps(
         trainer_ = trainer(
             points, normed_net(), remote_peers, epochs=epochs, clip_norm=0.05, noise_std=0.01
         )
-        weights = trainer_.live.read()
+        weights = trainer_.network.read()
         metrics.reset()  # type: ignore[no-untyped-call]
         trainer_.learn(weights, torch.ones(weights.numel(), dtype=torch.bool))
         counts.append(

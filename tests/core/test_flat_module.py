@@ -1,4 +1,4 @@
-"""The live module: its parameters and gradients are views into two flat vectors."""
+"""The flat module: its parameters and gradients are views into two flat vectors."""
 
 import pytest
 import torch
@@ -23,44 +23,44 @@ def test_the_flat_vector_starts_with_the_modules_own_weights_in_order() -> None:
 
 
 def test_writing_the_flat_vector_moves_the_parameters_and_the_outputs() -> None:
-    live = FlatModule(nn.Linear(2, 1))
-    live.weights.copy_(torch.tensor([1.0, 2.0, 10.0]))
-    assert live(torch.tensor([[3.0, 4.0]])).tolist() == [[3 + 8 + 10]]
+    network = FlatModule(nn.Linear(2, 1))
+    network.weights.copy_(torch.tensor([1.0, 2.0, 10.0]))
+    assert network(torch.tensor([[3.0, 4.0]])).tolist() == [[3 + 8 + 10]]
 
 
 def test_backward_writes_into_the_flat_gradient() -> None:
-    live = FlatModule(nn.Linear(2, 1))
-    live(torch.tensor([[3.0, 4.0]])).sum().backward()  # type: ignore[no-untyped-call]
-    assert live.grad.tolist() == [3.0, 4.0, 1.0]
+    network = FlatModule(nn.Linear(2, 1))
+    network(torch.tensor([[3.0, 4.0]])).sum().backward()  # type: ignore[no-untyped-call]
+    assert network.grad.tolist() == [3.0, 4.0, 1.0]
 
 
 def test_load_copies_in_and_read_copies_out() -> None:
-    live = FlatModule(nn.Linear(2, 1))
+    network = FlatModule(nn.Linear(2, 1))
     given = torch.tensor([1.0, 2.0, 3.0])
-    live.load(given, {})
-    taken = live.read()
-    live.weights.zero_()
+    network.load(given, {})
+    taken = network.read()
+    network.weights.zero_()
     assert given.tolist() == taken.tolist() == [1.0, 2.0, 3.0]
 
 
 def test_tied_parameters_appear_once_and_stay_tied() -> None:
     first, second = nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False)
     second.weight = first.weight
-    live = FlatModule(filled(nn.Sequential(first, second), 1.0))
-    assert live.layout.size == 4
-    live.weights.fill_(2.0)
+    network = FlatModule(filled(nn.Sequential(first, second), 1.0))
+    assert network.layout.size == 4
+    network.weights.fill_(2.0)
     assert second.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
     # f(w) = sum of W W x with all entries w: 8 w^2 for x = (1, 1), so 16 w = 32 over four equal
     # entries.
-    live(torch.ones(1, 2)).sum().backward()  # type: ignore[no-untyped-call]
-    assert live.grad.tolist() == [8.0] * 4
+    network(torch.ones(1, 2)).sum().backward()  # type: ignore[no-untyped-call]
+    assert network.grad.tolist() == [8.0] * 4
 
 
 def test_frozen_parameters_are_left_out_and_unchanged() -> None:
     frozen = filled(nn.Linear(2, 2), 5.0).requires_grad_(False)
-    live = FlatModule(nn.Sequential(frozen, nn.Linear(2, 1)))
-    assert live.layout.names == ("1.weight", "1.bias")
-    live.weights.zero_()
+    network = FlatModule(nn.Sequential(frozen, nn.Linear(2, 1)))
+    assert network.layout.names == ("1.weight", "1.bias")
+    network.weights.zero_()
     assert all((parameter == 5.0).all() for parameter in frozen.parameters())
 
 
@@ -78,23 +78,23 @@ def test_a_float64_model_is_refused_with_the_fix() -> None:
 
 
 def test_buffers_are_loaded_and_read_as_copies() -> None:
-    live = FlatModule(nn.BatchNorm1d(2))
-    assert live.buffer_names == ["running_mean", "running_var", "num_batches_tracked"]
+    network = FlatModule(nn.BatchNorm1d(2))
+    assert network.buffer_names == ["running_mean", "running_var", "num_batches_tracked"]
     mine = {
         "running_mean": torch.tensor([1.0, 2.0]),
         "running_var": torch.tensor([3.0, 4.0]),
         "num_batches_tracked": torch.tensor(7),
     }
-    live.load(live.read(), mine)
-    taken = live.read_buffers()
-    live(torch.ones(2, 2))  # in training mode: the module's own buffers move
+    network.load(network.read(), mine)
+    taken = network.read_buffers()
+    network(torch.ones(2, 2))  # in training mode: the module's own buffers move
     assert {name: buffer.tolist() for name, buffer in taken.items()} == {
         "running_mean": [1.0, 2.0],
         "running_var": [3.0, 4.0],
         "num_batches_tracked": 7,
     }
     assert mine["running_mean"].tolist() == [1.0, 2.0]
-    assert live.read_buffers()["num_batches_tracked"] == 8
+    assert network.read_buffers()["num_batches_tracked"] == 8
 
 
 def test_a_transposed_buffer_is_read_row_by_row() -> None:

@@ -37,7 +37,7 @@ def trainer(noise: float, slope: float = 0.0, samples: int = 1, **changes: Any) 
     who: dict[str, Any] = {"seed": 5, "peer": "001", "t": 0, "T": 10}
     data = ResidentSamples(torch.ones(samples, SIZE), torch.arange(float(samples)))
     return Trainer(
-        live=FlatModule(nn.Linear(SIZE, 1, bias=False)),
+        network=FlatModule(nn.Linear(SIZE, 1, bias=False)),
         train=data,
         test=data,
         settings=Train(**settings | changes.pop("settings", {})),

@@ -57,7 +57,7 @@ def test_dense_training_is_that_of_torchs_optimizer_on_the_module(
 ) -> None:
     context = make_context(train=Train(epochs=2, batch_size=8, clip_norm=0.5, **settings))
     trainer, reference = trainer_for(context), context.module()
-    start = trainer.live.read()
+    start = trainer.network.read()
     learned = trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
     optimizer, rng = of_torch(context.train, reference), trainer_for(context).batch_rng
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_masked_weights_and_their_moments_stay_zero(
     trainer = trainer_for(
         make_context(train=Train(epochs=2, batch_size=8, noise_std=noise, **settings))
     )
-    start = trainer.live.read()
+    start = trainer.network.read()
     mask = torch.arange(start.numel()) % 3 > 0
     learned = trainer.learn(torch.where(mask, start, 0.0), mask, prox=(0.1, start))
     assert not learned[~mask].any()
@@ -209,7 +209,7 @@ def test_an_own_optimizers_learning_rate_follows_the_schedule(
         make_context(train=Train(epochs=1, schedule="step", lr_step=2, lr_decay=0.5)), t=3
     )
     trainer.optimizer = own
-    start = trainer.live.read()
+    start = trainer.network.read()
     trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
     assert made[0].param_groups[0]["lr"] == pytest.approx(0.2)
 
@@ -228,7 +228,7 @@ def test_an_own_optimizers_state_of_another_shape_is_refused_only_where_it_is_to
 
     trainer = trainer_for(make_context(train=Train(epochs=1, keep_moments=keep)))
     trainer.optimizer = lambda weights, layout: Histories([weights], lr=0.1)
-    start = trainer.live.read()
+    start = trainer.network.read()
     ones = torch.ones_like(start, dtype=torch.bool)
     if keep:
         with pytest.raises(
@@ -243,7 +243,7 @@ def test_what_is_no_optimizer_of_the_weights_is_refused(
     make_context: MakeContext, trainer_for: MakeTrainer
 ) -> None:
     trainer = trainer_for(make_context())
-    start = trainer.live.read()
+    start = trainer.network.read()
     ones = torch.ones_like(start, dtype=torch.bool)
     trainer.optimizer = lambda weights, layout: None  # type: ignore[assignment, return-value]
     with pytest.raises(
@@ -299,7 +299,7 @@ def test_steps_replace_epochs(make_context: MakeContext, trainer_for: MakeTraine
 
     def learned(**settings: Any) -> tuple[Tensor, int]:
         trainer = trainer_for(make_context(train=Train(batch_size=8, **settings)))
-        start = trainer.live.read()
+        start = trainer.network.read()
         after = trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
         [(samples, _)] = trainer.report.passes
         assert samples == trainer.settings.samples_trained(20)
@@ -336,7 +336,7 @@ class OwnLoop(GossipMethod):
         losses = []
         for x, y in trainer.batches():
             losses.append(trainer.backward(x, y))
-            trainer.live.weights.sub_(trainer.live.grad.sign(), alpha=0.01)
+            trainer.network.weights.sub_(trainer.network.grad.sign(), alpha=0.01)
         return initial_state(trainer.end(torch.stack(losses).mean()), mask)
 
 

@@ -23,28 +23,28 @@ def trainer(
     points: Points, module: nn.Module, precision: Precision = "bf16", task: Task | None = None
 ) -> Trainer:
     """60 training and 200 test points, four epochs."""
-    live = FlatModule(module, precision=precision)
+    network = FlatModule(module, precision=precision)
     train, test = ResidentSamples(*points(60, 0)), ResidentSamples(*points(200, 1))
     return Trainer(
-        live, train, test, Train(epochs=4, batch_size=8), task or Task(), 5, "001", 3, 10
+        network, train, test, Train(epochs=4, batch_size=8), task or Task(), 5, "001", 3, 10
     )
 
 
-def every(live: FlatModule) -> Tensor:
-    return torch.ones(live.layout.size, dtype=torch.bool)
+def every(network: FlatModule) -> Tensor:
+    return torch.ones(network.layout.size, dtype=torch.bool)
 
 
 def learned(trainer: Trainer) -> Tensor:
-    return trainer.learn(trainer.live.read(), every(trainer.live))
+    return trainer.learn(trainer.network.read(), every(trainer.network))
 
 
 def test_a_product_is_rounded_to_8_bits_and_returned_as_float32() -> None:
-    live = FlatModule(nn.Linear(1, 1, bias=False), precision="bf16")
-    live.weights.fill_(1 + 2**-9)  # 8 bits cannot hold it
-    output = live(torch.ones(1, 1))
+    network = FlatModule(nn.Linear(1, 1, bias=False), precision="bf16")
+    network.weights.fill_(1 + 2**-9)  # 8 bits cannot hold it
+    output = network(torch.ones(1, 1))
     assert output.item() == 1.0
     assert output.dtype == torch.float32
-    assert live.read().item() == 1 + 2**-9
+    assert network.read().item() == 1 + 2**-9
 
 
 def test_the_loss_and_the_metric_get_float32(points: Points, net: Callable[[], nn.Module]) -> None:
@@ -65,20 +65,25 @@ def test_the_loss_and_the_metric_get_float32(points: Points, net: Callable[[], n
 def test_weights_gradients_and_buffers_stay_float32(points: Points) -> None:
     module = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
     peer = trainer(points, module)
-    peer.buffers = peer.live.read_buffers()
-    tensors = learned(peer), peer.gradient(peer.live.read()), peer.live.weights, peer.live.grad
+    peer.buffers = peer.network.read_buffers()
+    tensors = (
+        learned(peer),
+        peer.gradient(peer.network.read()),
+        peer.network.weights,
+        peer.network.grad,
+    )
     assert {tensor.dtype for tensor in tensors} == {torch.float32}
     assert peer.buffers["1.running_mean"].dtype == torch.float32
 
 
 def test_a_step_too_small_for_8_bits_is_not_lost() -> None:
     """0.1 * 0.01 is lost in bf16 beside 1, whose next smaller neighbour there is 1 - 2^-8."""
-    live = FlatModule(nn.Linear(1, 1, bias=False), precision="bf16")
+    network = FlatModule(nn.Linear(1, 1, bias=False), precision="bf16")
     data = ResidentSamples(torch.ones(1, 1), torch.zeros(1))
     task = Task(loss=lambda outputs, labels: 0.01 * outputs.sum())
     settings = Train(epochs=1, lr=0.1, weight_decay=0, clip_norm=0)
-    after = Trainer(live, data, data, settings, task, 5, "001", 0, 10).learn(
-        torch.ones(1), every(live)
+    after = Trainer(network, data, data, settings, task, 5, "001", 0, 10).learn(
+        torch.ones(1), every(network)
     )
     assert after.item() == pytest.approx(0.999, abs=1e-5)
 
@@ -94,7 +99,7 @@ def test_results_are_near_those_of_float32_and_not_the_same(
     assert one.isfinite().all()
     assert not other.equal(one)
     torch.testing.assert_close(other, one, rtol=0, atol=0.02)
-    assert coarse.report.loss == pytest.approx(fine.report.loss, abs=0.01)
+    assert coarse.report.train_loss == pytest.approx(fine.report.train_loss, abs=0.01)
     assert coarse.score(other) == pytest.approx(fine.score(one), abs=0.05)
 
 
@@ -128,9 +133,9 @@ def test_a_convolution_learns_in_bf16() -> None:
         torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0)),
         torch.arange(8) % 3,
     )
-    live = FlatModule(Model(name="cnn").network((1, 8, 8), 3), precision="bf16")
+    network = FlatModule(Model(name="cnn").network((1, 8, 8), 3), precision="bf16")
     data = ResidentSamples(images, labels)
-    peer = Trainer(live, data, data, Train(epochs=15, batch_size=8), Task(), 5, "001", 0, 10)
+    peer = Trainer(network, data, data, Train(epochs=15, batch_size=8), Task(), 5, "001", 0, 10)
     assert peer.score(learned(peer)) == 1.0
 
 

@@ -24,23 +24,23 @@ def mlp() -> nn.Module:
 
 
 def trainers(
-    points: Points, count: int = 3, live: FlatModule | None = None, **settings: Any
+    points: Points, count: int = 3, network: FlatModule | None = None, **settings: Any
 ) -> list[Trainer]:
     """Peers with 20 points each, in batches of 8, 8 and 4."""
-    live = live or FlatModule(mlp())
+    network = network or FlatModule(mlp())
     data = [ResidentSamples(*points(20, which)) for which in range(count)]
     train = Train(**{"epochs": 2, "batch_size": 8, **settings})
     return [
-        Trainer(live, own, own, train, Task(), 5, f"{k:03}", 3, 10) for k, own in enumerate(data)
+        Trainer(network, own, own, train, Task(), 5, f"{k:03}", 3, 10) for k, own in enumerate(data)
     ]
 
 
 def starts(peers: list[Trainer]) -> tuple[list[Tensor], list[Tensor]]:
     """Other weights and another mask for each peer."""
     rng = torch.Generator().manual_seed(0)
-    size = peers[0].live.layout.size
+    size = peers[0].network.layout.size
     masks = [torch.rand(size, generator=rng) < 0.5 for _ in peers]
-    first = peers[0].live.read()
+    first = peers[0].network.read()
     return [
         (first + 0.1 * torch.randn(size, generator=rng)).where(mask, 0.0) for mask in masks
     ], masks
@@ -65,7 +65,7 @@ def test_stacked_peers_learn_the_same_as_one_by_one(
         assert isinstance(mine, Tensor)
         assert mine[~mask].view(torch.int32).count_nonzero() == 0
         assert one.report.passes == other.report.passes
-        assert one.report.loss == pytest.approx(other.report.loss, rel=1e-4)
+        assert one.report.train_loss == pytest.approx(other.report.train_loss, rel=1e-4)
 
 
 def test_stacked_peers_learn_with_a_learning_rate_of_their_own_too(points: Points) -> None:
@@ -89,7 +89,7 @@ def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> N
     assert str(failed).startswith("Peer 001, round 3: the training loss became infinite or nan")
     torch.testing.assert_close(last, expected, rtol=1e-4, atol=1e-5)
     assert isinstance(first, Tensor)
-    assert peers[1].report.loss is None
+    assert peers[1].report.train_loss is None
 
 
 def test_only_peers_with_equally_many_samples_are_stacked(points: Points) -> None:
@@ -100,8 +100,8 @@ def test_only_peers_with_equally_many_samples_are_stacked(points: Points) -> Non
 
 
 def test_a_model_with_buffers_is_not_stacked(points: Points) -> None:
-    live = FlatModule(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
-    assert not can_stack(trainers(points, live=live))
+    network = FlatModule(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
+    assert not can_stack(trainers(points, network=network))
 
 
 class Tied(nn.Module):
@@ -139,11 +139,11 @@ class DecidesByValue(nn.Linear):
 def test_a_batch_shows_which_models_can_be_stacked(
     points: Points, module: Callable[[], nn.Module], expected: bool
 ) -> None:
-    live, samples = FlatModule(module()), ResidentSamples(*points(20, 0))
-    before = live.read()
-    assert can_be_stacked(live, Task(), samples) == expected
-    assert live.read().equal(before)
-    assert live.grad.count_nonzero() == 0
+    network, samples = FlatModule(module()), ResidentSamples(*points(20, 0))
+    before = network.read()
+    assert can_be_stacked(network, Task(), samples) == expected
+    assert network.read().equal(before)
+    assert network.grad.count_nonzero() == 0
 
 
 def test_a_model_in_bf16_is_not_stacked(points: Points) -> None:
@@ -153,8 +153,8 @@ def test_a_model_in_bf16_is_not_stacked(points: Points) -> None:
 
 
 def test_a_layer_used_twice_and_a_frozen_one_are_stacked_too(points: Points) -> None:
-    live = FlatModule(Tied())
-    alone, vmap_peers = trainers(points, live=live), trainers(points, live=live)
+    network = FlatModule(Tied())
+    alone, vmap_peers = trainers(points, network=network), trainers(points, network=network)
     weights, masks = starts(alone)
     expected = [
         peer.learn(own, mask) for peer, own, mask in zip(alone, weights, masks, strict=True)

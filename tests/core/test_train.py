@@ -14,8 +14,9 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.metric import Metric, accuracy
 from dispfl.core.optimizers import sgd_step
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError, NonFiniteError
@@ -40,8 +41,8 @@ def make_trainer(points: Points) -> Callable[..., Trainer]:
             "t": 3,
             "T": 10,
         }
-        live = FlatModule(module)
-        return Trainer(live, **{"buffers": live.read_buffers(), **defaults, **changes})
+        network = FlatModule(module)
+        return Trainer(network, **{"buffers": network.read_buffers(), **defaults, **changes})
 
     return make
 
@@ -175,7 +176,7 @@ def test_the_reported_loss_is_the_mean_over_steps(make_trainer: Callable[..., Tr
         t=0,
     )
     trainer.learn(torch.ones(1), torch.ones(1, dtype=torch.bool))
-    assert trainer.report.loss == pytest.approx(0.9)
+    assert trainer.report.train_loss == pytest.approx(0.9)
 
 
 def test_a_nan_loss_names_peer_and_round(make_trainer: Callable[..., Trainer], net: Net) -> None:
@@ -184,7 +185,7 @@ def test_a_nan_loss_names_peer_and_round(make_trainer: Callable[..., Trainer], n
         NonFiniteError, match=r"^Peer 001, round 3: the training loss became infinite or nan"
     ):
         trainer.learn(torch.ones(67), torch.ones(67, dtype=torch.bool))
-    assert trainer.report.loss is None
+    assert trainer.report.train_loss is None
 
 
 def test_a_nan_gradient_in_the_mask_search_names_peer_and_round(
@@ -210,7 +211,7 @@ def test_learning_moves_the_peers_buffers_and_the_mask_search_does_not(
     make_trainer: Callable[..., Trainer],
 ) -> None:
     trainer = make_trainer(nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
-    weights = trainer.live.read()
+    weights = trainer.network.read()
     trainer.learn(weights, torch.ones(weights.numel(), dtype=torch.bool))
     assert trainer.buffers["0.num_batches_tracked"] == 6  # 2 epochs of 3 batches
     trainer.gradient(weights)
@@ -221,7 +222,7 @@ def test_frozen_parameters_are_unchanged_by_training(make_trainer: Callable[...,
     frozen = nn.Linear(4, 4).requires_grad_(False)
     before = deepcopy(frozen.state_dict())
     trainer = make_trainer(nn.Sequential(frozen, nn.Linear(4, 3)))
-    learned = trainer.learn(trainer.live.read(), torch.ones(15, dtype=torch.bool))
+    learned = trainer.learn(trainer.network.read(), torch.ones(15, dtype=torch.bool))
     assert learned.numel() == 4 * 3 + 3
     assert all(before[name].equal(tensor) for name, tensor in frozen.state_dict().items())
 
@@ -231,7 +232,7 @@ def test_a_score_is_computed_over_all_test_samples_for_any_number_of_batches(
 ) -> None:
     test = ResidentSamples(torch.zeros(1203, 4), torch.zeros(1203))
     trainer = make_trainer(nn.Linear(4, 3), test=test, task=Task(metrics=(COUNT,)))
-    assert trainer.score(trainer.live.read()) == 1203
+    assert trainer.score(trainer.network.read()) == 1203
 
 
 def test_the_mixed_model_is_evaluated_only_in_rounds_with_evaluation(
@@ -239,7 +240,7 @@ def test_the_mixed_model_is_evaluated_only_in_rounds_with_evaluation(
 ) -> None:
     for evaluate in (True, False):
         trainer = make_trainer(nn.Linear(4, 3), evaluate=evaluate)
-        trainer.observe_mixed(trainer.live.read())
+        trainer.observe_mixed(trainer.network.read())
         assert (trainer.report.mixed is not None) == evaluate
 
 
@@ -258,7 +259,7 @@ def test_an_exception_before_a_batch_stops_learning(make_trainer: Callable[..., 
 
     trainer = make_trainer(nn.Linear(4, 3), before_batch=before_batch)
     with pytest.raises(InterruptedError):
-        trainer.learn(trainer.live.read(), torch.ones(15, dtype=torch.bool))
+        trainer.learn(trainer.network.read(), torch.ones(15, dtype=torch.bool))
     assert len(beats) == 2
 
 
@@ -387,7 +388,7 @@ def test_a_score_or_a_loss_on_other_samples_changes_nothing(
     assert trainer.score(torch.tensor([2.0])) == 2
     assert trainer.score(torch.tensor([2.0]), samples.take(torch.tensor([0]))) == 1
     assert trainer.loss(torch.tensor([2.0]), samples) == (1 + 9) / 2
-    assert trainer.live.read().tolist() == [2.0]
+    assert trainer.network.read().tolist() == [2.0]
     assert trainer.report == Report()
 
 

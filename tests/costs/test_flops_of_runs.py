@@ -83,13 +83,13 @@ class OwnLoop(GossipMethod):
         self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
     ) -> PeerState:
         weights, mask = state.model.unpack()
-        trainer.live.load(weights, {})
+        trainer.network.load(weights, {})
         for _ in range(2):
             for x, y in trainer.train.batches(8, rng=trainer.batch_rng):
-                trainer.live.grad.zero_()
-                functional.cross_entropy(trainer.live(x), y).backward()
-                trainer.live.weights.sub_(trainer.live.grad, alpha=0.1)
-        model = PackedModel.pack(trainer.live.read(), mask)
+                trainer.network.grad.zero_()
+                functional.cross_entropy(trainer.network(x), y).backward()
+                trainer.network.weights.sub_(trainer.network.grad, alpha=0.1)
+        model = PackedModel.pack(trainer.network.read(), mask)
         return PeerState(model, model.mask)
 
 
@@ -101,9 +101,9 @@ class HalfOwnLoop(GossipMethod):
     ) -> PeerState:
         weights, mask = state.model.unpack()
         learned = PackedModel.pack(trainer.learn(weights, mask, epochs=1), mask)
-        trainer.live.load(learned.unpack()[0], {})
+        trainer.network.load(learned.unpack()[0], {})
         for x, y in trainer.train.batches(8, rng=trainer.batch_rng):
-            functional.cross_entropy(trainer.live(x), y).backward()
+            functional.cross_entropy(trainer.network(x), y).backward()
         return PeerState(learned, learned.mask)
 
 

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 from dispfl.config import compose
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import ImageDataset, load_dataset
+from dispfl.data.datasets import load_dataset
+from dispfl.data.labelled import CustomDataset, ImageDataset
 from dispfl.errors import ConfigError, DataError, PartitionError
 from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_split

@@ -9,8 +9,9 @@ import torch
 
 from dispfl.config import compose
 from dispfl.core.rng import stream
-from dispfl.data.custom import CustomDataset, load_custom, train_test_rows
+from dispfl.data.custom import load_custom, train_test_rows
 from dispfl.data.datasets import CustomData, load_dataset
+from dispfl.data.labelled import CustomDataset
 from dispfl.errors import ConfigError, DataError
 from dispfl.runs.execute import execute
 from dispfl.runs.loop import RunCallbacks

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from dispfl.data import datasets
-from dispfl.data.datasets import DATASETS, Data, ImageDataset, describe, load_dataset, locate
+from dispfl.data.datasets import DATASETS, Data, describe, load_dataset, locate
+from dispfl.data.labelled import ImageDataset
 from dispfl.data.readers.idx import read_bundled
 from dispfl.errors import ConfigError, DataError
 
@@ -52,8 +53,14 @@ def write_cifar10(folder: Path) -> Path:
     return folder
 
 
+def load_images(settings: Data) -> ImageDataset:
+    images = load_dataset(settings)
+    assert isinstance(images, ImageDataset)
+    return images
+
+
 def test_the_bundled_sample_has_400_training_and_200_test_images_of_each_class() -> None:
-    images = load_dataset(Data())
+    images = load_images(Data())
     assert images.name == "fashion-sample"
     assert images.train_inputs.shape == (4000, 1, 28, 28)
     assert images.train_labels.bincount().tolist() == [400] * 10
@@ -66,7 +73,7 @@ def test_the_bundled_sample_has_400_training_and_200_test_images_of_each_class()
 
 
 def test_no_image_of_the_sample_is_in_it_twice() -> None:
-    images = load_dataset(Data())
+    images = load_images(Data())
     both = torch.cat([images.train_inputs, images.test_inputs])
     assert len({image.tobytes() for image in both.numpy()}) == 6000
 
@@ -75,15 +82,11 @@ def test_no_image_of_the_sample_is_in_it_twice() -> None:
 def test_the_turned_sample_has_a_class_for_each_direction(directions: int) -> None:
     """Of the images of a class every second or fourth is turned by a half or a quarter: left, over,
     right."""
-    plain, turned = (
-        load_dataset(Data()),
-        load_dataset(Data(name=f"fashion-turned-{10 * directions}")),
-    )
+    plain = load_images(Data())
+    turned = load_images(Data(name=f"fashion-turned-{10 * directions}"))
     assert turned.train_labels.bincount().tolist() == [400 // directions] * (10 * directions)
     assert turned.test_labels.bincount().tolist() == [200 // directions] * (10 * directions)
     assert (turned.train_labels // directions).equal(plain.train_labels)
-    assert isinstance(plain, ImageDataset)
-    assert isinstance(turned, ImageDataset)
     for direction in range(directions):
         these = turned.train_labels % directions == direction
         back = turned.train_inputs[these].rot90(-direction * 4 // directions, (2, 3))
@@ -130,7 +133,7 @@ def test_mistyped_name_is_refused_with_the_nearest_one() -> None:
 
 def test_fashion_mnist_loads_with_its_names_and_constants(tmp_path: Path) -> None:
     write_idx(tmp_path / "data" / "fashion-mnist", value=51)
-    images = load_dataset(Data(name="fashion-mnist", dir=str(tmp_path / "data")))
+    images = load_images(Data(name="fashion-mnist", dir=str(tmp_path / "data")))
     assert set(images.train_inputs.flatten().tolist()) == {51}
     assert images.test_labels.tolist() == [0, 9]
     assert images.classes[0] == "T-shirt/top"
@@ -139,7 +142,7 @@ def test_fashion_mnist_loads_with_its_names_and_constants(tmp_path: Path) -> Non
 
 def test_cifar10_loads_with_its_names(tmp_path: Path) -> None:
     folder = write_cifar10(tmp_path / "cifar-10-batches-bin")
-    images = load_dataset(Data(name="cifar10", dir=str(folder)))
+    images = load_images(Data(name="cifar10", dir=str(folder)))
     assert images.train_inputs.shape == (5, 3, 32, 32)
     assert images.classes[3] == "cat"
     assert images.flip

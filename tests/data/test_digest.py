@@ -11,7 +11,7 @@ from torch.utils.data import Dataset
 
 from dispfl import Federation, Full, Local, Train
 from dispfl.config import compose
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.data.batches import DatasetSamples, ResidentSamples, data_digest
 from dispfl.errors import ConfigError, RunError
 from dispfl.runs.directory import read_data_digest

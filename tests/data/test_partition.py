@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from dispfl.data.by_column import ByColumn
 from dispfl.data.class_counts import Counts, fit_to_supply, unequal_sizes
-from dispfl.data.partition import IID, Dirichlet, Grouped, Partition, Pathological
+from dispfl.data.partition import IID, ByColumn, Dirichlet, Grouped, Partition, Pathological
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.registry import PARTITIONS

@@ -19,11 +19,11 @@ from torch import Tensor
 from dispfl import DisPFL, Federation, Full, Train, extras
 from dispfl.config import compose
 from dispfl.data.datasets import load_dataset
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.round.context import PeerTask, RunContext
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.loop import RunCallbacks

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.core.train import Trainer
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, uses_global_rng
@@ -95,11 +95,11 @@ def test_dropout_and_random_data_use_the_global_generator_and_a_plain_network_do
         (noisy(make_context()), True),
     ]
     for context, expected in cases:
-        live = FlatModule(context.module())
-        buffers, state = live.read_buffers(), torch.get_rng_state()
-        assert uses_global_rng(context, live) == expected
+        network = FlatModule(context.module())
+        buffers, state = network.read_buffers(), torch.get_rng_state()
+        assert uses_global_rng(context, network) == expected
         assert torch.get_rng_state().equal(state)
-        assert all(live.read_buffers()[name].equal(buffer) for name, buffer in buffers.items())
+        assert all(network.read_buffers()[name].equal(buffer) for name, buffer in buffers.items())
 
 
 def test_random_data_give_identical_weights_with_one_and_three_threads(

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from dispfl import DisPFL, Federation, Local, Train
 from dispfl.config import compose
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
@@ -61,7 +62,7 @@ def assert_equal_up_to_rounding(one: FinishedRound, other: FinishedRound) -> Non
             theirs.next_state.model.unpack(), step.next_state.model.unpack(), rtol=1e-4, atol=1e-5
         )
         torch.testing.assert_close(
-            theirs.report.loss, step.report.loss, rtol=1e-4, atol=1e-5
+            theirs.report.train_loss, step.report.train_loss, rtol=1e-4, atol=1e-5
         )  # None is None
         assert theirs.report.passes == step.report.passes
         assert theirs.messages == step.messages

@@ -14,6 +14,7 @@ from torch import nn
 
 from dispfl.core.layout import Layout
 from dispfl.data.datasets import Data, load_dataset
+from dispfl.data.labelled import ImageDataset
 from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export import formats
 from dispfl.export.card import Card
@@ -52,7 +53,9 @@ def test_a_file_gives_the_card_and_torchs_probabilities_for_any_batch_size(
 def test_the_accuracy_on_the_peers_test_images_is_the_runs(
     exported: Exported, finished: Path, ending: str
 ) -> None:
-    data, saved = load_dataset(Data()), read_split(finished)
+    data = load_dataset(Data())
+    saved = read_split(finished)
+    assert isinstance(data, ImageDataset)
     assert saved is not None
     rows = saved[0].test[1]
     guesses = (

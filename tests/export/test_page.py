@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from dispfl.cli import app
 from dispfl.data.datasets import Data, load_dataset
+from dispfl.data.labelled import ImageDataset
 from dispfl.export.formats import load_model
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -36,6 +37,7 @@ def workplace(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A folder with the run and the image that the page uses."""
     shutil.copytree(finished, tmp_path / "runs/mine")
     data = load_dataset(Data())
+    assert isinstance(data, ImageDataset)
     boot = int((data.test_labels == data.classes.index("Ankle boot")).nonzero()[0])
     Image.fromarray(data.test_inputs[boot, 0].numpy()).save(tmp_path / "boot.png")
     monkeypatch.chdir(tmp_path)

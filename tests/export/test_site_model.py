@@ -10,15 +10,15 @@ from typer.testing import CliRunner, Result
 
 from dispfl.cli import app
 from dispfl.config import compose
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
 from dispfl.export.personal import site_model
+from dispfl.files import is_site
 from dispfl.peer.local_federation import create_run, free_ports
 from dispfl.peer.run_site import run_site
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import SiteConfig
-from dispfl.peer.store import rounds_of
-from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.files import is_site
+from dispfl.peer.state.store import rounds_of
 from dispfl.runs.metrics import weights_sha256
 
 

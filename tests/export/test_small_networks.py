@@ -22,6 +22,8 @@ from dispfl.config import compose
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import global_stream
 from dispfl.data.datasets import Data, load_dataset
+from dispfl.data.labelled import ImageDataset
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DataError, RunError
 from dispfl.export.card import Card
 from dispfl.export.classifier import DeployedModel
@@ -30,9 +32,8 @@ from dispfl.export.personal import PersonalModel, personal_model, site_model
 from dispfl.models.settings import Model
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import run_site
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import SiteConfig
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import final_states, read_config, read_split, read_summary
 
 pytestmark = pytest.mark.filterwarnings("ignore:The model has buffers")
@@ -97,10 +98,10 @@ class Small:
     def whole(self) -> nn.Module:
         """The whole network, with zeros for the weights that the peer does not keep."""
         with global_stream(0, "model"):
-            live = FlatModule(compose(read_config(self.path), []).model.network((1, 28, 28), 10))
+            network = FlatModule(compose(read_config(self.path), []).model.network((1, 28, 28), 10))
         state = final_states(self.path)["001"]
-        live.load(state.model.unpack()[0], state.buffers)
-        return live.module.eval()
+        network.load(state.model.unpack()[0], state.buffers)
+        return network.module.eval()
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +161,9 @@ def test_a_file_computes_what_the_masked_whole_network_does_and_has_the_runs_acc
     model = load_model(tmp_path / f"small{ending}", trust=True)
     assert model.card == small.personal.card
 
-    data, saved = load_dataset(Data()), read_split(small.path)
+    data = load_dataset(Data())
+    saved = read_split(small.path)
+    assert isinstance(data, ImageDataset)
     assert saved is not None
     rows = saved[0].test[1]
     images = data.test_inputs[rows] / 255

@@ -18,10 +18,10 @@ from dispfl.errors import ConfigError
 from dispfl.export.formats import load_model
 from dispfl.export.personal import personal_model, site_model
 from dispfl.peer.local_federation import free_ports
-from dispfl.peer.participant import site_data
 from dispfl.peer.run_site import run_site
+from dispfl.peer.setup.local_setup import site_data
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import SiteConfig
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.loop import RunCallbacks
 

@@ -219,7 +219,7 @@ def test_channels_at_density_1_are_the_paper_at_density_1_bit_for_bit(
             assert state.model.unpack()[0].equal(ours.states[peer].model.unpack()[0])
             assert state.model.unpack()[0].equal(dpsgd.states[peer].model.unpack()[0])
             assert state.next_mask.kept == state.next_mask.size
-            assert channels.steps[peer].report.loss == ours.steps[peer].report.loss
+            assert channels.steps[peer].report.train_loss == ours.steps[peer].report.train_loss
 
 
 def test_channels_without_pruning_keep_their_first_masks(

@@ -98,7 +98,7 @@ def test_a_peer_is_evaluated_with_its_personal_model_and_keeps_it_while_idle(
 ) -> None:
     context = make_context(method=Ditto(cohort=1), rounds=1)
     [round_] = run_all(context)
-    [worked] = [peer for peer, step in round_.steps.items() if step.report.loss is not None]
+    [worked] = [peer for peer, step in round_.steps.items() if step.report.train_loss is not None]
     for peer, step in round_.steps.items():
         assert step.next_state.model.values.equal(initial_states(context)[peer].model.values) == (
             peer != worked

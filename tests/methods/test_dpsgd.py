@@ -50,7 +50,7 @@ def test_a_run_is_that_of_dispfl_at_density_1_bit_for_bit(
             assert one.steps[peer].next_state.model.values.equal(
                 other.steps[peer].next_state.model.values
             )
-            assert one.steps[peer].report.loss == other.steps[peer].report.loss
+            assert one.steps[peer].report.train_loss == other.steps[peer].report.train_loss
 
 
 def test_a_peer_averages_before_it_trains(

@@ -34,10 +34,10 @@ def test_a_round_is_the_settings_epochs_of_training_and_nothing_else(
 
 def test_a_received_model_is_not_used(make_context: MakeContext) -> None:
     context = make_context(method=Local())
-    live, state = FlatModule(context.module()), initial_states(context)["000"]
+    network, state = FlatModule(context.module()), initial_states(context)["000"]
     stranger = PackedModel.pack(torch.full((67,), 9.0), torch.ones(67, dtype=torch.bool))
-    alone = peer_step(context, live, PeerTask("000", 0), state, {})
-    received = peer_step(context, live, PeerTask("000", 0), state, {"001": stranger})
+    alone = peer_step(context, network, PeerTask("000", 0), state, {})
+    received = peer_step(context, network, PeerTask("000", 0), state, {"001": stranger})
     assert received.next_state.model.values.equal(alone.next_state.model.values)
 
 

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.core.train import batch_count
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState

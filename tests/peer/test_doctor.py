@@ -21,16 +21,16 @@ from small_disk import SmallDisk
 from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
-from dispfl.peer.doctor import machine
-from dispfl.peer.doctor.examine import examine
-from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
-from dispfl.peer.doctor.machine import (
+from dispfl.peer.doctor import examine as machine
+from dispfl.peer.doctor.examine import (
     check_key,
     check_run,
     check_training,
     disk_finding,
+    examine,
     memory_limits,
 )
+from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
 from dispfl.peer.doctor.network import (
     Answers,
     _running_port,
@@ -45,10 +45,10 @@ from dispfl.peer.membership import identity
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.roster import Roster
-from dispfl.peer.participant import local_setup
 from dispfl.peer.run_site import open_node
+from dispfl.peer.setup.local_setup import local_setup
+from dispfl.peer.setup.site_config import Deadlines, SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import Deadlines, SiteConfig
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import peer_step
 

@@ -16,6 +16,7 @@ import pytest
 from dispfl.cli.up import message_bytes
 from dispfl.config import compose
 from dispfl.errors import ConfigError, RunError
+from dispfl.files import SITES
 from dispfl.peer.local_federation import (
     PeerProcesses,
     collect_results,
@@ -25,10 +26,9 @@ from dispfl.peer.local_federation import (
     setup_of_peer,
 )
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.files import SITES
 from dispfl.runs.loop import RunCallbacks
 from dispfl.topology import peer_names
 

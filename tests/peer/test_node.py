@@ -10,11 +10,11 @@ import torch
 from simulated_world import LIMIT, METHOD, ROUNDS, FakeTraining, World, events_about, reliable
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
-from dispfl.peer.context import MAX_LINES
 from dispfl.peer.node import Node
+from dispfl.peer.node_context import MAX_LINES
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.testing.memory_transport import MemoryTransport

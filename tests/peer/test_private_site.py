@@ -17,12 +17,12 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.doctor.examine import examine
 from dispfl.peer.local_federation import free_ports
-from dispfl.peer.log import event_logger
-from dispfl.peer.participant import LocalSetup, local_setup
 from dispfl.peer.run_site import TrainingThread, open_node, run_node, run_site
+from dispfl.peer.setup.local_setup import LocalSetup, local_setup
+from dispfl.peer.setup.site_config import Deadlines, SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import Deadlines, SiteConfig
-from dispfl.peer.store import PrivateRounds
+from dispfl.peer.state.log import event_logger
+from dispfl.peer.state.store import PrivateRounds
 from dispfl.privacy.accountant import StepsTaken, spent_epsilon
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.runs.directory import SECRET_KEY, read_metrics, read_summary

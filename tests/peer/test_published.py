@@ -5,7 +5,7 @@ import asyncio
 import torch
 
 from dispfl.core.packed import PackedModel
-from dispfl.peer.published import PublishedModels
+from dispfl.peer.node_context import PublishedModels
 
 
 def model(number: float) -> PackedModel:

@@ -11,7 +11,7 @@ from simulated_world import LIMIT, View, World, reliable
 from dispfl.errors import RunError
 from dispfl.peer.membership.sync import SyncMessage
 from dispfl.peer.server import Server
-from dispfl.peer.spec import federation_spec
+from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.registry import TOPOLOGIES
 from dispfl.testing.virtual_time import run

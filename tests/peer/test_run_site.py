@@ -24,21 +24,21 @@ from dispfl.core.metric import Metric
 from dispfl.core.task import Task
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer import run_site
+from dispfl.peer.doctor.examine import check_run
 from dispfl.peer.doctor.findings import Level
-from dispfl.peer.doctor.machine import check_run
-from dispfl.peer.guard import RequestGuard
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
-from dispfl.peer.participant import local_setup
 from dispfl.peer.run_site import SiteNetwork, open_node, run_node
-from dispfl.peer.service import ServiceManager
+from dispfl.peer.setup.local_setup import local_setup
+from dispfl.peer.setup.site_config import Deadlines, SiteConfig
 from dispfl.peer.site import STATUS, Site, SiteInfo
-from dispfl.peer.site_config import Deadlines, SiteConfig
-from dispfl.peer.store import SavingThread, report_of, rounds_of
+from dispfl.peer.state.status import ServiceManager
+from dispfl.peer.state.store import SavingThread, report_of, rounds_of
 from dispfl.peer.transport.base import Limits, Request, Response, Unreachable
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.round.context import StepResult
 
 PATIENCE = 60.0

@@ -13,11 +13,11 @@ from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
 from dispfl.methods.dispfl import DisPFL
-from dispfl.peer.context import NodeContext
-from dispfl.peer.guard import RequestGuard
+from dispfl.peer.node_context import NodeContext
 from dispfl.peer.server import Server
-from dispfl.peer.spec import federation_spec, spec_difference, spec_digest
+from dispfl.peer.setup.spec import federation_spec, spec_difference, spec_digest
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.testing.memory_transport import instant
 from dispfl.testing.virtual_time import run
 from dispfl.wire.codec import Codec

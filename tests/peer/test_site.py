@@ -15,9 +15,9 @@ from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
 from dispfl.models.settings import CustomModel
 from dispfl.peer.membership.identity import Identity, IdentityError, is_successor
-from dispfl.peer.participant import local_setup
+from dispfl.peer.setup.local_setup import local_setup
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import SiteConfig
 from dispfl.topology import Full, Ring
 
 

@@ -7,7 +7,7 @@ from simulated_world import LIMIT, ROUNDS, World, events_about, reliable
 
 from dispfl.errors import RunError
 from dispfl.peer.node import Node
-from dispfl.peer.spec import spec_digest
+from dispfl.peer.setup.spec import spec_digest
 from dispfl.testing.virtual_time import run
 
 

@@ -69,6 +69,7 @@ def test_every_member_has_a_partner_of_its_class_that_no_peer_trains_on() -> Non
     split = experiment.split(data)
     candidates = find_candidates(experiment, data, split)
     train, _ = data.samples()
+    assert isinstance(train, ResidentSamples)
     trained_on = {
         one for mine in split.train for one in rows_of(ResidentSamples(train.inputs[mine], mine))
     }
@@ -88,6 +89,7 @@ def test_where_peers_have_all_training_data_partners_are_their_test_samples() ->
     data = load_dataset(experiment.data)
     split = experiment.split(data)
     _, test = data.samples()
+    assert isinstance(test, ResidentSamples)
     for own, mine, tested in zip(
         find_candidates(experiment, data, split), split.train, split.test, strict=True
     ):
@@ -117,11 +119,11 @@ def test_where_a_column_divides_the_data_partners_come_from_the_peers_own_test_s
     data = load_dataset(experiment.data)
     split = experiment.split(data)
     _, test = data.samples()
+    assert isinstance(test, ResidentSamples)
     for own, tested in zip(find_candidates(experiment, data, split), split.test, strict=True):
         assert len(own) > 0
-        assert set(rows_of(own.outsiders)) <= set(
-            rows_of(ResidentSamples(test.inputs[tested], tested))
-        )  # type: ignore[union-attr]
+        allowed = rows_of(ResidentSamples(test.inputs[tested], tested))
+        assert set(rows_of(own.outsiders)) <= set(allowed)
 
 
 def test_samples_of_a_dataset_are_read_in_the_order_that_is_asked_for() -> None:

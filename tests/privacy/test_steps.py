@@ -43,15 +43,17 @@ def private_steps(
 
 
 def test_a_long_gradient_is_clipped_and_a_short_one_is_not() -> None:
-    live, x, y = linear(), torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(2)
-    sum_clipped_(live, product, x, y, None, clip=1.0)
-    torch.testing.assert_close(live.grad, torch.tensor([0.6 + 0.3, 0.8 + 0.4]))
+    network, x, y = linear(), torch.tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(2)
+    sum_clipped_(network, product, x, y, None, clip=1.0)
+    torch.testing.assert_close(network.grad, torch.tensor([0.6 + 0.3, 0.8 + 0.4]))
 
 
 def test_weights_outside_the_mask_have_no_part_in_the_norm_and_in_the_gradient() -> None:
-    live, x = linear(), torch.tensor([[3.0, 4.0]])
-    sum_clipped_(live, product, x, torch.ones(1), torch.tensor([True, False]), clip=2.0)
-    torch.testing.assert_close(live.grad, torch.tensor([2.0, 0.0]))  # norm 3 under the mask, not 5
+    network, x = linear(), torch.tensor([[3.0, 4.0]])
+    sum_clipped_(network, product, x, torch.ones(1), torch.tensor([True, False]), clip=2.0)
+    torch.testing.assert_close(
+        network.grad, torch.tensor([2.0, 0.0])
+    )  # norm 3 under the mask, not 5
 
 
 def test_a_parameter_that_the_network_does_not_use_has_the_gradient_zero_under_a_mask() -> None:
@@ -64,21 +66,21 @@ def test_a_parameter_that_the_network_does_not_use_has_the_gradient_zero_under_a
             outputs: Tensor = self.used(x)
             return outputs
 
-    live, flags = (
+    network, flags = (
         FlatModule(Unused()),
         torch.tensor([True, False, True, True, False]),
     )  # `spare` comes first
     sum_clipped_(
-        live, product, torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.ones(2), flags, clip=2.0
+        network, product, torch.tensor([[3.0, 4.0], [5.0, 0.0]]), torch.ones(2), flags, clip=2.0
     )
-    assert live.grad.tolist() == [0.0, 0.0, 0.0, 4.0, 0.0]
+    assert network.grad.tolist() == [0.0, 0.0, 0.0, 4.0, 0.0]
 
 
 def test_an_empty_batch_has_the_gradient_zero() -> None:
-    live = linear()
-    live.grad.fill_(7.0)
-    sum_clipped_(live, product, torch.empty(0, 2), torch.empty(0), None, clip=1.0)
-    assert live.grad.tolist() == [0.0, 0.0]
+    network = linear()
+    network.grad.fill_(7.0)
+    sum_clipped_(network, product, torch.empty(0, 2), torch.empty(0), None, clip=1.0)
+    assert network.grad.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 100])
@@ -88,35 +90,35 @@ def test_the_sum_is_that_of_autograd_sample_by_sample_for_any_chunk(
     monkeypatch.setattr(steps, "CHUNK_SAMPLES", chunk)
     monkeypatch.setattr(steps, "CHUNK_VALUES", 1)
     torch.manual_seed(0)
-    live = FlatModule(SmallCNN(1, 10, 28))
+    network = FlatModule(SmallCNN(1, 10, 28))
     x, y = torch.randn(7, 1, 28, 28), torch.arange(7)
-    flags = torch.rand(live.layout.size) < 0.5
-    expected = torch.zeros(live.layout.size)
+    flags = torch.rand(network.layout.size) < 0.5
+    expected = torch.zeros(network.layout.size)
     for i in range(7):
-        live.grad.zero_()
-        functional.cross_entropy(live(x[i : i + 1]), y[i : i + 1]).backward()
-        g = torch.where(flags, live.grad, 0.0)
+        network.grad.zero_()
+        functional.cross_entropy(network(x[i : i + 1]), y[i : i + 1]).backward()
+        g = torch.where(flags, network.grad, 0.0)
         expected += g / max(1.0, float(g.norm()) / 0.5)
-    sum_clipped_(live, functional.cross_entropy, x, y, flags, clip=0.5)
-    torch.testing.assert_close(live.grad, expected, rtol=1e-4, atol=1e-6)
+    sum_clipped_(network, functional.cross_entropy, x, y, flags, clip=0.5)
+    torch.testing.assert_close(network.grad, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_one_sample_more_changes_the_sum_by_at_most_the_clip_norm() -> None:
     torch.manual_seed(0)
-    live = FlatModule(SmallCNN(1, 10, 28))
+    network = FlatModule(SmallCNN(1, 10, 28))
     x, y = 10 * torch.randn(6, 1, 28, 28), torch.arange(6)
     sums = []
     for n in (5, 6):
-        sum_clipped_(live, functional.cross_entropy, x[:n], y[:n], None, clip=0.7)
-        sums.append(live.grad.clone())
+        sum_clipped_(network, functional.cross_entropy, x[:n], y[:n], None, clip=0.7)
+        sums.append(network.grad.clone())
     assert 0.5 < float((sums[1] - sums[0]).norm()) <= 0.7 + 1e-5
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
 def test_a_sample_without_a_finite_gradient_norm_counts_as_no_sample(value: float) -> None:
-    live, x = linear(), torch.tensor([[3.0, 4.0], [value, 1.0], [value, value]])
-    sum_clipped_(live, product, x, torch.ones(3), None, clip=1.0)
-    torch.testing.assert_close(live.grad, torch.tensor([0.6, 0.8]))
+    network, x = linear(), torch.tensor([[3.0, 4.0], [value, 1.0], [value, value]])
+    sum_clipped_(network, product, x, torch.ones(3), None, clip=1.0)
+    torch.testing.assert_close(network.grad, torch.tensor([0.6, 0.8]))
 
 
 def test_noise_has_the_stated_scale_is_divided_by_the_expected_batch_and_stays_under_the_mask() -> (
@@ -182,19 +184,19 @@ def test_dropout_comes_from_the_secret_key_anew_in_every_step() -> None:
     """Training of one peer, of one round and public seed, with two keys."""
 
     def gradients(key: bytes) -> list[list[float]]:
-        live = FlatModule(nn.Sequential(nn.Dropout(), nn.Linear(30, 1, bias=False)))
+        network = FlatModule(nn.Sequential(nn.Dropout(), nn.Linear(30, 1, bias=False)))
         samples = ResidentSamples(torch.ones(1, 30), torch.ones(1))
-        trainer = Trainer(live, samples, samples, Train(), Task(loss=product), 0, "000", 0, 1)
+        trainer = Trainer(network, samples, samples, Train(), Task(loss=product), 0, "000", 0, 1)
         trainer.private, found = (
             PrivateSteps(SecretStream(key), ("000", 0), 1e-9, 100.0, 1.0, 1.0),
             [],
         )
         seed_globally(0, "torch", "000", 0)
-        trainer.begin(live.read(), torch.ones(30, dtype=torch.bool))
+        trainer.begin(network.read(), torch.ones(30, dtype=torch.bool))
         for x, y in trainer.batches(2):
             trainer.backward(x, y)
             found.append(
-                live.grad.round().tolist()
+                network.grad.round().tolist()
             )  # 2 where a weight's input is kept, 0 where it is dropped
         return found
 

@@ -213,7 +213,7 @@ def test_scores_on_validation_data_have_a_column(write: Write) -> None:
         ("data_sha256 = 'a'", "data_sha256 = 'b'", False),
         (
             "data_sha256 = 'a'",
-            "data_sha256 = 'b'\nliars = 0.2",
+            "data_sha256 = 'b'\nbyzantine = 0.2",
             True,
         ),  # Byzantine peers' data may be poisoned; they have no score
         ("unseen_peers = 0", "unseen_peers = 4", False),  # those that remain have other samples
@@ -280,7 +280,7 @@ def test_a_row_whose_data_are_not_known_is_compared_with_nobody_if_they_may_be_t
     paths = [write(name, 0, [0.5], flops=1.0) for name in ("a", "b", "byzantine", "b2")]
     for path, digest in zip(paths, ("aa", "bb", None, "bb"), strict=True):
         more = (
-            'Byzantine peers = 0.2\ndata_sha256 = "cc"'
+            'byzantine = 0.2\ndata_sha256 = "cc"'
             if digest is None
             else f'data_sha256 = "{digest}"'
         )

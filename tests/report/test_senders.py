@@ -17,7 +17,7 @@ def text_of(page: Path) -> str:
     return re.sub(r"\s+", " ", re.sub(r"<[^>]+>", " ", page.read_text()))
 
 
-def test_honest_senders_and_liars_by_hand(tmp_path: Path) -> None:
+def test_honest_and_byzantine_senders_by_hand(tmp_path: Path) -> None:
     """Two rounds: 000 is received twice in each at distance 1 and far once; the Byzantine peer once
     at 4, then at 6 by two."""
     attacker = next(iter(Attack.of("noise", 0.3, peer_names(3), 0).byzantine))  # type: ignore[union-attr]
@@ -39,8 +39,8 @@ def test_honest_senders_and_liars_by_hand(tmp_path: Path) -> None:
     write_report([run], tmp_path / "page.html")
     found = text_of(tmp_path / "page.html")
     assert "honest 1 1 50%" in found
-    assert "Byzantine peers 1 5.33 100%" in found  # (4 + 2 * 6) / 3
-    assert f"Far {attacker} Byzantine peer 3 5.33 100% {other} 4 1 50%" in found
+    assert "Byzantine 1 5.33 100%" in found  # (4 + 2 * 6) / 3
+    assert f"Far {attacker} Byzantine 3 5.33 100% {other} 4 1 50%" in found
 
 
 def test_a_run_without_a_rule_has_no_distances_of_senders(tmp_path: Path) -> None:

@@ -163,8 +163,8 @@ def test_the_python_api_refuses_too_many_liars_too() -> None:
 
 
 def test_the_rule_is_part_of_what_sites_agree_on() -> None:
-    from dispfl.peer.participant import LocalSetup
-    from dispfl.peer.spec import spec_difference
+    from dispfl.peer.setup.local_setup import LocalSetup
+    from dispfl.peer.setup.spec import spec_difference
 
     specs = []
     for rule in ("none", "clip"):

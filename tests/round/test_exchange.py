@@ -65,7 +65,7 @@ def test_models_that_are_really_encoded_give_the_same_run(
     simulator's."""
     wire = Wire(exchange=exchange)  # type: ignore[arg-type]
     context = make_context(peers=6, method=method, topology=Ring(), rounds=3, wire=wire)
-    states, live = initial_states(context), FlatModule(context.module())
+    states, network = initial_states(context), FlatModule(context.module())
     codec, pull = context.codec, exchange == "pull"
     for t, simulated in enumerate(run_all(context)):
         received = context.topology.online_neighbours(0, t, context.roster)
@@ -86,7 +86,7 @@ def test_models_that_are_really_encoded_give_the_same_run(
                     frame = codec.encode_model(states[sender].model, rng=rng)
                     arrived[sender] = codec.decode_model(frame)
                 bytes_sent[sender, peer] += len(frame)
-            steps[peer] = peer_step(context, live, PeerTask(peer, t), states[peer], arrived)
+            steps[peer] = peer_step(context, network, PeerTask(peer, t), states[peer], arrived)
         states = {peer: step.next_state for peer, step in steps.items()}
         assert weights([FinishedRound({}, steps=steps)]) == weights([simulated])
         assert bytes_sent == simulated.ledger.wire
@@ -139,11 +139,11 @@ def test_a_peer_uploads_its_model_to_the_server_and_both_directions_are_charged(
     make_context: MakeContext,
 ) -> None:
     context = make_context(peers=3, method=FedAvg(cohort=2))
-    states, live = initial_states(context), FlatModule(context.module())
+    states, network = initial_states(context), FlatModule(context.module())
     task, codec = PeerTask("001", 0, server=states[SERVER]), context.codec
     fetch = fetch_here(context, codec, task, states)
     step, arrived = deliver_upload(
-        context, codec, task, simulated_step(context, codec, live, task, states["001"], fetch)
+        context, codec, task, simulated_step(context, codec, network, task, states["001"], fetch)
     )
     assert arrived is not None
     assert step.next_state.upload is arrived.model

@@ -15,8 +15,9 @@ from dispfl.core.averaging import gossip_average
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
+from dispfl.core.report import Report
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import Method, Neighbourhood, PeerState
@@ -57,11 +58,11 @@ def test_a_second_round_done_by_hand_gives_the_same_weights_and_masks(
     context = make_context(peers=4, topology=Ring(), rounds=5)
     first, second = run_all(context)[:2]
     before = {peer: step.state for peer, step in first.steps.items()}
-    live = FlatModule(context.module())
+    network = FlatModule(context.module())
     for k, peer in enumerate(context.roster):
         data = context.peers[peer]
         trainer = Trainer(
-            live, data.train, data.test, context.train, context.task, seed=0, peer=peer, t=1, T=5
+            network, data.train, data.test, context.train, context.task, seed=0, peer=peer, t=1, T=5
         )
         neighbourhood = sorted({context.roster[k - 1], peer, context.roster[(k + 1) % 4]})
         weights, masks = zip(*(before[j].model.unpack() for j in neighbourhood), strict=True)
@@ -69,7 +70,7 @@ def test_a_second_round_done_by_hand_gives_the_same_weights_and_masks(
         w_half = gossip_average(weights, masks, m_k)
         w_k = trainer.learn(w_half, m_k)
         m_next = prune_and_regrow(
-            w_k, m_k, trainer.gradient(w_k), prune_rate(1, 5, 0.5), live.layout
+            w_k, m_k, trainer.gradient(w_k), prune_rate(1, 5, 0.5), network.layout
         )
         found = second.steps[peer].state
         assert found.model.unpack()[0].equal(w_k)
@@ -99,7 +100,7 @@ def test_a_peers_seconds_are_those_of_its_training_not_of_its_evaluation(
         return timed
 
     for module in ("dispfl.core.train", "dispfl.round.round"):
-        monkeypatch.setattr(f"{module}.step_clock", lambda live: now[0])
+        monkeypatch.setattr(f"{module}.step_clock", lambda network: now[0])
     monkeypatch.setattr(Trainer, "learn", taking(1.0, Trainer.learn))
     monkeypatch.setattr(Trainer, "_predict", taking(100.0, Trainer._predict))
     (only,) = run_all(make_context(peers=3, rounds=1, method=method, eval_train=True))
@@ -123,7 +124,7 @@ def test_the_order_in_which_peers_take_their_step_does_not_matter(
 def test_finished_steps_are_not_repeated(make_context: MakeContext) -> None:
     context = make_context(peers=3)
     states = initial_states(context)
-    done = StepResult(Report(loss=42.0), state=states["001"])
+    done = StepResult(Report(train_loss=42.0), state=states["001"])
     engine, reported = ReversedEngine(context), []
     result = run_from(
         context, states, 0, engine, {"001": done}, lambda peer, step: reported.append(peer)
@@ -161,7 +162,7 @@ def test_one_peer_at_density_1_is_local_training_bit_for_bit(
     local = run_all(make_context(peers=1, method=Local(), rounds=3))
     for one, other in zip(dispfl, local, strict=True):
         assert weights_of(one.steps)[0].equal(weights_of(other.steps)[0])
-        assert one.steps["000"].report.loss == other.steps["000"].report.loss
+        assert one.steps["000"].report.train_loss == other.steps["000"].report.train_loss
 
 
 def test_at_density_1_the_mask_never_changes(make_context: MakeContext, run_all: RunAll) -> None:
@@ -189,7 +190,7 @@ def test_an_offline_peer_that_skips_keeps_its_state_and_is_still_evaluated(
     result = run_from(context, states, 0, ReversedEngine(context))
     for peer, step in result.steps.items():
         assert step.state is states[peer]
-        assert step.report.loss is None
+        assert step.report.train_loss is None
         assert step.report.score is not None
     assert not result.ledger.wire
 
@@ -209,7 +210,9 @@ def test_only_offline_peers_neither_send_nor_train(make_context: MakeContext) ->
     assert 1 < len(online) < 6  # the seed does drop some and leaves some
     result = run_from(context, initial_states(context), 0, ReversedEngine(context))
     assert set(result.ledger.wire) == {(j, k) for j in online for k in online if j != k}
-    assert {peer for peer, step in result.steps.items() if step.report.loss is not None} == online
+    assert {
+        peer for peer, step in result.steps.items() if step.report.train_loss is not None
+    } == online
 
 
 def batch_norm_net() -> nn.Module:
@@ -238,7 +241,7 @@ def test_a_peer_whose_loss_is_nan_keeps_its_last_good_state_and_reports_it(
             f"Peer 001, round {t}: the training loss became infinite or nan"
         )
         assert step.next_state.model.values.equal(first.model.values)
-        assert step.report.loss is None
+        assert step.report.train_loss is None
         assert step.report.score is not None
 
 
@@ -264,9 +267,9 @@ def test_a_peer_that_fails_in_the_mask_search_is_evaluated_with_its_previous_mod
         ),
     )
     context = make_context(peers=1, model=batch_norm_net, task=task)
-    live, state = FlatModule(context.module()), initial_states(context)["000"]
-    idle = peer_step(context, live, PeerTask("000", 0, idle=True), state, {})
-    failed = peer_step(context, live, PeerTask("000", 0), state, {})
+    network, state = FlatModule(context.module()), initial_states(context)["000"]
+    idle = peer_step(context, network, PeerTask("000", 0, idle=True), state, {})
+    failed = peer_step(context, network, PeerTask("000", 0), state, {})
     assert failed.report.failure is not None
     assert "the gradient became infinite or nan" in failed.report.failure
     assert failed.state is state

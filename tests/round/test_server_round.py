@@ -34,7 +34,7 @@ DENSE = 4 * 67
 
 
 def trained_peers(round_: FinishedRound) -> set[str]:
-    return {peer for peer, step in round_.steps.items() if step.report.loss is not None}
+    return {peer for peer, step in round_.steps.items() if step.report.train_loss is not None}
 
 
 @pytest.mark.parametrize(

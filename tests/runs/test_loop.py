@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
+from dispfl.engines import checkpoint
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.round.context import PeerData, RunContext
-from dispfl.runs import checkpoint
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, read_metrics
 from dispfl.runs.loop import RunCallbacks, restore, run_rounds
 from dispfl.runs.metrics import Metrics, weights_sha256

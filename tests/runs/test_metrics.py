@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report, Task
+from dispfl.core.report import Report
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
-from dispfl.costs.ledger import MessageCost
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.local import Local
 from dispfl.round.context import PeerData, RunContext, StepResult
+from dispfl.round.ledger import MessageCost
 from dispfl.round.round import Round
 from dispfl.runs.metrics import (
     Metrics,
@@ -36,22 +37,24 @@ KEYS = [
     "round",
     "metric",
     "scores",
+    "test_loss",
     "train_score",
     "validation",
     "global_test",
     "mixed",
-    "test_loss",
+    "backdoor",
     "train_loss",
     "mask_change",
     "overlap",
+    "epsilon",
+    "peer_seconds",
     "busiest",
     "traffic",
+    "senders",
     "flops_per_peer",
     "flops_total",
-    "epsilon",
     "failures",
     "seconds",
-    "peer_seconds",
 ]
 
 
@@ -99,14 +102,18 @@ def test_a_round_of_two_peers() -> None:
             scores={"accuracy": 0.5},
             test_loss=1.5,
             mixed=0.25,
-            loss=2.0,
+            train_loss=2.0,
             mask_change=0.1,
             overlap=0.5,
             seconds=2.0,
             passes=[(1, [6, 3])],
         ),
         "001": Report(
-            scores={"accuracy": 1.0}, mixed=0.75, loss=1.0, mask_change=0.3, passes=[(3, [6, 3])]
+            scores={"accuracy": 1.0},
+            mixed=0.75,
+            train_loss=1.0,
+            mask_change=0.3,
+            passes=[(3, [6, 3])],
         ),
     }
     record = round_metrics(3, a_round(reports), Task(), COST, 1.23456)
@@ -135,7 +142,7 @@ def test_a_round_of_two_peers() -> None:
 
 
 def test_unmeasured_values_are_null_and_idle_peers_do_not_count() -> None:
-    working = Report(loss=1.0, passes=[(10, [6, 3])])
+    working = Report(train_loss=1.0, passes=[(10, [6, 3])])
     record = round_metrics(0, a_round({"000": Report(), "001": working}), Task(), COST, 0)
     assert (record["scores"], record["mixed"], record["mask_change"]) == ({}, None, None)
     assert (record["flops_per_peer"], record["flops_total"]) == (450, 450)
@@ -145,7 +152,11 @@ def test_unmeasured_values_are_null_and_idle_peers_do_not_count() -> None:
 
 def test_failures_are_sentences_by_peer() -> None:
     record = round_metrics(
-        0, a_round({"000": Report(loss=1.0), "001": Report(failure="It broke.")}), Task(), COST, 0
+        0,
+        a_round({"000": Report(train_loss=1.0), "001": Report(failure="It broke.")}),
+        Task(),
+        COST,
+        0,
     )
     assert record["failures"] == {"001": "It broke."}
 

@@ -10,12 +10,12 @@ from torch import nn
 
 from dispfl.channels.units import UnitLayout, UnitMask
 from dispfl.data.split import Split
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import RunError
 from dispfl.federation import Federation
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.fedavg import FedAvg
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import (
     RunDirectory,
     final_states,

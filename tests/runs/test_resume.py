@@ -31,7 +31,7 @@ FORKER = """
 import json, os, resource, signal, sys, traceback
 import dispfl.report.plots, dispfl.report.run_table, dispfl.cli, dispfl.cli.progress, dispfl.runs.execute
 import matplotlib.backends.backend_agg
-from dispfl.runs import checkpoint
+from dispfl.engines import checkpoint
 
 def die_before(moment):
     changes = 0

@@ -16,8 +16,8 @@ from dispfl.core.metric import accuracy
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import run_site
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import SiteConfig
 
 QUICK = Train(epochs=1, batch_size=8)
 Points = Callable[[int, int], tuple[Tensor, Tensor]]

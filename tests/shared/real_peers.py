@@ -19,17 +19,17 @@ from typing import Any
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.data.datasets import load_dataset
 from dispfl.experiment import Experiment
+from dispfl.files import SITES
 from dispfl.methods.base import PeerState
 from dispfl.peer.local_federation import LOG, setup_of_peer
-from dispfl.peer.log import event_logger
 from dispfl.peer.run_site import run_node
+from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import Deadlines
-from dispfl.peer.store import PeerStore, rounds_of
+from dispfl.peer.state.log import event_logger
+from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.peer.transport.base import Limits
 from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
 from dispfl.runs.directory import RunDirectory, read_config, write_split
-from dispfl.runs.files import SITES
 
 LIE = "lie.txt"
 PATIENCE = 240.0

@@ -20,19 +20,19 @@ from dispfl.channels.block_average import block_average
 from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
-from dispfl.peer.context import NodeContext
 from dispfl.peer.node import Node
-from dispfl.peer.published import PublishedModels
+from dispfl.peer.node_context import NodeContext, PublishedModels
 from dispfl.peer.server import MAX_HOLD
-from dispfl.peer.site_config import Deadlines
-from dispfl.peer.spec import federation_spec
+from dispfl.peer.setup.site_config import Deadlines
+from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.transport.base import JSON
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.testing.memory_transport import Delivery, MemoryNetwork

@@ -32,24 +32,25 @@ from torch import nn
 from yarl import URL
 
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.task import Report, Task
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
-from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import der
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
+from dispfl.peer.node_context import NodeContext
+from dispfl.peer.setup.site_config import Deadlines
+from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import Deadlines
-from dispfl.peer.spec import federation_spec
-from dispfl.peer.store import PeerStore, SavingThread, unheard
+from dispfl.peer.state.store import PeerStore, SavingThread, unheard
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response, Unreachable
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.testing.memory_transport import MemoryNetwork, MemoryTransport

@@ -91,7 +91,8 @@ def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> 
     if not good:
         raise ConfigError(
             "method.structure is channels, but this network has no channels that can be left out. "
-            "Use structure=weights."
+            "Use structure=weights.",
+            key="method.structure",
         )
     found = _layout(module, trainable, good)
     del module
@@ -131,7 +132,8 @@ def _not_traceable(problem: Exception) -> ConfigError:
     reason = f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}"
     return ConfigError(
         f"method.structure is channels, but the network cannot be traced ({reason}). Use"
-        " structure=weights."
+        " structure=weights.",
+        key="method.structure",
     )
 
 
@@ -146,7 +148,8 @@ def _protected(module: nn.Module, keep: Sequence[str]) -> set[str]:
                 f"did you mean {close[0]}?" if close else f"its layers are {', '.join(names[:12])}."
             )
             raise ConfigError(
-                f"method.keep names {name!r}, which this network does not have; {hint}"
+                f"method.keep names {name!r}, which this network does not have; {hint}",
+                key="method.keep",
             )
     return {
         name
@@ -328,7 +331,8 @@ def _can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidate: _
                 f" channels of "
                 f"{candidate.root} ({reason}). Write no sizes into it: x.flatten(1) instead of"
                 " x.view(-1, 1600). Or "
-                f'protect the layer: method.keep=["{candidate.root}"].'
+                f'protect the layer: method.keep=["{candidate.root}"].',
+                key="method.structure",
             ) from problem
         return False
 

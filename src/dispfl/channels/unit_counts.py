@@ -48,7 +48,8 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
         raise ConfigError(
             f"method.density {density:g} leaves the layer {layout.groups[0].name} without channels:"
             f" with the fewest of each group this network keeps {smallest:.3g} of its"
-            f" weights{dense}. Use a larger density, or structure=weights."
+            f" weights{dense}. Use a larger density, or structure=weights.",
+            key="method.density",
         )
     low, high = 0.0, 1.0 / min(ideal)
     for _ in range(50):

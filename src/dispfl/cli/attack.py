@@ -78,7 +78,7 @@ def attack(
 
     from dispfl.cli.run import data_dir_override, output_folder
     from dispfl.config import read_toml
-    from dispfl.runs.files import write_atomically
+    from dispfl.files import write_atomically
     from dispfl.runs.grid import check_grid
 
     with output_folder(out, Path("runs") / "attack") as folder:
@@ -117,12 +117,15 @@ def attack_grid(
     for option, given in (("--rules", rules), ("--byzantine", shares)):
         if not given:
             raise ConfigError(
-                f"{option} is empty; omit it for its default, or give values separated by commas."
+                f"{option} is empty; omit it for its default, or give values separated by commas.",
+                key=option,
             )
     chosen = list(attacks) or list(ATTACKS)
     for name in chosen:
         if name not in ATTACKS:
-            raise ConfigError(f"attack {name!r} does not exist. {did_you_mean(name, ATTACKS)}")
+            raise ConfigError(
+                f"attack {name!r} does not exist. {did_you_mean(name, ATTACKS)}", key="--attacks"
+            )
     for override in overrides:
         if override.partition("=")[0] in ("attack", "byzantine", "method.robust"):
             raise ConfigError(
@@ -251,7 +254,8 @@ def _check_robust(method: "Method") -> None:
     if not isinstance(method, Robust):
         able = ", ".join(name for name, known in METHODS.items() if issubclass(known, Robust))
         raise ConfigError(
-            f"method={METHODS.name_of(method)} has no method.robust; choose one of {able}."
+            f"method={METHODS.name_of(method)} has no method.robust; choose one of {able}.",
+            key="method",
         )
 
 
@@ -266,10 +270,13 @@ def _shares(text: str) -> list[float]:
             share = float(item)
         except ValueError:
             raise ConfigError(
-                f"--byzantine must be shares separated by commas, such as 0,0.1,0.2; got {item!r}."
+                f"--byzantine must be shares separated by commas, such as 0,0.1,0.2; got {item!r}.",
+                key="--byzantine",
             ) from None
         if not 0 <= share < 1:
             hint = f" For {share:g}% write {share / 100:g}." if 1 <= share < 100 else ""
-            raise ConfigError(f"--byzantine must be in [0, 1), got {item}.{hint}")
+            raise ConfigError(
+                f"--byzantine must be in [0, 1), got {item}.{hint}", key="--byzantine"
+            )
         found.append(share)
     return found

@@ -70,7 +70,8 @@ def costs(
 
         if arguments or config:
             raise ConfigError(
-                "--paper uses the settings of the paper's tables; omit all other settings."
+                "--paper uses the settings of the paper's tables; omit all other settings.",
+                key="--paper",
             )
         compared = compare_costs()
         if as_json:
@@ -111,7 +112,8 @@ def _cost_inputs(experiment: "Experiment") -> "CostInputs":
         raise ConfigError(
             f"partition.samples_per_peer is {requested} but {spec.train} training samples give each"
             f" of {experiment.peers} peers at most {most}; lower partition.samples_per_peer or"
-            " peers."
+            " peers.",
+            key="partition.samples_per_peer",
         )
     return experiment.cost_inputs()
 

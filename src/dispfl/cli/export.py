@@ -58,7 +58,7 @@ def export(
     """
     from dispfl.export.formats import check_writable, save_model
     from dispfl.export.personal import personal_model, site_model
-    from dispfl.runs.files import is_site
+    from dispfl.files import is_site
 
     check_writable(to)
     if is_site(directory):
@@ -69,7 +69,9 @@ def export(
                 " --peer."
             )
     elif peer is None:
-        raise ConfigError(f"--peer is missing: {directory} has a model for each peer; choose one.")
+        raise ConfigError(
+            f"--peer is missing: {directory} has a model for each peer; choose one.", key="--peer"
+        )
     else:
         personal = personal_model(directory, peer, data_dir)
     saved = save_model(personal.network, personal.card, to)

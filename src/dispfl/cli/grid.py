@@ -225,11 +225,12 @@ def parse_targets(text: str, shares: bool = True) -> list[float]:
             target = float(item)
         except ValueError:
             raise ConfigError(
-                f"--targets must be numbers separated by commas, such as 0.6,0.7; got {item!r}."
+                f"--targets must be numbers separated by commas, such as 0.6,0.7; got {item!r}.",
+                key="--targets",
             ) from None
         if shares and not 0 < target <= 1:
             hint = f" For {target:g}% write {target / 100:g}." if 1 < target <= 100 else ""
-            raise ConfigError(f"--targets must be in (0, 1], got {item}.{hint}")
+            raise ConfigError(f"--targets must be in (0, 1], got {item}.{hint}", key="--targets")
         targets.append(target)
     return sorted(set(targets))
 

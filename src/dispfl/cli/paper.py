@@ -41,7 +41,7 @@ def masks(
     """
     if out is not None and out.suffix not in FORMATS:
         raise ConfigError(
-            f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}."
+            f"--out must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}, got {out}.", key="--out"
         )
     from rich.console import Console
 
@@ -203,5 +203,5 @@ def _complete(values: dict[str, float], run: Path | None) -> dict[str, float]:
                 if no_run_helps
                 else "give it a value, or a run that has one (--run DIR)."
             )
-            raise ConfigError(f"{option(name)} is missing: {fix}")
+            raise ConfigError(f"{option(name)} is missing: {fix}", key=option(name))
     return values

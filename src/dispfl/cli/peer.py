@@ -79,8 +79,8 @@ def _site_config(
     """Return the complete settings of a site, from a config file and `key=value` overrides."""
     from dispfl.config import read_toml
     from dispfl.experiment import Experiment
+    from dispfl.peer.setup.site_config import SiteConfig
     from dispfl.peer.site import SiteInfo
-    from dispfl.peer.site_config import SiteConfig
 
     given = read_toml(config) if config else {}
     for key in (
@@ -89,7 +89,8 @@ def _site_config(
     ):
         if key in Experiment.model_fields.keys() - SiteConfig.model_fields.keys():
             raise ConfigError(
-                f"{key} is for simulated runs: a site is one peer with its own data. Omit it."
+                f"{key} is for simulated runs: a site is one peer with its own data. Omit it.",
+                key=key,
             )
         if key in SiteInfo.model_fields:
             where = (
@@ -97,7 +98,7 @@ def _site_config(
                 if key == "allow_networks"
                 else f"pass --{key}"
             )
-            raise ConfigError(f"{key} is no setting of the training: {where}.")
+            raise ConfigError(f"{key} is no setting of the training: {where}.", key=key)
     if smallest_density is not None:
         given["smallest_density"] = smallest_density
     values = SiteConfig.compose(given, overrides).to_toml()

@@ -116,7 +116,9 @@ def reproduce(
     experiment, out = find_experiment(name, scale), out or Path("runs/reproduce") / scale
     selected = [label.strip() for label in only.split(",") if label.strip()]
     if budget != "rounds" and experiment.about.figure == "masks":
-        raise ConfigError(f"{name} compares masks, not scores: leave out --budget {budget}.")
+        raise ConfigError(
+            f"{name} compares masks, not scores: leave out --budget {budget}.", key="--budget"
+        )
     runs = select_runs(experiment.runs(out, seeds, overrides), selected)
     caveat = _caveat(experiment, runs, selected)
     _run(experiment, [run.cell for run in runs], scale, yes, Console(stderr=as_json), as_json, jobs)

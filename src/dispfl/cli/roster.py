@@ -68,7 +68,8 @@ def init(
         )
     if not 1 <= threshold <= len(admins):
         raise ConfigError(
-            f"--threshold must be from 1 to {len(admins)}, the administrators, got {threshold}."
+            f"--threshold must be from 1 to {len(admins)}, the administrators, got {threshold}.",
+            key="--threshold",
         )
     roster = Roster(
         check_name("--federation", federation), 1, threshold, dict(sorted(admins.items()))
@@ -213,7 +214,7 @@ def _read(file: Path) -> "Roster":
 
 
 def _write(file: Path, roster: "Roster") -> None:
-    from dispfl.runs.files import write_atomically
+    from dispfl.files import write_atomically
 
     write_atomically(file, json.dumps(roster.to_json(), indent=1).encode() + b"\n")
 

@@ -83,7 +83,9 @@ def run(
     else:
         path = resume
         if out is not None:
-            raise ConfigError("--resume continues in the run's own directory; omit --out.")
+            raise ConfigError(
+                "--resume continues in the run's own directory; omit --out.", key="--out"
+            )
         experiment = compose(read_config(path), overrides)
         check_same_experiment(path, experiment)
         if not has_all_rounds(path, experiment.rounds):
@@ -277,7 +279,7 @@ def output_folder(given: Path | None, default: Path) -> Iterator[Path]:
     if given is not None:
         yield given
         return
-    from dispfl.runs.files import plain_disk_errors
+    from dispfl.files import plain_disk_errors
 
     first, path = not default.parent.exists(), default
     with plain_disk_errors(default):

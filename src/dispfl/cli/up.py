@@ -89,7 +89,9 @@ def up(
     else:
         path = resume
         if out is not None:
-            raise ConfigError("--resume continues in the run's own directory; omit --out.")
+            raise ConfigError(
+                "--resume continues in the run's own directory; omit --out.", key="--out"
+            )
         experiment = compose(read_config(path), [*arguments, *options])
         _refuse_simulation_settings(experiment)
         check_same_experiment(path, experiment)
@@ -116,7 +118,7 @@ def _peers_override(peers: int | None, arguments: Sequence[str]) -> list[str]:
     for key, _, value in (argument.partition("=") for argument in arguments):
         if key.strip() == "peers" and value.strip() != str(peers):
             raise ConfigError(
-                f"peers={value.strip()} contradicts --peers {peers}; give one of them."
+                f"peers={value.strip()} contradicts --peers {peers}; give one of them.", key="peers"
             )
     return [f"peers={peers}"]
 
@@ -126,13 +128,15 @@ def _refuse_simulation_settings(experiment: "Experiment") -> None:
     if experiment.average_buffers:
         raise ConfigError(
             "average_buffers is for simulated runs: messages between real peers contain no buffers."
-            " Omit it, or use dispfl run."
+            " Omit it, or use dispfl run.",
+            key="average_buffers",
         )
     for key, required in (("engine", "inprocess"), ("vmap_peers", 1), ("workers", 1)):
         if (got := getattr(experiment, key)) != required:
             raise ConfigError(
                 f"{key} is {got}, which is for simulated runs: `dispfl up` trains each peer on one"
-                f" thread. Use {key}={required}, or dispfl run."
+                f" thread. Use {key}={required}, or dispfl run.",
+                key=key,
             )
 
 

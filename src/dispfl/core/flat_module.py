@@ -1,4 +1,4 @@
-"""The live module of a worker: peers' flat vectors are loaded into it, trained, and read back."""
+"""The network of a worker: peers' flat vectors are loaded into it, trained, and read back."""
 
 import copy
 from collections.abc import Mapping
@@ -34,7 +34,8 @@ def check_device(device: str) -> None:
     if not count or (number and not (number.isdecimal() and int(number) < count)):
         raise ConfigError(
             f"device is {device!r}, which this machine or this build of torch does not have; use"
-            " cpu."
+            " cpu.",
+            key="device",
         )
 
 
@@ -61,7 +62,9 @@ class FlatModule:
         self, module: nn.Module, device: str = "cpu", precision: Precision = "float32"
     ) -> None:
         if precision not in ("float32", "bf16"):
-            raise ConfigError(f"precision must be float32 or bf16, got {precision!r}.")
+            raise ConfigError(
+                f"precision must be float32 or bf16, got {precision!r}.", key="precision"
+            )
         if module in _ALIVE:
             raise ConfigError(
                 "The model function returned the same module twice; it must build a new one each"
@@ -105,7 +108,7 @@ class FlatModule:
             parameter.grad = g
 
     def for_mask(self, mask: PackedMask) -> "FlatModule":
-        """Return the live model of a model under this mask: this one, or the small network of a
+        """Return the network of a model under this mask: this one, or the small network of a
         mask of units.
 
         There is one small network for each number of units; peers with as many share its memory.
@@ -194,8 +197,8 @@ def loaded_network(
 ) -> nn.Module:
     """Return the network that computes a peer's model, ready to use: the given one, or the small
     one of its units."""
-    live = FlatModule(module).for_mask(model.mask)
-    live.load(model.flat(), buffers)
-    for parameter in live.module.parameters():
+    network = FlatModule(module).for_mask(model.mask)
+    network.load(model.flat(), buffers)
+    for parameter in network.module.parameters():
         parameter.grad = None
-    return live.module.eval()
+    return network.module.eval()

@@ -88,19 +88,23 @@ class Metric(Measure):
         format: str = ".3f",  # noqa: A002
     ) -> None:
         if not callable(function):
-            raise ConfigError(f"A metric is a function of outputs and labels, got {function!r}.")
+            raise ConfigError(
+                f"A metric is a function of outputs and labels, got {function!r}.", key="metric"
+            )
         own = getattr(function, "__name__", type(function).__name__)
         name = own if name is None else name
         if not isinstance(name, str) or not name or not name.isprintable() or name == "<lambda>":
             raise ConfigError(
                 f"A metric needs a name: Metric({own}, name=..., higher_is_better=True), got"
-                f" {name!r}."
+                f" {name!r}.",
+                key="metric",
             )
         if higher_is_better is None:
             higher_is_better = _direction(name)
         if not is_number_format(format):
             raise ConfigError(
-                f"The format of the metric {name} must be like .3f, .1% or .2e, got {format!r}."
+                f"The format of the metric {name} must be like .3f, .1% or .2e, got {format!r}.",
+                key="metric",
             )
         super().__init__(name, higher_is_better, format)
         object.__setattr__(self, "function", function)
@@ -119,10 +123,13 @@ def as_metrics(given: MetricLike | Sequence[MetricLike]) -> tuple[Metric, ...]:
     metrics = tuple(as_metric(one) for one in several)
     names = [metric.name for metric in metrics]
     if not metrics:
-        raise ConfigError("`metric` is empty; give at least one metric, such as 'accuracy'.")
+        raise ConfigError(
+            "`metric` is empty; give at least one metric, such as 'accuracy'.", key="metric"
+        )
     if len(set(names)) < len(names):
         raise ConfigError(
-            f"Two metrics have the same name, got {', '.join(names)}; give Metric(..., name=...)."
+            f"Two metrics have the same name, got {', '.join(names)}; give Metric(..., name=...).",
+            key="metric",
         )
     return metrics
 
@@ -134,7 +141,9 @@ def as_metric(given: Any) -> Metric:
     if not isinstance(given, str):
         return Metric(given)
     if given not in METRICS:
-        raise ConfigError(f"metric {given!r} does not exist. {did_you_mean(given, METRICS)}")
+        raise ConfigError(
+            f"metric {given!r} does not exist. {did_you_mean(given, METRICS)}", key="metric"
+        )
     return METRICS[given]
 
 
@@ -144,7 +153,8 @@ def _direction(name: str) -> bool:
     if higher == lower:
         raise ConfigError(
             f"Is a higher or a lower {name} better? Say it: Metric({name}, higher_is_better=True),"
-            " or False."
+            " or False.",
+            key="metric",
         )
     return higher
 

@@ -44,14 +44,16 @@ def own_optimizer(make: OptimizerFactory, flat: Tensor, layout: Layout, scale: f
     optimizer = make(flat, layout)
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
-            f"`optimizer` must return a torch.optim.Optimizer, got {type(optimizer).__name__}."
+            f"`optimizer` must return a torch.optim.Optimizer, got {type(optimizer).__name__}.",
+            key="optimizer",
         )
     if [id(parameter) for group in optimizer.param_groups for parameter in group["params"]] != [
         id(flat)
     ]:
         raise ConfigError(
             "The optimizer has other parameters than the flat weights; build it like"
-            " torch.optim.Adam([weights])."
+            " torch.optim.Adam([weights]).",
+            key="optimizer",
         )
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * scale
@@ -95,7 +97,8 @@ class Moments:
                 raise ConfigError(
                     f"The optimizer's state {name!r} has the shape {tuple(host.shape)}; only"
                     " numbers for each weight and single numbers can be kept between rounds. Use"
-                    " train.keep_moments=false."
+                    " train.keep_moments=false.",
+                    key="train.keep_moments",
                 )
             values[name] = mask.select(host) if host.dim() else host.clone()
         return cls(mask, values)

@@ -15,7 +15,8 @@ from torch.func import functional_call, vmap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import keep_, mask_bits
 from dispfl.core.packed import PackedMask
-from dispfl.core.task import Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer, step_clock, trained_per_layer, weight_flags
 from dispfl.errors import NonFiniteError
 
@@ -26,37 +27,40 @@ def can_stack(trainers: Sequence[Trainer]) -> bool:
     if any(trainer.optimizer is not None or not trainer.settings.is_plain for trainer in trainers):
         return False
     alike = {
-        (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.live.layout)
+        (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.network.layout)
         for trainer in trainers
     }
-    return len(alike) == 1 and not any(trainer.live.buffer_names for trainer in trainers)
+    return len(alike) == 1 and not any(trainer.network.buffer_names for trainer in trainers)
 
 
-def can_be_stacked(live: FlatModule, task: Task, samples: Samples) -> bool:
+def can_be_stacked(network: FlatModule, task: Task, samples: Samples) -> bool:
     """Whether a stack of this model can be trained, tested on one batch: `vmap` does not support
     all operations."""
-    if live.buffer_names or live.precision != "float32":
+    if network.buffer_names or network.precision != "float32":
         return False
-    x, y = (live.to_device(part.unsqueeze(0)) for part in next(samples.batches(2)))
+    x, y = (network.to_device(part.unsqueeze(0)) for part in next(samples.batches(2)))
     own = {
-        name: part.detach().clone().unsqueeze(0).requires_grad_() for name, part in _trainable(live)
+        name: part.detach().clone().unsqueeze(0).requires_grad_()
+        for name, part in _trainable(network)
     }
     try:
-        torch.autograd.grad(vmap(_loss(live, task))(own, x, y).sum(), list(own.values()))
+        torch.autograd.grad(vmap(_loss(network, task))(own, x, y).sum(), list(own.values()))
     except Exception:  # an error of the user's own code is raised again when a peer trains alone
         return False
     return True
 
 
-def _trainable(live: FlatModule) -> Iterator[tuple[str, Tensor]]:
-    return ((name, part) for name, part in live.module.named_parameters() if part.requires_grad)
+def _trainable(network: FlatModule) -> Iterator[tuple[str, Tensor]]:
+    return ((name, part) for name, part in network.module.named_parameters() if part.requires_grad)
 
 
-def _loss(live: FlatModule, task: Task) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
+def _loss(
+    network: FlatModule, task: Task
+) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
     """Return the loss function of one model with its own weights on its own batch."""
 
     def loss(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return task.loss(functional_call(live.module, dict(own), (x,)), y)
+        return task.loss(functional_call(network.module, dict(own), (x,)), y)
 
     return loss
 
@@ -70,14 +74,17 @@ def learn_stacked(
 ) -> list[Tensor | NonFiniteError]:
     """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
     first, peers = trainers[0], len(trainers)
-    s, live = first.settings, first.live
+    s, network = first.settings, first.network
     steps, lr = steps or s.local_steps(len(first.train)), lr or s.rate(first.t, first.T)
-    began = step_clock(live)
-    live.module.train()
-    flat, flags = live.to_device(torch.stack(list(weights))), [weight_flags(mask) for mask in masks]
+    began = step_clock(network)
+    network.module.train()
+    flat, flags = (
+        network.to_device(torch.stack(list(weights))),
+        [weight_flags(mask) for mask in masks],
+    )
     masked = [each for each in flags if each is not None]
-    bits = mask_bits(live.to_device(torch.stack(masked))) if masked else None
-    layers = zip(live.layout.names, live.layout.slices, live.layout.shapes, strict=True)
+    bits = mask_bits(network.to_device(torch.stack(masked))) if masked else None
+    layers = zip(network.layout.names, network.layout.slices, network.layout.shapes, strict=True)
     # Through .data: autograd must not record the steps on `flat` as a part of the next forward
     # pass.
     parameters = {
@@ -85,11 +92,11 @@ def learn_stacked(
         for name, where, shape in layers
     }
 
-    loss_of_each = vmap(_loss(live, first.task))
+    loss_of_each = vmap(_loss(network, first.task))
     losses = []
     samples = 0
     for batches in zip(*(trainer.batches(steps) for trainer in trainers), strict=True):
-        x, y = (live.to_device(torch.stack(part)) for part in zip(*batches, strict=True))
+        x, y = (network.to_device(torch.stack(part)) for part in zip(*batches, strict=True))
         of_each = loss_of_each(parameters, x, y)
         gradients = torch.autograd.grad(of_each.sum(), list(parameters.values()))
         _sgd_steps(
@@ -104,7 +111,7 @@ def learn_stacked(
         samples += y.shape[1]
     means = torch.stack(losses).mean(0).cpu()
     for trainer in trainers:
-        trainer.report.seconds += (step_clock(live) - began) / peers
+        trainer.report.seconds += (step_clock(network) - began) / peers
     return [
         _finish(trainer, learned, mask, mean, samples)
         for trainer, learned, mask, mean in zip(
@@ -117,7 +124,7 @@ def _noise(trainers: Sequence[Trainer], flat: Tensor) -> Tensor | None:
     """Draw each peer's noise from its own stream."""
     drawn = [trainer.draw_noise(flat.shape[1]) for trainer in trainers]
     given = [noise for noise in drawn if noise is not None]
-    return trainers[0].live.to_device(torch.stack(given)) if given else None
+    return trainers[0].network.to_device(torch.stack(given)) if given else None
 
 
 def _sgd_steps(
@@ -138,11 +145,11 @@ def _finish(
     trainer: Trainer, learned: Tensor, mask: Tensor | None, loss: Tensor, samples: int
 ) -> Tensor | NonFiniteError:
     """Complete one peer's report and return its weights."""
-    trainer.report.passes.append((samples, trained_per_layer(mask, trainer.live.layout)))
+    trainer.report.passes.append((samples, trained_per_layer(mask, trainer.network.layout)))
     try:
         trainer.check_finite(loss, "training loss")
         trainer.check_finite(learned, "weights")
     except NonFiniteError as problem:
         return problem
-    trainer.report.loss = float(loss)
+    trainer.report.train_loss = float(loss)
     return learned.clone()

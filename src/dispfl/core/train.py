@@ -27,8 +27,10 @@ from dispfl.core.optimizers import (
     sgd_step,
 )
 from dispfl.core.packed import PackedMask
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
-from dispfl.core.task import Report, Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.errors import ConfigError, NonFiniteError
 from dispfl.privacy.steps import PrivateSteps, sum_clipped_
 from dispfl.settings import Settings
@@ -97,11 +99,13 @@ class Train(Settings):
         if self.momentum and self.optimizer != "sgd":
             raise ConfigError(
                 f"train.momentum is {self.momentum:g}, which {self.optimizer} does not use; use"
-                " train.betas."
+                " train.betas.",
+                key="train.momentum",
             )
         if self.nesterov and not self.momentum:
             raise ConfigError(
-                "train.nesterov needs a momentum: give train.momentum too, for example 0.9."
+                "train.nesterov needs a momentum: give train.momentum too, for example 0.9.",
+                key="train.nesterov",
             )
         return self
 
@@ -158,10 +162,10 @@ class Train(Settings):
 
 @dataclass
 class Trainer:
-    """Training context of one peer in one round: a live model, its data, its random streams, and
+    """Training context of one peer in one round: its network, its data, its random streams, and
     the report."""
 
-    live: FlatModule
+    network: FlatModule
     train: Samples
     test: Samples
     settings: Train
@@ -234,13 +238,13 @@ class Trainer:
         w_0) adds the proximal term mu / 2 * |w - w_0|^2 to the loss. A method that trains several
         models names them, so that each has its own moments.
         """
-        s, live = self.settings, self.live
+        s, network = self.settings, self.network
         samples = self.train if samples is None else samples
         steps = steps or s.local_steps(len(samples), epochs)
         self.begin(weights, mask)
         flags = weight_flags(mask)
-        bits = None if flags is None else mask_bits(live.to_device(flags))
-        anchor = prox and (prox[0], live.to_device(prox[1]))
+        bits = None if flags is None else mask_bits(network.to_device(flags))
+        anchor = prox and (prox[0], network.to_device(prox[1]))
         lr = lr or s.rate(self.t, self.T)
         optimizer, flat = self._optimizer(lr)
         packed = mask if isinstance(mask, PackedMask) else PackedMask.pack(mask)
@@ -251,10 +255,17 @@ class Trainer:
         for x, y in self.batches(steps, samples):
             losses.append(self.backward(x, y))
             noise = self.draw_noise(weights.numel())
-            drawn = None if noise is None else live.to_device(noise)
+            drawn = None if noise is None else network.to_device(noise)
             if optimizer is None:
                 sgd_step(
-                    live.weights, live.grad, bits, lr, s.weight_decay, clip_norm, anchor, drawn
+                    network.weights,
+                    network.grad,
+                    bits,
+                    lr,
+                    s.weight_decay,
+                    clip_norm,
+                    anchor,
+                    drawn,
                 )
             else:
                 optimizer_step(optimizer, flat, bits, clip_norm, anchor, drawn)
@@ -268,27 +279,27 @@ class Trainer:
     def _optimizer(self, lr: float) -> tuple[Optimizer | None, Tensor]:
         """Return the optimizer and the parameter that it updates; None for plain SGD, which
         `sgd_step` computes."""
-        s, live = self.settings, self.live
+        s, network = self.settings, self.network
         if self.optimizer is None and s.is_plain:
-            return None, live.weights
-        flat = as_parameter(live.weights, live.grad)
+            return None, network.weights
+        flat = as_parameter(network.weights, network.grad)
         if self.optimizer is not None:
-            return own_optimizer(self.optimizer, flat, live.layout, lr / s.lr), flat
+            return own_optimizer(self.optimizer, flat, network.layout, lr / s.lr), flat
         options = s.model_dump(include={"weight_decay", "momentum", "nesterov", "betas", "eps"})
         return named_optimizer(s.optimizer, flat, lr=lr, **options), flat
 
     # for methods with a training loop of their own
 
     def begin(self, weights: Tensor, mask: Tensor | PackedMask) -> None:
-        """Begin to train these weights: load them into `live`, whose `weights` a loop then changes
+        """Begin to train these weights: load them into `network`, whose `weights` a loop then changes
         in place.
 
         The operations of every `backward` from now on are counted for this mask.
         """
-        self.live.load(weights, self.buffers)
-        self.live.module.train()
+        self.network.load(weights, self.buffers)
+        self.network.module.train()
         self._flags = weight_flags(mask)
-        self.report.passes.append((0, trained_per_layer(self._flags, self.live.layout)))
+        self.report.passes.append((0, trained_per_layer(self._flags, self.network.layout)))
 
     def batches(
         self, steps: int | None = None, samples: Samples | None = None
@@ -314,7 +325,7 @@ class Trainer:
                     return
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the loss on a batch, and compute its gradient: a flat vector, `live.grad`, not
+        """Return the loss on a batch, and compute its gradient: a flat vector, `network.grad`, not
         masked.
 
         With privacy the gradient is that of `privacy/steps.py`, masked, and the loss is not told:
@@ -322,52 +333,55 @@ class Trainer:
         """
         if self.private is not None:
             return self._private_backward(self.private, x, y)
-        self.live.grad.zero_()
-        loss = self.task.loss(self.live(x), self.live.to_device(y))
+        self.network.grad.zero_()
+        loss = self.task.loss(self.network(x), self.network.to_device(y))
         loss.backward()  # type: ignore[no-untyped-call]
         passed, kept = self.report.passes[-1]
         self.report.passes[-1] = (passed + len(y), kept)
-        self.live.uncharged -= len(x)
+        self.network.uncharged -= len(x)
         return loss.detach()
 
     def _private_backward(self, private: PrivateSteps, x: Tensor, y: Tensor) -> Tensor:
-        live, flags = self.live, None if self._flags is None else self.live.to_device(self._flags)
+        network, flags = (
+            self.network,
+            None if self._flags is None else self.network.to_device(self._flags),
+        )
         private.check_budget(self.peer)
         sum_clipped_(
-            live,
+            network,
             self.task.loss,
-            live.to_device(x).contiguous(),
-            live.to_device(y),
+            network.to_device(x).contiguous(),
+            network.to_device(y),
             flags,
             private.clip,
         )
-        private.add_noise_(live.grad, flags)
+        private.add_noise_(network.grad, flags)
         passed, kept = self.report.passes[-1]
         self.report.passes[-1] = (
             passed + round(private.batch_size),
             kept,
         )  # the number of samples is secret
-        return torch.zeros((), device=live.device)
+        return torch.zeros((), device=network.device)
 
     def end(self, loss: Tensor) -> Tensor:
         """Return the trained weights, with the mean loss for the report; refuse numbers that are
         not finite."""
-        learned = self.live.read()
+        learned = self.network.read()
         self.check_finite(loss, "training loss")
         self.check_finite(learned, "weights")
-        self.report.loss, self.buffers = (
+        self.report.train_loss, self.buffers = (
             None if self.private else float(loss),
-            self.live.read_buffers(),
+            self.network.read_buffers(),
         )
         return learned
 
     def charge_own_loop(self, mask: PackedMask) -> None:
-        """Charge the samples that a method passed through `live` without `backward`, under the mask
+        """Charge the samples that a method passed through `network` without `backward`, under the mask
         of its result."""
-        if self.live.uncharged > 0:
-            kept = trained_per_layer(weight_flags(mask), self.live.layout)
-            self.report.passes.append((self.live.uncharged, kept))
-            self.live.uncharged = 0
+        if self.network.uncharged > 0:
+            kept = trained_per_layer(weight_flags(mask), self.network.layout)
+            self.report.passes.append((self.network.uncharged, kept))
+            self.network.uncharged = 0
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Return the dense gradient on one batch of the peer's training data (Algorithm 2, line 2).
@@ -380,7 +394,7 @@ class Trainer:
         else:
             batch = next(self.train.batches(self.settings.batch_size, rng=self.stream("evolve")))
         self.backward(*batch)
-        gradient = self.live.grad.to("cpu", copy=True)
+        gradient = self.network.grad.to("cpu", copy=True)
         self.check_finite(gradient, "gradient")
         return gradient
 
@@ -406,17 +420,18 @@ class Trainer:
         if self.private is not None and samples is not None and samples is not self.test:
             raise ConfigError(
                 "privacy: a method may use training data in `learn`, `gradient` and `backward`"
-                " only, which are accounted; this one evaluates a model on them."
+                " only, which are accounted; this one evaluates a model on them.",
+                key="privacy",
             )
 
     @torch.no_grad()
     def _predict(self, weights: Tensor, samples: Samples) -> tuple[Tensor, Tensor]:
-        self.live.load(weights, self.buffers)
-        self.live.module.eval()
+        self.network.load(weights, self.buffers)
+        self.network.module.eval()
         outputs, labels = [], []
         for x, y in samples.batches(EVALUATION_BATCH):
-            outputs.append(self.live(x))
-            labels.append(self.live.to_device(y))
+            outputs.append(self.network(x))
+            labels.append(self.network.to_device(y))
         return torch.cat(outputs), torch.cat(labels)
 
     def observe(self, weights: Tensor) -> None:
@@ -429,9 +444,9 @@ class Trainer:
     def observe_mixed(self, weights: Tensor) -> None:
         """Evaluate the model between mixing and training, in rounds with evaluation."""
         if self.evaluate:
-            began = step_clock(self.live)
+            began = step_clock(self.network)
             self.report.mixed = self.score(weights)
-            self.report.seconds -= step_clock(self.live) - began
+            self.report.seconds -= step_clock(self.network) - began
 
     def check_finite(self, values: Tensor, what: str) -> None:
         if not torch.isfinite(values).all():
@@ -454,7 +469,7 @@ def batch_count(samples: int, batch: int) -> int:
 
 
 def weight_flags(mask: Tensor | PackedMask) -> Tensor | None:
-    """Return a flat mask of the live network's weights; None under a mask of units, whose small
+    """Return a flat mask of the network's weights; None under a mask of units, whose small
     network keeps all."""
     if isinstance(mask, UnitMask):
         return None
@@ -466,9 +481,9 @@ def trained_per_layer(flags: Tensor | None, layout: Layout) -> list[int]:
     return list(layout.sizes) if flags is None else kept_per_layer(flags, layout)
 
 
-def step_clock(live: FlatModule) -> float:
+def step_clock(network: FlatModule) -> float:
     """Return a clock's seconds, to measure a step: processor time where a step has one thread, so
     that other work on the machine does not count; otherwise wall time.
     """
-    one_thread = live.device.type == "cpu" and torch.get_num_threads() == 1
+    one_thread = network.device.type == "cpu" and torch.get_num_threads() == 1
     return time.thread_time() if one_thread else time.perf_counter()

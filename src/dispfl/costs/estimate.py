@@ -20,7 +20,6 @@ from dispfl.core.packed import PackedModel
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost, forward_cost
-from dispfl.costs.ledger import BYTES_PER_VALUE, Ledger, MessageCost
 from dispfl.data.catalogue import DataSpec
 from dispfl.errors import user_errors
 from dispfl.methods.base import SERVER, Method, PeerState, ServerMethod, empty_state
@@ -40,6 +39,7 @@ from dispfl.round.exchange import (
     sent_model,
     server_cohort,
 )
+from dispfl.round.ledger import BYTES_PER_VALUE, Ledger, MessageCost
 from dispfl.round.round import initial_states
 from dispfl.topology import Topology, peer_names
 from dispfl.wire.codec import Codec, Wire

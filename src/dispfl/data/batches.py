@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from dispfl.core.rng import global_stream
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.errors import DataError
 
 PADDING = 4

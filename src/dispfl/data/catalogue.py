@@ -266,7 +266,7 @@ def describe(name: str) -> DataSpec:
             " data.factory)."
         )
     if name not in DATASETS:
-        raise ConfigError(f"Unknown data set {name}. {nearest_name(name)}")
+        raise ConfigError(f"Unknown data set {name}. {nearest_name(name)}", key="data")
     return DATASETS[name]
 
 

@@ -6,8 +6,8 @@ Everything here works without torch; only `load_dataset` imports a reader.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -21,10 +21,7 @@ from dispfl.settings import Settings
 from dispfl.user_functions import checked_name
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from dispfl.data.batches import ResidentSamples
-    from dispfl.data.custom import CustomDataset
+    from dispfl.data.labelled import LabelledDataset
     from dispfl.data.readers import RawDataset
 
 __all__ = [
@@ -32,7 +29,6 @@ __all__ = [
     "CustomData",
     "Data",
     "DataSpec",
-    "ImageDataset",
     "describe",
     "download",
     "load_dataset",
@@ -56,6 +52,11 @@ class Data(Settings):
     """Random crops, and flips where the data set allows them, in training. By default true; `dispfl
     run` has false for `fashion-sample`."""
 
+    @property
+    def describes_itself(self) -> bool:
+        """Whether classes and inputs are known without reading the files."""
+        return bool(describe(self.name).class_names)
+
     @field_validator("name")
     @classmethod
     def _known(cls, name: str) -> str:
@@ -65,8 +66,7 @@ class Data(Settings):
 
 
 class CustomData(Data):
-    """Settings of a user's own data: a file or folder (`path`), or the result of a function
-    (`factory`).
+    """Settings of a user's own data: a file, a folder, or the result of a function.
 
     Optional keys default to what fits the data; a key that does not apply to the data is refused.
     """
@@ -135,97 +135,78 @@ class CustomData(Data):
         names = tuple(str(name) for name in classes)  # classes may be called 0, 1, 2
         if len(names) < 2:
             raise ValueError(f"must be a list of at least two names, got {list(names)}.")
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise ValueError(f"names {twice!r} twice; give each class once.")
-        if unprintable := next((name for name in names if not name.isprintable()), None):
-            raise ValueError(f"must be names that can be printed, got {unprintable!r}.")
+
+        name, count = Counter(names).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"names {name!r} twice; give each class once.")
+        for name in names:
+            if not name.isprintable():
+                raise ValueError(f"must be names that can be printed, got {name!r}.")
         return names
+
+    @property
+    def describes_itself(self) -> bool:
+        return False
 
     def model_post_init(self, context: Any, /) -> None:
         """Refuse inconsistent settings."""
-        given = [key for key in ("path", "hub", "factory") if getattr(self, key)]
-        if not given:
+        sources = [key for key in ("path", "hub", "factory") if getattr(self, key)]
+        if not sources:
             raise ConfigError(
                 "data.path is missing: name a CSV file, an NPZ file or a folder; or give data.hub"
-                " or data.factory."
+                " or data.factory.",
+                key="data.path",
             )
-        if len(given) > 1:
+        if len(sources) > 1:
             raise ConfigError(
-                f"data.{given[0]} and data.{given[1]} exclude each other; omit one of them."
+                f"data.{sources[0]} and data.{sources[1]} exclude each other; omit one of them.",
+                key=f"data.{sources[0]}",
             )
         if self.hub:
             require("hub", "data.hub")
             self.refuse(["test_path"], f"data.hub={self.hub} names its test data itself")
         if self.test_path and self.test_share is not None:
             raise ConfigError(
-                "data.test_path and data.test_share exclude each other; omit one of them."
+                "data.test_path and data.test_share exclude each other; omit one of them.",
+                key="data.test_path",
             )
         if self.factory:
-            self.refuse(
-                self.FILE_KEYS, f"data.factory={self.factory} returns data as they are used"
-            )
+            reason = f"data.factory={self.factory} returns data as they are used"
+            self.refuse(self.FILE_KEYS, reason)
 
     def refuse(self, keys: Iterable[str], why: str) -> None:
         """Refuse keys that are set although they do not apply."""
         for key in keys:
             if getattr(self, key) != type(self).model_fields[key].default:
-                raise ConfigError(f"data.{key} does not apply: {why}. Omit it.")
-
-
-@dataclass(frozen=True, eq=False)
-class ImageDataset:
-    """Labelled images in memory. `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
-
-    name: str
-    train_inputs: Tensor
-    """uint8; N, C, H, W"""
-    train_labels: Tensor
-    """int64; N"""
-    test_inputs: Tensor
-    test_labels: Tensor
-    classes: tuple[str, ...]
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    flip: bool
-    """Whether a flipped image still shows its class: true of photographs, not of digits."""
-    groups: tuple[Sequence[str], Sequence[str]] | None = None
-    """With `data.group`: where each training sample and each test sample comes from."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Channels, height and width of an image."""
-        return tuple(self.train_inputs.shape[1:])
-
-    def samples(self, *, augment: bool = False) -> tuple[ResidentSamples, ResidentSamples]:
-        """Training and test samples; `augment` crops training images at random, and flips them if
-        `flip` allows it."""
-        from dispfl.data.batches import ImageTransform, ResidentSamples
-
-        transform = ImageTransform(self.mean, self.std, crop=augment, flip=augment and self.flip)
-        train, test = (
-            inputs.permute(0, 2, 3, 1).contiguous()
-            for inputs in (self.train_inputs, self.test_inputs)
-        )
-        return (
-            ResidentSamples(train, self.train_labels, transform=transform),
-            ResidentSamples(test, self.test_labels, transform=transform),
-        )
+                raise ConfigError(f"data.{key} does not apply: {why}. Omit it.", key=f"data.{key}")
 
 
 def load_dataset(
-    data: Data | str, progress: ProgressCallback | None = None
-) -> ImageDataset | CustomDataset:
-    """Find, read and check a data set, given by its settings or by its name
-    (`load_dataset("cifar10")`).
+    data: Data | str,
+    progress: ProgressCallback | None = None,
+    *,
+    site: str = "",
+    seed: int = 0,
+    folder: Path | None = None,
+) -> LabelledDataset:
+    """Find, read and check a data set: `load_dataset("cifar10")`, or one described by settings.
 
-    `progress` is called while images are decoded for the first time.
+    `progress` is called while images are decoded for the first time. Of a user's own data, the seed
+    and the site's name determine which samples are test data, and relative paths are looked up in
+    the folder (`dispfl.data.custom.load_custom`).
     """
     if isinstance(data, str):
         data = Data(name=data)
     if isinstance(data, CustomData):
         from dispfl.data.custom import load_custom
 
-        return load_custom(data, progress=progress)
+        return load_custom(data, site=site, seed=seed, folder=folder, progress=progress)
+    return _load_from_catalogue(data, progress)
+
+
+def _load_from_catalogue(data: Data, progress: ProgressCallback | None) -> LabelledDataset:
+    from dispfl.data.labelled import ImageDataset
+
     spec = describe(data.name)
     folder = locate(data.name, data.dir)
     try:
@@ -269,8 +250,10 @@ def _read(spec: DataSpec, folder: Path, progress: ProgressCallback | None) -> Ra
 def download(
     name: str, data_dir: str | Path | None = None, progress: ProgressCallback | None = None
 ) -> Path:
-    """Return the data set's folder; if it is not found, download it into `data_dir` or the cache
-    folder first."""
+    """Return the data set's folder; a missing one is downloaded first.
+
+    It is downloaded into `data_dir`, by default into the cache folder.
+    """
     try:
         return locate(name, data_dir)
     except DataError:
@@ -289,50 +272,61 @@ def locate(name: str, data_dir: str | Path | None = None) -> Path:
     spec = describe(name)
     if spec.reader == "bundled":
         return Path(__file__).parent / "bundled"
+
     places = _places(data_dir)
     incomplete = ""
     for place in places:
-        for folder, files in _candidates(spec, place):
-            missing = files.missing(folder)
+        for folder, layout in _candidates(spec, place):
+            missing = layout.missing(folder)
             if not missing:
                 return folder
-            if len(missing) < len(files.names):
-                incomplete = (
-                    incomplete or f" {folder} has only some of them: {', '.join(missing)} missing."
-                )
-    wanted = ", or ".join(" ".join(files.names) for files in spec.files)
+            if len(missing) < len(layout.names) and not incomplete:
+                incomplete = f" {folder} has only some of them: {', '.join(missing)} missing."
+    raise _not_found(spec, places, incomplete)
+
+
+def _not_found(spec: DataSpec, places: list[Path], incomplete: str) -> DataError:
+    file_names = ", or ".join(" ".join(layout.names) for layout in spec.files)
     packed = " (plain or .gz)" if spec.reader == "idx" else ""
-    where = ", ".join(str(place) for place in places)
-    fix = (
-        f"Run `dispfl data get {name}`, or name the folder that has them with --data-dir or"
-        " DISPFL_DATA."
-    )
-    raise DataError(
-        f"The files of {name} were not found: looked for {wanted}{packed} in {where}.{incomplete}"
-        f" {fix}"
+    searched = ", ".join(str(place) for place in places)
+    return DataError(
+        f"The files of {spec.name} were not found: looked for {file_names}{packed} in"
+        f" {searched}.{incomplete} Run `dispfl data get {spec.name}`, or name the folder that has"
+        " them with --data-dir or DISPFL_DATA."
     )
 
 
 def _places(data_dir: str | Path | None) -> list[Path]:
+    """The folders to search, the preferred one first."""
     if data_dir:
         return [Path(data_dir).expanduser()]
-    named = os.environ.get("DISPFL_DATA")
-    return [*([Path(named).expanduser()] if named else []), cache_folder(), SYSTEM_FOLDER]
+    places = [cache_folder(), SYSTEM_FOLDER]
+    user_folder = os.environ.get("DISPFL_DATA")
+    if user_folder:
+        places.insert(0, Path(user_folder).expanduser())
+    return places
 
 
 def _candidates(spec: DataSpec, place: Path) -> Iterator[tuple[Path, FileLayout]]:
-    for files in spec.files:
-        for folder in files.folders:
-            yield place / folder, files
-    # MNIST and Fashion-MNIST have the same file names, so a folder named after one of them is not
-    # taken for the other.
-    others = (
-        folder
-        for other in DATASETS.values()
-        if other is not spec
-        for files in other.files
-        for folder in files.folders
-    )
-    if not any(place.resolve().as_posix().endswith(f"/{folder}") for folder in others):
-        for files in spec.files:
-            yield place, files
+    """Yield the folders that a data set's files may be in, each with the layout of its files."""
+    for layout in spec.files:
+        for folder in layout.folders:
+            yield place / folder, layout
+    if not _belongs_to_another(spec, place):
+        for layout in spec.files:
+            yield place, layout
+
+
+def _belongs_to_another(spec: DataSpec, place: Path) -> bool:
+    """Whether a folder is named after another data set.
+
+    MNIST and Fashion-MNIST have the same file names, so such a folder must not be used.
+    """
+    path = place.resolve().as_posix()
+    for dataset in DATASETS.values():
+        for layout in dataset.files:
+            if dataset is not spec and path.endswith(
+                tuple(f"/{folder}" for folder in layout.folders)
+            ):
+                return True
+    return False

@@ -7,10 +7,12 @@ an impossible one is a `PartitionError`.
 """
 
 from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 from torch import Tensor
 
@@ -26,20 +28,22 @@ from dispfl.data.class_counts import (
     split_totals,
     unequal_sizes,
 )
-from dispfl.data.split import Split, assign_samples, by_class, draw_samples, hold_out
+from dispfl.data.datasets import CustomData, Data
+from dispfl.data.split import Split, assign_samples, by_class, draw_samples, hold_out, pool_sizes
 from dispfl.errors import ConfigError, PartitionError
 from dispfl.settings import Component
 
 if TYPE_CHECKING:
-    from dispfl.core.task import Samples
-    from dispfl.data.custom import CustomDataset
-    from dispfl.data.datasets import ImageDataset
+    from dispfl.core.samples import Samples
+    from dispfl.data.labelled import LabelledDataset
 
 
 class Partition(Component):
     """Base class of partitions; a subclass decides the counts of the classes."""
 
     table: ClassVar[str] = "partition"
+    draws_from_one_pool: ClassVar[bool] = True
+    """Whether a training sample that no peer has could have been any peer's."""
 
     samples_per_peer: int | Literal["all"] = "all"
     """Training samples per peer, or their mean where `sizes` differ; "all": as many as there are
@@ -74,22 +78,32 @@ class Partition(Component):
 
     @model_validator(mode="after")
     def _sizes_have_their_own_settings(self) -> Self:
-        uses = {"size_alpha": "dirichlet", "size_sigma": "lognormal"}
-        for key, sizes in uses.items():
-            if self.sizes != sizes and getattr(self, key) != type(self).model_fields[key].default:
+        used_by = {"size_alpha": "dirichlet", "size_sigma": "lognormal"}
+        for key, sizes in used_by.items():
+            if self.sizes != sizes and self._is_set(key):
                 raise ConfigError(
                     f"partition.{key} needs partition.sizes={sizes}, which is {self.sizes};"
-                    " omit it."
+                    " omit it.",
+                    key=f"partition.{key}",
                 )
-        if (
-            self.sizes == "equal"
-            and self.min_samples != type(self).model_fields["min_samples"].default
-        ):
+        if self.sizes == "equal" and self._is_set("min_samples"):
             raise ConfigError(
                 "partition.min_samples needs unequal partition.sizes: dirichlet or lognormal;"
-                " omit it."
+                " omit it.",
+                key="partition.min_samples",
             )
         return self
+
+    def _is_set(self, key: str) -> bool:
+        return bool(getattr(self, key) != type(self).model_fields[key].default)
+
+    def data_settings(self, data: Data) -> Data:
+        """Return the settings to load data with, so that this partition can divide them."""
+        return data
+
+    def split_data(self, data: "LabelledDataset", peers: int, *, rng: torch.Generator) -> Split:
+        """Give each of `peers` peers its samples of a data set."""
+        return self.split(data.train_labels, data.test_labels, peers, rng=rng)
 
     def split(
         self, train_labels: Tensor, test_labels: Tensor, peers: int, *, rng: torch.Generator
@@ -100,23 +114,21 @@ class Partition(Component):
         more test samples of a class than there are, they are repeated as evenly as possible, which
         keeps the proportions.
         """
-        # NumPy draws gamma variates and permutations much faster; its generator is seeded from
-        # ours.
-        draws = np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng)))
-        train_pools, test_pools = by_class(train_labels, "training"), by_class(test_labels, "test")
-        counts = self.counts(np.array([len(pool) for pool in train_pools]), peers, rng=draws)
+        draws = _numpy_generator(rng)
+        train_pools = by_class(train_labels, "training")
+        test_pools = by_class(test_labels, "test")
+        counts = self.counts(pool_sizes(train_pools), peers, rng=draws)
         for label in np.flatnonzero(counts.any(axis=0)):
             if label >= len(test_pools) or not len(test_pools[label]):
                 raise PartitionError(
                     f"Class {label} is assigned to peers but the test labels have none of it; "
                     f"add test samples of class {label} or remove it from the training data."
                 )
+
         train = assign_samples(train_pools, counts, draws)
-        test = [
-            draw_samples(test_pools, mine, draws)
-            for mine in proportional(counts, self.test_samples_per_peer)
-        ]
-        return self.completed(train, tuple(test), train_labels, test_labels, draws)
+        test_counts = proportional(counts, self.test_samples_per_peer)
+        test = tuple(draw_samples(test_pools, row, draws) for row in test_counts)
+        return self.completed(train, test, train_labels, test_labels, draws)
 
     def completed(
         self,
@@ -126,59 +138,48 @@ class Partition(Component):
         test_labels: Tensor,
         rng: np.random.Generator,
     ) -> Split:
-        """Return a split of these samples, with the validation data and the global test data that
-        are set."""
-        held_out: tuple[Tensor, ...] = ()
+        """Return a split of these samples, with the validation and global test data that are set."""
+        validation: tuple[Tensor, ...] = ()
         if self.validation:
-            train, held_out = zip(
-                *(hold_out(mine, train_labels, self.validation, rng) for mine in train), strict=True
-            )
-        return Split(train, test, held_out, self._global_test(test_labels, rng))
-
-    def split_data(
-        self, data: "ImageDataset | CustomDataset", peers: int, *, rng: torch.Generator
-    ) -> Split:
-        """Give each of `peers` peers its samples of a data set."""
-        return self.split(data.train_labels, data.test_labels, peers, rng=rng)
+            divided = [hold_out(rows, train_labels, self.validation, rng) for rows in train]
+            train, validation = zip(*divided, strict=True)
+        return Split(train, test, validation, self._global_test(test_labels, rng))
 
     def _global_test(self, test_labels: Tensor, rng: np.random.Generator) -> Tensor | None:
         if not self.global_test_samples:
             return None
         pools = by_class(test_labels, "test")
-        supply = np.array([[len(pool) for pool in pools]])
-        if self.global_test_samples > supply.sum():
+        supply = pool_sizes(pools)
+        total = supply.sum()
+        if self.global_test_samples > total:
             raise PartitionError(
                 f"partition.global_test_samples is {self.global_test_samples} but there are"
-                f" {supply.sum()} test samples; use at most {supply.sum()}."
+                f" {total} test samples; use at most {total}."
             )
-        return draw_samples(pools, proportional(supply, self.global_test_samples)[0], rng)
+        return draw_samples(pools, proportional(supply[None], self.global_test_samples)[0], rng)
 
     def peers(
-        self,
-        data: "ImageDataset | CustomDataset",
-        peers: int,
-        *,
-        seed: int = 0,
-        augment: bool = False,
+        self, data: "LabelledDataset", peers: int, *, seed: int = 0, augment: bool = False
     ) -> "list[tuple[Samples, ...]]":
-        """Divide a data set between peers: (training data, test data) of each, as `Federation`
-        takes them, or with `validation` (training data, validation data, test data).
+        """Divide a data set between peers: (training data, test data) of each.
 
-        The same seed gives the split of an experiment with this seed. `augment` crops and flips
-        training images.
+        This is what `Federation` takes; with `validation` it is (training data, validation data,
+        test data). The same seed gives the split of an experiment with this seed. `augment` crops
+        and flips training images.
         """
         train, test = data.samples(augment=augment)
         split = self.split_data(data, peers, rng=stream(seed, "partition"))
-        parts = [
-            (train, split.train),
-            *([(train, split.validation)] if split.validation else []),
-            (test, split.test),
-        ]
-        return [tuple(samples.take(rows[k]) for samples, rows in parts) for k in range(peers)]
+        parts = [[train.take(rows) for rows in split.train]]
+        if split.validation:
+            parts.append([train.take(rows) for rows in split.validation])
+        parts.append([test.take(rows) for rows in split.test])
+        return list(zip(*parts, strict=True))
 
     def counts(self, supply: Counts, peers: int, *, rng: np.random.Generator) -> Counts:
-        """Training samples of each class for each peer, as (peers, classes); `supply` has the class
-        sizes."""
+        """Training samples of each class for each peer, as (peers, classes).
+
+        `supply` has the class sizes.
+        """
         total = int(supply.sum())
         if peers < 1:
             raise PartitionError(f"peers must be at least 1, got {peers}.")
@@ -193,48 +194,53 @@ class Partition(Component):
                 f" samples give each of {peers} peers at most {largest}; lower"
                 " partition.samples_per_peer or peers."
             )
+
         present = np.flatnonzero(supply)
+        sizes = self._draw_sizes(total, peers, rng)
+        present_counts = np.asarray(self.class_counts(supply[present], sizes, rng))
+        self._check_counts(present_counts, supply[present], peers)
         counts = np.zeros((peers, len(supply)), np.int64)
-        found = np.asarray(
-            self.class_counts(supply[present], self._draw_sizes(total, peers, rng), rng)
-        )
-        if (
-            found.shape != (peers, len(present))
-            or (found < 0).any()
-            or (found.sum(axis=0) > supply[present]).any()
-        ):
-            raise PartitionError(
-                f"class_counts of partition {self.name} must return {peers} x {len(present)}"
-                f" numbers of at least 0 whose column sums are at most {supply[present].tolist()},"
-                f" got {found.tolist()}."
-            )
-        counts[:, present] = found
+        counts[:, present] = present_counts
         return counts
+
+    def _check_counts(self, counts: Counts, supply: Counts, peers: int) -> None:
+        """Refuse impossible counts of a user's own partition."""
+        expected_shape = counts.shape == (peers, len(supply))
+        if not expected_shape or (counts < 0).any() or (counts.sum(axis=0) > supply).any():
+            raise PartitionError(
+                f"class_counts of partition {self.name} must return {peers} x {len(supply)}"
+                f" numbers of at least 0 whose column sums are at most {supply.tolist()},"
+                f" got {counts.tolist()}."
+            )
 
     def _draw_sizes(self, total: int, peers: int, rng: np.random.Generator) -> Counts:
         """Return the number of training samples of each peer, of `total` at most."""
-        n = total // peers if self.samples_per_peer == "all" else self.samples_per_peer
+        mean = total // peers if self.samples_per_peer == "all" else self.samples_per_peer
         if self.sizes == "equal":
-            return np.full(peers, n)
-        if n < self.min_samples:
+            return np.full(peers, mean)
+        if mean < self.min_samples:
             raise PartitionError(
-                f"partition.min_samples is {self.min_samples} but the {peers} peers have {n}"
+                f"partition.min_samples is {self.min_samples} but the {peers} peers have {mean}"
                 " training samples on average; lower partition.min_samples or peers."
             )
         if self.sizes == "dirichlet":
             logarithms = log_priors(self.size_alpha, 1, peers, rng)[0]
         else:
             logarithms = rng.normal(0, self.size_sigma, peers)
-        used = total if self.samples_per_peer == "all" else n * peers
+        used = total if self.samples_per_peer == "all" else mean * peers
         return unequal_sizes(np.exp(logarithms - logarithms.max()), used, self.min_samples)
 
     @abstractmethod
     def class_counts(self, supply: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
-        """The counts, as (peers, classes), with the rows' sums `sizes`; `supply` has the class
-        sizes, all above 0.
+        """The counts, as (peers, classes); each row sums to the peer's entry of `sizes`.
 
-        There are enough samples for all sizes.
+        `supply` has the class sizes, all above 0. There are enough samples for all sizes.
         """
+
+
+def _numpy_generator(rng: torch.Generator) -> np.random.Generator:
+    """Seed NumPy's generator from torch's: it draws gamma variates and permutations much faster."""
+    return np.random.default_rng(int(torch.randint(2**63 - 1, (), generator=rng)))
 
 
 class Dirichlet(Partition):
@@ -272,12 +278,9 @@ class Grouped(Partition):
         members = peers // self.groups + (np.arange(self.groups) < peers % self.groups)
         groups = np.split(sizes, np.cumsum(members)[:-1])
         group_sizes = np.array([group.sum() for group in groups])
-        totals = fit_to_supply(
-            log_priors(self.alpha, self.groups, len(supply), rng), group_sizes, supply
-        )
-        return np.concatenate(
-            [split_totals(total, group) for total, group in zip(totals, groups, strict=True)]
-        )
+        priors = log_priors(self.alpha, self.groups, len(supply), rng)
+        totals = fit_to_supply(priors, group_sizes, supply)
+        return np.concatenate(list(map(split_totals, totals, groups)))
 
 
 class Pathological(Partition):
@@ -293,15 +296,15 @@ class Pathological(Partition):
 
     @field_validator("classes")
     @classmethod
-    def _one_sample_of_each(cls, classes: int, others: ValidationInfo) -> int:
-        samples = others.data.get("samples_per_peer", "all")
+    def _one_sample_of_each(cls, classes: int, fields: ValidationInfo) -> int:
+        samples = fields.data.get("samples_per_peer", "all")
         if samples != "all" and samples < classes:
             raise ValueError(
                 f"is {classes} but partition.samples_per_peer is {samples}; a peer needs a sample"
                 " of each class."
             )
-        least = others.data.get("min_samples", classes)
-        if others.data.get("sizes", "equal") != "equal" and least < classes:
+        least = fields.data.get("min_samples", classes)
+        if fields.data.get("sizes", "equal") != "equal" and least < classes:
             raise ValueError(
                 f"is {classes} but partition.min_samples is {least}; a peer needs a sample of each"
                 " class."
@@ -314,29 +317,30 @@ class Pathological(Partition):
                 f"partition.classes is {self.classes} but the training labels have {len(supply)}"
                 f" classes; use at most {len(supply)}."
             )
-        peers, equal = len(sizes), self.sizes == "equal"
+        peers = len(sizes)
         held = assign_classes(supply, peers, self.classes, rng)
-        counts = (
-            fill_evenly(held, supply, int(sizes[0]))
-            if equal
-            else fill_unevenly(held, supply, sizes)
-        )
-        found = counts.sum(axis=1)
-        if (found < self.classes).any():
+        if self.sizes == "equal":
+            counts = fill_evenly(held, supply, int(sizes[0]))
+        else:
+            counts = fill_unevenly(held, supply, sizes)
+
+        totals = counts.sum(axis=1)
+        short = totals < sizes
+        if (totals < self.classes).any():
             raise PartitionError(
                 f"partition.classes is {self.classes} but for {peers} peers some class has fewer"
                 " training samples than peers that hold it; lower partition.classes or peers."
             )
-        if self.samples_per_peer != "all" and (found < sizes).any():
+        if self.samples_per_peer != "all" and short.any():
             raise PartitionError(
                 f"partition.samples_per_peer is {self.samples_per_peer} but {self.classes} classes"
-                f" for each of {peers} peers leave at most {found[(found < sizes).argmax()]}"
-                " training samples per peer; lower partition.samples_per_peer or peers."
+                f" for each of {peers} peers leave at most {totals[short.argmax()]} training"
+                " samples per peer; lower partition.samples_per_peer or peers."
             )
-        if not equal and found.min() < self.min_samples:
+        if self.sizes != "equal" and totals.min() < self.min_samples:
             raise PartitionError(
                 f"partition.min_samples is {self.min_samples} but {self.classes} classes for each"
-                f" of {peers} peers leave one with {found.min()} training samples; lower"
+                f" of {peers} peers leave one with {totals.min()} training samples; lower"
                 " partition.min_samples or peers."
             )
         return counts
@@ -349,3 +353,88 @@ class IID(Partition):
 
     def class_counts(self, supply: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
         return split_totals(proportional(supply[None], int(sizes.sum()))[0], sizes)
+
+
+class ByColumn(Partition):
+    """Every peer has the samples of one value of a column, which is no input.
+
+    Peers are in the order of the values. With fewer peers than values, those with the most training
+    samples are used. `samples_per_peer` and `test_samples_per_peer` are upper limits here: a peer
+    has as many samples as there are.
+    """
+
+    name: Literal["by_column"] = "by_column"
+    column: str | None = None
+    """The column of the CSV file or of the data set of `data.hub`; default: `data.group`."""
+    draws_from_one_pool: ClassVar[bool] = False
+
+    def data_settings(self, data: Data) -> Data:
+        """Return the settings of the data with the column as their group."""
+        if not isinstance(data, CustomData) or data.factory:
+            raise ConfigError(
+                "partition=by_column needs a table with that column: give data.path=FILE.csv or"
+                " data.hub.",
+                key="partition",
+            )
+        if self.sizes != "equal":
+            raise ConfigError(
+                f"partition.sizes is {self.sizes}, but by_column has the sizes of the data;"
+                " omit it.",
+                key="partition.sizes",
+            )
+        column = self.column or data.group
+        if column is None:
+            raise ConfigError(
+                "partition.column is missing: name the column whose values are the peers.",
+                key="partition.column",
+            )
+        return data.model_copy(update={"group": column})
+
+    def split_data(self, data: "LabelledDataset", peers: int, *, rng: torch.Generator) -> Split:
+        if data.groups is None:
+            raise PartitionError("partition=by_column needs data that were read with data.group.")
+        column = f"column {self.column}" if self.column else "column of data.group"
+        draws = _numpy_generator(rng)
+        train_groups = np.array(data.groups[0])
+        test_groups = np.array(data.groups[1])
+        limit = None if self.samples_per_peer == "all" else self.samples_per_peer
+
+        train = []
+        test = []
+        for group in self._largest_groups(train_groups, peers, column):
+            test_rows = np.flatnonzero(test_groups == group)
+            if not len(test_rows):
+                raise PartitionError(
+                    f"The value {group} of the {column} has no test samples; add some."
+                )
+            train.append(_at_most(np.flatnonzero(train_groups == group), limit, draws))
+            test.append(_at_most(test_rows, self.test_samples_per_peer, draws))
+        return self.completed(tuple(train), tuple(test), data.train_labels, data.test_labels, draws)
+
+    def _largest_groups(self, groups: NDArray[np.str_], peers: int, column: str) -> list[str]:
+        """The values with the most training samples, one for each peer, in order."""
+        names, sizes = np.unique(groups, return_counts=True)
+        if peers > len(names):
+            raise PartitionError(
+                f"peers is {peers} but the {column} has {len(names)} values in the training data; "
+                f"use at most {len(names)}."
+            )
+        largest: list[str] = names[np.argsort(-sizes, kind="stable")[:peers]].tolist()
+        return sorted(largest, key=_sort_key(names.tolist()))
+
+    def class_counts(self, supply: Counts, sizes: Counts, rng: np.random.Generator) -> Counts:
+        raise PartitionError(
+            "partition=by_column divides data by a column, not by labels; use `split_data`."
+        )
+
+
+def _at_most(rows: Counts, limit: int | None, rng: np.random.Generator) -> Tensor:
+    """Draw rows down to a limit."""
+    if limit is not None and limit < len(rows):
+        rows = np.sort(rng.permutation(rows)[:limit])
+    return torch.from_numpy(rows.astype(np.int64))
+
+
+def _sort_key(names: Sequence[str]) -> Callable[[str], int | str]:
+    """Sort values as numbers where all are whole numbers."""
+    return int if all(map(str.isdecimal, names)) else str

@@ -1,5 +1,6 @@
 """Which samples each peer has: row numbers, drawn by the counts of each class."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +13,7 @@ from dispfl.errors import PartitionError
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """The samples of every peer, in roster order: ascending int64 indices into the training and the
-    test data."""
+    """The samples of every peer, in roster order: ascending row numbers (int64)."""
 
     train: tuple[Tensor, ...]
     test: tuple[Tensor, ...]
@@ -33,7 +33,8 @@ class Split:
         """Return the split with its last peers as unseen ones."""
         if not count:
             return self
-        first, last = slice(-count), slice(-count, None)
+        first = slice(-count)
+        last = slice(-count, None)
         unseen = Split(self.train[last], self.test[last], self.validation[last])
         return Split(
             self.train[first], self.test[first], self.validation[first], self.global_test, unseen
@@ -41,51 +42,57 @@ class Split:
 
     def fits(self, train: int, test: int) -> bool:
         """Whether data with so many training and test samples have all rows."""
-        tested = self.test if self.global_test is None else (*self.test, self.global_test)
-        limits = [(rows, train) for rows in (*self.train, *self.validation)] + [
-            (rows, test) for rows in tested
-        ]
-        inside = all(bool((rows < limit).all()) for rows, limit in limits)
-        return inside and (self.unseen is None or self.unseen.fits(train, test))
+        test_rows = list(self.test)
+        if self.global_test is not None:
+            test_rows.append(self.global_test)
+        if not _all_below([*self.train, *self.validation], train) or not _all_below(
+            test_rows, test
+        ):
+            return False
+        return self.unseen is None or self.unseen.fits(train, test)
 
     def label_counts(self, labels: Tensor, classes: int) -> Tensor:
         """The number of training samples of each class that a peer has, as (peers, classes)."""
-        return torch.stack([torch.bincount(labels[mine], minlength=classes) for mine in self.train])
+        return torch.stack([torch.bincount(labels[rows], minlength=classes) for rows in self.train])
+
+
+def _all_below(rows_of_peers: Iterable[Tensor], limit: int) -> bool:
+    return all(bool((rows < limit).all()) for rows in rows_of_peers)
 
 
 def validation_samples(samples: int, share: float) -> int:
-    """Return how many of a peer's samples are held out: the share, rounded, but at least one, and
-    not all."""
-    return min(max(1, round(share * samples)), samples - 1) if share else 0
+    """Return how many samples are held out: the share, rounded; at least one, and not all."""
+    if not share:
+        return 0
+    return min(max(1, round(share * samples)), samples - 1)
 
 
 def hold_out(
-    mine: Tensor,
+    rows: Tensor,
     labels: Tensor,
     share: float,
     rng: np.random.Generator,
     key: str = "partition.validation",
 ) -> tuple[Tensor, Tensor]:
-    """Divide a peer's samples into those to train on and those to validate with, in equal label
-    proportions.
+    """Divide a peer's samples for training and validation, in equal label proportions.
 
     `key` is the setting of the share, for errors.
     """
-    if len(mine) < 2:
+    if len(rows) < 2:
         raise PartitionError(
             f"{key} is {share:g}, but a peer has a single training sample; give each at least two,"
             f" or set {key}=0."
         )
-    pools = by_class(labels[mine], "training")
-    supply = np.array([[len(pool) for pool in pools]])
-    drawn = draw_samples(pools, proportional(supply, validation_samples(len(mine), share))[0], rng)
-    kept = torch.ones(len(mine), dtype=torch.bool)
-    kept[drawn] = False
-    return mine[kept], mine[drawn]
+    pools = by_class(labels[rows], "training")
+    counts = proportional(pool_sizes(pools)[None], validation_samples(len(rows), share))[0]
+    held_out = draw_samples(pools, counts, rng)
+    is_train = torch.ones(len(rows), dtype=torch.bool)
+    is_train[held_out] = False
+    return rows[is_train], rows[held_out]
 
 
 def by_class(labels: Tensor, which: str) -> list[Counts]:
-    """The indices of the samples of each class."""
+    """The rows of the samples of each class; `which` names the labels in errors."""
     if labels.ndim != 1 or labels.is_floating_point() or labels.is_complex():
         raise PartitionError(
             f"The {which} labels must be one integer per sample, got {labels.dtype} of shape"
@@ -99,23 +106,33 @@ def by_class(labels: Tensor, which: str) -> list[Counts]:
     return np.split(np.argsort(values, kind="stable"), np.cumsum(np.bincount(values))[:-1])
 
 
+def pool_sizes(pools: list[Counts]) -> Counts:
+    """The number of samples of each class."""
+    return np.array([len(pool) for pool in pools])
+
+
 def assign_samples(
     pools: list[Counts], counts: Counts, rng: np.random.Generator
 ) -> tuple[Tensor, ...]:
     """Shuffle each class and assign its samples by the counts."""
     peers, classes = counts.shape
-    samples = np.concatenate(
-        [rng.permutation(p)[:used] for p, used in zip(pools, counts.sum(axis=0), strict=True)]
-    )
+    drawn = []
+    for pool, used in zip(pools, counts.sum(axis=0), strict=True):
+        drawn.append(rng.permutation(pool)[:used])
+    samples = np.concatenate(drawn)
     owners = np.repeat(np.tile(np.arange(peers), classes), counts.T.ravel())
-    rows = np.split(samples[np.lexsort((samples, owners))], np.cumsum(counts.sum(axis=1))[:-1])
-    return tuple(torch.from_numpy(row) for row in rows)
+
+    by_owner = samples[np.lexsort((samples, owners))]
+    rows = np.split(by_owner, np.cumsum(counts.sum(axis=1))[:-1])
+    return tuple(map(torch.from_numpy, rows))
 
 
 def draw_samples(pools: list[Counts], counts: Counts, rng: np.random.Generator) -> Tensor:
-    """Draw one peer's test samples: shuffle each class and take the first ones, repeatedly if there
-    are too few."""
-    drawn = [
-        np.resize(rng.permutation(pools[label]), counts[label]) for label in np.flatnonzero(counts)
-    ]
+    """Draw one peer's test samples by the counts.
+
+    Each class is shuffled and its first samples are taken, repeatedly if there are too few.
+    """
+    drawn = []
+    for label in np.flatnonzero(counts):
+        drawn.append(np.resize(rng.permutation(pools[label]), counts[label]))
     return torch.from_numpy(np.sort(np.concatenate(drawn)))

@@ -10,7 +10,7 @@ from torch import Tensor
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.train import Trainer
-from dispfl.costs.ledger import MessageCost
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DamagedError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -25,8 +25,8 @@ from dispfl.round.exchange import (
     task_senders,
     with_buffers,
 )
+from dispfl.round.ledger import MessageCost
 from dispfl.round.round import initial_states, peer_step
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.wire.codec import Codec
 
 Fetch = Callable[[str, PackedMask | None], DeliveredModel]
@@ -36,7 +36,7 @@ Fetch = Callable[[str, PackedMask | None], DeliveredModel]
 def simulated_step(
     context: RunContext,
     codec: Codec,
-    live: FlatModule,
+    network: FlatModule,
     task: PeerTask,
     state: PeerState,
     fetch: Fetch,
@@ -62,7 +62,7 @@ def simulated_step(
                 {name: buffers[name] for name in (task.peer, *accepted)}, task.peer
             ),
         )
-    result = peer_step(context, live, task, state, accepted, before_batch, make_trainer)
+    result = peer_step(context, network, task, state, accepted, before_batch, make_trainer)
     return replace(result, messages=tuple(messages))
 
 

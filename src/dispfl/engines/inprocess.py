@@ -17,12 +17,12 @@ from dispfl.core.rng import forked_generators
 from dispfl.core.stacked import can_be_stacked
 from dispfl.core.train import Trainer
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.vmap_peers import MakeTrainer, PeerGroups, run_stacked
 from dispfl.methods.base import PeerState
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import task_senders
 from dispfl.round.round import task_state
-from dispfl.runs.checkpoint import Checkpoints
 
 LARGE_MODEL = 1_000_000
 """From this many weights on, a step takes so much time and memory that returning free memory after
@@ -89,10 +89,10 @@ class InProcess:
             FlatModule(context.module(), context.device, context.precision)
             for _ in range(self._workers - 1)
         )
-        for live in (first, *others):
+        for network in (first, *others):
             if isinstance(context.layout, UnitLayout):
-                live.discard_weights()  # only small networks are trained
-            self._idle.put(live)
+                network.discard_weights()  # only small networks are trained
+            self._idle.put(network)
 
     @property
     def states(self) -> Mapping[str, PeerState]:
@@ -154,21 +154,21 @@ class InProcess:
             yield from results.items()
 
     def _run_group(self, group: Sequence[PeerTask]) -> list[StepResult]:
-        live = self._idle.get()
+        network = self._idle.get()
         try:
             if len(group) == 1:
-                return [self._step(live, group[0])]
-            return run_stacked(partial(self._step, live, task) for task in group)
+                return [self._step(network, group[0])]
+            return run_stacked(partial(self._step, network, task) for task in group)
         finally:
-            self._idle.put(live)
+            self._idle.put(network)
 
     def _step(
-        self, live: FlatModule, task: PeerTask, make_trainer: MakeTrainer = Trainer
+        self, network: FlatModule, task: PeerTask, make_trainer: MakeTrainer = Trainer
     ) -> StepResult:
         context, codec, states = self.context, self._codec, self._states.current
         fetch, state = fetch_here(context, codec, task, states), task_state(context, task, states)
         result = simulated_step(
-            context, codec, live, task, state, fetch, self._check_stop, make_trainer
+            context, codec, network, task, state, fetch, self._check_stop, make_trainer
         )
         return deliver_upload(context, codec, task, result)[0]
 
@@ -228,15 +228,15 @@ class ReadTracker:
         return released
 
 
-def uses_global_rng(context: RunContext, live: FlatModule) -> bool:
+def uses_global_rng(context: RunContext, network: FlatModule) -> bool:
     """Whether training draws from torch's global generator, tested on one batch of the first
     peer."""
     samples = context.peers[context.roster[0]].train
     with forked_generators(context.device), torch.no_grad():
         before = torch.get_rng_state()
         x, _ = next(samples.batches(2, rng=torch.Generator()))
-        buffers = live.read_buffers()
-        live.module.train()
-        live(x)
-        live.load(live.weights, buffers)
+        buffers = network.read_buffers()
+        network.module.train()
+        network(x)
+        network.load(network.weights, buffers)
         return not torch.equal(before, torch.get_rng_state())

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.ray_pool import WorkerPool, connect, disconnect, get, wait_any
 from dispfl.engines.ray_worker import CONCURRENT_STEPS, WORKER_LOST, RemoteResult
 from dispfl.methods.base import PeerState
 from dispfl.round.context import LazyStates, PeerTask, RunContext, StepResult
-from dispfl.runs.checkpoint import Checkpoints
 
 MIN_SPEEDUP = 1.05
 """Peers move only if that makes the slowest worker at least this many times faster."""

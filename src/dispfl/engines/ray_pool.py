@@ -28,7 +28,7 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", WORKER_DIED)
 import ray  # noqa: E402  it reads the environment when it is imported
 from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
 
-from dispfl.core.task import Samples  # noqa: E402
+from dispfl.core.samples import Samples  # noqa: E402
 from dispfl.data.batches import ResidentSamples  # noqa: E402
 from dispfl.engines.ray_worker import WORKER_LOST, Worker  # noqa: E402
 from dispfl.errors import ConfigError, DispflError  # noqa: E402

@@ -21,6 +21,7 @@ from dispfl.core.allocator import keep_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import PeerData, PeerTask, RunContext, StepResult
@@ -34,7 +35,6 @@ from dispfl.round.exchange import (
     task_senders,
 )
 from dispfl.round.round import task_state
-from dispfl.runs.checkpoint import Checkpoints
 
 CONCURRENT_STEPS = 2
 """One peer trains while the messages of the next one are fetched."""
@@ -62,7 +62,7 @@ class Worker:
         keep_heap()
         self._folder = folder
         self._context = context
-        self._live = FlatModule(context.module(), context.device, context.precision)
+        self._network = FlatModule(context.module(), context.device, context.precision)
         self._codec = context.codec
         self._states = PeerStates(context, Checkpoints(folder, name))
         self._rounds = 0
@@ -145,7 +145,7 @@ class Worker:
             torch.set_num_threads(1)
             began = time.perf_counter()
             result = simulated_step(
-                context, self._codec, self._live, task, state, fetch, self._check_stop
+                context, self._codec, self._network, task, state, fetch, self._check_stop
             )
             seconds = time.perf_counter() - began
         result, delivery = deliver_upload(context, self._codec, task, result)

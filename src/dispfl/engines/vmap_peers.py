@@ -18,8 +18,8 @@ from torch import Tensor
 
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask
+from dispfl.core.samples import Samples
 from dispfl.core.stacked import can_stack, learn_stacked
-from dispfl.core.task import Samples
 from dispfl.core.train import Trainer, step_clock
 from dispfl.round.context import PeerTask, RunContext, StepResult
 
@@ -103,12 +103,12 @@ class PausableStep:
             self._caller_may_run.release()
 
     def _learn(self, call: LearnCall) -> Tensor:
-        paused = step_clock(call.trainer.live)
+        paused = step_clock(call.trainer.network)
         self.call = call
         self._caller_may_run.release()
         self._step_may_run.acquire()
         call.trainer.report.seconds -= (
-            step_clock(call.trainer.live) - paused
+            step_clock(call.trainer.network) - paused
         )  # the training adds its own time
         learned, self.call, self.learned = self.learned, None, None
         if isinstance(learned, BaseException):
@@ -118,7 +118,7 @@ class PausableStep:
 
 
 def run_stacked(steps: Iterable[Callable[[MakeTrainer], StepResult]]) -> list[StepResult]:
-    """Run the steps of several peers that share one live model; each receives a function that makes
+    """Run the steps of several peers that share one network; each receives a function that makes
     its trainer."""
     paused = [PausableStep(step) for step in steps]
     for step in paused:
@@ -139,7 +139,7 @@ def _learn_all(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]:
     learned: dict[int, Tensor | BaseException] = {}
     by_layout: dict[Layout, list[int]] = {}
     for k, call in enumerate(calls):
-        by_layout.setdefault(call.trainer.live.layout, []).append(k)
+        by_layout.setdefault(call.trainer.network.layout, []).append(k)
     for group in by_layout.values():
         learned |= zip(group, _learn_stack([calls[k] for k in group]), strict=True)
     return [learned[k] for k in range(len(calls))]
@@ -161,7 +161,7 @@ def _learn_stack(calls: Sequence[LearnCall]) -> Sequence[Tensor | BaseException]
 
 def _learn_alone(call: LearnCall) -> Tensor | BaseException:
     trainer = call.trainer
-    began = step_clock(trainer.live)
+    began = step_clock(trainer.network)
     try:
         return Trainer.learn(
             trainer, call.weights, call.mask, steps=call.steps, lr=call.lr, name=call.name
@@ -169,7 +169,7 @@ def _learn_alone(call: LearnCall) -> Tensor | BaseException:
     except BaseException as problem:  # raised again in the step
         return problem
     finally:
-        trainer.report.seconds += step_clock(trainer.live) - began
+        trainer.report.seconds += step_clock(trainer.network) - began
 
 
 class PeerGroups:

@@ -76,22 +76,27 @@ class Card(Settings):
             self._check_image()
         elif self.shape != (count := len(set(self.columns)),) or count < len(self.columns):
             raise ConfigError(
-                f"shape must be [{count}], the number of different columns, got {list(self.shape)}."
+                f"shape must be [{count}], the number of different columns, got {list(self.shape)}.",
+                key="shape",
             )
         what = "channels" if self.columns is None else "columns"
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.shape[0]:
                 raise ConfigError(
                     f"{name} must have a number for each of {self.shape[0]} {what}, got"
-                    f" {len(values)}."
+                    f" {len(values)}.",
+                    key=name,
                 )
 
     def _check_image(self) -> None:
         if len(self.shape) != 3:
-            raise ConfigError(f"shape must be [channels, height, width], got {list(self.shape)}.")
+            raise ConfigError(
+                f"shape must be [channels, height, width], got {list(self.shape)}.", key="shape"
+            )
         if max(self.shape) > LARGEST:
             raise ConfigError(
-                f"shape must be at most {LARGEST} in each dimension, got {list(self.shape)}."
+                f"shape must be at most {LARGEST} in each dimension, got {list(self.shape)}.",
+                key="shape",
             )
         if (
             self.model is not None
@@ -99,7 +104,8 @@ class Card(Settings):
             and self.shape[1] != self.shape[2]
         ):
             raise ConfigError(
-                f"The built-in networks need square images, got shape {list(self.shape)}."
+                f"The built-in networks need square images, got shape {list(self.shape)}.",
+                key="shape",
             )
 
     @property
@@ -147,4 +153,4 @@ def _parsed(key: str, text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        raise ConfigError(f"{key} must be JSON, got {text[:40]!r}.") from None
+        raise ConfigError(f"{key} must be JSON, got {text[:40]!r}.", key=key) from None

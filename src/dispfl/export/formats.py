@@ -29,7 +29,7 @@ from dispfl.errors import ConfigError, DataError, DispflError
 from dispfl.export.card import Card
 from dispfl.export.classifier import Classifier, DeployedModel
 from dispfl.extras import require
-from dispfl.runs.files import write_atomically
+from dispfl.files import write_atomically
 
 TOLERANCE = 1e-4
 """The largest accepted difference from torch's probabilities; other kernels sum in another

@@ -15,16 +15,15 @@ from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.flat_module import loaded_network
 from dispfl.core.layout import Layout
 from dispfl.core.rng import global_stream
-from dispfl.data.batches import Scaling
 from dispfl.data.catalogue import describe
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import CustomData, Data, ImageDataset, load_dataset
+from dispfl.data.datasets import Data, load_dataset
+from dispfl.data.labelled import LabelledDataset
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, RunSettings
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import CustomModel
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import final_states, read_config, read_metrics, saved_rounds
 from dispfl.runs.metrics import main_scores, weights_sha256
 from dispfl.runs.saved import context_of, fine_tune
@@ -51,9 +50,11 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
     """
     experiment = _experiment(path, peer, data_dir)
     name = _name(path, peer, peer_names(experiment.peers))
-    rounds, states = saved_rounds(path), final_states(path)
-    needed = _needs_data(experiment.data) or experiment.method.fine_tuning
-    data = load_dataset(experiment.data) if needed else None
+    rounds = saved_rounds(path)
+    states = final_states(path)
+    data = None
+    if experiment.method.fine_tuning or not experiment.data.describes_itself:
+        data = load_dataset(experiment.data)
     inputs = _describe_inputs(experiment.data, data)
     state = _evaluated_state(experiment, states, name)
     score = _score(path, rounds, name)
@@ -70,9 +71,9 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
 
     A consensus model (D-PSGD's) needs the models of all sites: the site's own is returned instead.
     """
-    from dispfl.peer.participant import site_context, site_data
+    from dispfl.peer.setup.local_setup import site_context, site_data
     from dispfl.peer.site import Site
-    from dispfl.peer.store import report_of, rounds_of
+    from dispfl.peer.state.store import report_of, rounds_of
 
     site = Site.open(path)
     if site.info.federation == "up" and (path.parent.parent / "config.toml").exists():
@@ -83,9 +84,9 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
             update={"data": config.data.model_copy(update={"dir": str(data_dir)})}
         )
     rounds, state = _newest(site)
-    data = (
-        site_data(site, config) if _needs_data(config.data) or config.method.fine_tuning else None
-    )
+    data = None
+    if config.method.fine_tuning or not config.data.describes_itself:
+        data = site_data(site, config)
     inputs = _describe_inputs(config.data, data)
     record = rounds_of(site.run_folder).get(rounds - 1)
     score = report_of(record)[0].score if record else None
@@ -141,37 +142,27 @@ def _personal(
     return PersonalModel(loaded_network(network, state.model, state.buffers), card)
 
 
-def _needs_data(settings: Data) -> bool:
-    """Whether the classes are known only from the data."""
-    return isinstance(settings, CustomData) or not describe(settings.name).class_names
-
-
-def _describe_inputs(settings: Data, data: ImageDataset | CustomDataset | None) -> dict[str, Any]:
-    """The fields of the card that describe inputs and outputs, from the catalogue or from the
-    data."""
-    if isinstance(data, CustomDataset):
-        return _describe_table(data)
-    if isinstance(settings, CustomData):
-        assert data is not None
-        return {"classes": data.classes, "shape": data.shape, "mean": data.mean, "std": data.std}
-    spec = describe(settings.name)
-    classes = data.classes if data else spec.class_names
-    return {"classes": classes, "shape": spec.shape, "mean": spec.mean, "std": spec.std}
-
-
-def _describe_table(data: CustomDataset) -> dict[str, Any]:
-    if not data.columns:
+def _describe_inputs(settings: Data, data: LabelledDataset | None) -> dict[str, Any]:
+    """The fields of the card that describe inputs and outputs, from the data or the catalogue."""
+    if data is None:
+        spec = describe(settings.name)
+        return {
+            "classes": spec.class_names,
+            "shape": spec.shape,
+            "mean": spec.mean,
+            "std": spec.std,
+        }
+    if data.normalization is None:
         raise ConfigError(
             "`dispfl export` writes models for images and tables, but these inputs have shape"
             f" {list(data.shape)}; save the weights of the checkpoint with your own code."
         )
-    scaling = data.scaling or Scaling.identity(len(data.columns))
     return {
         "classes": data.classes,
         "shape": data.shape,
-        "mean": tuple(scaling.mean.tolist()),
-        "std": tuple(scaling.std.tolist()),
-        "columns": data.columns,
+        "mean": data.normalization.mean,
+        "std": data.normalization.std,
+        "columns": data.columns or None,
         "label": data.label,
     }
 

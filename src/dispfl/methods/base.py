@@ -303,6 +303,7 @@ def spread_densities(density: float | tuple[float, ...], peers: int) -> list[flo
     if len(groups) > peers:
         raise ConfigError(
             f"method.density lists {len(groups)} groups for {peers} peers; give at most one per"
-            " peer."
+            " peer.",
+            key="method.density",
         )
     return [groups[k * len(groups) // peers] for k in range(peers)]

@@ -85,7 +85,8 @@ class DisPFL(Robust, GossipMethod):
         if self.keep and self.structure != "channels":
             raise ConfigError(
                 f"method.keep is {','.join(self.keep)}, which needs method.structure=channels;"
-                " omit it."
+                " omit it.",
+                key="method.keep",
             )
         return self
 
@@ -121,7 +122,8 @@ class DisPFL(Robust, GossipMethod):
             if self.regrow == "gradient":
                 raise ConfigError(
                     "method.regrow is gradient, which needs method.structure=weights; channels"
-                    " regrow at random."
+                    " regrow at random.",
+                    key="method.regrow",
                 )
             return find_units(module, example(), self.keep)
         return Layout.of(module)
@@ -197,7 +199,7 @@ class DisPFL(Robust, GossipMethod):
             growth = trainer.gradient(w_k)
         else:
             growth = torch.rand(w_k.shape, generator=trainer.stream("regrow"))
-        return prune_and_regrow(w_k, m_k, growth, alpha_t, trainer.live.layout)
+        return prune_and_regrow(w_k, m_k, growth, alpha_t, trainer.network.layout)
 
     def _prune_rate(self, trainer: Trainer) -> float:
         T = self.horizon or trainer.T

@@ -10,7 +10,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.core.train import Trainer
 from dispfl.methods.base import GossipMethod, Neighbourhood, PeerState
 

@@ -50,7 +50,7 @@ class SubFedAvg(Robust, ServerMethod):
         """Compare the masks that pruning gives after the first and after the last epoch; prune if
         they still differ."""
         weights, mask = received.unpack()
-        layout = trainer.live.layout
+        layout = trainer.network.layout
         steps, epoch = (
             trainer.settings.local_steps(len(trainer.train)),
             trainer.settings.steps_per_epoch(len(trainer.train)),

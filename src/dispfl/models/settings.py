@@ -66,13 +66,15 @@ class Model(Settings):
         if len(shape) != 3 or shape[1] != shape[2]:
             raise ConfigError(
                 f"model.name {self.name} needs square images, got inputs of shape {list(shape)}. "
-                "Use mlp, or your own network with model.factory."
+                "Use mlp, or your own network with model.factory.",
+                key="model",
             )
         if shape[1] < SMALLEST.get(self.name, 1):
             wanted, got = (f"{side}x{side}" for side in (SMALLEST[self.name], shape[1]))
             raise ConfigError(
                 f"model.name {self.name} needs images of at least {wanted}, got {got}. Use cnn or"
-                " resnet18."
+                " resnet18.",
+                key="model",
             )
 
 
@@ -113,7 +115,8 @@ class CustomModel(Model):
                 else "return the network itself"
             )
             raise ConfigError(
-                f"{FACTORY} {self.factory} must return an nn.Module, got {_kind(module)}; {hint}."
+                f"{FACTORY} {self.factory} must return an nn.Module, got {_kind(module)}; {hint}.",
+                key=FACTORY,
             )
         return module
 
@@ -128,7 +131,8 @@ class CustomModel(Model):
             except Exception as problem:
                 reason = describe_error(problem, _home(folder))
                 raise ConfigError(
-                    f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}"
+                    f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}",
+                    key=FACTORY,
                 ) from problem
         good = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == len(inputs)
         if not good or outputs.shape[1] < classes:
@@ -139,7 +143,8 @@ class CustomModel(Model):
             )
             raise ConfigError(
                 f"{FACTORY} {self.factory} must return {classes} numbers for each input, one per"
-                f" class; its output has {got}."
+                f" class; its output has {got}.",
+                key=FACTORY,
             )
 
 

@@ -110,7 +110,8 @@ class PaperExperiment:
         found, label = {table.label: table for table in tables()}, self.about.label
         if label is not None and label not in found:
             raise ConfigError(
-                f"reproduce.label {label!r} does not exist. {did_you_mean(label, found)}"
+                f"reproduce.label {label!r} does not exist. {did_you_mean(label, found)}",
+                key="reproduce.label",
             )
         return found[label] if label else None
 
@@ -143,7 +144,10 @@ class PaperExperiment:
         against = self.about.against
         if not any(against.items() <= own.items() for own in names):
             keys = ", ".join(names[0])
-            raise ConfigError(f"reproduce.against must name a row by {keys}; no row has {against}.")
+            raise ConfigError(
+                f"reproduce.against must name a row by {keys}; no row has {against}.",
+                key="reproduce.against",
+            )
 
     def _experiments(self, overrides: Sequence[str]) -> Iterator[tuple[SettingsTable, Experiment]]:
         """Yield every row of every part, with the overrides it has keys for, and what both say
@@ -184,7 +188,8 @@ class PaperExperiment:
             if key in varied & IDENTIFYING_KEYS | of_variants:
                 raise ConfigError(
                     f"{self.name} varies {key} itself, so {override} cannot be set; select runs"
-                    " with --only."
+                    " with --only.",
+                    key=key,
                 )
 
     def _printed(self, key: Mapping[str, Any]) -> PrintedRow | None:
@@ -231,7 +236,9 @@ def find_experiment(name: str, scale: Scale) -> PaperExperiment:
         return read_experiment(folder / f"{name}.toml")
     for other in SCALES:
         if name in experiment_names(other):
-            raise ConfigError(f"{name} exists at {other} scale only: add --scale {other}.")
+            raise ConfigError(
+                f"{name} exists at {other} scale only: add --scale {other}.", key="--scale"
+            )
     files = (read_experiment(folder / f"{one}.toml") for one in known)
     shown = {_letters(found.about.shows): found for found in files if found.about.shows}
     if _letters(name) not in shown:
@@ -255,7 +262,8 @@ def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]
     for name in only:
         if name not in known:
             raise ConfigError(
-                f"--only {name!r} matches no label of these runs. {_labels_hint(name, runs)}"
+                f"--only {name!r} matches no label of these runs. {_labels_hint(name, runs)}",
+                key="--only",
             )
         wanted.setdefault(known[name], set()).add(name)
     found = [
@@ -263,7 +271,7 @@ def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]
     ]
     if not found:
         raise ConfigError(
-            f"--only {','.join(only)} selects no run; no run has all of these labels."
+            f"--only {','.join(only)} selects no run; no run has all of these labels.", key="--only"
         )
     return found
 

@@ -338,14 +338,16 @@ def plot_bound(premises: Premises, to: Path, corrected: bool = False) -> None:
     kind = to.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise ConfigError(
-            f"--plot must end in {', '.join('.' + f for f in FORMATS)}, got {to.name!r}."
+            f"--plot must end in {', '.join('.' + f for f in FORMATS)}, got {to.name!r}.",
+            key="--plot",
         )
     densities = [n / 200 for n in range(1, 201)]
     bounds = [theorem_1(replace(premises, union_density=beta), corrected) for beta in densities]
     drawn = [b.bound if _drawable(b.bound) else math.nan for b in bounds]
     if all(map(math.isnan, drawn)):
         raise ConfigError(
-            "--plot has nothing to draw: at no density is the bound between 1e-200 and 1e200."
+            "--plot has nothing to draw: at no density is the bound between 1e-200 and 1e200.",
+            key="--plot",
         )
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()

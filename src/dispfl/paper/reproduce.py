@@ -17,12 +17,13 @@ from dispfl.core.train import Train
 from dispfl.costs.estimate import network
 from dispfl.costs.flops import TRAINING
 from dispfl.data.catalogue import describe
-from dispfl.data.datasets import ImageDataset
+from dispfl.data.labelled import ImageDataset
 from dispfl.data.partition import Pathological
 from dispfl.data.split import Split
 from dispfl.engines.inprocess import InProcess
 from dispfl.experiment import Experiment
 from dispfl.extras import can_draw
+from dispfl.files import write_atomically
 from dispfl.methods.base import GossipMethod, ServerMethod
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
@@ -44,7 +45,6 @@ from dispfl.report.comparison import Budget, compare
 from dispfl.report.differences import paired_over
 from dispfl.round.context import PeerTask
 from dispfl.runs.directory import read_metrics
-from dispfl.runs.files import write_atomically
 from dispfl.runs.grid import GridRun, RunState
 from dispfl.terminal import number_table, print_text
 from dispfl.topology import RandomRegular

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import MessageError
 from dispfl.methods.base import PeerState
-from dispfl.peer.context import NodeContext
 from dispfl.peer.membership.sync import SyncMessage, check_part, check_progress, request_roster
-from dispfl.peer.site_config import Deadlines
+from dispfl.peer.node_context import NodeContext
+from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Transport, Unreachable
 from dispfl.round.exchange import check_answer, check_norm, decode_model, model_norm, requested_mask
 from dispfl.wire.refusals import Refusal

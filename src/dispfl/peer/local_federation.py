@@ -27,25 +27,25 @@ import torch
 
 from dispfl.config import compose
 from dispfl.core.layout import Layout
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.costs.flops import forward_cost
 from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
+from dispfl.files import RUN, SITE, SITES
 from dispfl.methods.base import GossipMethod
-from dispfl.peer.log import EventLog, event_logger, logging_as_events
-from dispfl.peer.participant import LocalSetup, data_schema
 from dispfl.peer.run_site import run_node
+from dispfl.peer.setup.local_setup import LocalSetup, data_schema
+from dispfl.peer.setup.site_config import Deadlines, DeadlineSettings
+from dispfl.peer.setup.spec import DataSchema
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import Deadlines, DeadlineSettings
-from dispfl.peer.spec import DataSchema
-from dispfl.peer.store import PeerStore, report_of, rounds_of
+from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.state.store import PeerStore, report_of, rounds_of
 from dispfl.registry import METHODS
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import Round
 from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
 from dispfl.runs.execute import prepare, update_config
-from dispfl.runs.files import RUN, SITE, SITES
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
 from dispfl.topology import peer_names
 
@@ -66,14 +66,19 @@ def create_run(experiment: Experiment, out: Path) -> None:
         )
         raise ConfigError(
             f"method {experiment.method.name} needs a server, which `dispfl up` does not have. Use"
-            f" one of: {gossip}."
+            f" one of: {gossip}.",
+            key="method",
         )
     if experiment.unseen_peers:
-        raise ConfigError("unseen_peers is only for simulations: use `dispfl run`, or omit it.")
+        raise ConfigError(
+            "unseen_peers is only for simulations: use `dispfl run`, or omit it.",
+            key="unseen_peers",
+        )
     if experiment.attack != "none":
         raise ConfigError(
             f"attack is {experiment.attack}, which only a simulation has; omit it, or use dispfl"
-            " run."
+            " run.",
+            key="attack",
         )
     data, split, _ = prepare(experiment)
     directory = RunDirectory.create(out, experiment.to_toml())

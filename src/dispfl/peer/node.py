@@ -25,7 +25,7 @@ from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import Method, PeerState
 from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
-from dispfl.peer.context import NodeContext
+from dispfl.peer.node_context import NodeContext
 from dispfl.peer.server import Server
 from dispfl.robust.averages import Robust
 from dispfl.round.context import PeerTask, StepResult

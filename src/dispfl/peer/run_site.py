@@ -20,25 +20,25 @@ import torch
 from dispfl.core.allocator import keep_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
-from dispfl.peer.context import NodeContext
-from dispfl.peer.guard import RequestGuard
-from dispfl.peer.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.audit_log import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
 from dispfl.peer.membership.member_list import MemberList
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
-from dispfl.peer.participant import LocalSetup, local_setup
-from dispfl.peer.service import ServiceManager
+from dispfl.peer.node_context import NodeContext
+from dispfl.peer.setup.local_setup import LocalSetup, local_setup
+from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.site import Site
-from dispfl.peer.site_config import Deadlines
-from dispfl.peer.store import PeerStore, PrivateRounds, SavingThread, rounds_of, unheard
+from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
+from dispfl.peer.state.status import ServiceManager
+from dispfl.peer.state.store import PeerStore, PrivateRounds, SavingThread, rounds_of, unheard
 from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.https import HttpsTransport
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -57,7 +57,7 @@ class TrainingThread:
     ) -> None:
         keep_heap()
         self._context, self._private = context, private
-        self._live = FlatModule(context.module(), context.device, context.precision)
+        self._network = FlatModule(context.module(), context.device, context.precision)
         self._pool = ThreadPoolExecutor(
             1, "training", initializer=torch.set_num_threads, initargs=(threads,)
         )
@@ -83,7 +83,7 @@ class TrainingThread:
                 failure = f"Peer {task.peer}, round {task.t}: it does not train. {problem}"
                 return StepResult(Report(failure=failure), state=state)
             task = replace(task, private=history)
-        return peer_step(self._context, self._live, task, state, received, self._check_stop)
+        return peer_step(self._context, self._network, task, state, received, self._check_stop)
 
     def close(self) -> None:
         """Stop after the current batch."""

@@ -5,9 +5,9 @@ from typing import NoReturn
 
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.errors import MessageError
-from dispfl.peer.context import NodeContext
-from dispfl.peer.spec import spec_difference
-from dispfl.peer.status import announced_privacy
+from dispfl.peer.node_context import NodeContext
+from dispfl.peer.setup.spec import spec_difference
+from dispfl.peer.state.status import announced_privacy
 from dispfl.peer.transport.base import Refused, Request, Response
 from dispfl.round.exchange import check_request, encode_model
 from dispfl.wire.refusals import Refusal

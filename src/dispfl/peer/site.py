@@ -20,7 +20,7 @@ import tomli_w
 from pydantic import field_validator
 
 from dispfl.errors import ConfigError, RunError
-from dispfl.peer.log import finite
+from dispfl.files import RUN, SITE, plain_disk_errors, write_atomically
 from dispfl.peer.membership.address import Address, check_name
 from dispfl.peer.membership.audit_log import Change, append_changes, operator
 from dispfl.peer.membership.identity import Identity
@@ -28,11 +28,11 @@ from dispfl.peer.membership.invite import Invite
 from dispfl.peer.membership.list_file import file_lock
 from dispfl.peer.membership.member_list import ROTATION_INTERVAL
 from dispfl.peer.membership.members import MembersFile
-from dispfl.runs.files import RUN, SITE, plain_disk_errors, write_atomically
+from dispfl.peer.state.log import finite
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
-    from dispfl.peer.site_config import SiteConfig
+    from dispfl.peer.setup.site_config import SiteConfig
 
 IDENTITY, MEMBERS, STATUS = "identity", "members.json", "status.json"
 STATUS_SPARE = 1024
@@ -80,7 +80,8 @@ class SiteInfo(Settings):
                 ipaddress.ip_network(network)
             except ValueError as problem:
                 raise ConfigError(
-                    f"allow_networks has {network!r}: {problem}; for example 10.0.0.0/8."
+                    f"allow_networks has {network!r}: {problem}; for example 10.0.0.0/8.",
+                    key="allow_networks",
                 ) from None
         return networks
 
@@ -89,7 +90,8 @@ class SiteInfo(Settings):
         if self.address.is_unspecified:
             raise ConfigError(
                 f"Other sites cannot connect to {self.address}; set the address where they reach"
-                " this site: advertise = HOST:PORT (--advertise HOST:PORT)."
+                " this site: advertise = HOST:PORT (--advertise HOST:PORT).",
+                key="advertise",
             )
 
     def may_connect(self, host: str) -> bool:
@@ -177,7 +179,7 @@ class Site:
 
     def config(self, **overrides: Any) -> "SiteConfig":
         """The settings in site.toml, with overrides."""
-        from dispfl.peer.site_config import (
+        from dispfl.peer.setup.site_config import (
             SiteConfig,  # imports torch, which most commands do not need
         )
 

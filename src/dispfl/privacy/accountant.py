@@ -110,7 +110,8 @@ def make_plan(
     if delta * samples >= 1:
         raise ConfigError(
             f"privacy.delta must be below one over the number of a peer's samples, {1 / samples:g}"
-            f" for {samples}, got {delta:g}. With a larger one a whole sample may be published."
+            f" for {samples}, got {delta:g}. With a larger one a whole sample may be published.",
+            key="privacy.delta",
         )
     rate = min(1.0, batch / samples)
     if noise is None:
@@ -122,7 +123,8 @@ def make_plan(
             f"privacy.epsilon={epsilon:g} does not last for one round of {steps} steps with"
             f" privacy.noise_multiplier={noise:g}, which spends"
             f" {spent_epsilon(rate, noise, steps, delta):.3g}. Use a larger epsilon or noise"
-            " multiplier, fewer train.epochs, or a smaller train.batch_size."
+            " multiplier, fewer train.epochs, or a smaller train.batch_size.",
+            key="privacy.epsilon",
         )
     return PrivacyPlan(rate, steps, noise, delta, epsilon, max_steps)
 
@@ -174,7 +176,8 @@ def noise_for(rate: float, steps: int, epsilon: float, delta: float) -> float:
         if high > LARGEST_NOISE:
             raise ConfigError(
                 f"privacy.epsilon={epsilon:g} cannot be reached with {steps} steps, whatever the"
-                " noise. Use more."
+                " noise. Use more.",
+                key="privacy.epsilon",
             )
     while high - low > TOLERANCE * high:
         middle = (low + high) / 2

@@ -33,7 +33,7 @@ from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 
 if TYPE_CHECKING:
-    from dispfl.core.task import Samples
+    from dispfl.core.samples import Samples
 
 KEY_BYTES = 32
 CHUNK_VALUES, CHUNK_SAMPLES = 1 << 22, 4
@@ -67,7 +67,8 @@ class Privacy(Settings):
             raise ConfigError(
                 f"privacy.{changed[0]} is set, but neither privacy.epsilon nor"
                 " privacy.noise_multiplier: nothing would be private. Give one of them, for"
-                " example privacy.epsilon=4."
+                " example privacy.epsilon=4.",
+                key=f"privacy.{changed[0]}",
             )
         return self
 
@@ -172,34 +173,34 @@ class PrivateSteps:
 
 
 def sum_clipped_(
-    live: FlatModule,
+    network: FlatModule,
     loss: Callable[[Tensor, Tensor], Tensor],
     x: Tensor,
     y: Tensor,
     flags: Tensor | None,
     clip: float,
 ) -> None:
-    """Set `live.grad` to the sum of the samples' masked gradients, each clipped to a norm; 0 for an
+    """Set `network.grad` to the sum of the samples' masked gradients, each clipped to a norm; 0 for an
     empty batch.
 
     A gradient that is not finite counts as 0: no norm bounds it, and a step that fails because of
     one sample tells that the sample is there.
     """
-    live.grad.zero_()
-    module = live.module
+    network.grad.zero_()
+    module = network.module
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     values = {name: p.detach() for name, p in parameters.items()}
     bits = (
         None
         if flags is None
-        else dict(zip(values, live.layout.views(mask_bits(flags)), strict=True))
+        else dict(zip(values, network.layout.views(mask_bits(flags)), strict=True))
     )
 
     def sample_loss(weights: dict[str, Tensor], inputs: Tensor, label: Tensor) -> Tensor:
         return loss(functional_call(module, weights, (inputs[None],)), label[None])
 
     gradients = vmap(grad(sample_loss), in_dims=(None, 0, 0), randomness="different")
-    chunk = max(CHUNK_SAMPLES, CHUNK_VALUES // max(1, live.layout.size))
+    chunk = max(CHUNK_SAMPLES, CHUNK_VALUES // max(1, network.layout.size))
     for start in range(0, len(y), chunk):
         found = gradients(values, x[start : start + chunk], y[start : start + chunk])
         if (
@@ -227,5 +228,6 @@ def check_private_network(module: nn.Module) -> None:
         if isinstance(layer, nn.modules.batchnorm._BatchNorm):
             raise ConfigError(
                 "privacy needs a network without batch norm, which mixes the samples of a batch; "
-                f"{name or 'the model'} is {type(layer).__name__}. Use GroupNorm."
+                f"{name or 'the model'} is {type(layer).__name__}. Use GroupNorm.",
+                key="privacy",
             )

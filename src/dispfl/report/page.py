@@ -5,6 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from dispfl.errors import RunError
+from dispfl.files import write_atomically
 from dispfl.report.labels import flat_settings, join_and
 from dispfl.report.markup import (
     Markup,
@@ -23,7 +24,6 @@ from dispfl.report.results_table import results_section
 from dispfl.report.runs import ReportRun
 from dispfl.report.sections import curves_section, masks_section, topology_section, traffic_section
 from dispfl.report.summary import summary_block
-from dispfl.runs.files import write_atomically
 
 MAX_NAMED = 4
 MAX_VALUE_LENGTH = 60

@@ -10,10 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from dispfl.files import write_atomically
 from dispfl.report.comparison import Budget, Comparison, mean_curve
 from dispfl.report.labels import row_labels
 from dispfl.runs.directory import read_config, read_metrics
-from dispfl.runs.files import write_atomically
 from dispfl.runs.metrics import main_scores, measure_of
 
 MARKER_LIMIT = 40

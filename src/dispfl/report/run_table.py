@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from dispfl.config import MADE_IN_PYTHON
+from dispfl.files import is_site, run_folder
 from dispfl.report.comparison import compare
 from dispfl.report.labels import (
     UNKNOWN,
@@ -28,7 +29,6 @@ from dispfl.report.tables import (
     omitted_note,
 )
 from dispfl.runs.directory import read_config, read_metrics, read_summary
-from dispfl.runs.files import is_site, run_folder
 from dispfl.runs.metrics import last, main_scores, measure_of, seconds_per_peer_round
 from dispfl.terminal import print_text
 

@@ -82,7 +82,7 @@ def _most_often_far(title: str, senders: Sequence[Sender], several_seeds: bool) 
         rows.append(
             [
                 name,
-                "liar" if sender.byzantine else "",
+                "Byzantine" if sender.byzantine else "",
                 str(sender.received),
                 *_distance_and_share([sender]),
             ]

@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dispfl.core.metric import Measure
+from dispfl.files import write_atomically
 from dispfl.report.comparison import GAP, TEST_LOSS, VALIDATION, Budget, Comparison, ComparisonRow
 from dispfl.report.differences import paired_over
 from dispfl.report.labels import UNKNOWN, connections_note, flops_note
 from dispfl.report.markup import flops_unit_of_smallest, format_number, format_seconds
-from dispfl.runs.files import write_atomically
 
 
 @dataclass(frozen=True)

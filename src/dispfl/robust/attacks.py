@@ -25,7 +25,7 @@ from torch import Tensor
 from dispfl.channels.units import UnitMask
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream, stream_seed
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 
 AttackName = Literal[
     "none",

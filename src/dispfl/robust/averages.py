@@ -150,5 +150,6 @@ def check_byzantine(method: Method, topology: Topology, peers: int) -> None:
         models = f"{received} {'model' if received == 1 else 'models'}"
         raise ConfigError(
             f"method.byzantine is {method.byzantine}, but {who} {models} in a round, and a rule"
-            f" withstands less than half of them. {fix}, or let more be received."
+            f" withstands less than half of them. {fix}, or let more be received.",
+            key="method.byzantine",
         )

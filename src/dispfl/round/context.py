@@ -14,10 +14,11 @@ from dispfl.core.flat_module import FlatModule, Precision
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators, global_stream
-from dispfl.core.task import Report, Samples, Task
+from dispfl.core.samples import Samples
+from dispfl.core.task import Task
 from dispfl.core.train import Train
-from dispfl.costs.ledger import MessageCost
 from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
 from dispfl.extras import require
@@ -25,6 +26,7 @@ from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, make_plan
 from dispfl.privacy.steps import Privacy, PrivateSteps, SecretStream, check_private_network
 from dispfl.robust.attacks import Attack
+from dispfl.round.ledger import MessageCost
 from dispfl.topology import Topology
 from dispfl.wire.codec import Codec, Wire
 
@@ -153,7 +155,8 @@ class RunContext:
             raise ConfigError(
                 "method.first_weights is own, but the network has the same weights each time that"
                 " it is built; give a function that draws them, or leave method.first_weights"
-                " shared."
+                " shared.",
+                key="method.first_weights",
             )
         return weights
 
@@ -183,7 +186,7 @@ class RunContext:
     def check(self) -> None:
         """Refuse data, a network or densities that do not fit each other, before anything is
         written or trained."""
-        live = FlatModule(self.module(), self.device, self.precision)
+        network = FlatModule(self.module(), self.device, self.precision)
         _ = self.codec  # finds the layout, and what a peer of each density keeps
         if self.privacy.enabled:
             self._check_privacy()
@@ -193,8 +196,8 @@ class RunContext:
             forked_generators(self.device),
             torch.no_grad(),
         ):
-            live.module.eval()
-            outputs = live(next(self.peers[peer].train.batches(2))[0])
+            network.module.eval()
+            outputs = network(next(self.peers[peer].train.batches(2))[0])
         if (
             self.task.loss is functional.cross_entropy
             and isinstance(outputs, Tensor)
@@ -209,21 +212,25 @@ class RunContext:
         if self.eval_train:
             raise ConfigError(
                 "eval_train is true, but with privacy nothing may be told about training data that"
-                " is not accounted; leave it false."
+                " is not accounted; leave it false.",
+                key="eval_train",
             )
         if self.precision != "float32":
             raise ConfigError(
-                f"precision is {self.precision}, but with privacy gradients are float32; omit it."
+                f"precision is {self.precision}, but with privacy gradients are float32; omit it.",
+                key="precision",
             )
         if self.vmap_peers > 1:
             raise ConfigError(
-                f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1."
+                f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.",
+                key="vmap_peers",
             )
         if self.train.noise_std:
             raise ConfigError(
                 f"train.noise_std is {self.train.noise_std:g}: its noise is drawn from the public"
                 " seed and protects nothing. With privacy leave it 0; privacy.noise_multiplier is"
-                " the secret noise."
+                " the secret noise.",
+                key="train.noise_std",
             )
         for peer in self.peers:
             self.privacy_plan(peer)
@@ -306,7 +313,8 @@ def check_private_method(method: Method) -> None:
     if not method.can_be_private or method.fine_tuning is not None:
         raise ConfigError(
             f"privacy does not work with method.name={method.name}, which uses training data in"
-            " other ways than training steps. Use dispfl, dpsgd, fedavg, ditto or local."
+            " other ways than training steps. Use dispfl, dpsgd, fedavg, ditto or local.",
+            key="method",
         )
 
 

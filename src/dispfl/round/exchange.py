@@ -17,12 +17,12 @@ from torch import Tensor
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import stream
-from dispfl.costs.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.errors import MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
 from dispfl.robust.attacks import Target
 from dispfl.robust.averages import Robust
 from dispfl.round.context import PeerTask, RunContext
+from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal, refuse
 

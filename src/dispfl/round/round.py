@@ -14,7 +14,6 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedMask, PackedModel
 from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
-from dispfl.costs.ledger import Ledger
 from dispfl.errors import NonFiniteError, RunError, user_errors
 from dispfl.methods.base import (
     SERVER,
@@ -27,6 +26,7 @@ from dispfl.methods.base import (
 from dispfl.robust.attacks import Triggered, backdoor_success
 from dispfl.round.context import Engine, PeerTask, RunContext, StepResult
 from dispfl.round.exchange import accepted_uploads, exchange_graph, server_cohort
+from dispfl.round.ledger import Ledger
 
 
 @dataclass(frozen=True)
@@ -179,17 +179,7 @@ def evaluate_global(context: RunContext, result: Round, t: int, engine: Engine) 
     ]
     results = dict(result.results)
     for peer, evaluation in engine.run_tasks(tasks):
-        report, found = results[peer].report, evaluation.report
-        report = replace(
-            report,
-            scores=found.scores,
-            test_loss=found.test_loss,
-            train_score=found.train_score,
-            validation=found.validation,
-            global_score=found.global_score,
-            backdoor=found.backdoor,
-            failure=report.failure or found.failure,
-        )
+        report = results[peer].report.with_evaluation(evaluation.report)
         results[peer] = replace(results[peer], report=report)
     return replace(result, results=results)
 
@@ -218,7 +208,7 @@ def task_state(context: RunContext, task: PeerTask, states: Mapping[str, PeerSta
 
 def peer_step(
     context: RunContext,
-    live: FlatModule,
+    network: FlatModule,
     task: PeerTask,
     state: PeerState,
     received: Mapping[str, PackedModel],
@@ -231,10 +221,10 @@ def peer_step(
     A step whose numbers stop being finite is abandoned: the peer keeps its last good state, and the
     report says why.
     """
-    began = step_clock(live)
+    began = step_clock(network)
     data = context.peers[task.peer]
     trainer = make_trainer(
-        live=live.for_mask(state.next_mask),
+        network=network.for_mask(state.next_mask),
         train=data.train,
         test=data.test,
         validation=data.validation,
@@ -256,8 +246,8 @@ def peer_step(
     seed_globally(context.seed, "torch", task.peer, task.t)  # for dropout, which takes no generator
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
-        trainer.report.seconds += step_clock(live) - began
-        trainer.live = live.for_mask(after.model.mask)
+        trainer.report.seconds += step_clock(network) - began
+        trainer.network = network.for_mask(after.model.mask)
         if context.eval_train and trainer.evaluate:
             trainer.report.train_score = trainer.score(after.model.flat(), trainer.train)
         _evaluate(
@@ -369,7 +359,7 @@ def _evaluate(trainer: Trainer, state: PeerState, backdoor: bool) -> None:
         if trainer.validation is not None:
             trainer.report.validation = trainer.score(state.model.flat(), trainer.validation)
         if trainer.global_test is not None:
-            trainer.report.global_score = trainer.score(state.model.flat(), trainer.global_test)
+            trainer.report.global_test = trainer.score(state.model.flat(), trainer.global_test)
         if backdoor:
             trainer.report.backdoor = trainer.score(
                 state.model.flat(), Triggered(trainer.test), backdoor_success

@@ -34,7 +34,8 @@ def as_callbacks(given: OnRound | Sequence[OnRound] | None) -> tuple[OnRound, ..
     for callback in several:
         if not callable(callback):
             raise ConfigError(
-                f"`on_round` must be a function of the run, or a list of them, got {callback!r}."
+                f"`on_round` must be a function of the run, or a list of them, got {callback!r}.",
+                key="on_round",
             )
     return several
 

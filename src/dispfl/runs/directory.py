@@ -31,14 +31,14 @@ from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.layout import Layout
 from dispfl.data.catalogue import describe
 from dispfl.data.split import Split
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, DamagedError, RunError, TakenError
+from dispfl.files import append_durably, plain_disk_errors, sync_folder, write_atomically
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.models.settings import Model
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import LazyStates
-from dispfl.runs.checkpoint import Checkpoints
-from dispfl.runs.files import append_durably, plain_disk_errors, sync_folder, write_atomically
 from dispfl.runs.metrics import Metrics
 from dispfl.topology import peer_names
 

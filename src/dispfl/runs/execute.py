@@ -13,22 +13,23 @@ from typing import Any
 import torch
 
 from dispfl.config import compose, differing_keys
+from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators
-from dispfl.core.task import Report
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import ImageDataset, load_dataset
+from dispfl.data.datasets import load_dataset
 from dispfl.data.fetch import ProgressCallback
+from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import Split
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import EngineName, Experiment
 from dispfl.extras import can_draw
+from dispfl.files import SITES, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
 from dispfl.runs.callbacks import OnRound, UserCallbacks, as_callbacks, check_callbacks
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import (
     SPLIT,
     RunDirectory,
@@ -39,7 +40,6 @@ from dispfl.runs.directory import (
     saved_states,
     write_split,
 )
-from dispfl.runs.files import SITES, write_atomically
 from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, summarize
 from dispfl.runs.progress import python_progress
@@ -251,7 +251,7 @@ def _finish(
 
 def prepare(
     experiment: Experiment, decoding: ProgressCallback | None = None
-) -> tuple[ImageDataset | CustomDataset, Split, RunContext]:
+) -> tuple[LabelledDataset, Split, RunContext]:
     """Return an experiment's data, who gets what, and its context; refuse a model that does not fit
     data or method."""
     data = load_dataset(experiment.data, decoding)
@@ -388,7 +388,7 @@ def run_experiment(
             )
             return start(experiment, path).run(callbacks, on_round=functions)
         if resume:
-            raise ConfigError("resume=True needs the run directory: give it as out=.")
+            raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
         connect_engine(experiment.engine)
         _, split, context = prepare(experiment)
         engine, config = experiment.engine, experiment.to_toml()

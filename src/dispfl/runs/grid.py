@@ -22,10 +22,10 @@ from typing import Any
 
 from dispfl.config import compose
 from dispfl.data.fetch import ProgressCallback
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.experiment import Experiment
 from dispfl.registry import METHODS
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory, has_all_rounds, read_metrics
 from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine, prepare
 from dispfl.runs.loop import RunCallbacks
@@ -118,17 +118,21 @@ def methods_grid(
     if not variants:
         raise ConfigError(f"Name the methods to compare. There are: {', '.join(METHODS)}.")
     if files := [name for name in methods if name.endswith(".toml")]:
-        raise ConfigError(f"method {files[0]!r} does not exist. Give a config file with -c.")
+        raise ConfigError(
+            f"method {files[0]!r} does not exist. Give a config file with -c.", key="method"
+        )
     fields = {name: METHODS.find(name).model_fields.keys() - {"name"} for name in methods}
     for override in overrides:
         key = _key(override)
         if key in ("method", "method.name"):
-            raise ConfigError(f"Name the methods to compare without 'method=', got {override!r}.")
+            raise ConfigError(
+                f"Name the methods to compare without 'method=', got {override!r}.", key="method"
+            )
         if key.startswith("method.") and not any(_has(fields[name], key) for name in methods):
             known = {f"method.{field}" for names in fields.values() for field in names}
             fix = did_you_mean(key, known) if known else "They have no settings of their own."
             raise ConfigError(
-                f"None of these methods ({', '.join(methods)}) has the key {key}. {fix}"
+                f"None of these methods ({', '.join(methods)}) has the key {key}. {fix}", key=key
             )
     compose(config)  # a config must be valid even if its method is not among these
     rows: dict[str, tuple[dict[str, str], list[str]]] = {}
@@ -160,12 +164,14 @@ def _parse_variant(text: str) -> tuple[str, list[str]]:
             )
         if key in ("method", "method.name"):
             raise ConfigError(
-                f"{text!r} changes the method; name the method before the @, {example}."
+                f"{text!r} changes the method; name the method before the @, {example}.",
+                key="method",
             )
         if key in SAME_FOR_ALL or key.partition(".")[0] in SAME_FOR_ALL:
             raise ConfigError(
                 f"{text!r} changes {key}, but all rows of a comparison have the same peers and"
-                f" data. Set it for all of them ({override}), or use dispfl sweep."
+                f" data. Set it for all of them ({override}), or use dispfl sweep.",
+                key=key,
             )
     if not name:
         raise ConfigError(
@@ -217,7 +223,8 @@ def sweep_grid(
         )
     if "seed" in swept:
         raise ConfigError(
-            "For several seeds use --seeds 3, which takes the config's seed and the next two."
+            "For several seeds use --seeds 3, which takes the config's seed and the next two.",
+            key="seed",
         )
     rows = {}
     for values in itertools.product(*swept.values()):

@@ -39,7 +39,8 @@ def run_in_processes(
     if ray := [run for run in runs if run.experiment.engine == "ray"]:
         raise ConfigError(
             f"--jobs is {jobs}, but {ray[0].title} has engine=ray, which has processes of its own;"
-            " omit it."
+            " omit it.",
+            key="--jobs",
         )
     left = [run for run in runs if run.state is not RunState.DONE]
     processes = _Processes(runs, callbacks or GridCallbacks())

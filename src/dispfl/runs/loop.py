@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from dispfl.core.layout import Layout
-from dispfl.core.task import Report
+from dispfl.core.report import Report
 from dispfl.costs.flops import ForwardCost, forward_cost
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DamagedError, user_errors
 from dispfl.methods.base import SERVER, PeerState
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_round, initial_states, train_round
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.directory import RunDirectory
 from dispfl.runs.metrics import Metrics, main_scores, round_metrics
 

@@ -15,10 +15,12 @@ import torch
 
 from dispfl.core.metric import Measure, Metric
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report, Task
+from dispfl.core.report import PEER_QUANTITIES, QUANTITIES, Report
+from dispfl.core.task import Task
 from dispfl.costs.flops import ForwardCost
 from dispfl.robust.attacks import Attack
 from dispfl.round.context import RunContext
+from dispfl.round.ledger import Ledger
 from dispfl.round.round import Round
 from dispfl.topology import peer_names
 
@@ -27,150 +29,189 @@ Metrics = dict[str, Any]
 
 
 def round_metrics(t: int, result: Round, task: Task, cost: ForwardCost, seconds: float) -> Metrics:
-    """Return one line of `metrics.jsonl`. Values that were not measured in this round are null or
-    missing."""
+    """Return one line of `metrics.jsonl`: all declared quantities, null where not measured."""
     reports = {peer: step.report for peer, step in result.results.items()}
-    ledger = result.ledger
-    busiest = ledger.busiest()
-    backdoor = spread([report.backdoor for report in reports.values()])
-    senders = received_senders(list(reports.values()))
-    worked = [flops for report in reports.values() if (flops := flops_of(report, cost))]
-    return {
+    all_reports = list(reports.values())
+    record: Metrics = {
         "round": t,
         "metric": task.metric.name,
-        "scores": scores(task.metrics, list(reports.values())),
-        "train_score": spread([report.train_score for report in reports.values()]),
-        "validation": spread([report.validation for report in reports.values()]),
-        "global_test": spread([report.global_score for report in reports.values()]),
-        "mixed": spread([report.mixed for report in reports.values()]),
-        "test_loss": spread([report.test_loss for report in reports.values()]),
-        "train_loss": spread([report.loss for report in reports.values()]),
-        **({"backdoor": backdoor} if backdoor else {}),
-        "mask_change": spread([report.mask_change for report in reports.values()]),
-        "overlap": spread([report.overlap for report in reports.values()]),
-        **({"senders": senders} if senders else {}),
-        "busiest": {
-            "paper_mb": busiest.paper / 1e6,
-            "wire_mb": busiest.wire / 1e6,
-            "wire_up_mb": busiest.up / 1e6,
-            "wire_down_mb": busiest.down / 1e6,
-            "peer": busiest.peer,
-            "connections": busiest.connections,
-        },
+        "scores": scores(task.metrics, all_reports),
+    }
+    for quantity in PEER_QUANTITIES:
+        record[quantity.name] = spread([getattr(report, quantity.name) for report in all_reports])
+
+    ledger = result.ledger
+    flops = [flops_of(report, cost) for report in all_reports]
+    trained = [amount for amount in flops if amount]
+    failures = {peer: report.failure for peer, report in reports.items() if report.failure}
+    return record | {
+        "busiest": busiest_node(ledger),
         "traffic": {node: list(up_down) for node, up_down in ledger.traffic().items()},
-        "flops_per_peer": statistics.fmean(worked) if worked else 0.0,
-        "flops_total": sum(worked),
-        "epsilon": spread([report.epsilon for report in reports.values()]),
-        "failures": {peer: report.failure for peer, report in reports.items() if report.failure},
+        "senders": received_senders(all_reports),
+        "flops_per_peer": statistics.fmean(trained) if trained else 0.0,
+        "flops_total": sum(flops),
+        "failures": failures,
         "seconds": round(seconds, 3),
-        "peer_seconds": spread(
-            [
-                round(report.seconds, 4) if report.passes else None for report in reports.values()
-            ]  # of those that train
-        ),
     }
 
 
 def scores(metrics: Sequence[Metric], reports: Sequence[Report]) -> Metrics:
-    """Return the spread of each metric that a peer has a finite value of, with its direction and
-    its format."""
-    spreads = {
-        metric: spread([report.scores.get(metric.name) for report in reports]) for metric in metrics
-    }
+    """Return the spread of each metric that a peer has a finite value of.
+
+    Each has its direction and its format.
+    """
+    by_metric = {}
+    for metric in metrics:
+        values = spread([report.scores.get(metric.name) for report in reports])
+        if values:
+            kind = {"higher_is_better": metric.higher_is_better, "format": metric.format}
+            by_metric[metric.name] = kind | values
+    return by_metric
+
+
+def busiest_node(ledger: Ledger) -> Metrics:
+    """Return the traffic of the busiest node."""
+    busiest = ledger.busiest()
     return {
-        metric.name: {"higher_is_better": metric.higher_is_better, "format": metric.format, **found}
-        for metric, found in spreads.items()
-        if found
+        "paper_mb": busiest.paper / 1e6,
+        "wire_mb": busiest.wire / 1e6,
+        "wire_up_mb": busiest.up / 1e6,
+        "wire_down_mb": busiest.down / 1e6,
+        "peer": busiest.peer,
+        "connections": busiest.connections,
     }
 
 
 def received_senders(reports: Sequence[Report]) -> Metrics:
-    """Return, of every peer that was received under a robust rule, by how many, how many found it
-    far, and its mean distance.
+    """Return how each sender was received under a robust rule.
+
+    By how many peers, to how many of them it was far, and its mean distance.
     """
     distances: dict[str, list[float | None]] = {}
+    far: Counter[str] = Counter()
     for report in reports:
-        for name, distance in (report.distances or {}).items():
-            distances.setdefault(name, []).append(distance)
-    far = Counter(name for report in reports for name in report.far or ())
-    return {
-        name: {
-            "received": len(found),
-            "far": far[name],
-            "distance": (spread(found) or {}).get("mean"),
+        far.update(report.far or ())
+        for sender, distance in (report.distances or {}).items():
+            distances.setdefault(sender, []).append(distance)
+
+    senders = {}
+    for sender, values in sorted(distances.items()):
+        measured = spread(values)
+        senders[sender] = {
+            "received": len(values),
+            "far": far[sender],
+            "distance": measured["mean"] if measured else None,
         }
-        for name, found in sorted(distances.items())
-    }
+    return senders
 
 
 def byzantine_of(config: Mapping[str, Any]) -> frozenset[str]:
-    """Return the peers that lie in a run with this config."""
-    share, names = config.get("byzantine", 0.0), peer_names(config["peers"])
-    attack = Attack.of(config.get("attack", "none"), share, names, config["seed"])
+    """Return the Byzantine peers of a run with this config."""
+    share = config.get("byzantine", 0.0)
+    roster = peer_names(config["peers"])
+    attack = Attack.of(config.get("attack", "none"), share, roster, config["seed"])
     return attack.byzantine if attack else frozenset()
 
 
-def main_scores(record: Metrics) -> Metrics | None:
-    """Return the main metric's values in a line of the metrics or in a summary; None if it was not
-    measured."""
-    found: Metrics | None = record["scores"].get(record["metric"])
-    return found
+def main_scores(record: Mapping[str, Any]) -> Metrics | None:
+    """Return the main metric's values in a line of the metrics or in a summary.
+
+    None if it was not measured.
+    """
+    values: Metrics | None = record["scores"].get(record["metric"])
+    return values
 
 
-def measure_of(records: Sequence[Metrics]) -> Measure:
-    """Return what the main metric of a run measures; until it is measured, a higher value is taken
-    as the better."""
+def measure_of(records: Sequence[Mapping[str, Any]]) -> Measure:
+    """Return what the main metric of a run measures.
+
+    Until it is measured, a higher value is taken as the better.
+    """
     for record in records:
-        if found := main_scores(record):
-            return Measure(record["metric"], found["higher_is_better"], found["format"])
+        values = main_scores(record)
+        if values:
+            return Measure(record["metric"], values["higher_is_better"], values["format"])
     return Measure(records[-1]["metric"] if records else "score", higher_is_better=True)
 
 
 def spread(values: Sequence[float | None]) -> Metrics | None:
-    """Return mean and standard deviation over the peers with a finite value, and all values; None
-    without any."""
-    finite = [None if value is None or not isfinite(value) else value for value in values]
-    known = [value for value in finite if value is not None]
-    if not known:
+    """Return mean and standard deviation over the peers with a finite value, and all values.
+
+    None if no peer has one.
+    """
+    per_peer: list[float | None] = []
+    measured: list[float] = []
+    for value in values:
+        if value is None or not isfinite(value):
+            per_peer.append(None)
+        else:
+            per_peer.append(value)
+            measured.append(value)
+    if not measured:
         return None
-    return {"mean": statistics.fmean(known), "std": statistics.pstdev(known), "per_peer": finite}
+    mean = statistics.fmean(measured)
+    return {"mean": mean, "std": statistics.pstdev(measured), "per_peer": per_peer}
+
+
+def spreads(record: Mapping[str, Any]) -> Metrics:
+    """Return the spreads of a line of the metrics, by name; those of metrics by theirs."""
+    by_name: Metrics = {}
+    for quantity in QUANTITIES:
+        by_name |= quantity.spreads(record)
+    return by_name
+
+
+def numbers(record: Mapping[str, Any]) -> dict[str, float]:
+    """Return the single numbers of a line of the metrics, by name; of spreads the means."""
+    by_name: dict[str, float] = {}
+    for quantity in QUANTITIES:
+        by_name |= quantity.numbers(record)
+    return by_name
 
 
 def summarize(
     context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]
 ) -> Metrics:
-    """Return the content of `summary.json`; `models` are the models that the peers use from now
-    on."""
+    """Return the content of `summary.json`; `models` are those that the peers use from now on."""
     densities = [density for peer, density in context.densities.items() if peer in context.peers]
     return {
         "method": context.method.name,
-        "rounds": len(records),
         "peers": len(context.peers),
+        **summarize_rounds(records),
         "metric": context.task.metric.name,
-        "scores": last(records, "scores"),
-        "test_loss": last(records, "test_loss"),
-        "train_score": last(records, "train_score"),
-        "validation": last(records, "validation"),
-        "global_test": last(records, "global_test"),
         "groups": groups(densities, last_scores(records), mean_peer_seconds(records)),
-        "busiest": {
-            "paper_mb_per_round": statistics.fmean(
-                record["busiest"]["paper_mb"] for record in records
-            ),
-            "wire_mb_per_round": statistics.fmean(
-                record["busiest"]["wire_mb"] for record in records
-            ),
-            "connections": max(record["busiest"]["connections"] for record in records),
-        },
-        "flops_per_peer_round": statistics.fmean(record["flops_per_peer"] for record in records),
-        "flops_total_round": statistics.fmean(record["flops_total"] for record in records),
-        "failures": sum(len(record["failures"]) for record in records),
-        "seconds": round(sum(record["seconds"] for record in records), 3),
-        "seconds_per_peer_round": seconds_per_peer_round(records),
         "peak_rss_mb": round(peak_rss_mb(), 1),
         "weights_sha256": [weights_sha256(models[peer]) for peer in sorted(models)],
         "versions": versions(),
     }
+
+
+def summarize_rounds(records: Sequence[Metrics]) -> Metrics:
+    """Return the part of a summary that follows from the metrics, also of an unfinished run."""
+    metric = records[-1]["metric"] if records else "score"
+    summary: Metrics = {"rounds": len(records), "metric": metric, "scores": {}}
+    for quantity in QUANTITIES:
+        if quantity.summarized and records:
+            summary[quantity.name] = last(records, quantity.name)
+
+    busiest = [record["busiest"] for record in records]
+    return summary | {
+        "busiest": {
+            "paper_mb_per_round": mean([node["paper_mb"] for node in busiest]),
+            "wire_mb_per_round": mean([node["wire_mb"] for node in busiest]),
+            "connections": max((node["connections"] for node in busiest), default=0),
+        },
+        "flops_per_peer_round": mean([record["flops_per_peer"] for record in records]),
+        "flops_total_round": mean([record["flops_total"] for record in records]),
+        "failures": sum(len(record["failures"]) for record in records),
+        "seconds": round(sum(record["seconds"] for record in records), 3),
+        "seconds_per_peer_round": seconds_per_peer_round(records),
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of some values; 0 of none."""
+    return statistics.fmean(values) if values else 0.0
 
 
 def groups(
@@ -178,63 +219,76 @@ def groups(
     scores: Metrics | None,
     seconds: Sequence[float | None] | None = None,
 ) -> list[Metrics]:
-    """Return score and seconds per round of each group of peers with the same density, if there are
-    several groups.
+    """Return score and seconds per round of each group of peers with the same density.
 
-    `seconds` are those of each peer.
+    There is none unless densities differ. `seconds` are those of each peer.
     """
     if scores is None or len(set(densities)) < 2:
         return []
-    found = []
-    for density in sorted(set(densities)):
-        peers = [k for k, own in enumerate(densities) if own == density]
-        own = spread([scores["per_peer"][k] for k in peers])
-        times = spread([seconds[k] for k in peers]) if seconds else None
-        if own:
-            group = {
-                "density": density,
-                "peers": len(peers),
-                "mean": own["mean"],
-                "std": own["std"],
-            }
-            found.append(group | ({"seconds": times["mean"]} if times else {}))
-    return found
+    by_density: dict[float, list[int]] = {}
+    for index, density in enumerate(densities):
+        by_density.setdefault(density, []).append(index)
+
+    all_groups = []
+    for density, peers in sorted(by_density.items()):
+        values = spread([scores["per_peer"][peer] for peer in peers])
+        if not values:
+            continue
+        group = {"density": density, "peers": len(peers)}
+        group |= {"mean": values["mean"], "std": values["std"]}
+        times = spread([seconds[peer] for peer in peers]) if seconds else None
+        if times:
+            group["seconds"] = times["mean"]
+        all_groups.append(group)
+    return all_groups
 
 
 def mean_peer_seconds(records: Sequence[Metrics]) -> list[float | None] | None:
-    """Return the seconds that each peer computes in a round, mean over the rounds in which it
-    trains; None if unknown.
+    """Return the seconds that each peer computes in a round; None if they were not measured.
 
-    A peer that never trains has None.
+    They are the mean over the rounds in which it trains. A peer that never trains has None.
     """
-    known = [record["peer_seconds"]["per_peer"] for record in records if record.get("peer_seconds")]
-    if not known:
+    measured: list[list[float]] | None = None
+    for record in records:
+        if not record.get("peer_seconds"):
+            continue
+        per_peer = record["peer_seconds"]["per_peer"]
+        measured = measured or [[] for _ in per_peer]
+        for seconds_of_peer, seconds in zip(measured, per_peer, strict=True):
+            if seconds is not None:
+                seconds_of_peer.append(seconds)
+    if measured is None:
         return None
-    by_peer = [
-        [value for value in values if value is not None] for values in zip(*known, strict=True)
-    ]
-    return [statistics.fmean(values) if values else None for values in by_peer]
+    return [statistics.fmean(seconds) if seconds else None for seconds in measured]
 
 
 def seconds_per_peer_round(records: Sequence[Metrics]) -> float | None:
-    """Return the seconds that a peer computes in a round: mean over the peers that train, then over
-    rounds."""
-    known = [record["peer_seconds"]["mean"] for record in records if record.get("peer_seconds")]
-    return statistics.fmean(known) if known else None
+    """Return the seconds that a peer computes in a round.
+
+    They are the mean over the peers that train, then over rounds; None if not measured.
+    """
+    means = [record["peer_seconds"]["mean"] for record in records if record.get("peer_seconds")]
+    return statistics.fmean(means) if means else None
 
 
 def last(records: Sequence[Metrics], key: str) -> Any:
-    """Return the newest value of a key that is not measured in every round; None or nothing if it
-    never was."""
-    return next(
-        (record[key] for record in reversed(records) if record.get(key)),
-        records[-1].get(key) if records else None,
-    )
+    """Return the newest value of a key that is not measured in every round.
+
+    None or nothing if it never was.
+    """
+    for record in reversed(records):
+        if record.get(key):
+            return record[key]
+    return records[-1].get(key) if records else None
 
 
 def last_scores(records: Sequence[Metrics]) -> Metrics | None:
     """Return the newest values of the main metric; None if it was never measured."""
-    return next((found for record in reversed(records) if (found := main_scores(record))), None)
+    for record in reversed(records):
+        values = main_scores(record)
+        if values:
+            return values
+    return None
 
 
 def flops_of(report: Report, cost: ForwardCost) -> int:
@@ -243,15 +297,16 @@ def flops_of(report: Report, cost: ForwardCost) -> int:
 
 
 def weights_sha256(model: PackedModel) -> str:
-    """Return the SHA-256 of a model's dense weights: `named_parameters()` order, row-major,
-    little-endian float32."""
+    """Return the SHA-256 of a model's dense weights.
+
+    They are in the order of `named_parameters()`, row-major, as little-endian float32.
+    """
     weights, _ = model.unpack()
     return hashlib.sha256(weights.numpy().astype("<f4", copy=False).tobytes()).hexdigest()
 
 
 def peak_rss_mb() -> float:
-    """Return the peak memory of this process in MB (1e6 bytes); 0 where the system does not report
-    it."""
+    """Return the peak memory of this process in MB (1e6 bytes); 0 where it is unknown."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
 

@@ -21,7 +21,14 @@ from dispfl.extras import require
 from dispfl.methods.base import Method, PeerState
 from dispfl.round.context import LazyStates
 from dispfl.runs.directory import read_metrics, read_split
-from dispfl.runs.metrics import Metrics, last, last_scores, measure_of
+from dispfl.runs.metrics import (
+    Metrics,
+    last,
+    last_scores,
+    measure_of,
+    numbers,
+    spreads,
+)
 from dispfl.runs.saved import ModelFunction, SavedRun
 
 if TYPE_CHECKING:
@@ -45,42 +52,30 @@ class RoundRecords(list[Metrics]):
         require("pandas", "frame()")
         from pandas import DataFrame
 
-        if not per_peer:
-            return DataFrame([_row(record) for record in self])
-        return DataFrame(
-            [
-                {"round": record["round"], "peer": peer}
-                | {key: value["per_peer"][k] for key, value in _spreads(record).items()}
-                for record in self
-                for k, peer in enumerate(self.roster)
-            ]
-        )
-
-
-def _spreads(record: Metrics) -> Metrics:
-    """Return what is measured for each peer: the metrics by their names, and all else by its
-    key."""
-    found = {key: value for key, value in record.items() if key != "scores"} | record["scores"]
-    return {
-        key: value
-        for key, value in found.items()
-        if isinstance(value, dict) and "per_peer" in value
-    }
+        rows = []
+        for record in self:
+            if per_peer:
+                rows += _rows_of_peers(record, self.roster)
+            else:
+                rows.append(_row(record))
+        return DataFrame(rows)
 
 
 def _row(record: Metrics) -> Metrics:
     """Return the single numbers of a round."""
-    row: Metrics = {"round": record["round"]}
-    for key, value in _spreads(record).items():
-        row |= {key: value["mean"], f"{key}_std": value["std"]}
-    for key in ("busiest", "flops_per_peer", "flops_total", "seconds"):
-        value = record[key]
-        row |= (
-            {f"{key}.{name}": number for name, number in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
-    return row | {"failures": len(record["failures"])}
+    row: Metrics = {"round": record["round"], **numbers(record)}
+    for name, values in spreads(record).items():
+        row[f"{name}_std"] = values["std"]
+    return row
+
+
+def _rows_of_peers(record: Metrics, roster: Sequence[str]) -> list[Metrics]:
+    """Return what was measured of each peer in a round."""
+    rows: list[Metrics] = [{"round": record["round"], "peer": peer} for peer in roster]
+    for name, values in spreads(record).items():
+        for row, value in zip(rows, values["per_peer"], strict=True):
+            row[name] = value
+    return rows
 
 
 @dataclass(frozen=True, repr=False, eq=False)

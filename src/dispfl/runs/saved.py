@@ -16,18 +16,18 @@ from dispfl.core.metric import METRICS, MetricLike, as_metrics
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators, global_stream
 from dispfl.core.task import Task
-from dispfl.data.custom import CustomDataset, load_custom
-from dispfl.data.datasets import DATASETS, CustomData, ImageDataset, load_dataset
+from dispfl.data.datasets import DATASETS, load_dataset
+from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment, RunSettings
+from dispfl.files import RUN, is_site, run_folder
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.registry import choose
 from dispfl.round.context import LazyStates, PeerTask, RunContext
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import read_config, read_split, read_summary, saved_rounds, saved_states
-from dispfl.runs.files import RUN, is_site, run_folder
 from dispfl.runs.metrics import Metrics, byzantine_of, weights_sha256
 from dispfl.topology import peer_names
 
@@ -70,14 +70,13 @@ class SavedRun:
         return RunSettings.from_values({**values, "device": "cpu"}, self.site)
 
     @cached_property
-    def data(self) -> ImageDataset | CustomDataset:
+    def data(self) -> LabelledDataset:
         """The data set, of all peers or of the site."""
-        data = self.settings.data
-        if (
-            isinstance(data, CustomData) and self.site and "partition" not in self.config
-        ):  # a site of `up` has a part
-            return load_custom(data, folder=self.site, site=self.roster[0], seed=self.settings.seed)
-        return load_dataset(data)
+        settings = self.settings
+        if self.site is None or "partition" in self.config:  # a site of `up` has a part of the data
+            return load_dataset(settings.data)
+        site = self.roster[0]
+        return load_dataset(settings.data, site=site, seed=settings.seed, folder=self.site)
 
     @cached_property
     def method(self) -> Method:
@@ -202,9 +201,7 @@ class SavedRun:
         return context_of(self.path, compose(self.config, ["device=cpu"]), self.data)
 
 
-def context_of(
-    path: Path, experiment: Experiment, data: ImageDataset | CustomDataset
-) -> RunContext:
+def context_of(path: Path, experiment: Experiment, data: LabelledDataset) -> RunContext:
     """Return the context of a saved run with its data, divided by its own split; refuse other
     data."""
     saved = read_split(path)
@@ -217,9 +214,7 @@ def context_of(
     return experiment.split_context(data, saved[0])
 
 
-def check_data(
-    path: Path, split: Split, counts: Tensor, data: ImageDataset | CustomDataset
-) -> None:
+def check_data(path: Path, split: Split, counts: Tensor, data: LabelledDataset) -> None:
     """Refuse data that are not those of a run's split and its label counts."""
     if not split.fits(len(data.train_labels), len(data.test_labels)):
         raise other_data(path, data, "number of samples differs")
@@ -227,7 +222,7 @@ def check_data(
         raise other_data(path, data, "labels differ")
 
 
-def other_data(path: Path, data: ImageDataset | CustomDataset, how: str) -> RunError:
+def other_data(path: Path, data: LabelledDataset, how: str) -> RunError:
     """Return the error for data that a run was not started with."""
     return RunError(f"The data set {data.name} is not the one that {path} was run with: its {how}.")
 

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.config import dotted_keys
+from dispfl.core.report import QUANTITIES
 from dispfl.errors import ConfigError
 from dispfl.extras import require
+from dispfl.files import write_atomically
 from dispfl.runs.directory import read_config
-from dispfl.runs.files import write_atomically
 from dispfl.runs.loop import RunCallbacks
 from dispfl.runs.metrics import Metrics
 
@@ -38,7 +39,8 @@ def check_tracker(track: str | None) -> None:
     if track not in TRACKERS:
         raise ConfigError(
             f"--track must be {', '.join(list(TRACKERS)[:-1])} or {list(TRACKERS)[-1]}, got"
-            f" {track!r}."
+            f" {track!r}.",
+            key="--track",
         )
     require(track, f"--track {track}")
 
@@ -111,7 +113,8 @@ def _wandb(path: Path) -> Iterator[LogNumbers]:
             )
         except wandb.Error as problem:
             raise ConfigError(
-                f"--track wandb failed: {problem}. Log in (wandb login), or set WANDB_MODE=offline."
+                f"--track wandb failed: {problem}. Log in (wandb login), or set WANDB_MODE=offline.",
+                key="--track",
             ) from None
     try:
         yield lambda numbers, step: run.log(dict(numbers), step=step)
@@ -145,7 +148,7 @@ def _mlflow(path: Path) -> Iterator[LogNumbers]:
                 run_id, params=[Param(key, str(value)) for key, value in settings.items()]
             )
         except MlflowException as problem:
-            raise ConfigError(f"--track mlflow failed: {problem}") from None
+            raise ConfigError(f"--track mlflow failed: {problem}", key="--track") from None
 
     def log_numbers(numbers: Mapping[str, float], step: int) -> None:
         now = int(1000 * time.time())
@@ -190,13 +193,8 @@ def _saved_id(path: Path, track: str, create: Callable[[], str]) -> str:
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """Return the single numbers of a round, by the names that trackers group them under."""
-    found: dict[str, float | None] = {
-        f"peers/{key}": record[key]["mean"]
-        for key in ("mixed", "test_loss", "train_loss", "mask_change", "overlap")
-        if record.get(key)
-    }
-    found |= {f"peers/{name}": scores["mean"] for name, scores in record["scores"].items()}
-    found |= {f"busiest/{key}": record["busiest"][key] for key in ("paper_mb", "wire_mb")}
-    found |= {f"cost/{key}": record[key] for key in ("flops_per_peer", "flops_total", "seconds")}
-    found["peers/failures"] = len(record["failures"])
-    return {name: float(value) for name, value in found.items() if value is not None}
+    grouped: dict[str, float] = {}
+    for quantity in QUANTITIES:
+        for name, number in quantity.numbers(record).items():
+            grouped[f"{quantity.group}/{name.removeprefix('busiest.')}"] = float(number)
+    return grouped

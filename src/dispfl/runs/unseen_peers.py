@@ -6,8 +6,8 @@ from collections.abc import Mapping
 import torch
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.report import Report
 from dispfl.core.rng import stream
-from dispfl.core.task import Report
 from dispfl.engines.base import fetch_here, simulated_step
 from dispfl.methods.base import SERVER, FineTuning, PeerState, ServerMethod
 from dispfl.round.context import PeerTask, RunContext
@@ -45,13 +45,13 @@ def personalize(
     steps, last = context.unseen_steps, context.rounds - 1
     joined = context.joined_by(name)
     state = initial_states(joined, [name])[name]
-    live = FlatModule(joined.module(), joined.device, joined.precision)
+    network = FlatModule(joined.module(), joined.device, joined.precision)
     method = joined.method
     if method.evaluates_global:
         model = global_model(context, states, server)
         tuning = FineTuning(epochs=1, rate="initial", every=1, steps=steps)
         task = PeerTask(name, last, global_model=model, idle=True, fine_tuning=tuning)
-        return peer_step(joined, live, task, task_state(joined, task, {name: state}), {}).report
+        return peer_step(joined, network, task, task_state(joined, task, {name: state}), {}).report
     if isinstance(method, ServerMethod):
         task = PeerTask(name, last, server=server)
     else:
@@ -61,7 +61,7 @@ def personalize(
         sender: states[sender] for sender in task_senders(joined, task, state) if sender != SERVER
     }
     fetch = fetch_here(joined, joined.codec, task, {**received, name: state})
-    return simulated_step(joined, joined.codec, live, task, state, fetch).report
+    return simulated_step(joined, joined.codec, network, task, state, fetch).report
 
 
 def _neighbours(context: RunContext, name: str) -> list[str]:

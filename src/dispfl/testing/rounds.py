@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Report, Task
+from dispfl.core.report import Report
+from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.base import PeerStates
@@ -202,12 +203,12 @@ def uploads_of(
     context: RunContext, method: ServerMethod, states: Mapping[str, PeerState], t: int = 0
 ) -> dict[str, PackedModel]:
     """Return what all peers would upload in a round."""
-    live = FlatModule(context.module())
+    network = FlatModule(context.module())
     uploads = {}
     for peer in context.roster:
         task = PeerTask(peer, t, server=states[SERVER])
         state = peer_step(
-            context, live, task, states[peer], models_from(method, states, peer)
+            context, network, task, states[peer], models_from(method, states, peer)
         ).next_state
         if state.upload is not None:
             uploads[peer] = state.upload

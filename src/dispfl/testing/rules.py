@@ -17,9 +17,10 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.report import Report
 from dispfl.core.rng import stream_seed
-from dispfl.core.task import Report
 from dispfl.core.train import Train
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DispflError
 from dispfl.federation import Federation
 from dispfl.methods.base import SERVER, GossipMethod, Method, ServerMethod
@@ -27,7 +28,6 @@ from dispfl.registry import TOPOLOGIES
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.exchange import decode_model, encode_model, gossip_senders, requested_mask
 from dispfl.round.round import initial_states, peer_step
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.testing.rounds import (
     FinishedRound,
     PresetEngine,
@@ -72,7 +72,7 @@ def check_healthy(context: RunContext, rounds: Sequence[FinishedRound]) -> None:
             report, where = step.report, f"of peer {peer} in round {t}"
             require(report.failure is None, f"{name}: {report.failure}")
             require(
-                (report.loss is not None) == bool(report.passes),
+                (report.train_loss is not None) == bool(report.passes),
                 f"the report {where} has a loss without training, or none after it.",
             )
             require(
@@ -215,9 +215,9 @@ def named_randomness(method: Method) -> None:
         received = models_from(
             method, states, peer, *(name for name in context.roster if name != peer)
         )
-        live = FlatModule(context.module())
+        network = FlatModule(context.module())
         with _unused_generators(method, "step", seed):
-            peer_step(context, live, task, states[peer], received)
+            peer_step(context, network, task, states[peer], received)
     with _unused_generators(method, "choose"):
         graph = context.topology.online_neighbours(context.seed, 0, context.roster)
         gossip_senders(context, graph, "000", 0, states["000"])

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dispfl.data.custom import CustomDataset, load_custom
-from dispfl.data.datasets import CustomData, ImageDataset
+from dispfl.data.custom import load_custom
+from dispfl.data.datasets import CustomData
+from dispfl.data.labelled import CustomDataset, ImageDataset
 from dispfl.errors import ConfigError, DataError
 
 Y = np.array([0, 1, 2, 0, 1, 2])

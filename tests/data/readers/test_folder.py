@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 from dispfl.data.custom import load_custom
-from dispfl.data.datasets import CustomData, ImageDataset
+from dispfl.data.datasets import CustomData
+from dispfl.data.labelled import ImageDataset
 from dispfl.errors import ConfigError, DataError
 
 COLOURS = {"cat": "red", "dog": "lime"}

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from dispfl.data.custom import CustomDataset, load_custom
+from dispfl.data.custom import load_custom
 from dispfl.data.datasets import CustomData
+from dispfl.data.labelled import CustomDataset
 from dispfl.data.readers.table import read_table
 from dispfl.errors import ConfigError, DataError
 

@@ -20,15 +20,15 @@ import pytest
 from real_peers import run_peer
 
 from dispfl.config import compose
+from dispfl.files import SITES
 from dispfl.peer.local_federation import LOG, LOOPBACK, PeerProcesses, create_run, setup_of_peer
 from dispfl.peer.membership.identity import Identity, client_context, server_context
-from dispfl.peer.participant import LocalSetup
+from dispfl.peer.setup.local_setup import LocalSetup
+from dispfl.peer.setup.site_config import Deadlines
+from dispfl.peer.setup.spec import spec_digest
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import Deadlines
-from dispfl.peer.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Limits, Request
 from dispfl.peer.transport.https import HttpsTransport
-from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
 PEERS, ROUNDS = 4, 60

@@ -15,10 +15,10 @@ import fuzz
 import pytest
 
 from dispfl.config import compose
+from dispfl.files import SITES
 from dispfl.peer.local_federation import LOG, PeerProcesses, create_run
-from dispfl.peer.store import rounds_of
+from dispfl.peer.state.store import rounds_of
 from dispfl.peer.transport.base import Limits
-from dispfl.runs.files import SITES
 from dispfl.topology import peer_names
 
 PEERS, ROUNDS, EARLY = (32, 10_000, 5) if fuzz.SECONDS else (8, 20, 5)

@@ -15,7 +15,7 @@ import pytest
 from small_disk import SmallDisk
 
 from dispfl.errors import ConfigError, MessageError, RunError
-from dispfl.peer.membership import list_file, members_format
+from dispfl.peer.membership import list_file
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.audit_log import read_audit
 from dispfl.peer.membership.identity import MAX_ISSUERS, Identity, der, issue, readable_fingerprint
@@ -553,13 +553,13 @@ def test_reading_the_file_after_a_change_parses_the_changed_entries_only(
     others = [Identity.make(f"site-{k}") for k in range(5)]
     members.accept_all([invite_of(each) for each in others])
     reopen(members).accept(invite_of(BOB))
-    parsed, parse = [], members_format._member
+    parsed, parse = [], list_file._member
 
     def counted(entry: Any, problems: list[str]) -> Member:
         parsed.append(entry["name"])
         return parse(entry, problems)
 
-    monkeypatch.setattr(members_format, "_member", counted)
+    monkeypatch.setattr(list_file, "_member", counted)
     assert len(members.names()) == 6
     assert parsed == ["bob"]
 

@@ -15,25 +15,25 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dispfl.errors import MessageError
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
-from dispfl.peer.context import NodeContext
-from dispfl.peer.guard import RequestGuard
 from dispfl.peer.local_federation import free_ports
-from dispfl.peer.log import event_logger
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
+from dispfl.peer.membership.list_file import to_bytes
 from dispfl.peer.membership.member_list import Member, MemberList
-from dispfl.peer.membership.members_format import to_bytes
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SiteMembership, SyncMessage, check_progress
-from dispfl.peer.participant import LocalSetup, local_setup
+from dispfl.peer.node_context import NodeContext
 from dispfl.peer.run_site import CodecExecutor, open_node
 from dispfl.peer.server import Server
+from dispfl.peer.setup.local_setup import LocalSetup, local_setup
+from dispfl.peer.setup.site_config import Deadlines, SiteConfig
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.site_config import Deadlines, SiteConfig
+from dispfl.peer.state.log import event_logger
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.round.exchange import check_request
 from dispfl.testing.rounds import tiny_context
 

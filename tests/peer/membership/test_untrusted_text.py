@@ -17,8 +17,8 @@ from dispfl.peer.membership import sync
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.invite import Invite, InviteError
+from dispfl.peer.membership.list_file import from_bytes, to_bytes
 from dispfl.peer.membership.member_list import Member, MemberList
-from dispfl.peer.membership.members_format import from_bytes, to_bytes
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.roster import Roster, RosterError
 from dispfl.peer.membership.sync import Offer, SyncMessage

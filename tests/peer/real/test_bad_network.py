@@ -10,7 +10,7 @@ from real_peers import TINY, Peers
 
 from dispfl.config import compose
 from dispfl.peer.local_federation import free_ports
-from dispfl.peer.site_config import Deadlines
+from dispfl.peer.setup.site_config import Deadlines
 from dispfl.topology import peer_names
 
 ROUNDS = 10

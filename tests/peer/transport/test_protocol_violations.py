@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from dispfl.peer.guard import RequestGuard
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import Refused, Request, Response
+from dispfl.peer.transport.guard import RequestGuard
 
 Play = Callable[[Any], None]
 

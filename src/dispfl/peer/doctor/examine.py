@@ -1,16 +1,33 @@
 """All checks of a site, in the order in which they are printed."""
 
-from collections.abc import Iterator
+import contextlib
+import os
+import pwd
+import resource
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from shlex import quote
+from typing import Any
 
-from dispfl.errors import DispflError
-from dispfl.peer.doctor.findings import Finding, Level, check_certificate
-from dispfl.peer.doctor.machine import check_key, check_privacy, check_run, check_training
+import torch
+
+from dispfl.core.allocator import keep_heap
+from dispfl.core.flat_module import FlatModule
+from dispfl.engines.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
+from dispfl.errors import DamagedError, DispflError
+from dispfl.files import RUN
+from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration, size
 from dispfl.peer.doctor.network import check_network
-from dispfl.peer.membership.identity import IdentityError
-from dispfl.peer.participant import local_setup
-from dispfl.peer.site import Site
+from dispfl.peer.membership.identity import KEY, IdentityError
+from dispfl.peer.setup.local_setup import LocalSetup, local_setup
+from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.site import IDENTITY, Site
+from dispfl.peer.state.store import PrivateRounds, difference_from_start
+from dispfl.round.context import PeerTask, StepResult
+from dispfl.round.round import peer_step
 
 
 def examine(folder: Path) -> Iterator[Finding]:
@@ -53,3 +70,231 @@ def examine(folder: Path) -> Iterator[Finding]:
         yield check_privacy(site, setup)
     yield from check_training(site, setup, config, running=running)
     yield from check_network(site, setup, config, status, running=running)
+
+
+def check_key(site: Site) -> Finding:
+    """Check whom the key belongs to; `Site.open` has refused one that others can read."""
+    owner = (site.folder / IDENTITY / KEY).stat().st_uid
+    if owner != os.geteuid():
+        name, me = _user(owner), _user(os.geteuid())
+        advice = (
+            f"Run every command as the user who runs the node: sudo -u {name} dispfl peer"
+            " doctor ..."
+        )
+        return Finding(
+            "key", Level.WARNING, f"it belongs to the user {name}, and you are {me}", advice
+        )
+    if site.folder.stat().st_mode & 0o077:
+        advice = f"Run: chmod 700 {quote(str(site.folder))}"
+        return Finding(
+            "key", Level.WARNING, f"other users may enter {site.folder}, which holds models", advice
+        )
+    return Finding("key", Level.OK, "readable by its owner alone")
+
+
+def check_run(
+    site: Site, setup: LocalSetup, status: Mapping[str, Any], *, running: bool
+) -> Finding:
+    """Check what an earlier start has saved: its spec, and its checkpoints."""
+    folder = site.run_folder
+    if not (folder / "config.toml").exists():
+        return Finding("run", Level.OK, "not started yet")
+    try:
+        if differs := difference_from_start(folder, setup.spec, setup.settings):
+            advice = f"Change site.toml back; or delete {folder}, which deletes the model."
+            return Finding("run", Level.FAILURE, f"it was started {differs}", advice)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        if not (finished := checkpoints.finished_rounds()):
+            return Finding("run", Level.OK, "no round is saved yet")
+        if not running:  # a running node deletes old ones meanwhile
+            checkpoints.load(finished[-1])
+    except DamagedError as damage:
+        return Finding(
+            "run",
+            Level.WARNING,
+            str(damage),
+            "The node keeps it aside, and resumes from an earlier round.",
+        )
+    except DispflError as problem:
+        return Finding("run", Level.FAILURE, str(problem))
+    if running and (reason := status.get("save_problem")):
+        text = f"{status.get('unsaved_rounds')} rounds are only in memory: {reason}"
+        advice = "Free some space, and do not stop the node: it saves them by itself."
+        return Finding("run", Level.FAILURE, text, advice)
+    text = f"{finished[-1]} of {setup.run.rounds} rounds are saved"
+    return Finding("run", Level.OK, text if running else f"{text}, and can be read")
+
+
+def check_privacy(site: Site, setup: LocalSetup) -> Finding:
+    """Check how much of its privacy budget a site that trains privately has spent."""
+    privacy, rounds = setup.run.privacy, PrivateRounds(site.run_folder)
+    try:
+        spent, exhausted = rounds.spent(setup.run.privacy_plan(site.name))
+        left = setup.run.rounds - rounds.begun.rounds
+    except DispflError as problem:
+        return Finding("privacy", Level.FAILURE, str(problem))
+    budget = "no budget" if privacy.epsilon is None else f"a budget of {privacy.epsilon:g}"
+    text = f"epsilon {spent:.3g} is spent, with {budget} (delta {privacy.delta:g})"
+    if exhausted and left > 0:
+        text += ": not enough for another round, so this site no longer trains"
+        advice = (
+            "Leave it so: it goes on sending its model. A larger privacy.epsilon would weaken the"
+            " promise."
+        )
+        return Finding("privacy", Level.WARNING, text, advice)
+    return Finding("privacy", Level.OK, text)
+
+
+def check_training(
+    site: Site, setup: LocalSetup, config: SiteConfig, *, running: bool
+) -> Iterator[Finding]:
+    """Train a few batches, and check time, memory and the space for what a round saves."""
+    try:
+        seconds, result = measure_round(setup)
+    except DispflError as problem:  # a function of the user's has failed
+        yield Finding(
+            "training",
+            Level.FAILURE,
+            str(problem),
+            "Mend it: every round would fail like this one.",
+        )
+        return
+    except (MemoryError, RuntimeError) as problem:
+        yield Finding(
+            "training",
+            Level.FAILURE,
+            f"a batch failed: {problem}",
+            "A smaller train.batch_size needs less.",
+        )
+        return
+    if result.report.failure:
+        yield Finding("training", Level.FAILURE, result.report.failure)
+    yield _time_finding(seconds, config)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    yield _memory_finding(peak, running=running)
+    yield disk_finding(site.folder, (KEPT_CHECKPOINTS + 1) * checkpoint_bytes(site.name, result))
+
+
+def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
+    """Return the estimated seconds of a round's step, from one batch and from as many as take a
+    second, and a result.
+
+    The accounting of private steps is left out: its time depends on their number, and its results
+    are kept.
+    """
+    keep_heap()
+    torch.set_num_threads(setup.threads)
+    network, state = (
+        FlatModule(setup.run.module(), setup.run.device, setup.run.precision),
+        setup.initial_state(),
+    )
+    batches, privacy = (
+        setup.run.train.local_steps(len(setup.run.peers[setup.name].train)),
+        setup.run.privacy,
+    )
+    if (
+        privacy.enabled
+    ):  # the noise of a whole round: fewer steps with the same budget would have another
+        noise = setup.run.privacy_plan(setup.name).noise_multiplier
+        privacy = privacy.model_copy(update={"epsilon": None, "noise_multiplier": noise})
+
+    def timed(batches: int) -> tuple[float, StepResult]:
+        train = setup.run.train.model_copy(update={"steps": batches})
+        context = replace(setup.run, train=train, privacy=privacy)
+        if privacy.enabled:
+            plan = context.privacy_plan(setup.name)
+            plan.spent(plan.steps_per_round)
+        began = time.perf_counter()
+        result = peer_step(context, network, PeerTask(setup.name, 0), state, {})
+        return time.perf_counter() - began, result
+
+    timed(1)  # the first one allocates memory and chooses kernels
+    one, _ = timed(1)
+    more = max(3, min(batches, int(1 / max(one, 1e-3))))
+    seconds, result = timed(more)
+    return one + max(0.0, seconds - one) / (more - 1) * (batches - 1), result
+
+
+def _time_finding(seconds: float, config: SiteConfig) -> Finding:
+    text, deadlines = f"a round trains for about {duration(seconds)}", config.deadlines
+    if seconds > deadlines.max:
+        text += (
+            f", longer than the longest deadline ({duration(deadlines.max)}): the others continue"
+            " without this site"
+        )
+        advice = "Train less in a round (train.steps), or raise deadlines.max at every site."
+        return Finding("training", Level.FAILURE, text, advice)
+    if seconds > deadlines.min:
+        text += f"; faster sites may wait only {duration(deadlines.min)} (deadlines.min) for it"
+        return Finding(
+            "training",
+            Level.WARNING,
+            text,
+            f"Set deadlines.min to {2 * seconds:.0f} or more at every site.",
+        )
+    return Finding("training", Level.OK, text)
+
+
+def _memory_finding(needed: float, *, running: bool) -> Finding:
+    total, available = memory_limits(Path("/proc/meminfo").read_text(), _cgroup_limit())
+    text = f"training needs about {size(needed)}; {size(available)} of {size(total)} are available"
+    if needed > total:
+        advice = "Use a smaller model or train.batch_size, or raise the service's MemoryMax."
+        return Finding("memory", Level.FAILURE, text, advice)
+    if needed > available and not running:
+        return Finding(
+            "memory", Level.WARNING, text, "End other programs, or use a smaller train.batch_size."
+        )
+    return Finding("memory", Level.OK, text)
+
+
+def memory_limits(meminfo: str, cgroup: float) -> tuple[float, float]:
+    """Return the bytes of memory that this process could have at most, and those available at the
+    moment."""
+    lines = dict(line.split(":", 1) for line in meminfo.splitlines() if ":" in line)
+    total, available = (
+        1024.0 * int(lines[name].split()[0]) for name in ("MemTotal", "MemAvailable")
+    )
+    return min(total, cgroup), min(available, cgroup)
+
+
+def _cgroup_limit() -> float:
+    try:
+        group = Path("/proc/self/cgroup").read_text().strip().rpartition("::")[2]
+        return float(Path(f"/sys/fs/cgroup{group}/memory.max").read_text())  # "max" is no number
+    except (OSError, ValueError):
+        return float("inf")
+
+
+def disk_finding(folder: Path, needed: float) -> Finding:
+    """Check the space for the checkpoints: those that are kept, and the next one while it is
+    written."""
+    present = 0
+    for here, _, names in os.walk(folder / RUN / "checkpoints"):
+        for name in names:
+            with contextlib.suppress(
+                FileNotFoundError
+            ):  # a running node deletes old ones meanwhile
+                present += Path(here, name).stat().st_size
+    free = shutil.disk_usage(folder).free
+    missing = max(0.0, needed - present)
+    text = f"checkpoints need {size(needed)}; {size(free)} are free in {folder}"
+    if not os.access(folder, os.W_OK):
+        return Finding(
+            "disk",
+            Level.FAILURE,
+            f"{folder} cannot be written",
+            "Run doctor as the user who runs the node.",
+        )
+    if free < missing:
+        return Finding("disk", Level.FAILURE, text, f"Free {size(missing - free)} or more.")
+    if free < 2 * missing:
+        return Finding("disk", Level.WARNING, text, "Free some space: other files grow, too.")
+    return Finding("disk", Level.OK, text)
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)

@@ -14,18 +14,18 @@ from typing import Any
 
 from dispfl.errors import DispflError
 from dispfl.peer.client import Client
-from dispfl.peer.context import NodeContext
 from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration
-from dispfl.peer.guard import RequestGuard
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import server_context
 from dispfl.peer.membership.member_list import Member
 from dispfl.peer.membership.sync import SiteMembership
-from dispfl.peer.participant import LocalSetup
+from dispfl.peer.node_context import NodeContext
 from dispfl.peer.run_site import SiteNetwork
+from dispfl.peer.setup.local_setup import LocalSetup
+from dispfl.peer.setup.site_config import Deadlines, SiteConfig
 from dispfl.peer.site import Site
-from dispfl.peer.site_config import Deadlines, SiteConfig
 from dispfl.peer.transport.base import JSON
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import os_error_text, peer_certificates
 
 ANSWER_SECONDS = 10.0

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from dispfl.errors import RunError
+from dispfl.files import append_durably
 from dispfl.peer.membership.member_list import Member, MemberList
-from dispfl.runs.files import append_durably
 
 AUDIT = "audit.jsonl"
 MAX_ADDRESS_CHANGES = 20

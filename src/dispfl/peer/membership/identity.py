@@ -21,8 +21,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from dispfl.errors import ConfigError, DispflError
+from dispfl.files import plain_disk_errors, sync_folder, write_atomically
 from dispfl.peer.membership.address import check_name
-from dispfl.runs.files import plain_disk_errors, sync_folder, write_atomically
 
 _MAX_CERTIFICATE_BYTES = 4096  # typical size: 400
 _VALIDITY_YEARS = 10

@@ -210,7 +210,7 @@ def _encode(record: JSON) -> tuple[str, str]:
 
 
 class SiteMembership:
-    """Implementation of `dispfl.peer.context.Membership` for a site."""
+    """Implementation of `dispfl.peer.node_context.Membership` for a site."""
 
     def __init__(self, site: "Site", method: Method, layout: Layout, density: float) -> None:
         self._site = site

@@ -18,11 +18,10 @@ import email.utils
 import ssl
 from collections.abc import Callable
 
-from dispfl.peer.guard import RequestGuard
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import Handler, Limits, Request, Response, Unreachable
-from dispfl.peer.transport.counting import TransportCounters
-from dispfl.peer.transport.http import Identify, PartialBody
+from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.http import Identify, PartialBody, TransportCounters
 from dispfl.peer.transport.https_client import AttemptError, PeerConnections
 from dispfl.peer.transport.https_server import HttpHandler
 from dispfl.peer.transport.listener import Listener, wait_until

@@ -13,13 +13,14 @@ from collections.abc import Callable
 
 from aiohttp import hdrs, web
 
-from dispfl.peer.guard import RequestGuard
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import JSON, Handler, Limits, Refused, Request, Response
-from dispfl.peer.transport.counting import UNKNOWN, TransportCounters
+from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.http import (
+    UNKNOWN,
     Identify,
     StalledError,
+    TransportCounters,
     body_digest,
     chunks,
     peer_certificates,

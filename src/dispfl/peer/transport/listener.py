@@ -21,8 +21,7 @@ from dispfl.errors import ConfigError
 from dispfl.peer.membership.address import Address
 from dispfl.peer.transport import http
 from dispfl.peer.transport.base import Limits, Refused
-from dispfl.peer.transport.counting import UNKNOWN, CountingSocket, TransportCounters
-from dispfl.peer.transport.http import os_error_text
+from dispfl.peer.transport.http import UNKNOWN, CountingSocket, TransportCounters, os_error_text
 from dispfl.wire.refusals import Refusal
 
 _log = logging.getLogger(__name__)

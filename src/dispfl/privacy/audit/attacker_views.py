@@ -10,6 +10,7 @@ from torch import nn
 
 from dispfl.core.flat_module import loaded_network
 from dispfl.core.packed import PackedModel
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.methods.base import GossipMethod, PeerState
 from dispfl.round.context import RunContext
 from dispfl.round.exchange import (
@@ -19,7 +20,6 @@ from dispfl.round.exchange import (
     published_model,
     requested_mask,
 )
-from dispfl.runs.checkpoint import Checkpoints
 from dispfl.runs.saved import SavedRun
 
 PERSONAL, RECEIVED = "personal model", "what a neighbour received"

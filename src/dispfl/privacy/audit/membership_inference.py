@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.core.train import EVALUATION_BATCH
 
 Scores = NDArray[np.float64]

@@ -13,13 +13,14 @@ from torch import Tensor, nn
 
 from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.rng import stream, stream_seed
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.data.batches import ResidentSamples
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import ImageDataset, load_dataset
+from dispfl.data.datasets import load_dataset
+from dispfl.data.labelled import LabelledDataset
 from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.extras import require
+from dispfl.files import RUN, SITES, is_site, plain_disk_errors, write_atomically
 from dispfl.privacy.audit.attacker_views import TrainedFederation
 from dispfl.privacy.audit.canaries import CONFIDENCE, Guesses, best_guesses, residuals
 from dispfl.privacy.audit.label_inference import (
@@ -51,7 +52,6 @@ from dispfl.runs.directory import (
     read_metrics,
     read_split,
 )
-from dispfl.runs.files import RUN, SITES, is_site, plain_disk_errors, write_atomically
 from dispfl.runs.metrics import last
 from dispfl.runs.saved import SavedRun, context_of
 
@@ -99,14 +99,15 @@ class Audit:
     ) -> None:
         if shadows < 0 or shadows % 2:
             raise ConfigError(
-                f"--shadows must be an even number, because shadows come in twos, got {shadows}."
+                f"--shadows must be an even number, because shadows come in twos, got {shadows}.",
+                key="--shadows",
             )
         self.path, self.shadows = path, shadows
         self.experiment = audited_experiment(path, overrides)
         self._canaries = canaries
 
     @cached_property
-    def data(self) -> ImageDataset | CustomDataset:
+    def data(self) -> LabelledDataset:
         """The run's data set."""
         return load_dataset(self.experiment.data)
 

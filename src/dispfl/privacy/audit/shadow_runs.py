@@ -17,12 +17,10 @@ from torch import Tensor
 
 from dispfl.config import compose, differing_keys
 from dispfl.core.rng import stream
-from dispfl.core.task import Samples
+from dispfl.core.samples import Samples
 from dispfl.data.batches import ResidentSamples
-from dispfl.data.by_column import ByColumn
-from dispfl.data.custom import CustomDataset
-from dispfl.data.datasets import ImageDataset
 from dispfl.data.fetch import ProgressCallback
+from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import Split
 from dispfl.errors import RunError
 from dispfl.experiment import Experiment
@@ -117,7 +115,7 @@ class AllData:
     labels: Tensor
 
     @classmethod
-    def of(cls, data: ImageDataset | CustomDataset, augment: bool) -> "AllData":
+    def of(cls, data: LabelledDataset, augment: bool) -> "AllData":
         train, test = data.samples(augment=augment)
         return cls(train, test, torch.cat([data.train_labels, data.test_labels]))
 
@@ -138,7 +136,7 @@ def _read(samples: Samples, rows: Tensor) -> ResidentSamples:
 
 
 def find_candidates(
-    experiment: Experiment, data: ImageDataset | CustomDataset, split: Split
+    experiment: Experiment, data: LabelledDataset, split: Split
 ) -> list[Candidates]:
     """Return the candidates of each peer, in roster order.
 
@@ -151,7 +149,7 @@ def find_candidates(
     for part in (split, split.unseen):
         if part is not None:
             free[torch.cat([*part.train, *part.validation])] = False
-    if isinstance(experiment.partition, ByColumn):  # what no peer has comes from elsewhere
+    if not experiment.partition.draws_from_one_pool:
         free[: len(data.train_labels)] = False
     trained = set(_contents(everything.read(torch.cat(split.train))))
     found = []

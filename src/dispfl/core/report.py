@@ -1,0 +1,163 @@
+"""The measurements of one peer in one round, and the list of all quantities that a run records."""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from dispfl.core.quantities import (
+    QUANTITY,
+    ROUND_QUANTITIES,
+    Quantity,
+    ReportFigure,
+    ResultColumn,
+    Shape,
+    per_peer,
+)
+
+SHARE_OF_KEPT = "share of kept weights"
+
+
+@dataclass
+class Report:
+    """Measurements of one peer in one round. `None` means not measured.
+
+    To record another quantity of peers, declare it here with `per_peer`, and set it where it is
+    measured: `trainer.report.NAME = value`.
+    """
+
+    scores: dict[str, float] = field(default_factory=dict)
+    """The metrics on the peer's test data after the step, by name, the main one first."""
+    test_loss: float | None = per_peer(
+        "the loss on the same test data",
+        higher_is_better=False,
+        evaluation=True,
+        summarized=True,
+        column=ResultColumn("test loss", ("test loss", ""), 0),
+    )
+    train_score: float | None = per_peer(
+        "the main metric on the peer's training data, without augmentation, after the round; with"
+        " `eval_train` only",
+        evaluation=True,
+        summarized=True,
+        column=ResultColumn("train {metric}", ("train", "{metric}"), 8),
+    )
+    validation: float | None = per_peer(
+        "the main metric on the peer's validation data, if it has any (`partition.validation`)",
+        evaluation=True,
+        summarized=True,
+        column=ResultColumn("validation", ("validation", "{metric}"), 8),
+    )
+    global_test: float | None = per_peer(
+        "the main metric of the peer's model on the global test data, if there are any",
+        evaluation=True,
+        summarized=True,
+    )
+    mixed: float | None = per_peer(
+        "the main metric after mixing and before training, where a method reports it (Dis-PFL)",
+        evaluation=True,
+    )
+    backdoor: float | None = per_peer(
+        "in a backdoor attack, the share of inputs with the trigger that are taken for the target",
+        unit="share",
+        higher_is_better=False,
+        evaluation=True,
+    )
+    train_loss: float | None = per_peer(
+        "the mean loss over the steps of the round's last call of `learn`; null for a peer that"
+        " did not train",
+        higher_is_better=False,
+    )
+    mask_change: float | None = per_peer(
+        "the share of kept weights that the mask search replaces",
+        unit="share",
+        figure=ReportFigure("masks", "Weights pruned and regrown per round", SHARE_OF_KEPT),
+    )
+    overlap: float | None = per_peer(
+        "the share of a peer's kept weights that a neighbour holds too, mean over received models",
+        unit="share",
+        figure=ReportFigure("masks", "Kept weights that the neighbours keep too", SHARE_OF_KEPT),
+    )
+    epsilon: float | None = per_peer(
+        "with [privacy](../privacy.md), what the peer has spent so far",
+        higher_is_better=False,
+    )
+    distances: dict[str, float | None] | None = None
+    """With a robust rule: the root mean square difference of each received model to the peer's own,
+    on the weights that both hold; None without any.
+    """
+    far: list[str] | None = None
+    """The senders among them that are farther than the rule's threshold: their differences are
+    clipped, or they do not decide weights that few hold.
+    """
+    failure: str | None = None
+    """Why the peer's step was abandoned, as a sentence."""
+    exhausted: bool = False
+    """With privacy: the budget did not last for this round, so that the peer did not train."""
+    seconds: float = field(default=0.0, compare=False)
+    """The time that mixing, training and the mask search took, as `step_clock` measures it;
+    evaluation is left out."""
+    passes: list[tuple[int, list[int]]] = field(default_factory=list)
+    """The training done: samples passed forward and backward, and the weights kept in each layer
+    meanwhile."""
+
+    def __post_init__(self) -> None:
+        # JSON gives lists for tuples.
+        self.passes = [(samples, list(kept)) for samples, kept in self.passes]
+
+    @property
+    def score(self) -> float | None:
+        """The main metric."""
+        return next(iter(self.scores.values()), None)
+
+    @property
+    def peer_seconds(self) -> float | None:
+        """The seconds of the step, if the peer trained."""
+        return round(self.seconds, 4) if self.passes else None
+
+    def without_evaluation(self) -> "Report":
+        """Return the report of the same step in a round without evaluation."""
+        unmeasured: dict[str, Any] = {quantity.name: None for quantity in EVALUATIONS}
+        return replace(self, scores={}, **unmeasured)
+
+    def with_evaluation(self, evaluation: "Report") -> "Report":
+        """Return the report of the same step with what the evaluation of another model measured."""
+        measured: dict[str, Any] = {}
+        for quantity in EVALUATIONS:
+            value = getattr(evaluation, quantity.name)
+            if value is not None:
+                measured[quantity.name] = value
+        failure = self.failure or evaluation.failure
+        return replace(self, scores=evaluation.scores, failure=failure, **measured)
+
+
+def _declared_in_report() -> tuple[Quantity, ...]:
+    declared = []
+    for report_field in fields(Report):
+        quantity = report_field.metadata.get(QUANTITY)
+        if quantity:
+            declared.append(replace(quantity, name=report_field.name))
+    return tuple(declared)
+
+
+SCORES = Quantity(
+    "scores",
+    Shape.METRICS,
+    "by the name of each metric, on the peers' own test data after the round: a spread, with"
+    " `higher_is_better` and the `format` of its numbers; empty in a round without evaluation"
+    " (`eval_every`)",
+    evaluation=True,
+    summarized=True,
+)
+PEER_QUANTITIES = (
+    *_declared_in_report(),
+    Quantity(
+        "peer_seconds",
+        Shape.PEERS,
+        "the seconds that the peer's step computes; null for a peer that did not train",
+        unit="s",
+        higher_is_better=False,
+    ),
+)
+"""The attributes of a report that are recorded as spreads over peers."""
+EVALUATIONS = tuple(quantity for quantity in PEER_QUANTITIES if quantity.evaluation)
+QUANTITIES = (SCORES, *PEER_QUANTITIES, *ROUND_QUANTITIES)
+"""All quantities of a line of `metrics.jsonl`."""

@@ -1,0 +1,187 @@
+"""A data set in memory: labelled training and test samples, with what a model has to know of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+from dispfl.core.samples import Samples
+from dispfl.data.batches import (
+    DatasetSamples,
+    ImageTransform,
+    ResidentSamples,
+    Scaling,
+    labels_of,
+)
+from dispfl.errors import ConfigError
+
+Groups = tuple[Sequence[str], Sequence[str]]
+"""Where each training sample and each test sample comes from: a value of `data.group`."""
+
+
+class Normalization(NamedTuple):
+    """Inputs become (x - mean) / std: per channel, for pixels in [0, 1], or per column of a table."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class LabelledDataset(Protocol):
+    """What `load_dataset` returns, whatever the source of the data."""
+
+    @property
+    def name(self) -> str:
+        """The name of the data set: of the catalogue, or `custom`."""
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the outputs."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+
+    @property
+    def train_labels(self) -> Tensor:
+        """The labels of the training data; int64."""
+
+    @property
+    def test_labels(self) -> Tensor:
+        """The labels of the test data; int64."""
+
+    @property
+    def groups(self) -> Groups | None:
+        """The groups of the samples; None without `data.group`."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Table: the names of the inputs; otherwise empty."""
+
+    @property
+    def label(self) -> str | None:
+        """Table: the name of the label's column."""
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """How images or tables become inputs of a network; None for any other inputs."""
+
+    def samples(self, *, augment: bool = False) -> tuple[Samples, Samples]:
+        """Return training and test samples; `augment` crops and flips training images at random."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageDataset:
+    """Labelled images. `mean` and `std` are per channel, for pixels scaled to [0, 1]."""
+
+    name: str
+    train_inputs: Tensor
+    """uint8; N, C, H, W"""
+    train_labels: Tensor
+    """int64; N"""
+    test_inputs: Tensor
+    test_labels: Tensor
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    flip: bool
+    """Whether a flipped image still shows its class: true of photographs, not of digits."""
+    groups: Groups | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Channels, height and width of an image."""
+        return tuple(self.train_inputs.shape[1:])
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Empty: images have no columns."""
+        return ()
+
+    @property
+    def label(self) -> None:
+        """None: the labels of images have no column."""
+        return
+
+    @property
+    def normalization(self) -> Normalization:
+        """Mean and standard deviation of each channel."""
+        return Normalization(self.mean, self.std)
+
+    def samples(self, *, augment: bool = False) -> tuple[ResidentSamples, ResidentSamples]:
+        """Return training and test samples.
+
+        `augment` crops training images at random, and flips them if `flip` allows it.
+        """
+        transform = ImageTransform(self.mean, self.std, crop=augment, flip=augment and self.flip)
+        train = ResidentSamples(
+            _channels_last(self.train_inputs), self.train_labels, transform=transform
+        )
+        test = ResidentSamples(
+            _channels_last(self.test_inputs), self.test_labels, transform=transform
+        )
+        return train, test
+
+
+def _channels_last(images: Tensor) -> Tensor:
+    return images.permute(0, 2, 3, 1).contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class CustomDataset:
+    """Samples from a table, from arrays or from a user's function; images are an `ImageDataset`."""
+
+    name: str
+    train: ResidentSamples | DatasetSamples
+    test: ResidentSamples | DatasetSamples
+    listed_classes: tuple[str, ...] | None = None
+    """The classes if they are known; otherwise they are the numbers up to the largest label."""
+    columns: tuple[str, ...] = ()
+    scaling: Scaling | None = None
+    """How the inputs were standardized, if they were."""
+    label: str | None = None
+    groups: Groups | None = None
+
+    @cached_property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, in the order of the outputs."""
+        if self.listed_classes is not None:
+            return self.listed_classes
+        largest = max(int(self.train_labels.max()), int(self.test_labels.max()))
+        return tuple(str(label) for label in range(largest + 1))
+
+    @cached_property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one input."""
+        inputs, _ = next(self.train.batches(1))
+        return tuple(inputs.shape[1:])
+
+    @cached_property
+    def train_labels(self) -> Tensor:
+        """The labels of the training data; a Dataset is read completely for them."""
+        return labels_of(self.train, self.listed_classes, "training data")
+
+    @cached_property
+    def test_labels(self) -> Tensor:
+        """The labels of the test data."""
+        return labels_of(self.test, self.listed_classes, "test data")
+
+    @property
+    def normalization(self) -> Normalization | None:
+        """Mean and standard deviation by which the columns of a table were scaled."""
+        if not self.columns:
+            return None
+        scaling = self.scaling or Scaling.identity(len(self.columns))
+        return Normalization(tuple(scaling.mean.tolist()), tuple(scaling.std.tolist()))
+
+    def samples(
+        self, *, augment: bool = False
+    ) -> tuple[ResidentSamples | DatasetSamples, ResidentSamples | DatasetSamples]:
+        """Return training and test samples; `augment` is refused."""
+        if augment:
+            raise ConfigError(
+                "data.augment crops images, and these data are not images; omit it.",
+                key="data.augment",
+            )
+        return self.train, self.test

@@ -1,0 +1,156 @@
+"""What a peer needs to take part: its data, its model, its density and the settings of its
+rounds."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dispfl.core.flat_module import FlatModule
+from dispfl.core.layout import Layout
+from dispfl.core.rng import stream_seed
+from dispfl.core.samples import Samples
+from dispfl.costs.flops import ForwardCost, forward_cost
+from dispfl.data.datasets import load_dataset
+from dispfl.data.labelled import LabelledDataset
+from dispfl.data.split import hold_out
+from dispfl.methods.base import PeerState
+from dispfl.peer.setup.site_config import SiteConfig
+from dispfl.peer.setup.spec import DataSchema, FederationSpec, federation_spec
+from dispfl.peer.site import Site
+from dispfl.robust.averages import check_byzantine
+from dispfl.round.context import PeerData, RunContext
+from dispfl.wire.codec import Codec
+
+
+@dataclass(frozen=True)
+class LocalSetup:
+    """Everything that one peer needs to run its rounds."""
+
+    name: str
+    federation: str
+    run: RunContext
+    density: float
+    smallest_density: float
+    layout: Layout
+    weights: Tensor
+    """The first weights that all peers share, of which the spec has a digest."""
+    buffers: Mapping[str, Tensor]
+    schema: DataSchema | None = None
+    """The model's inputs and outputs."""
+    threads: int = 1
+    """Threads that train."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """The settings as TOML, for the run directory."""
+
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        federation: str,
+        context: RunContext,
+        density: float,
+        smallest_density: float,
+        schema: DataSchema | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> "LocalSetup":
+        """Return the setup of a peer; of the peers in `context`, only this one has data."""
+        context.method.kept_counts(
+            context.layout, density
+        )  # refuses a density that the network cannot have
+        network = FlatModule(context.module())
+        weights, buffers = network.read(), network.read_buffers()
+        setup = cls(
+            name,
+            federation,
+            context,
+            density,
+            smallest_density,
+            context.layout,
+            weights,
+            buffers,
+            schema,
+        )
+        return replace(setup, settings=settings or {})
+
+    @property
+    def spec(self) -> FederationSpec:
+        """What all peers of the federation must have in common."""
+        model = (self.layout, self.weights)
+        return federation_spec(
+            self.federation, self.run, *model, self.smallest_density, self.schema
+        )
+
+    def cost(self) -> ForwardCost:
+        """Return the operations of the network's forward pass."""
+        sample = next(self.run.peers[self.name].train.batches(1))[0]
+        cost = forward_cost(self.run.module(), self.layout, sample)
+        cost.warn()
+        return cost
+
+    def codec(self) -> Codec:
+        """The codec of its messages."""
+        dense = self.run.method.always_dense(self.layout, {self.smallest_density})
+        return Codec(self.layout, dense, self.run.wire)
+
+    def initial_state(self) -> PeerState:
+        """The state before the first round (Algorithm 1, line 2)."""
+        method, seed = self.run.method, self.run.seed
+        weights = self.run.peer_weights(self.name)
+        state = method.start(weights, self.layout, self.density, seed=seed, peer=self.name)
+        return replace(
+            state, buffers={name: buffer.clone() for name, buffer in self.buffers.items()}
+        )
+
+
+def local_setup(site: Site) -> LocalSetup:
+    """Return a site's setup, from its settings and its own data; refuse what does not fit
+    together."""
+    config = site.config()
+    data = site_data(site, config)
+    context = site_context(site, config, data)
+    check_byzantine(context.method, context.topology, len(context.roster))
+    context.check()
+    setup = LocalSetup.of(
+        site.name,
+        site.info.federation,
+        context,
+        config.density,
+        config.least_density,
+        data_schema(data),
+    )
+    return replace(setup, threads=config.threads, settings=config.to_toml())
+
+
+def site_data(site: Site, config: SiteConfig) -> LabelledDataset:
+    """Load the data that a site's settings name."""
+    return load_dataset(config.data, site=site.name, seed=config.seed, folder=site.folder)
+
+
+def data_schema(data: LabelledDataset) -> DataSchema:
+    """The inputs and outputs of a model for this data."""
+    return DataSchema(data.classes, data.shape, data.columns)
+
+
+def site_context(site: Site, config: SiteConfig, data: LabelledDataset) -> RunContext:
+    """Return the context of a site's rounds; only its own data are here."""
+    others = tuple(site.members.names())
+
+    def own(train: Samples, test: Samples) -> dict[str, PeerData]:
+        if not config.validation:
+            return {site.name: PeerData(train, test)}
+        rng = np.random.default_rng(stream_seed(config.seed, "validation", site.name))
+        kept, held_out = hold_out(
+            torch.arange(len(train)), data.train_labels, config.validation, rng, "validation"
+        )
+        return {site.name: PeerData(train.take(kept), test, train.take(held_out))}
+
+    return config.context(
+        data,
+        own,
+        folder=site.folder,
+        remote_peers=others,
+    )

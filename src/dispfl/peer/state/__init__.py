@@ -1,0 +1,1 @@
+"""What a node keeps and shows: its saved rounds, its status and its log."""

@@ -1,0 +1,137 @@
+"""A node's view of the other peers: rounds, reachability and traffic."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from math import inf, nan
+from typing import Any
+
+import pytest
+from simulated_world import LIMIT, FakeTraining, World, reliable
+
+from dispfl.core.packed import PackedModel
+from dispfl.methods.base import PeerState
+from dispfl.peer.client import RoundResponses
+from dispfl.peer.node import Node, agreed_round
+from dispfl.peer.state.status import NodeStatus, announced_privacy
+from dispfl.privacy.steps import Privacy
+from dispfl.round.context import PeerTask, StepResult
+from dispfl.testing.virtual_time import run
+
+
+def test_one_false_claim_has_no_effect_while_most_members_have_not_been_heard() -> None:
+    def agreed(*claims: int, members: int, is_final: bool = False) -> int | None:
+        return agreed_round(0, claims, members, is_final=is_final)
+
+    assert agreed(members=4) == agreed(0, 1, 0, members=4) == 0
+    assert agreed(19, members=4) is None  # the first one that responds
+    assert agreed(19, 0, members=4) is None
+    assert agreed(19, 0, 0, members=4) == 0
+    assert agreed(19, 7, members=4) is None
+    assert agreed(19, 7, 8, members=4) == 8
+    assert agreed(19, 7, 8, 0, members=4) == 7
+    assert agreed(7, members=1) == 7
+    assert agreed(19, members=4, is_final=True) == 19  # nobody else came
+    assert agreed(19, 0, members=4, is_final=True) == agreed(19, 1, members=4, is_final=True) == 0
+
+
+def test_a_skip_needs_more_than_half_of_the_requested_peers() -> None:
+    def is_stale(stale: int, requested: int) -> bool:
+        names = [f"{number:03d}" for number in range(requested)]
+        return RoundResponses(names, stale=names[:stale]).is_stale
+
+    assert [is_stale(k, 2) for k in range(3)] == [False, False, True]
+    assert [is_stale(k, 3) for k in range(4)] == [False, False, True, True]
+    assert not is_stale(0, 0)
+
+
+def test_a_request_of_an_unreachable_peer_does_not_make_it_reachable() -> None:
+    status = NodeStatus()
+    status.mark_unreachable("bob")
+    assert (status.is_unreachable("bob"), status.is_silent("bob")) == (True, True)
+    status.mark_seen("bob", 3, now=1.0)  # its own request
+    assert (status.is_unreachable("bob"), status.is_silent("bob")) == (True, False)
+    status.record_reply("bob")
+    assert (status.is_unreachable("bob"), status.is_silent("bob")) == (False, False)
+
+
+def test_bytes_sent_by_one_site_are_bytes_received_by_the_other() -> None:
+    alice, bob = NodeStatus(), NodeStatus()
+    alice.record_received("alice", "bob", 0, requested=10, size=300, values=70)
+    bob.record_sent("alice", requested=10, size=300)
+    mine, theirs = alice.peers["bob"], bob.peers["alice"]
+    assert (
+        (mine.sent_bytes, mine.received_bytes)
+        == (theirs.received_bytes, theirs.sent_bytes)
+        == (10, 300)
+    )
+
+
+class Exhausted(FakeTraining):
+    """Has a budget for two rounds."""
+
+    async def step(
+        self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> StepResult:
+        step = await super().step(task, state, received)
+        step.report.exhausted = task.t >= 2
+        return step
+
+
+def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> None:
+    """Of three sites 001 is private. 002 does not announce anything, as a site of an older
+    version."""
+    world = World(3, reliable, peers=3, rounds=5)
+    nodes: dict[str, Node] = {}
+    seen: set[bool] = set()
+
+    async def live(name: str) -> None:
+        node = nodes[name] = world.node(name)
+        if name == "001":
+            node.ctx.run = replace(world.context, privacy=Privacy(epsilon=4.0))
+            node.training = Exhausted(world, world.rng)
+        await node.run(0, world.start[name])
+
+    async def watch() -> None:
+        while True:
+            if "000" in nodes and (known := nodes["000"].ctx.status.peers["001"].privacy):
+                seen.add(bool(known["left"]))
+            await asyncio.sleep(0.01)
+
+    async def story() -> None:
+        watching = asyncio.create_task(watch())
+        await asyncio.gather(*(live(name) for name in world.names))
+        watching.cancel()
+
+    run(story(), LIMIT)
+    assert seen == {True, False}  # first left, then used up
+    for name in ("000", "002"):
+        peers = nodes[name].ctx.status.as_json()["peers"]
+        assert peers["001"]["privacy"] == {"epsilon": 4.0, "delta": 1e-5, "left": False}
+        assert peers["000" if name == "002" else "002"]["privacy"] is None
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        None,
+        "private",
+        [],
+        {},
+        {"epsilon": "4" * 10_000, "delta": 1e-5, "left": True},
+        {"epsilon": 10**400, "delta": 1e-5, "left": True},
+        {"epsilon": nan, "delta": 1e-5, "left": True},
+        {"epsilon": -1, "delta": 1e-5, "left": True},
+        {"epsilon": True, "delta": 1e-5, "left": True},
+        {"epsilon": 4, "delta": inf, "left": True},
+        {"epsilon": 4, "delta": 1e-5, "left": "yes"},
+        {"epsilon": 4, "left": True},
+    ],
+)
+def test_an_announcement_of_privacy_that_is_not_of_its_form_counts_as_none(said: Any) -> None:
+    assert announced_privacy(said) is None
+
+
+def test_of_an_announcement_of_privacy_only_its_numbers_are_kept() -> None:
+    kept = {"epsilon": None, "delta": 1e-5, "left": True}
+    assert announced_privacy(kept | {"more": "x" * 60_000}) == kept
