@@ -61,7 +61,7 @@ class RunSettings(Settings):
     rounds: int = Field(default=16, ge=1)
     """Communication rounds: the paper's T."""
     eval_every: int = Field(default=1, ge=1)
-    """Evaluate the models every this many rounds, and after the last."""
+    """Evaluation interval, in rounds; models are also evaluated after the last round."""
     eval_train: bool = False
     """Evaluate the models on their peers' training data too, as they are: how much of what they
     learned generalizes."""
@@ -223,7 +223,7 @@ class Experiment(RunSettings):
     attack: AttackName = "none"
     """What Byzantine peers do; the others' accuracies are reported."""
     byzantine: float = Field(default=0.0, ge=0, lt=1)
-    """The share of the peers that lie."""
+    """The share of Byzantine peers."""
 
     @field_validator("engine", mode="before")
     @classmethod

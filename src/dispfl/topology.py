@@ -160,8 +160,8 @@ class Exponential(Topology):
 
 
 class RandomRegular(Topology):
-    """A new graph each round, in which every peer receives from `degree` peers and is received by
-    as many.
+    """A new graph each round, in which every peer receives from `degree` peers and sends to as
+    many.
 
     Deviation 5: the peers are ordered on a circle by a hash, and `degree` distinct hashed offsets
     give whom each receives from, so that "the busiest node has at most 10 connections" is true for
@@ -171,7 +171,7 @@ class RandomRegular(Topology):
     name: Literal["random"] = "random"
     degree: int = Field(default=10, ge=1)
     """Neighbours of a peer in a round. The default is lowered where there are fewer other peers; at
-    real sites, whose number changes, any degree is."""
+    real sites, whose number changes, so is any degree."""
 
     @classmethod
     def at_most(cls, degree: int) -> Self:

@@ -57,7 +57,7 @@ def attack(
     attacks: Annotated[
         str, typer.Option(help="Attacks, separated by commas; default: all of them.")
     ] = "",
-    byzantine: Annotated[str, typer.Option(help="Shares of the peers that lie.")] = "0,0.1,0.2,0.3",
+    byzantine: Annotated[str, typer.Option(help="Shares of Byzantine peers.")] = "0,0.1,0.2,0.3",
     config: ConfigOption = None,
     seeds: SeedsOption = 1,
     out: OutOption = None,

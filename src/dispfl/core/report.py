@@ -56,7 +56,7 @@ class Report:
         evaluation=True,
     )
     backdoor: float | None = per_peer(
-        "in a backdoor attack, the share of inputs with the trigger that are taken for the target",
+        "in a backdoor attack, the share of inputs with the trigger that it misclassifies",
         unit="share",
         higher_is_better=False,
         evaluation=True,

@@ -264,7 +264,7 @@ class Grouped(Partition):
 
     name: Literal["grouped"] = "grouped"
     groups: int = Field(default=4, ge=1)
-    """Groups of peers, of equal size up to one."""
+    """Groups of peers, whose sizes differ by at most one."""
     alpha: float = Field(default=0.3, ge=0.001, le=10_000)
     """Concentration of the groups' label distributions, as in `Dirichlet`."""
 

@@ -18,7 +18,7 @@ class FineTuned(Method):
     tune_epochs: int = Field(default=5, ge=1)
     """Local epochs of fine-tuning."""
     tune_every: int = Field(default=10, ge=1)
-    """Fine-tune and evaluate every this many rounds, and after the last."""
+    """Interval of fine-tuning and evaluation, in rounds; both also follow the last round."""
     tune_rate: Literal["initial", "current"] = "initial"
     """The learning rate of round 0 (the authors' choice), or that of the present round."""
 

@@ -41,12 +41,12 @@ ByzantineCount = Annotated[int | float, BeforeValidator(_check_byzantine)]
 
 
 class Robust(Method):
-    """A method whose average can withstand lies."""
+    """A method whose average can withstand Byzantine peers."""
 
     robust: Literal["none", "clip", "trim", "nnm"] = "none"
-    """How others' models are averaged: plainly (the papers), or by a rule that withstands some
-    lies: differences to our own weights clipped, trimmed means, or nearest-neighbour mixing before
-    trimmed means.
+    """How received models are averaged: plainly (the papers), or by a rule that tolerates some
+    Byzantine peers: clipped differences to our own weights, trimmed means, or nearest-neighbour
+    mixing before trimmed means.
     """
     byzantine: ByzantineCount = 0.2
     """With a robust rule: the Byzantine peers among the models that a peer or the server averages
