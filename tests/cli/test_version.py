@@ -47,7 +47,8 @@ def test_a_shell_completes_commands_and_options() -> None:
     ]
 
 
-def test_the_completion_script_exists_and_readme_says_how_to_install_it() -> None:
+def test_the_completion_script_exists_and_a_page_says_how_to_install_it() -> None:
     assert "_DISPFL_COMPLETE=complete_bash" in ask(_DISPFL_COMPLETE="source_bash")
     assert "--install-completion" in CliRunner().invoke(app, ["--help"]).output
-    assert "dispfl --install-completion" in (Path(__file__).parents[2] / "README.md").read_text()
+    page = Path(__file__).parents[2] / "docs" / "commands.md"
+    assert "dispfl --install-completion" in page.read_text()
