@@ -125,7 +125,7 @@ class Peer:
         members = TwoMembers([int(flags[where].sum()) for where in layout.slices])
         self.ctx = NodeContext("000", self.context, codec, {}, members, CodecExecutor())
         self.ctx.guard.MAX_REPEATS = sys.maxsize  # the same model is requested again and again
-        self.ctx.published.publish(0, self.state.model, ["001"], lambda name: False)
+        self.ctx.published.publish(0, self.state.model, ["001"], silent=())
         self.request = codec.encode_request(mask)
         self.transport = transport(folder, "000")
 

@@ -59,7 +59,7 @@ def test_rules_attacks_and_shares_make_one_table_and_are_not_run_twice(
     assert (
         (tmp_path / "attack.csv")
         .read_text()
-        .startswith("rule,attack,Byzantine peers,seeds,mean,worst,kept,backdoor\nnone,none,0.0,1,")
+        .startswith("rule,attack,byzantine,seeds,mean,worst,kept,backdoor\nnone,none,0.0,1,")
     )
     before = (tmp_path / "none@none" / "seed-0" / "summary.json").stat().st_mtime_ns
     again = dispfl(*arguments)
@@ -121,7 +121,7 @@ def test_the_table_marks_what_falls_below_95_percent_of_the_same_peers_without_l
         (["method=fedfomo"], "method=fedfomo has no method.robust; choose one of dispfl, "),
         (
             ["topology=ring", "method.byzantine=1"],
-            "method.byzantine is 1, but a peer receives from 2 models in a round",
+            "method.byzantine is 1, but a peer receives 2 models in a round",
         ),
     ],
 )

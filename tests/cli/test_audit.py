@@ -96,7 +96,7 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(
     write_atomically(run / "summary.json", summary)
     config = (run / "config.toml").read_text()
     for old, new, sentence in (
-        ("Byzantine peers = 0.0", "Byzantine peers = 0.5", "has Byzantine peers"),
+        ("byzantine = 0.0", "byzantine = 0.5", "has Byzantine peers"),
         ('attack = "none"', 'attack = "noise"\nmade_in_python = true', "was made in Python"),
     ):
         assert old in config

@@ -21,6 +21,7 @@ from small_disk import SmallDisk
 from typer.testing import CliRunner
 
 from dispfl.cli.peer import app
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.doctor import examine as machine
 from dispfl.peer.doctor.examine import (
     check_key,
@@ -47,7 +48,7 @@ from dispfl.peer.membership.identity import Identity
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.run_site import open_node
 from dispfl.peer.setup.local_setup import local_setup
-from dispfl.peer.setup.site_config import Deadlines, SiteConfig
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.round.context import RunContext, StepResult
 from dispfl.round.round import peer_step

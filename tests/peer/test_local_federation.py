@@ -278,7 +278,7 @@ def test_a_run_interrupted_during_its_creation_is_completed(
     (out / "split.safetensors").unlink()
     prepare_resume(out)
     for name in peer_names(3):
-        assert Site.open(out / SITES / name).members.roster(0) == peer_names(3)
+        assert Site.open(out / SITES / name).members.participants(0) == peer_names(3)
     assert setup_of_peer(out, "001").spec == setup_of_peer(out, "002").spec
 
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from simulated_world import LIMIT, ROUNDS, World, reliable
 
-from dispfl.peer.client import GREETINGS
+from dispfl.peer.member_sync import MAX_GREETED
 from dispfl.testing.memory_transport import Delivery
 from dispfl.testing.virtual_time import run
 
@@ -74,7 +74,7 @@ def test_many_members_start_join_leave_are_revoked_and_finish_twenty_rounds() ->
             )
             assert t < ROUNDS / 2 or not revoked.intersection(store.received[t]), (name, t)
     assert (
-        max(greetings[name, "sync"] for name in names) <= 2 * GREETINGS
+        max(greetings[name, "sync"] for name in names) <= 2 * MAX_GREETED
     )  # two requests each, if there are records
     steps, greeted = MEMBERS * ROUNDS, sum(greetings.values()) / MEMBERS
     each = f"{1000 * seconds / steps:.1f} ms and {sum(requests.values()) / steps:.1f} requests"

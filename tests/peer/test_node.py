@@ -14,7 +14,7 @@ from dispfl.core.report import Report
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.node import Node
-from dispfl.peer.node_context import MAX_LINES
+from dispfl.peer.state.log import MAX_LINES
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
 from dispfl.round.context import PeerTask, StepResult
 from dispfl.testing.memory_transport import MemoryTransport

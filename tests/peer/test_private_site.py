@@ -15,11 +15,12 @@ import torch
 from dispfl import extras
 from dispfl.errors import ConfigError, RunError
 from dispfl.methods.base import PeerState
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.doctor.examine import examine
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.run_site import TrainingThread, open_node, run_node, run_site
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
-from dispfl.peer.setup.site_config import Deadlines, SiteConfig
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import event_logger
 from dispfl.peer.state.store import PrivateRounds

@@ -81,7 +81,7 @@ def test_a_member_list_that_cannot_be_read_ends_no_node() -> None:
         def unreadable(self: object, t: int) -> list[str]:
             raise RunError("members.json cannot be read: Input/output error.")
 
-        with mock.patch.object(View, "roster", unreadable):
+        with mock.patch.object(View, "participants", unreadable):
             await asyncio.sleep(4)
         await asyncio.gather(*living)
 

@@ -24,6 +24,7 @@ from dispfl.core.metric import Metric
 from dispfl.core.task import Task
 from dispfl.errors import ConfigError, RunError
 from dispfl.peer import run_site
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.doctor.examine import check_run
 from dispfl.peer.doctor.findings import Level
 from dispfl.peer.local_federation import free_ports
@@ -33,7 +34,7 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.run_site import SiteNetwork, open_node, run_node
 from dispfl.peer.setup.local_setup import local_setup
-from dispfl.peer.setup.site_config import Deadlines, SiteConfig
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import STATUS, Site, SiteInfo
 from dispfl.peer.state.status import ServiceManager
 from dispfl.peer.state.store import SavingThread, report_of, rounds_of

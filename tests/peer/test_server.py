@@ -18,6 +18,7 @@ from dispfl.peer.server import Server
 from dispfl.peer.setup.spec import federation_spec, spec_difference, spec_digest
 from dispfl.peer.transport.base import JSON, Refused, Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
+from dispfl.round.exchange import published_model
 from dispfl.testing.memory_transport import instant
 from dispfl.testing.virtual_time import run
 from dispfl.wire.codec import Codec
@@ -211,7 +212,7 @@ def in_round_0(world: World, requests: list[Request]) -> tuple[NodeContext, list
 
     async def story() -> tuple[NodeContext, list[Response]]:
         ctx, state = world.node("000").ctx, world.start["000"]
-        ctx.published.publish(0, ctx.method.publish(state), ["001"], lambda name: False)
+        ctx.published.publish(0, published_model(ctx.run, state), ["001"], silent=())
         return ctx, [await Server(ctx)("001", request) for request in requests]
 
     return run(story(), LIMIT)
@@ -284,7 +285,7 @@ def test_a_spec_that_differs_at_length_is_short_in_the_status() -> None:
             await server("001", Request("sync", {"spec": spec, "current_round": 0}))
 
     run(story(), LIMIT)
-    shown = context.status.spec_mismatch("001") or ""
+    shown = context.status.peers["001"].spec_mismatch or ""
     assert "seed is" in shown
     assert len(shown) < 400
     assert shown.isprintable()

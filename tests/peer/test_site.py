@@ -66,7 +66,7 @@ def test_two_sites_accept_each_other(tmp_path: Path) -> None:
     bob = make(tmp_path / "bob", "bob", listen="127.0.0.1:7601")
     alice.members.accept(bob.invite())
     bob.members.accept(alice.invite())
-    assert alice.members.roster(0) == bob.members.roster(0) == ["alice", "bob"]
+    assert alice.members.participants(0) == bob.members.participants(0) == ["alice", "bob"]
 
 
 def test_a_rotated_site_has_a_certificate_that_follows_its_old_one(tmp_path: Path) -> None:

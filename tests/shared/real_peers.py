@@ -21,9 +21,9 @@ from dispfl.data.datasets import load_dataset
 from dispfl.experiment import Experiment
 from dispfl.files import SITES
 from dispfl.methods.base import PeerState
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.local_federation import LOG, setup_of_peer
 from dispfl.peer.run_site import run_node
-from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import event_logger
 from dispfl.peer.state.store import PeerStore, rounds_of

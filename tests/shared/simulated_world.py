@@ -9,7 +9,7 @@ import asyncio
 import hashlib
 import random
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,10 +28,10 @@ from dispfl.core.train import Train
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext, PublishedModels
 from dispfl.peer.server import MAX_HOLD
-from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.transport.base import JSON
 from dispfl.round.context import PeerTask, RunContext, StepResult
@@ -67,7 +67,7 @@ class AllMembers:
     is_fixed: bool = True
     """Whether nobody has joined or left during the run."""
 
-    def roster(self, t: int) -> list[str]:
+    def participants(self, t: int) -> list[str]:
         return [name for name in self.names if self.joins.get(name, 0) <= t]
 
 
@@ -78,11 +78,11 @@ class View:
     all: AllMembers
     name: str
 
-    def roster(self, t: int) -> list[str]:
-        roster = self.all.roster(t)
-        return roster if self.name in roster else sorted([self.name, *roster])
+    def participants(self, t: int) -> list[str]:
+        names = self.all.participants(t)
+        return names if self.name in names else sorted([self.name, *names])
 
-    def kept(self, name: str) -> Sequence[int]:
+    def kept_counts(self, name: str) -> Sequence[int]:
         return self.all.announced.get(name, self.all.keeps)
 
     def join(self, t: int) -> None:
@@ -94,7 +94,7 @@ class View:
 
     def merge(self, records: JSON) -> None: ...
 
-    def signed_roster(self) -> None: ...
+    def roster(self) -> None: ...
 
     def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
         return False
@@ -111,10 +111,10 @@ class RecordedModels(PublishedModels):
         self.name, self.world = name, world
 
     def publish(
-        self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]
+        self, t: int, model: PackedModel, receivers: Iterable[str], silent: Collection[str]
     ) -> None:
         self.world.published[self.name, t].append(model)
-        super().publish(t, model, listeners, gone)
+        super().publish(t, model, receivers, silent)
 
 
 @dataclass
@@ -135,7 +135,7 @@ class CheckedNode(Node):
             self.world.federation_round(name),
         )
         after, state = await super()._round(t, state)
-        deadline = max(deadline, self.client.startup_until + MIN_DEADLINE - began)
+        deadline = max(deadline, self.client.deadlines.startup_until + MIN_DEADLINE - began)
         deadline = max(deadline, self.client.deadlines.patience) if median_round < t else deadline
         assert clock() - began <= 2 * deadline, (name, t)
         if name in self.world.returning and self.world.stores[name].rounds[-1:] == [t]:
@@ -239,7 +239,7 @@ class MemoryStore:
         state, context, layout = step.next_state, self.world.context, self.world.context.layout
         if self.world.members.is_fixed:
             senders, _ = context.topology.row(
-                context.seed, t, self.world.members.roster(t), self.name
+                context.seed, t, self.world.members.participants(t), self.name
             )
             assert sorted([*received, *missed]) == senders
         assert torch.isfinite(state.model.values).all()

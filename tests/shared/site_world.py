@@ -41,13 +41,13 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import der
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
-from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.store import PeerStore, SavingThread, unheard

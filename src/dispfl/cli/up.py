@@ -28,7 +28,7 @@ HEADINGS = (
     "MB\nin",
     "MB\nout",
     "TLS\n%",
-    "received",
+    "models\nin",
     "missed",
     "refused",
     "state",

@@ -1,11 +1,10 @@
-"""Batches of samples that stay in memory; normalization, crops and flips are tensor operations on
-whole batches."""
+"""Batches of samples in memory; images are normalized, cropped and flipped by whole batches."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -59,41 +58,41 @@ def random_crop(images: Tensor, rng: torch.Generator) -> Tensor:
     """Pad (N, H, W, C) images with black and crop each to its old size at a random position."""
     n, height, width, channels = images.shape
     padded = functional.pad(images, [0, 0, *[PADDING] * 4])
-    top, left = torch.randint(2 * PADDING + 1, (2, n), generator=rng).numpy()
+    positions = 2 * PADDING + 1
+    top, left = torch.randint(positions, (2, n), generator=rng).numpy()
+
+    # Each image at each position. Rows are contiguous, and NumPy copies them faster than torch.
     image, row, pixel, _ = padded.stride()
-    places = 2 * PADDING + 1
-    windows = as_strided(  # each image at each position; rows are contiguous, and NumPy copies them faster than torch
-        padded.numpy(), (n, places, places, height, width * channels), (image, row, pixel, row, 1)
-    )
+    shape = (n, positions, positions, height, width * channels)
+    windows = as_strided(padded.numpy(), shape, (image, row, pixel, row, 1))
     return torch.from_numpy(windows[np.arange(n), top, left]).view(images.shape)
 
 
 def random_flip(images: Tensor, rng: torch.Generator) -> Tensor:
     """Flip each of (N, H, W, C) images horizontally with probability one half."""
     chosen = (torch.rand(len(images), generator=rng) < 0.5).nonzero().squeeze(1)
+    mirrored = images.index_select(0, chosen).flip(2)
     flipped = images.numpy().copy()
-    flipped[chosen.numpy()] = (
-        images.index_select(0, chosen).flip(2).numpy()
-    )  # much faster than torch's index_copy
+    flipped[chosen.numpy()] = mirrored.numpy()  # much faster than torch's index_copy
     return torch.from_numpy(flipped)
 
 
 @dataclass(frozen=True, eq=False)
 class Scaling:
-    """Standardization of table columns: (x - mean) / std. Inference has to apply the same
-    scaling."""
+    """Standardization of table columns: (x - mean) / std, in training and in inference."""
 
     mean: Tensor
     std: Tensor
 
     @classmethod
     def of(cls, inputs: Tensor) -> "Scaling":
-        """The scaling that gives each column mean 0 and standard deviation 1; a constant column is
-        unchanged."""
+        """The scaling that gives each column mean 0 and standard deviation 1.
+
+        A constant column is unchanged.
+        """
         std, mean = torch.std_mean(inputs.double(), dim=0, correction=0)
         constant = (inputs == inputs[0]).all(dim=0)
-        mean, std = mean.masked_fill(constant, 0), std.masked_fill(constant, 1)
-        return cls(mean.float(), std.float())
+        return cls(mean.masked_fill(constant, 0).float(), std.masked_fill(constant, 1).float())
 
     @classmethod
     def identity(cls, columns: int) -> "Scaling":
@@ -120,25 +119,26 @@ class ResidentSamples:
     def batches(
         self, size: int, *, rng: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Batches of (inputs, labels): shuffled and augmented if a generator is given, otherwise in
-        order."""
-        for rows in _chunks(len(self), size, rng):
-            where = rows if self.index is None else self.index[rows]
-            inputs = self.inputs.index_select(0, where)
-            yield (
-                (inputs if self.transform is None else self.transform(inputs, rng=rng)),
-                self.labels[where],
-            )
+        """Batches of (inputs, labels): shuffled and augmented with a generator, else in order."""
+        for chunk in _chunks(len(self), size, rng):
+            rows = self.rows(chunk)
+            inputs = self.inputs.index_select(0, rows)
+            if self.transform is not None:
+                inputs = self.transform(inputs, rng=rng)
+            yield inputs, self.labels[rows]
 
     def take(self, rows: Tensor) -> "ResidentSamples":
         """A subset of the samples, backed by the same tensors."""
-        return replace(self, index=rows if self.index is None else self.index[rows])
+        return replace(self, index=self.rows(rows))
+
+    def rows(self, samples: Tensor) -> Tensor:
+        """The rows of the tensors that contain these samples, which are counted from 0."""
+        return samples if self.index is None else self.index[samples]
 
 
 @dataclass(frozen=True)
 class DatasetSamples:
-    """Samples of a torch Dataset, fetched item by item every time, so that its own transforms are
-    applied."""
+    """Samples of a torch Dataset, fetched item by item, so that its own transforms are applied."""
 
     dataset: Dataset[tuple[Tensor, Tensor]]
 
@@ -169,12 +169,14 @@ def data_digest(parts: Iterable[Samples]) -> str:
         digest.update(f"{len(samples)} samples".encode())
         if isinstance(samples, DatasetSamples):
             for row in sorted({0, len(samples) // 2, len(samples) - 1}):
-                one, again = (_read_one(samples, row) for _ in range(2))
-                _add(digest, one if all(map(torch.equal, one, again)) else one[1:])
+                sample = _read_sample(samples, row)
+                repeated = _read_sample(samples, row)
+                unchanged = all(map(torch.equal, sample, repeated))
+                _add(digest, sample if unchanged else sample[1:])
         elif isinstance(samples, ResidentSamples):
-            for rows in torch.split(torch.arange(len(samples)), _DIGEST_ROWS):
-                where = rows if samples.index is None else samples.index[rows]
-                _add(digest, (samples.inputs[where], samples.labels[where]))
+            for chunk in torch.split(torch.arange(len(samples)), _DIGEST_ROWS):
+                rows = samples.rows(chunk)
+                _add(digest, (samples.inputs[rows], samples.labels[rows]))
         else:
             for batch in samples.batches(_DIGEST_ROWS):
                 _add(digest, batch)
@@ -184,8 +186,8 @@ def data_digest(parts: Iterable[Samples]) -> str:
 _DIGEST_ROWS = 500
 
 
-def _read_one(samples: DatasetSamples, row: int) -> tuple[Tensor, Tensor]:
-    """Read one sample; what it draws from torch's global generator does not change later draws."""
+def _read_sample(samples: DatasetSamples, row: int) -> tuple[Tensor, Tensor]:
+    """Read one sample; its draws from torch's global generator do not change later draws."""
     with global_stream(0, "digest"):
         return next(samples.take(torch.tensor([row])).batches(1))
 
@@ -200,81 +202,94 @@ DatasetLike = Dataset[tuple[Tensor, Tensor]] | tuple[Tensor, Tensor] | Samples
 """What a user may pass as one peer's training or test data."""
 
 
-def samples_from(given: DatasetLike, whose: str) -> Samples:
-    """Wrap a Dataset or a pair of tensors; `whose` names it in errors ("peer 3's training
-    data")."""
-    if isinstance(given, TensorDataset):
-        given = cast(tuple[Tensor, Tensor], given.tensors)
-    if isinstance(given, (tuple, list)):
-        if len(given) != 2 or not all(isinstance(part, Tensor) for part in given):
-            kinds = ", ".join(type(part).__name__ for part in given[:5])
-            arrays = any(isinstance(part, np.ndarray) for part in given)
-            fix = " Convert arrays with torch.from_numpy." if arrays else ""
-            raise DataError(
-                f"{whose} must be a Dataset or a pair (inputs, labels) of tensors, got"
-                f" ({kinds}).{fix}"
-            )
-        inputs, labels = given
-        if len(inputs) != len(labels):
-            raise DataError(
-                f"{whose} has {len(inputs)} inputs but {len(labels)} labels; give as many of each."
-            )
-        samples: Samples = ResidentSamples(inputs, labels)
-    elif isinstance(given, (ResidentSamples, DatasetSamples)):
-        samples = given
-    elif (
-        hasattr(given, "__getitem__")
-        and hasattr(given, "__len__")
-        and not isinstance(given, (Tensor, np.ndarray))
-    ):
-        samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], given))
+def samples_from(data: DatasetLike, subject: str) -> Samples:
+    """Wrap a Dataset or a pair of tensors; errors call it `subject`: "Peer 3's training data"."""
+    if isinstance(data, TensorDataset):
+        data = cast(tuple[Tensor, Tensor], data.tensors)
+    if isinstance(data, (tuple, list)):
+        samples: Samples = _samples_from_pair(data, subject)
+    elif isinstance(data, (ResidentSamples, DatasetSamples)):
+        samples = data
+    elif _is_dataset(data):
+        samples = DatasetSamples(cast(Dataset[tuple[Tensor, Tensor]], data))
     else:
         raise DataError(
-            f"{whose} must be a Dataset with a length or a pair (inputs, labels), got"
-            f" {type(given).__name__}."
+            f"{subject} must be a Dataset with a length or a pair (inputs, labels), got"
+            f" {type(data).__name__}."
         )
     if not len(samples):
-        raise DataError(f"{whose} is empty; every peer needs at least one sample.")
+        raise DataError(f"{subject} is empty; every peer needs at least one sample.")
     return samples
+
+
+def _samples_from_pair(pair: Sequence[Any], subject: str) -> ResidentSamples:
+    types = [type(values) for values in pair]
+    if len(pair) != 2 or not all(issubclass(kind, Tensor) for kind in types):
+        names = ", ".join(kind.__name__ for kind in types[:5])
+        fix = " Convert arrays with torch.from_numpy." if np.ndarray in types else ""
+        raise DataError(
+            f"{subject} must be a Dataset or a pair (inputs, labels) of tensors, got"
+            f" ({names}).{fix}"
+        )
+    inputs, labels = pair
+    if len(inputs) != len(labels):
+        raise DataError(
+            f"{subject} has {len(inputs)} inputs but {len(labels)} labels; give as many of each."
+        )
+    return ResidentSamples(inputs, labels)
+
+
+def _is_dataset(data: object) -> bool:
+    if isinstance(data, (Tensor, np.ndarray)):
+        return False
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__")
 
 
 def labels_of(
     samples: ResidentSamples | DatasetSamples, classes: tuple[str, ...] | None, which: str
 ) -> Tensor:
-    """Return all labels; a label outside the classes is refused. `which` names the samples in
-    errors."""
+    """Return all labels; a label outside the classes is refused.
+
+    `which` names the samples in errors.
+    """
     if isinstance(samples, ResidentSamples):
         labels = samples.labels
     else:
         labels = torch.cat([labels for _, labels in samples.batches(500)])
-    if (low := int(labels.min())) < 0:
-        raise DataError(f"The {which} have the label {low}; labels count from 0.")
-    if classes is not None and (high := int(labels.max())) >= len(classes):
+    lowest = int(labels.min())
+    highest = int(labels.max())
+    if lowest < 0:
+        raise DataError(f"The {which} have the label {lowest}; labels count from 0.")
+    if classes is not None and highest >= len(classes):
         raise DataError(
-            f"The {which} have the label {high}, but data.classes lists {len(classes)} classes,"
+            f"The {which} have the label {highest}, but data.classes lists {len(classes)} classes,"
             " from 0."
         )
     return labels
 
 
 def label_range(samples: Samples) -> tuple[int, int] | None:
-    """Return the lowest and the highest label of samples in memory, if their labels are one whole
-    number each."""
-    if (
-        not isinstance(samples, ResidentSamples)
-        or samples.labels.ndim != 1
-        or samples.labels.is_floating_point()
-    ):
+    """Return the lowest and the highest label of samples in memory.
+
+    None if they are not in memory, or if their labels are not one whole number each.
+    """
+    if not isinstance(samples, ResidentSamples):
         return None
-    labels = samples.labels if samples.index is None else samples.labels[samples.index]
+    labels = samples.labels
+    if labels.ndim != 1 or labels.is_floating_point():
+        return None
+    if samples.index is not None:
+        labels = labels[samples.index]
     return int(labels.min()), int(labels.max())
 
 
 def _chunks(count: int, size: int, rng: torch.Generator | None) -> list[Tensor]:
-    """Row numbers of each batch. A last batch of one sample is merged with the previous one: batch
-    norm needs two."""
-    rows = torch.arange(count) if rng is None else torch.randperm(count, generator=rng)
-    chunks = list(torch.split(rows, size))
+    """The samples of each batch, counted from 0.
+
+    A last batch of one sample is merged with the previous one: batch norm needs two.
+    """
+    order = torch.arange(count) if rng is None else torch.randperm(count, generator=rng)
+    chunks = list(torch.split(order, size))
     if size > 1 and len(chunks) > 1 and len(chunks[-1]) == 1:
         chunks[-2:] = [torch.cat(chunks[-2:])]
     return chunks

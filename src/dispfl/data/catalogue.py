@@ -1,5 +1,4 @@
-"""The catalogue of data sets: everything known without reading their files. Imports neither torch
-nor numpy."""
+"""The catalogue of data sets: all that is known without their files, without torch or numpy."""
 
 import difflib
 from dataclasses import dataclass, replace
@@ -12,19 +11,18 @@ from dispfl.errors import ConfigError
 
 @dataclass(frozen=True)
 class FileLayout:
-    """One of the layouts of a data set's files: the usual folder names, and the files (or folders)
-    in there."""
+    """A layout of a data set's files: the usual folder names, and the files or folders in it."""
 
     folders: tuple[str, ...]
     names: tuple[str, ...]
 
     def missing(self, folder: Path) -> list[str]:
         """The names that exist neither plain nor gzipped."""
-        return [
-            name
-            for name in self.names
-            if not ((folder / name).exists() or (folder / f"{name}.gz").exists())
-        ]
+        missing = []
+        for name in self.names:
+            if not (folder / name).exists() and not (folder / f"{name}.gz").exists():
+                missing.append(name)
+        return missing
 
 
 @dataclass(frozen=True)
@@ -77,19 +75,29 @@ _CIFAR10 = (
     "ship",
     "truck",
 )
-_IDX = tuple(
-    f"{part}-ubyte"
-    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1")
+_IDX = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
+)
+_CIFAR10_BATCHES = (
+    "data_batch_1",
+    "data_batch_2",
+    "data_batch_3",
+    "data_batch_4",
+    "data_batch_5",
+    "test_batch",
 )
 _ZALANDO = "Zalando SE, 2017; MIT licence"
 _KRIZHEVSKY = "Krizhevsky, University of Toronto, 2009; free to use, cite the technical report"
 
 
 def _idx_downloads(base: str, *files: tuple[int, str]) -> tuple[Download, ...]:
-    return tuple(
-        Download(f"{base}/{name}.gz", sha256, size)
-        for name, (size, sha256) in zip(_IDX, files, strict=True)
-    )
+    downloads = []
+    for name, (size, sha256) in zip(_IDX, files, strict=True):
+        downloads.append(Download(f"{base}/{name}.gz", sha256, size))
+    return tuple(downloads)
 
 
 # Checksums. Fashion-MNIST: all four are verified against the files of Debian's package (the same
@@ -145,8 +153,7 @@ _SAMPLE = DataSpec(
 
 
 def _turned(*directions: str) -> DataSpec:
-    """The same images, turned, with a class for each kind of clothes in each direction: more
-    classes, fewer images."""
+    """The same images, turned, with a class for each kind of clothes in each direction."""
     names = tuple(f"{name}, {direction}" for name in _CLOTHES for direction in directions)
     title = f"{_SAMPLE.title}, turned to {len(directions)} directions"
     return replace(
@@ -209,12 +216,9 @@ _ALL = (
         class_names=_CIFAR10,
         files=(
             FileLayout(
-                ("cifar-10-batches-bin",),
-                (*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"),
+                ("cifar-10-batches-bin",), tuple(f"{name}.bin" for name in _CIFAR10_BATCHES)
             ),
-            FileLayout(
-                ("cifar-10-batches-py",), (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch")
-            ),
+            FileLayout(("cifar-10-batches-py",), _CIFAR10_BATCHES),
         ),
         downloads=(_CIFAR10_DOWNLOAD,),
     ),
@@ -272,5 +276,7 @@ def describe(name: str) -> DataSpec:
 
 def nearest_name(name: str) -> str:
     """A hint for an unknown name: the most similar one, or all names."""
-    near = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
-    return f"Did you mean {near[0]}?" if near else f"Known data sets: {', '.join(DATASETS)}."
+    similar = difflib.get_close_matches(name, DATASETS, n=1, cutoff=0.5)
+    if similar:
+        return f"Did you mean {similar[0]}?"
+    return f"Known data sets: {', '.join(DATASETS)}."

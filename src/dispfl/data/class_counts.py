@@ -1,5 +1,4 @@
-"""How many samples of each class a peer gets: integers with given row sums, within the supply of
-each class."""
+"""How many samples of each class a peer gets: whole numbers within the supply of each class."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,14 +53,18 @@ def _round(
     takes it from the columns with room, in the order of its preference.
     """
     counts = np.floor(x).astype(np.int64)
-    need, room = row_sums - counts.sum(axis=1), supply - counts.sum(axis=0)
+    need = row_sums - counts.sum(axis=1)
+    room = supply - counts.sum(axis=0)
+
     remainders = x - counts
     rounds_up = remainders > 1e-3  # smaller ones are rounding errors
-    for row, column in np.argwhere(rounds_up)[np.argsort(-remainders[rounds_up], kind="stable")]:
+    largest_first = np.argsort(-remainders[rounds_up], kind="stable")
+    for row, column in np.argwhere(rounds_up)[largest_first]:
         if need[row] and room[column]:
             counts[row, column] += 1
             need[row] -= 1
             room[column] -= 1
+
     for row in np.flatnonzero(need):
         order = np.argsort(-preference[row], kind="stable")
         taken = np.diff(np.minimum(np.cumsum(room[order]), need[row]), prepend=0)
@@ -73,13 +76,14 @@ def _round(
 def unequal_sizes(weights: NDArray[np.float64], total: int, least: int) -> Counts:
     """Divide a total in proportion to the weights, into whole numbers of at least `least`.
 
-    Whose share is too small gets `least`, and the others divide the rest; each repetition settles
-    one more at least. The total must be large enough for all, so the largest share always is.
+    A peer whose share is too small gets `least`, and the others divide what remains; each
+    repetition settles at least one more peer. The total must be large enough for all, so the
+    largest share always is.
     """
     settled = np.zeros(len(weights), np.bool_)
     while True:
-        rest = total - least * settled.sum()
-        shares = np.where(settled, least, rest * weights / weights[~settled].sum())
+        remaining = total - least * settled.sum()
+        shares = np.where(settled, least, remaining * weights / weights[~settled].sum())
         small = ~settled & (shares < least)
         if not small.any() or (settled | small).all():
             break
@@ -99,8 +103,7 @@ def split_totals(totals: Counts, sizes: Counts) -> Counts:
 
 
 def split_evenly(totals: Counts, members: int) -> Counts:
-    """Divide class totals among members so that the counts of a class differ by at most one, and
-    the row sums too.
+    """Divide class totals among members: counts and row sums differ by at most one.
 
     Round robin: of the samples sorted by class, member m takes every members-th, starting with the
     m-th.
@@ -111,8 +114,7 @@ def split_evenly(totals: Counts, members: int) -> Counts:
 
 
 def proportional(counts: Counts, total: int) -> Counts:
-    """Scale each row of counts to sum to `total`, in proportion, by the method of largest
-    remainders."""
+    """Scale each row of counts to sum to `total`, by the method of largest remainders."""
     scaled, remainders = np.divmod(counts * total, counts.sum(axis=1, keepdims=True))
     rank = np.argsort(np.argsort(-remainders, axis=1, kind="stable"), axis=1)
     rounded_up: NDArray[np.bool_] = rank < total - scaled.sum(axis=1, keepdims=True)
@@ -120,22 +122,21 @@ def proportional(counts: Counts, total: int) -> Counts:
 
 
 def assign_classes(
-    supply: Counts, peers: int, each: int, rng: np.random.Generator
+    supply: Counts, peers: int, per_peer: int, rng: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Assign `each` distinct classes to every peer, as (peers, classes), and each class equally
-    often up to one.
+    """Assign distinct classes to every peer, as (peers, classes), each equally often up to one.
 
     A peer takes the classes with the most free places, ties at random. So free places never differ
     by more than one between classes, and never run out early.
     """
     classes = len(supply)
-    places, remaining = divmod(peers * each, classes)
+    places, remaining = divmod(peers * per_peer, classes)
     free = np.full(classes, places)
     free[np.lexsort((rng.random(classes), -supply))[:remaining]] += 1
     held = np.zeros((peers, classes), np.bool_)
-    for mine in held:
-        taken = np.lexsort((rng.random(classes), -free))[:each]
-        mine[taken] = True
+    for peer in range(peers):
+        taken = np.lexsort((rng.random(classes), -free))[:per_peer]
+        held[peer, taken] = True
         free[taken] -= 1
     return held
 
@@ -146,13 +147,16 @@ def fill_evenly(held: NDArray[np.bool_], supply: Counts, n: int) -> Counts:
     If the supply is too small, n is lowered to the largest possible number; 0 if some class has too
     few for one each.
     """
-    each, holders = int(held[0].sum()), held.sum(axis=0)
-    even, more = divmod(n, each)
+    per_peer = int(held[0].sum())
+    holders = held.sum(axis=0)
+    even, more = divmod(n, per_peer)
     limit = int((supply[holders > 0] // holders[holders > 0]).min())
     if even > limit:
-        even, more = limit, each - 1
+        even = limit
+        more = per_peer - 1
     if even == 0:
         return np.zeros(held.shape, np.int64)
+
     extra = np.zeros_like(held)
     for _ in range(more):
         grown = one_more_each(held, extra, supply - even * holders)
@@ -163,21 +167,21 @@ def fill_evenly(held: NDArray[np.bool_], supply: Counts, n: int) -> Counts:
 
 
 def fill_unevenly(held: NDArray[np.bool_], supply: Counts, sizes: Counts) -> Counts:
-    """Give each peer its number of samples of its classes; the counts of its classes differ by at
-    most one.
+    """Give each peer its number of samples; the counts of its classes differ by at most one.
 
-    Where a class is too small, those who hold it get less, in proportion to their sizes.
+    Where a class is too small, the peers that hold it get less, in proportion to their sizes.
     """
-    each = int(held[0].sum())
-    demand = (held * sizes[:, None]).sum(axis=0) / each
+    per_peer = int(held[0].sum())
+    demand = (held * sizes[:, None]).sum(axis=0) / per_peer
     supplied = np.minimum(1.0, supply / np.maximum(demand, 1.0))
     resolved = np.floor(sizes * np.where(held, supplied, 1.0).min(axis=1) + 1e-9).astype(np.int64)
-    even, more = np.divmod(resolved, each)
+    even, more = np.divmod(resolved, per_peer)
+
     counts: Counts = held * even[:, None]
     room = supply - counts.sum(axis=0)
-    for peer, wanted in enumerate(more):
-        mine = np.flatnonzero(held[peer] & (room > 0))
-        taken = mine[np.argsort(-room[mine], kind="stable")][:wanted]
+    for peer, needed in enumerate(more):
+        labels = np.flatnonzero(held[peer] & (room > 0))
+        taken = labels[np.argsort(-room[labels], kind="stable")][:needed]
         counts[peer, taken] += 1
         room[taken] -= 1
     return counts
@@ -186,34 +190,37 @@ def fill_unevenly(held: NDArray[np.bool_], supply: Counts, sizes: Counts) -> Cou
 def one_more_each(
     held: NDArray[np.bool_], extra: NDArray[np.bool_], room: Counts
 ) -> NDArray[np.bool_] | None:
-    """Give every peer one more extra sample, of a class it holds and has no extra of; None if that
-    is impossible.
+    """Give every peer one more extra sample, of a class it holds and has no extra of.
 
-    Where a peer's classes have no room left, other peers swap: we search chains of "a peer with an
-    extra of this class could have an extra of that class instead" for one that ends at a class with
-    room. These are the augmenting paths of bipartite matching, so an assignment is found whenever
-    there is one.
+    None if that is impossible. Where a peer's classes have no room left, other peers swap: we
+    search chains of "a peer with an extra of this class could have an extra of that class instead"
+    for one that ends at a class with room. These are the augmenting paths of bipartite matching, so
+    an assignment is found whenever there is one.
     """
-    extra, room = extra.copy(), room - extra.sum(axis=0)
+    extra = extra.copy()
+    room = room - extra.sum(axis=0)
     for peer in range(len(held)):
-        mine = np.flatnonzero(held[peer] & ~extra[peer])
-        queue: list[int] = mine[np.argsort(-room[mine], kind="stable")].tolist()
+        labels = np.flatnonzero(held[peer] & ~extra[peer])
+        queue: list[int] = labels[np.argsort(-room[labels], kind="stable")].tolist()
         takers: dict[int, tuple[int, int | None]] = dict.fromkeys(queue, (peer, None))
         for label in queue:  # grows during the loop
             if room[label]:
                 break
-            others = np.flatnonzero(extra[:, label])
-            could_take = held[others] & ~extra[others]
+            owners = np.flatnonzero(extra[:, label])
+            could_take = held[owners] & ~extra[owners]
             for instead in np.flatnonzero(could_take.any(axis=0)).tolist():
                 if instead not in takers:
-                    takers[instead] = (int(others[could_take[:, instead].argmax()]), label)
+                    taker = int(owners[could_take[:, instead].argmax()])
+                    takers[instead] = (taker, label)
                     queue.append(instead)
         else:
             return None
+
         room[label] -= 1
         taker, given_up = takers[label]
         while given_up is not None:
-            extra[taker, label], extra[taker, given_up] = True, False
+            extra[taker, label] = True
+            extra[taker, given_up] = False
             label = given_up
             taker, given_up = takers[label]
         extra[peer, label] = True

@@ -141,9 +141,9 @@ def _assemble(
     source = parts[0].path
     classes = settings.classes or _classes_of(parts)
     numbered = []
-    for part in parts:
-        labels = class_numbers(part.labels, classes, part.path)
-        numbered.append(_NumberedSamples(part.inputs, labels, part.groups))
+    for samples in parts:
+        labels = class_numbers(samples.labels, classes, samples.path)
+        numbered.append(_NumberedSamples(samples.inputs, labels, samples.groups))
 
     if len(numbered) > 1:
         train, test = numbered
@@ -173,11 +173,11 @@ def _assemble(
 def _classes_of(parts: list[RawSamples]) -> tuple[str, ...]:
     """The classes of samples whose config lists none."""
     labels: set[str] = set()
-    samples = 0
-    for part in parts:
-        labels.update(part.labels, part.folders)
-        samples += len(part.labels)
-    return class_names(labels, samples, parts[0].path)
+    count = 0
+    for samples in parts:
+        labels.update(samples.labels, samples.folders)
+        count += len(samples.labels)
+    return class_names(labels, count, parts[0].path)
 
 
 def _hold_out_test(
@@ -352,13 +352,14 @@ def _is_pair_of_data(returned: Any) -> bool:
     """Whether these may be training and test data, and not the inputs and labels of one of them."""
     if not isinstance(returned, (tuple, list)) or len(returned) != 2:
         return False
-    return not any(isinstance(part, Tensor) for part in returned)
+    train, test = returned
+    return not isinstance(train, Tensor) and not isinstance(test, Tensor)
 
 
 def _type_names(returned: Any) -> str:
     if not isinstance(returned, (tuple, list)):
         return type(returned).__name__
-    names = ", ".join(type(part).__name__ for part in returned)
+    names = ", ".join(type(value).__name__ for value in returned)
     return f"({names})"
 
 

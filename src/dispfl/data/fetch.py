@@ -43,16 +43,18 @@ class Download:
 
     @property
     def address(self) -> str:
-        """The URL to download from: the official one, or the file of the same name at
-        `DISPFL_MIRROR`."""
+        """The URL to download from: the official one, or that of the file at `DISPFL_MIRROR`."""
         mirror = os.environ.get("DISPFL_MIRROR")
-        return f"{mirror.rstrip('/')}/{self.file_name}" if mirror else self.url
+        if not mirror:
+            return self.url
+        return f"{mirror.rstrip('/')}/{self.file_name}"
 
 
 def cache_folder() -> Path:
     """The folder of downloads and decoded images: `DISPFL_CACHE`, or the user's cache folder."""
-    if chosen := os.environ.get("DISPFL_CACHE"):
-        return Path(chosen).expanduser()
+    user_folder = os.environ.get("DISPFL_CACHE")
+    if user_folder:
+        return Path(user_folder).expanduser()
     import pooch
 
     return Path(pooch.os_cache("dispfl"))
@@ -90,21 +92,19 @@ def _retrieve(download: Download, into: Path, progress: ProgressCallback | None)
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    # identity: the checksum is that of the compressed file, so it must not be decompressed in
-    # transit.
-    get = pooch.HTTPDownloader(
+    # identity: the checksum is of the compressed file, which must not be decompressed in transit.
+    downloader = pooch.HTTPDownloader(
         progressbar=_Meter(progress, download.size) if progress else False,
         chunk_size=_CHUNK,
         headers={"Accept-Encoding": "identity"},
     )
-    url, host = download.address, urlsplit(download.address).netloc
+    url = download.address
+    host = urlsplit(url).netloc
+    checksum = f"sha256:{download.sha256}"
     hint = "Try again later, or set DISPFL_MIRROR to another server."
     try:
-        return Path(
-            pooch.retrieve(
-                url, f"sha256:{download.sha256}", download.file_name, into, downloader=get
-            )
-        )
+        file = pooch.retrieve(url, checksum, download.file_name, into, downloader=downloader)
+        return Path(file)
     except requests.HTTPError as problem:
         raise DataError(f"{host} refused the download: {problem}. {hint}") from None
     except (requests.ConnectionError, requests.Timeout):
@@ -116,18 +116,19 @@ def _retrieve(download: Download, into: Path, progress: ProgressCallback | None)
     except requests.RequestException as problem:
         raise DataError(f"Cannot download {url}: {problem}. {hint}") from None
     except ValueError:  # what pooch raises for a wrong checksum
-        reason = (
-            f"does not have the SHA-256 {download.sha256}, so it is damaged or was changed; it was"
-            " discarded"
-        )
-        raise DataError(f"{url} {reason}. {hint}") from None
+        raise DataError(
+            f"{url} does not have the SHA-256 {download.sha256}, so it is damaged or was changed;"
+            f" it was discarded. {hint}"
+        ) from None
 
 
 class _Meter:
     """The progress bar that pooch expects, which calls a `ProgressCallback`."""
 
     def __init__(self, progress: ProgressCallback, size: int) -> None:
-        self.progress, self.total, self.done = progress, size, 0
+        self.progress = progress
+        self.total = size
+        self.done = 0
 
     def update(self, count: int) -> None:
         self.done = min(self.done + count, self.total)
@@ -141,8 +142,7 @@ class _Meter:
 
 
 def _unpack(archive: Path, into: Path, target: Path) -> None:
-    """Unpack next to the target, move the finished folder into place atomically, and delete the
-    archive."""
+    """Unpack next to the target, move the finished folder into place, and delete the archive."""
     with tempfile.TemporaryDirectory(prefix=".unpacking-", dir=into) as scratch:
         try:
             if archive.suffix == ".zip":
@@ -172,9 +172,11 @@ def _unzip(archive: Path, into: Path) -> None:
 
 
 def _check_room(downloads: Sequence[Download], into: Path) -> None:
-    # An archive and its content are on the disk together; unpacked images take up to twice the
-    # space.
-    needed = sum(download.size * (3 if download.is_archive else 1) for download in downloads)
+    needed = 0
+    for download in downloads:
+        # An archive and its content are on the disk together; unpacked images take up to twice
+        # the space.
+        needed += download.size * (3 if download.is_archive else 1)
     free = shutil.disk_usage(into).free
     if free < needed:
         room = f"needs about {needed / 1e6:,.0f} MB and only {free / 1e6:,.0f} MB are free"

@@ -1,4 +1,4 @@
-"""A data set in memory: labelled training and test samples, with what a model has to know of them."""
+"""A data set in memory: training and test samples, and what a model has to know of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,10 @@ Groups = tuple[Sequence[str], Sequence[str]]
 
 
 class Normalization(NamedTuple):
-    """Inputs become (x - mean) / std: per channel, for pixels in [0, 1], or per column of a table."""
+    """Inputs become (x - mean) / std.
+
+    Per channel, for pixels in [0, 1]; or per column of a table.
+    """
 
     mean: tuple[float, ...]
     std: tuple[float, ...]

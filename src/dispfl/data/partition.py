@@ -138,7 +138,7 @@ class Partition(Component):
         test_labels: Tensor,
         rng: np.random.Generator,
     ) -> Split:
-        """Return a split of these samples, with the validation and global test data that are set."""
+        """Return a split of these samples, with validation data and global test data if set."""
         validation: tuple[Tensor, ...] = ()
         if self.validation:
             divided = [hold_out(rows, train_labels, self.validation, rng) for rows in train]

@@ -34,9 +34,9 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.files import RUN, SITE, SITES
 from dispfl.methods.base import GossipMethod
+from dispfl.peer.deadlines import Deadlines, DeadlineSettings
 from dispfl.peer.run_site import run_node
 from dispfl.peer.setup.local_setup import LocalSetup, data_schema
-from dispfl.peer.setup.site_config import Deadlines, DeadlineSettings
 from dispfl.peer.setup.spec import DataSchema
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events

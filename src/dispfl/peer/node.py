@@ -48,7 +48,7 @@ class Store(Protocol):
     async def save(
         self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
     ) -> None:
-        """Save round t, with the neighbours that were received and those that were missed."""
+        """Save round t, with the neighbours whose models were received, and the missed ones."""
         ...
 
 
@@ -62,181 +62,221 @@ class Node:
     store: Store
 
     async def run(self, t: int, state: PeerState) -> PeerState:
-        """Run the rounds from t to the last; a new peer joins a running federation at its current
-        round."""
-        ctx, status = self.ctx, self.ctx.status
-        status.round, status.rounds = t, ctx.run.rounds
-        if t > 0:  # resumed: the startup period is over
-            self.client.deadlines.startup = self.client.deadlines.min
-        await self.client.transport.serve(Server(ctx))
-        ctx.log("starting", {"round": t, "rounds": status.rounds, "listening": ctx.listening})
-        self.client.start()
+        """Run the rounds from t to the last, and return the last state.
+
+        A new peer joins a running federation at its current round.
+        """
+        await self._start(t)
         current = await self._federation_round(t)
-        t = self._join(current) if t == 0 else self._skip(t, current)
-        while t < ctx.run.rounds:
-            status.round = t
+        t = self._join(current) if t == 0 else self._skip_to(t, current)
+
+        while t < self.ctx.run.rounds:
             t, state = await self._round(t, state)
-        status.round, status.state = t, "serving"
+
+        self.ctx.status.round = t
         await self._serve_stragglers()
-        status.state = "finished"
+        self.ctx.status.state = "finished"
         return state
 
+    # before the first round
+
+    async def _start(self, t: int) -> None:
+        """Listen for requests, and begin the startup period."""
+        ctx = self.ctx
+        ctx.status.round = t
+        ctx.status.rounds = ctx.run.rounds
+        if t > 0:
+            self.client.deadlines.skip_startup()
+        await self.client.transport.serve(Server(ctx))
+        facts = {"round": t, "rounds": ctx.run.rounds, "listening": ctx.listening}
+        ctx.log("starting", facts)
+        self.client.deadlines.start(asyncio.get_running_loop().time())
+
     async def _federation_round(self, t: int) -> int:
-        """Return the federation's round if it is too far beyond t for us to be received, else t."""
-        status, client, pause = self.ctx.status, self.client, MIN_BACKOFF
-        greeted = client.greeted(t)
+        """Return the federation's round if it is too far beyond t for our models to be used, else
+        t."""
+        peers = self.ctx.status.peers
+        members = self.client.members
+        greeted = members.members_to_greet(t)
+        pause = MIN_BACKOFF
         while True:
-            await client.sync_members([name for name in greeted if not status.was_seen(name)])
+            await members.sync([name for name in greeted if not peers[name].was_seen])
             self._stop_if_all_mismatch(t)
-            voters = [name for name in greeted if status.spec_mismatch(name) is None]
-            claims = [status.round_of(name) for name in voters if status.was_seen(name)]
-            if (
-                agreed := agreed_round(t, claims, len(voters), is_final=client.has_started_up)
-            ) is not None:
+            voters = [name for name in greeted if peers[name].spec_mismatch is None]
+            claims = [peers[name].round for name in voters if peers[name].was_seen]
+            agreed = agreed_round(t, claims, len(voters), is_final=self._is_started_up)
+            if agreed is not None:
                 return agreed
             await asyncio.sleep(pause)
             pause = min(2 * pause, 5 * MAX_BACKOFF)
 
     def _stop_if_all_mismatch(self, t: int) -> None:
-        """Stop if all members have another spec, or all reachable ones at the end of the startup
-        period.
+        """Stop if all members have another spec, or, after the startup period, all reachable ones.
 
         One matching peer is enough to continue, so that no other member can stop this peer.
         """
-        status, others = self.ctx.status, self.ctx.others(t)
-        mismatches = [message for name in others if (message := status.spec_mismatch(name))]
-        if not mismatches or any(map(status.was_seen, others)):
+        peers = self.ctx.status.peers
+        other_names = self.ctx.participants.other_names(t)
+        contacted = [peers[name] for name in other_names if name in peers]
+        mismatches = [peer.spec_mismatch for peer in contacted if peer.spec_mismatch]
+        if not mismatches or any(peer.was_seen for peer in contacted):
             return
-        if len(mismatches) == len(others) or self.client.has_started_up:
+        if len(mismatches) == len(other_names) or self._is_started_up:
             raise RunError(f"No reachable peer accepts our settings. {mismatches[0]}")
 
-    def _join(self, current: int) -> int:
+    @property
+    def _is_started_up(self) -> bool:
+        return self.client.deadlines.is_started_up(asyncio.get_running_loop().time())
+
+    def _join(self, federation_round: int) -> int:
         """Announce and return the first round of a new peer: 0, or the next one of a running
         federation."""
-        ctx, t, rounds = self.ctx, current + 1 if current else 0, self.ctx.run.rounds
-        if current and t >= rounds:
+        ctx = self.ctx
+        rounds = ctx.run.rounds
+        first_round = federation_round + 1 if federation_round else 0
+        if first_round and first_round >= rounds:
             raise RunError(
                 f"The federation is in its last round ({rounds} of {rounds}); {ctx.name} is too"
                 " late to join."
             )
         try:
-            ctx.membership.join(t)
-        except (
-            DispflError,
-            OSError,
-        ) as problem:  # a full disk, for example
+            ctx.membership.join(first_round)
+        except (DispflError, OSError) as problem:  # a full disk, for example
             ctx.log("problem", {"detail": str(problem)})
-        if t > 0:
+        if first_round:
             ctx.joining = True
-            self.client.start(joining=True)
-            ctx.log("joining", {"round": t})
-        return t
+            self.client.deadlines.start_joining(asyncio.get_running_loop().time())
+            ctx.log("joining", {"round": first_round})
+        return first_round
 
-    async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
-        """Run a round, or skip it if the federation is further on. Return the next round and the
-        state."""
-        ctx, clock = self.ctx, asyncio.get_running_loop().time
-        ctx.status.state, ctx.status.deadline = "fetching", self.client.deadlines.deadline
-        ctx.guard.start_round()
-        if (
-            not state.model.values.any()
-        ):  # weights that are all zero were never trained and must not be averaged in
-            ctx.joining, state = (
-                True,
-                replace(state, model=masked(ctx.run.first_weights, state.next_mask)),
-            )
-        if not ctx.joining:
-            ctx.published.publish(
-                t, published_model(ctx.run, state), ctx.listeners(t), ctx.status.is_silent
-            )
-            ctx.guard.forget_before(ctx.published.oldest or 0)
-        began = clock()
-        responses = await self.client.fetch_models(t, state)
-        self._stop_if_all_mismatch(t)
-        if (
-            responses.is_stale
-            and (current := self._skip(t, await self.client.current_round(t))) > t
-        ):
-            return current, state
-        ctx.status.state, training_began = "training", clock()
-        task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
-        if ctx.joining:
-            state = await ctx.compute(
-                lambda: joining_state(ctx.run.method, state, responses.received)
-            )
-        step = await self.training.step(task, state, responses.received)
-        self.client.deadlines.record_round(
-            (responses.arrived or began) - began, clock() - training_began
-        )
-        await self._save(t, step, responses)
-        ctx.joining = ctx.joining and step.report.failure is not None
-        return t + 1, step.next_state
-
-    def _skip(self, t: int, current: int) -> int:
-        """Return the round to continue with: `current`, at most the last one."""
-        current = max(t, min(current, self.ctx.run.rounds - 1))
+    def _skip_to(self, t: int, federation_round: int) -> int:
+        """Return the round to continue with: the federation's, at most the last one."""
+        current = max(t, min(federation_round, self.ctx.run.rounds - 1))
         if current > t:
             self.ctx.log("behind", {"round": t, "current": current})
         return current
 
+    # a round
+
+    async def _round(self, t: int, state: PeerState) -> tuple[int, PeerState]:
+        """Run a round, or skip it if the federation is further on; return the next round and the
+        state."""
+        clock = asyncio.get_running_loop().time
+        state = self._begin_round(t, state)
+        self._publish(t, state)
+
+        began = clock()
+        responses = await self.client.fetch_models(t, state)
+        self._stop_if_all_mismatch(t)
+        if responses.is_stale:
+            current = self._skip_to(t, await self.client.members.current_round(t))
+            if current > t:
+                return current, state
+
+        training_began = clock()
+        step = await self._train(t, state, responses)
+        waited = (responses.arrived or began) - began
+        self.client.deadlines.record_round(waited, clock() - training_began)
+
+        await self._save(t, step, responses)
+        self._report(t, step, responses)
+        return t + 1, step.next_state
+
+    def _begin_round(self, t: int, state: PeerState) -> PeerState:
+        """Return the state that the round begins with."""
+        ctx = self.ctx
+        ctx.status.round = t
+        ctx.status.state = "fetching"
+        ctx.status.deadline = self.client.deadlines.deadline
+        ctx.guard.start_round()
+        if state.model.values.any():
+            return state
+        # Weights that are all zero were never trained, and must not be averaged in.
+        ctx.joining = True
+        return replace(state, model=masked(ctx.run.first_weights, state.next_mask))
+
+    def _publish(self, t: int, state: PeerState) -> None:
+        """Let other peers request our model, unless this peer has just joined and has none."""
+        ctx = self.ctx
+        if ctx.joining:
+            return
+        model = published_model(ctx.run, state)
+        ctx.published.publish(t, model, ctx.participants.receivers(t), ctx.status.silent_peers)
+        ctx.guard.forget_before(ctx.published.oldest or 0)
+
+    async def _train(self, t: int, state: PeerState, responses: RoundResponses) -> StepResult:
+        """Take the step with the received models."""
+        ctx = self.ctx
+        ctx.status.state = "training"
+        received = responses.received
+        if ctx.joining:
+            state = await ctx.compute(lambda: joining_state(ctx.run.method, state, received))
+        task = PeerTask(ctx.name, t, evaluate=ctx.run.evaluates(t))
+        return await self.training.step(task, state, received)
+
     async def _save(self, t: int, step: StepResult, responses: RoundResponses) -> None:
-        ctx, score = self.ctx, step.report.score
-        messages = tuple(ctx.status.take_messages(t))
-        await self.store.save(
-            t, replace(step, messages=messages), sorted(responses.received), responses.missed
-        )
-        ctx.status.score = ctx.status.score if score is None else score
-        ctx.status.epsilon = (
-            ctx.status.epsilon if step.report.epsilon is None else step.report.epsilon
-        )
-        ctx.status.privacy_exhausted = step.report.exhausted
-        if failure := step.report.failure:
-            ctx.status.record_failure(t, failure)
-            ctx.log(
-                "step failed",
-                {"round": t, "detail": f"{failure} The model of the last round is kept."},
-            )
+        """Save the round with the costs of its messages."""
+        step = replace(step, messages=tuple(responses.messages))
+        await self.store.save(t, step, sorted(responses.received), responses.missed)
+
+    def _report(self, t: int, step: StepResult, responses: RoundResponses) -> None:
+        """Update the status, and log the round."""
+        ctx, status, report = self.ctx, self.ctx.status, step.report
+        if report.score is not None:
+            status.score = report.score
+        if report.epsilon is not None:
+            status.epsilon = report.epsilon
+        status.privacy_exhausted = report.exhausted
+        for name, distance in (report.distances or {}).items():
+            status.peers[name].distance = distance
+
+        if report.failure:
+            status.failed_steps += 1
+            status.last_failure = f"round {t}: {report.failure}"
+            detail = f"{report.failure} The model of the last round is kept."
+            ctx.log("step failed", {"round": t, "detail": detail})
+        else:
+            ctx.joining = False
+
         fields: dict[str, object] = {
             "round": t,
             "received": len(responses.received),
             "missed": responses.missed,
-            "score": score,
+            "score": report.score,
         }
-        if distances := step.report.distances:
-            ctx.status.record_distances(distances)
-            fields["distances"] = [
-                f"{name}={distance}" for name, distance in _rounded(distances).items()
-            ]
+        if report.distances:
+            fields["distances"] = _distance_texts(report.distances)
         ctx.log("round", fields)
+
+    # after the last round
 
     async def _serve_stragglers(self) -> None:
         """Serve our last models until the remaining peers have them or the deadline has passed."""
         ctx = self.ctx
+        ctx.status.state = "serving"
         try:
             async with asyncio.timeout(self.client.deadlines.deadline):
-                while any(not ctx.status.is_silent(name) for name in ctx.published.pending()):
+                while ctx.published.pending() - ctx.status.silent_peers:
                     await asyncio.sleep(MIN_BACKOFF)
         except TimeoutError:
             ctx.log("stopped serving", {"without": sorted(ctx.published.pending())})
 
 
 def agreed_round(t: int, claims: Sequence[int], members: int, *, is_final: bool) -> int | None:
-    """Return the federation's round by the claims of some of its members, or t if it is not too far
-    beyond.
+    """Return the federation's round by the claims of its members, or t if it is not far beyond.
 
-    A single member may lie, and may be the first one that responds. So half of the members must be
-    at t, or more than half beyond; before that the result is None, or the lower median of the
-    claims if it `is_final`.
+    A single member may send a false claim, and may be the first one that responds. So half of the
+    members must be at t, or more than half beyond; before that the result is None, or the lower
+    median of the claims if it `is_final`.
     """
-    further = [
-        claim for claim in claims if claim > t + 1
-    ]  # the others keep their models for two rounds
-    if not further or 2 * (len(claims) - len(further)) >= members:
+    furthest_served = t + 1  # peers keep their models for two rounds
+    beyond = [claim for claim in claims if claim > furthest_served]
+    if not beyond or 2 * (len(claims) - len(beyond)) >= members:
         return t
-    if 2 * len(further) <= members and not is_final:
+    if 2 * len(beyond) <= members and not is_final:
         return None
     current = statistics.median_low(claims)
-    return current if current > t + 1 else t
+    return current if current > furthest_served else t
 
 
 def joining_state(
@@ -245,14 +285,16 @@ def joining_state(
     """Return the state that a joining peer begins with: the average of the received models under
     its own mask, by the federation's robust rule where it has one.
 
-    A weight that nobody holds keeps its first value, so a peer that receives from nobody begins
-    like all others did, with the shared first weights.
+    A weight that nobody holds keeps its first value, so a peer that receives no model begins like
+    all others did, with the shared first weights.
     """
-    first = state.model.unpack()[0]
-    weights = method.robust_start(first, received) if isinstance(method, Robust) else None
+    first_weights = state.model.unpack()[0]
+    weights = None
+    if isinstance(method, Robust):
+        weights = method.robust_start(first_weights, received)
     if weights is None:
         models = (PackedModel.pack(*received[name].unpack()) for name in sorted(received))
-        weights = masked_mean(models, first)
+        weights = masked_mean(models, first_weights)
     return replace(state, model=masked(weights, state.next_mask))
 
 
@@ -261,8 +303,10 @@ def masked(weights: Tensor, mask: PackedMask) -> PackedModel:
     return PackedModel.pack(weights, mask.unpack(), mask)
 
 
-def _rounded(distances: Mapping[str, float | None]) -> dict[str, str]:
-    """Return the distances as text, the farthest first; those of models without common weights are
-    unknown."""
-    known = sorted(distances, key=lambda name: -(distances[name] or 0.0))
-    return {name: "unknown" if (far := distances[name]) is None else f"{far:.3g}" for name in known}
+def _distance_texts(distances: Mapping[str, float | None]) -> list[str]:
+    """Return `bob=0.12`, the farthest first; models without common weights are `unknown`."""
+    texts = []
+    for name in sorted(distances, key=lambda name: -(distances[name] or 0.0)):
+        distance = distances[name]
+        texts.append(f"{name}=unknown" if distance is None else f"{name}={distance:.3g}")
+    return texts

@@ -1,18 +1,17 @@
-"""What the client and the server of a node share."""
+"""What the client and the server of a node share: members, published models, guard and status."""
 
 import asyncio
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from dispfl.core.packed import PackedModel
 from dispfl.errors import DispflError, MessageError, RunError
-from dispfl.methods.base import GossipMethod, PeerState
+from dispfl.methods.base import PeerState
 from dispfl.peer.membership.roster import Roster
 from dispfl.peer.membership.sync import Offer, SyncMessage
 from dispfl.peer.setup.spec import FederationSpec, spec_digest
-from dispfl.peer.state.log import shortened
+from dispfl.peer.state.log import EventLog, PeerLog, shortened
 from dispfl.peer.state.status import NodeStatus, announced_privacy
 from dispfl.peer.transport.base import JSON, Refused
 from dispfl.peer.transport.guard import RequestGuard
@@ -22,87 +21,21 @@ from dispfl.round.ledger import BYTES_PER_VALUE
 from dispfl.wire.codec import Codec
 from dispfl.wire.refusals import Refusal
 
-
-@dataclass
-class _Published:
-    model: PackedModel
-    waiting: set[str]
-    """Peers that receive it and have not fetched it yet."""
-
-
-class PublishedModels:
-    """A peer's published models, by round."""
-
-    MIN_ROUNDS = 2
-    """Rounds that are always kept, for slower and restarted peers."""
-    MAX_ROUNDS = 8
-    """Rounds that are kept at most, which bounds the memory."""
-
-    def __init__(self) -> None:
-        self._rounds: dict[int, _Published] = {}
-        self._changed = asyncio.Event()
-
-    @property
-    def oldest(self) -> int | None:
-        """The oldest round that is kept; None before the first `publish`."""
-        return min(self._rounds, default=None)
-
-    def publish(
-        self, t: int, model: PackedModel, listeners: Iterable[str], gone: Callable[[str], bool]
-    ) -> None:
-        """Publish the model of round t, and drop older ones that no peer needs; a peer that is
-        `gone` needs none."""
-        self._rounds[t] = _Published(model, set(listeners))
-        for old in sorted(self._rounds):
-            wanted = old > t - self.MAX_ROUNDS and not all(map(gone, self._rounds[old].waiting))
-            if old <= t - self.MIN_ROUNDS and not wanted:
-                del self._rounds[old]
-        self._changed.set()
-        self._changed = asyncio.Event()
-
-    async def wait_for(self, t: int, seconds: float) -> PackedModel | None:
-        """Return the model of round t once it is published; None if that takes longer, or the model
-        was dropped."""
-        try:
-            async with asyncio.timeout(seconds):
-                while t not in self._rounds and not self.is_past(t):
-                    await self._changed.wait()
-        except TimeoutError:
-            return None
-        found = self._rounds.get(t)
-        return found.model if found else None
-
-    def is_past(self, t: int) -> bool:
-        """Whether round t was dropped or skipped."""
-        return bool(self._rounds) and t < max(self._rounds) and t not in self._rounds
-
-    def mark_fetched(self, t: int, listener: str) -> None:
-        """Note that a peer has received the model of round t completely."""
-        if t in self._rounds:
-            self._rounds[t].waiting.discard(listener)
-
-    def pending(self) -> set[str]:
-        """Peers that have not fetched a model that is still kept."""
-        return {name for published in self._rounds.values() for name in published.waiting}
-
-
 T = TypeVar("T")
-LOG_WINDOW = 3600.0
-MAX_LINES = 100
-"""Lines about one peer that are logged within `LOG_WINDOW` seconds."""
-_REASONS = frozenset(map(str, Refusal))
+MODELS_PER_BUDGET = 50
+"""Dense models that one peer may send and receive in a round: one, resumed 20 times, and more."""
 
 
 class Membership(Protocol):
     """The members of the federation that this site has accepted."""
 
-    def roster(self, t: int) -> list[str]:
+    def participants(self, t: int) -> list[str]:
         """The names of all participants of round t, including our own, sorted."""
         ...
 
-    def kept(self, name: str) -> Sequence[int] | None:
+    def kept_counts(self, name: str) -> Sequence[int] | None:
         """The number of weights that a member's mask keeps in each layer, by its announced density;
-        None if unknown."""
+        None if that is unknown."""
         ...
 
     def join(self, t: int) -> None:
@@ -113,7 +46,7 @@ class Membership(Protocol):
         """The signed records of this site, first, and of its members."""
         ...
 
-    def signed_roster(self) -> Roster | None:
+    def roster(self) -> Roster | None:
         """The roster that this site has accepted, if any."""
         ...
 
@@ -132,6 +65,131 @@ class Membership(Protocol):
         ...
 
 
+class Participants:
+    """Who takes part in a round, and who receives models from whom."""
+
+    def __init__(
+        self, name: str, run: RunContext, membership: Membership, peer_log: PeerLog
+    ) -> None:
+        self._name = name
+        self._run = run
+        self._membership = membership
+        self._log = peer_log
+        self._last_names = [name]
+        self._last_links: tuple[int, list[str], Graph, list[str]] | None = None
+
+    def names(self, t: int) -> list[str]:
+        """All participants of round t, sorted; the last ones read if the member list cannot be
+        read."""
+        try:
+            self._last_names = self._membership.participants(t)
+        except (DispflError, OSError) as problem:
+            self._log.problem(self._name, "problem", str(problem))
+        return self._last_names
+
+    def other_names(self, t: int) -> list[str]:
+        """All participants of round t but this one."""
+        return [name for name in self.names(t) if name != self._name]
+
+    def neighbours(self, t: int) -> list[str]:
+        """The peers that we may receive from in round t."""
+        graph, _ = self._links(t)
+        return list(graph.get(self._name, []))
+
+    def receivers(self, t: int) -> list[str]:
+        """The peers that will request our model of round t."""
+        _, receivers = self._links(t)
+        return receivers
+
+    def senders(self, t: int, state: PeerState) -> list[str]:
+        """The peers whose models we request in round t."""
+        graph, _ = self._links(t)
+        return list(gossip_senders(self._run, graph, self._name, t, state, self.names(t)))
+
+    def _links(self, t: int) -> tuple[Graph, list[str]]:
+        """Return whom we receive from in round t and who receives from us.
+
+        All peers derive them from the seed. Those of the last round are cached.
+        """
+        names = self.names(t)
+        if self._last_links is None or self._last_links[:2] != (t, names):
+            try:
+                graph, receivers = exchange_row(self._run, t, names, self._name)
+            except Exception as problem:  # a user's own topology may not fit every set of peers
+                detail = f"No neighbours: {type(problem).__name__}: {problem}"
+                self._log.event(self._name, "problem", round=t, detail=detail)
+                graph, receivers = {self._name: []}, []
+            self._last_links = (t, names, graph, receivers)
+        return self._last_links[2:]
+
+
+@dataclass
+class _Published:
+    model: PackedModel
+    waiting: set[str]
+    """Peers that receive it and have not fetched it yet."""
+
+
+class PublishedModels:
+    """The models that other peers may request: those of the current and the last round, and older
+    ones that are still needed."""
+
+    MIN_ROUNDS = 2
+    """Rounds that are always kept, for slower and restarted peers."""
+    MAX_ROUNDS = 8
+    """Rounds that are kept at most, which bounds the memory."""
+
+    def __init__(self) -> None:
+        self._rounds: dict[int, _Published] = {}
+        self._changed = asyncio.Event()
+
+    @property
+    def oldest(self) -> int | None:
+        """The oldest round that is kept; None before the first `publish`."""
+        return min(self._rounds, default=None)
+
+    def publish(
+        self, t: int, model: PackedModel, receivers: Iterable[str], silent: Collection[str]
+    ) -> None:
+        """Publish the model of round t, and drop older ones that only `silent` peers wait for."""
+        self._rounds[t] = _Published(model, set(receivers))
+        for old in sorted(self._rounds):
+            is_recent = old > t - self.MIN_ROUNDS
+            is_needed = old > t - self.MAX_ROUNDS and self._rounds[old].waiting - set(silent)
+            if not is_recent and not is_needed:
+                del self._rounds[old]
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def wait_for(self, t: int, seconds: float) -> PackedModel | None:
+        """Return the model of round t once it is published; None if it was dropped, or if that
+        takes longer."""
+        try:
+            async with asyncio.timeout(seconds):
+                while t not in self._rounds and not self.is_past(t):
+                    await self._changed.wait()
+        except TimeoutError:
+            return None
+        published = self._rounds.get(t)
+        return published.model if published else None
+
+    def is_past(self, t: int) -> bool:
+        """Whether round t was dropped or skipped."""
+        return bool(self._rounds) and t < max(self._rounds) and t not in self._rounds
+
+    def mark_fetched(self, t: int, receiver: str) -> None:
+        """Note that a peer has received the model of round t completely."""
+        if t in self._rounds:
+            self._rounds[t].waiting.discard(receiver)
+
+    def pending(self) -> set[str]:
+        """Peers that have not fetched a model that is still kept."""
+        waiting: set[str] = set()
+        for published in self._rounds.values():
+            waiting |= published.waiting
+        return waiting
+
+
 async def run_inline(work: Callable[[], Any]) -> Any:
     """Run the work on the event loop's thread."""
     return work()
@@ -148,7 +206,7 @@ class NodeContext:
     membership: Membership
     executor: Callable[[Callable[[], Any]], Awaitable[Any]] = run_inline
     """Runs encoding and verification off the event loop."""
-    log: Callable[[str, Mapping[str, object]], None] = lambda event, fields: None
+    log: EventLog = lambda event, fields: None
     """Writes an event and its fields to the log."""
     status: NodeStatus = field(default_factory=NodeStatus)
     published: PublishedModels = field(default_factory=PublishedModels)
@@ -161,123 +219,50 @@ class NodeContext:
 
     def __post_init__(self) -> None:
         self.spec_digest = spec_digest(self.spec)
+        self.peer_log = PeerLog(self.log)
+        self.participants = Participants(self.name, self.run, self.membership, self.peer_log)
         self.status.refused = self.guard.refused
+        self.guard.max_bytes += MODELS_PER_BUDGET * BYTES_PER_VALUE * self.codec.layout.size
         self._offer: Offer | None = None
-        self.guard.max_bytes += (
-            50 * BYTES_PER_VALUE * self.codec.layout.size
-        )  # a model, resumed 20 times, and more
-        self._problems: dict[str, set[tuple[str, str | None]]] = defaultdict(set)
-        """By peer: events and reasons of the problems since it last responded."""
-        self._lines: dict[str, tuple[float, int, int]] = {}
-        """By peer: the start of its current hour, the lines that were logged about it since, and
-        those left out."""
-        self._last_roster = [self.name]
-        self._last_row: tuple[int, list[str], tuple[Graph, list[str]]] | None = None
 
-    @property
-    def method(self) -> GossipMethod:
-        """The method, which is a gossip method."""
-        assert isinstance(self.run.method, GossipMethod)
-        return self.run.method
-
-    def roster(self, t: int) -> list[str]:
-        """All participants of round t, sorted; the last known ones while the member list cannot be
-        read."""
-        try:
-            self._last_roster = self.membership.roster(t)
-        except (DispflError, OSError) as problem:
-            self.log_problem(self.name, "problem", str(problem))
-        return self._last_roster
-
-    def others(self, t: int) -> list[str]:
-        """The other participants of round t."""
-        return [name for name in self.roster(t) if name != self.name]
-
-    def neighbours(self, t: int) -> list[str]:
-        """The peers that we may receive from in round t."""
-        return list(self._row(t)[0].get(self.name, []))
-
-    def listeners(self, t: int) -> list[str]:
-        """The peers that will request our model of round t."""
-        return self._row(t)[1]
-
-    def senders(self, t: int, state: PeerState) -> list[str]:
-        """The peers whose models we request in round t."""
-        return list(gossip_senders(self.run, self._row(t)[0], self.name, t, state, self.roster(t)))
-
-    def _row(self, t: int) -> tuple[Graph, list[str]]:
-        """Return whom we receive from in round t and who receives from us, which all peers derive
-        from the seed; the last is cached."""
-        roster = self.roster(t)
-        if self._last_row is None or self._last_row[:2] != (t, roster):
-            try:
-                row = exchange_row(self.run, t, roster, self.name)
-            except Exception as problem:  # a user's own topology may not fit every roster
-                self.log(
-                    "problem",
-                    {"round": t, "detail": f"No neighbours: {type(problem).__name__}: {problem}"},
-                )
-                row = {self.name: []}, []
-            self._last_row = (t, roster, row)
-        return self._last_row[2]
-
-    def on_reply(self, name: str, header: Mapping[str, JSON]) -> None:
-        """Note a response of a peer and what it says of itself: its current round and its privacy,
-        if given."""
-        self.on_message(name, header.get("current_round"))
-        self.status.peers[name].privacy = announced_privacy(header.get("privacy"))
-        self.status.record_reply(name)
-        if problems := self._problems.pop(name, None):
-            is_new = all(event == "waiting" for event, _ in problems)
-            self.log_about(name, "connected" if is_new else "reconnected")
-
-    def log_problem(self, name: str, event: str, detail: str, reason: str | None = None) -> None:
-        """Log a problem with a peer once, until the peer responds; a peer may give any text as a
-        reason."""
-        known = reason if reason is None or reason in _REASONS else "unknown"
-        problems = self._problems[name]
-        is_repeated = (event, known) in problems or (
-            reason == Refusal.BANNED
-            and any(earlier in ("refused", "spec mismatch") for earlier, _ in problems)
-        )
-        problems.add((event, known))
-        if not is_repeated:
-            self.log_about(name, event, reason=known, detail=detail)
-
-    def log_about(self, name: str, event: str, **fields: object) -> None:
-        """Log an event that a peer has caused; of very many, which would fill the disk, only the
-        number is logged."""
-        now = asyncio.get_running_loop().time()
-        start, lines, omitted = self._lines.get(name, (now, 0, 0))
-        start, lines = (now, 0) if now - start >= LOG_WINDOW else (start, lines)
-        if lines < MAX_LINES:
-            texts = {
-                key: shortened(value) if isinstance(value, str) else value
-                for key, value in fields.items()
-            }
-            self.log(event, {"peer": name, **texts, "omitted": omitted or None})
-        self._lines[name] = (start, lines + 1, 0 if lines < MAX_LINES else omitted + 1)
-
-    def report_spec_mismatch(self, name: str, message: str) -> None:
-        """Note that a peer's federation spec differs from ours, whichever side detected it."""
-        self.status.mark_spec_mismatch(name, shortened(message))
-        self.log_problem(name, "spec mismatch", message)
-
-    def on_message(self, name: str, t: JSON) -> None:
-        """Note a request or response of a peer and its current round, if given."""
-        current = (
-            min(t, self.run.rounds) if isinstance(t, int) and t >= 0 else None
-        )  # the peer may report any number
-        self.status.mark_seen(name, current, asyncio.get_running_loop().time())
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Run a longer computation without blocking the event loop."""
+        result: T = await self.executor(work)
+        return result
 
     def about_us(self) -> dict[str, JSON]:
         """What we say of ourselves in sync messages and in responses."""
         about: dict[str, JSON] = {"current_round": self.status.round}
         privacy = self.run.privacy
         if privacy.enabled:
-            left = not self.status.privacy_exhausted
-            about["privacy"] = {"epsilon": privacy.epsilon, "delta": privacy.delta, "left": left}
+            is_left = not self.status.privacy_exhausted
+            about["privacy"] = {"epsilon": privacy.epsilon, "delta": privacy.delta, "left": is_left}
         return about
+
+    # what other peers say of themselves
+
+    def note_message(self, name: str, t: JSON) -> None:
+        """Note a request or response of a peer, and the round that it reports, if any."""
+        reported_round = None
+        if isinstance(t, int) and t >= 0:
+            reported_round = min(t, self.run.rounds)  # a peer may report any number
+        self.status.peers[name].mark_seen(reported_round, asyncio.get_running_loop().time())
+
+    def note_response(self, name: str, header: Mapping[str, JSON]) -> None:
+        """Note a peer's response, and what it says of itself: its round and its privacy."""
+        self.note_message(name, header.get("current_round"))
+        peer = self.status.peers[name]
+        peer.privacy = announced_privacy(header.get("privacy"))
+        peer.mark_replied()
+        self.peer_log.responded(name)
+
+    def note_spec_mismatch(self, name: str, message: str) -> None:
+        """Note that a peer's federation spec differs from ours, whichever side detected it."""
+        peer = self.status.peers[name]
+        peer.spec_mismatch = peer.spec_mismatch or shortened(message)
+        self.peer_log.problem(name, "spec mismatch", message)
+
+    # membership sync
 
     def sync_header(self) -> dict[str, JSON]:
         """The header of a sync request or response."""
@@ -287,52 +272,45 @@ class NodeContext:
         """What this peer passes on to others, prepared off the event loop, once per change."""
 
         def prepare() -> Offer:
-            records, roster, last = (
-                self.membership.records(),
-                self.membership.signed_roster(),
-                self._offer,
-            )
-            is_same = last is not None and last.records is records and last.roster is roster
-            return last if last is not None and is_same else Offer(records, roster, last)
+            records = self.membership.records()
+            roster = self.membership.roster()
+            last = self._offer
+            if last is not None and last.records is records and last.roster is roster:
+                return last
+            return Offer(records, roster, last)
 
         self._offer = await self.compute(prepare)
         return self._offer
 
     async def read_sync(self, sender: str, body: bytes) -> SyncMessage:
-        """Parse a sync body and merge its records; refuse a malformed body and count forged
-        records.
+        """Parse a sync body and merge its records, off the event loop.
 
-        Both run in the executor.
+        Refuses a malformed body and counts forged records.
         """
         try:
-            incoming = await self.compute(lambda: SyncMessage.read(body))
+            message = await self.compute(lambda: SyncMessage.read(body))
         except MessageError as problem:
             self.guard.count(sender, problem.refusal)
             raise Refused(problem.refusal, str(problem)) from None
-        allowed = incoming.records[: self.guard.allow_records(sender, len(incoming.records))]
-        records = [record for record in allowed if self._has_valid_first_round(record)]
-        if len(records) < len(allowed):
-            self.guard.count(sender, Refusal.MALFORMED)
-        try:
-            for reason in (
-                await self.compute(lambda: self.membership.merge(records)) if records else None
-            ) or ():
-                self.guard.count(sender, reason)
-        except (
-            RunError,
-            OSError,
-        ) as problem:  # our own disk is full, for example: the sender sends them again
-            self.log_problem(self.name, "problem", str(problem))
-        return incoming
 
-    def _has_valid_first_round(self, record: JSON) -> bool:
-        """Whether a record's first round is one of the federation's, or the one after, which means
-        never."""
+        allowed = self.guard.allow_records(sender, len(message.records))
+        records = [record for record in message.records[:allowed] if self._is_possible(record)]
+        if len(records) < allowed:
+            self.guard.count(sender, Refusal.MALFORMED)
+        if not records:
+            return message
+
+        try:
+            forged = await self.compute(lambda: self.membership.merge(records))
+        except (RunError, OSError) as problem:  # a full disk, say: the sender sends them again
+            self.peer_log.problem(self.name, "problem", str(problem))
+        else:
+            for reason in forged or ():
+                self.guard.count(sender, reason)
+        return message
+
+    def _is_possible(self, record: JSON) -> bool:
+        """Whether a record's first round is one of the federation's, or the one after: never."""
         content = record.get("record") if isinstance(record, dict) else None
         first_round = content.get("first_round") if isinstance(content, dict) else None
         return not isinstance(first_round, int) or first_round <= self.run.rounds
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """Run a longer computation without blocking the event loop."""
-        result: T = await self.executor(work)
-        return result

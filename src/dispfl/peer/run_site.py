@@ -24,6 +24,7 @@ from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.audit_log import changes, limited
 from dispfl.peer.membership.identity import client_context, pin, server_context
@@ -32,7 +33,6 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
-from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.site import Site
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.state.status import ServiceManager
@@ -233,7 +233,11 @@ async def open_node(
             asyncio.create_task(_watch_site(site, ctx, network, site.members.file.latest())),
             asyncio.create_task(_write_status(site, ctx, network, status_thread)),
             asyncio.create_task(saving.retry()),
-            asyncio.create_task((service or ServiceManager()).watch(ctx.status, network.transport)),
+            asyncio.create_task(
+                (service or ServiceManager()).watch(
+                    ctx.status, lambda: network.transport.is_serving
+                )
+            ),
         ]
         try:
             yield Node(ctx, client, training, saving), saving
@@ -250,7 +254,8 @@ async def open_node(
             executor.close()
             saving.close()
             status_thread.shutdown()
-            ctx.status.ended()
+            if ctx.status.state != "finished":
+                ctx.status.state = "stopped"
             try:
                 site.write_status(current_status(site, ctx, network))
             except (

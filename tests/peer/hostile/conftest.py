@@ -21,10 +21,10 @@ from real_peers import run_peer
 
 from dispfl.config import compose
 from dispfl.files import SITES
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.local_federation import LOG, LOOPBACK, PeerProcesses, create_run, setup_of_peer
 from dispfl.peer.membership.identity import Identity, client_context, server_context
 from dispfl.peer.setup.local_setup import LocalSetup
-from dispfl.peer.setup.site_config import Deadlines
 from dispfl.peer.setup.spec import spec_digest
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.transport.base import JSON, Limits, Request

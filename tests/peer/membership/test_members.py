@@ -166,7 +166,7 @@ def test_two_processes_that_accept_concurrently_lose_no_member(members: MembersF
         process.stdin.close()
     assert [process.wait(timeout=60) for process in both] == [0, 0]
     assert members.names() == names
-    assert members.roster(0) == ["alice", *names]
+    assert members.participants(0) == ["alice", *names]
 
 
 # accept and revoke
@@ -230,8 +230,8 @@ def test_the_roster_of_a_round_excludes_members_that_join_later(members: Members
     for identity, first_round in ((BOB, 0), (CAROL, 3)):
         members.accept(invite_of(identity))
         members.merge([record_of(identity, first_round=first_round).to_json()])
-    assert members.roster(2) == ["alice", "bob"]
-    assert members.roster(3) == ["alice", "bob", "carol"]
+    assert members.participants(2) == ["alice", "bob"]
+    assert members.participants(3) == ["alice", "bob", "carol"]
 
 
 @pytest.mark.parametrize("rotations", [1, 2])
@@ -317,7 +317,7 @@ def test_a_chain_in_tls_is_as_short_as_one_in_a_record(members: MembersFile) -> 
 def test_a_pending_site_is_no_member_until_it_is_confirmed(members: MembersFile) -> None:
     assert members.accept(invite_of(BOB), confirmed=False).state == "pending"
     assert state_of(members, BOB) == "pending"
-    assert (members.names(), members.pinned(), members.roster(9)) == ([], [], ["alice"])
+    assert (members.names(), members.pinned(), members.participants(9)) == ([], [], ["alice"])
     assert members.confirm("bob").state == "accepted"
     assert state_of(reopen(members), BOB) == "accepted"
     assert members.confirm("bob").state == "accepted"
@@ -460,7 +460,7 @@ def test_an_error_of_the_system_is_not_damage(
             RunError, match=rf"cannot be read: {os.strerror(code)}\. Nothing was changed"
         ):
             members.find_by_certificate(der(BOB.certificate))
-        assert members.roster(0) == ["alice", "bob"]  # a running node goes on
+        assert members.participants(0) == ["alice", "bob"]  # a running node goes on
     assert not list(members.path.parent.glob("*.damaged"))
     assert members.find_by_certificate(der(BOB.certificate)) is not None
 

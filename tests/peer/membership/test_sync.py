@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from dispfl.errors import MessageError
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.membership import sync
 from dispfl.peer.membership.address import Address
@@ -29,7 +30,7 @@ from dispfl.peer.node_context import NodeContext
 from dispfl.peer.run_site import CodecExecutor, open_node
 from dispfl.peer.server import Server
 from dispfl.peer.setup.local_setup import LocalSetup, local_setup
-from dispfl.peer.setup.site_config import Deadlines, SiteConfig
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import event_logger
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response
@@ -70,7 +71,7 @@ def sync_members(
             ) as (node, _),
         ):
             await serving.client.transport.serve(Server(serving.ctx))
-            await node.client.sync_members([server.name])
+            await node.client.members.sync([server.name])
 
     asyncio.run(scenario())
     return events
@@ -99,8 +100,8 @@ def test_four_hundred_records_are_transferred_in_pages(two_sites: tuple[Site, Si
         member is not None and (member.density, member.first_round) == (0.25, 3)
         for member in learned
     )
-    assert len(bob.members.roster(2)) == 2
-    assert len(bob.members.roster(3)) == 402
+    assert len(bob.members.participants(2)) == 2
+    assert len(bob.members.participants(3)) == 402
 
 
 def test_sync_transfers_records_in_both_directions(two_sites: tuple[Site, Site]) -> None:
@@ -186,8 +187,8 @@ def test_a_record_is_transferred_once(two_sites: tuple[Site, Site]) -> None:
         )
         transport = RecordingTransport(Server(alice), "bob")
         client = Client(bob, transport, Deadlines(), random.Random(0))
-        await client.sync_members(["alice"])
-        await client.sync_members(["alice"])
+        await client.members.sync(["alice"])
+        await client.members.sync(["alice"])
         return transport.records
 
     # Both send their own record in a greeting; then both have the same, and nothing else is sent.
@@ -236,7 +237,7 @@ def test_a_density_that_the_network_cannot_have_ends_no_node_but_no_request_of_i
     record = bob.members.announce(bob.identity, bob.info.address, 1e-6, 0)
     alice.members.merge([record.to_json()])
     membership = SiteMembership(alice, context.method, context.layout, 0.5)
-    announced = membership.kept("bob")
+    announced = membership.kept_counts("bob")
     assert announced is not None
     for density in (0.2, 0.5, 1.0):
         mask = context.method.start(
@@ -450,7 +451,7 @@ def test_a_body_above_the_limit_is_refused_before_it_is_read(
             ) as (ctx, _),
         ):
             await there.client.transport.serve(Server(there.ctx))
-            await ctx.client.sync_members(["alice"])
+            await ctx.client.members.sync(["alice"])
 
     asyncio.run(scenario())
     assert "at most 50 bytes" in str(lines) or "at most 50 are allowed" in str(lines)

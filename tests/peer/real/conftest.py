@@ -7,8 +7,8 @@ import pytest
 from real_peers import Peers, create_sites
 
 from dispfl.experiment import Experiment
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.local_federation import LOOPBACK, free_ports
-from dispfl.peer.setup.site_config import Deadlines
 from dispfl.topology import peer_names
 
 Addresses = Mapping[str, tuple[str, str]]

@@ -9,8 +9,8 @@ from bad_network import LOOPBACK, Proxy, ProxyThread
 from real_peers import TINY, Peers
 
 from dispfl.config import compose
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.local_federation import free_ports
-from dispfl.peer.setup.site_config import Deadlines
 from dispfl.topology import peer_names
 
 ROUNDS = 10

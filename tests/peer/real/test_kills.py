@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from real_peers import TINY, Peers
 
 from dispfl.config import compose
-from dispfl.peer.setup.site_config import Deadlines
+from dispfl.peer.deadlines import Deadlines
 from dispfl.topology import RandomRegular
 
 PEERS, ROUNDS, DEGREE = 8, 36, 6

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from real_peers import LIE, TINY, Peers
 
 from dispfl.config import compose
-from dispfl.peer.setup.site_config import Deadlines
+from dispfl.peer.deadlines import Deadlines
 
 ROUNDS = 4
 

@@ -10,7 +10,7 @@ import pytest
 from real_peers import TINY, Peers
 
 from dispfl.config import compose
-from dispfl.peer.setup.site_config import Deadlines
+from dispfl.peer.deadlines import Deadlines
 from dispfl.topology import peer_names
 
 ROUNDS = 32

@@ -47,24 +47,32 @@ def test_a_skip_needs_more_than_half_of_the_requested_peers() -> None:
 
 def test_a_request_of_an_unreachable_peer_does_not_make_it_reachable() -> None:
     status = NodeStatus()
-    status.mark_unreachable("bob")
-    assert (status.is_unreachable("bob"), status.is_silent("bob")) == (True, True)
-    status.mark_seen("bob", 3, now=1.0)  # its own request
-    assert (status.is_unreachable("bob"), status.is_silent("bob")) == (True, False)
-    status.record_reply("bob")
-    assert (status.is_unreachable("bob"), status.is_silent("bob")) == (False, False)
+    bob = status.peers["bob"]
+    bob.mark_unreachable()
+    assert (bob.unreachable, bob.silent, status.silent_peers) == (True, True, {"bob"})
+    bob.mark_seen(3, now=1.0)  # its own request
+    assert (bob.unreachable, bob.silent, status.silent_peers) == (True, False, set())
+    bob.mark_replied()
+    assert (bob.unreachable, bob.silent) == (False, False)
 
 
 def test_bytes_sent_by_one_site_are_bytes_received_by_the_other() -> None:
-    alice, bob = NodeStatus(), NodeStatus()
-    alice.record_received("alice", "bob", 0, requested=10, size=300, values=70)
-    bob.record_sent("alice", requested=10, size=300)
-    mine, theirs = alice.peers["bob"], bob.peers["alice"]
-    assert (
-        (mine.sent_bytes, mine.received_bytes)
-        == (theirs.received_bytes, theirs.sent_bytes)
-        == (10, 300)
-    )
+    world = World(3, reliable, peers=2, rounds=3)
+    nodes: dict[str, Node] = {}
+
+    async def live(name: str) -> None:
+        nodes[name] = world.node(name)
+        await nodes[name].run(0, world.start[name])
+
+    async def story() -> None:
+        await asyncio.gather(*(live(name) for name in world.names))
+
+    run(story(), LIMIT)
+    first = nodes["000"].ctx.status.peers["001"]
+    second = nodes["001"].ctx.status.peers["000"]
+    assert first.answered == second.answered == 3
+    assert 0 < first.sent_bytes == second.received_bytes
+    assert 0 < first.received_bytes == second.sent_bytes
 
 
 class Exhausted(FakeTraining):

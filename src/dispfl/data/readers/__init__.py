@@ -12,8 +12,7 @@ from dispfl.errors import DataError
 
 
 class ReadSplit(NamedTuple):
-    """Images (uint8; N, C, H, W) and their labels (int64; N): the training or the test set of the
-    catalogue."""
+    """Images (uint8; N, C, H, W) and their labels (int64; N): a training or a test set."""
 
     inputs: Tensor
     labels: Tensor
@@ -44,8 +43,8 @@ class RawSamples(NamedTuple):
     """With `data.group`: the value of that column for each sample."""
 
     def __str__(self) -> str:
-        kind = "images" if self.inputs.dtype == torch.uint8 else "inputs"
-        return f"{kind} of shape {list(self.inputs.shape[1:])}"
+        name = "images" if self.inputs.dtype == torch.uint8 else "inputs"
+        return f"{name} of shape {list(self.inputs.shape[1:])}"
 
 
 def check_same_kind(train: RawSamples, test: RawSamples) -> None:
@@ -64,15 +63,14 @@ def damaged(path: Path, reason: str) -> DataError:
 
 
 def check_labels(path: Path, labels: NDArray[Any], images: int, classes: int) -> None:
-    """Refuse a file without labels, with more or fewer labels than images, or with a label outside
-    the classes."""
+    """Refuse a file whose labels do not fit the number of images or the classes."""
     if len(labels) != images:
         raise damaged(path, f"has {len(labels):,} labels for {images:,} images")
     if images == 0:
         raise damaged(path, "contains no images")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise damaged(path, f"has label {low if low < 0 else high}, outside 0 to {classes - 1}")
+    for label in (int(labels.min()), int(labels.max())):
+        if not 0 <= label < classes:
+            raise damaged(path, f"has label {label}, outside 0 to {classes - 1}")
 
 
 def to_split(inputs: NDArray[np.uint8], labels: NDArray[Any]) -> ReadSplit:

@@ -9,7 +9,7 @@ import math
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,51 +19,54 @@ from dispfl.errors import DataError
 
 SHAPE = (3, 32, 32)
 PIXELS = math.prod(SHAPE)
-TRAIN_FILES = {10: tuple(f"data_batch_{number}" for number in range(1, 6)), 100: ("train",)}
+TRAIN_FILES = {
+    10: ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
+    100: ("train",),
+}
 TEST_FILES = {10: ("test_batch",), 100: ("test",)}
+
+Batch = tuple[NDArray[np.uint8], NDArray[Any]]
+"""Pixels and labels of one file."""
 
 
 def read_cifar(folder: Path, classes: int) -> RawDataset:
     """Read CIFAR-10 (`classes=10`) or CIFAR-100; the binary version if both are there."""
-    read_split = (
-        _read_binary if (folder / f"{TRAIN_FILES[classes][0]}.bin").exists() else _read_python
-    )
-    names = _class_names(folder) if classes == 100 else ()
+    binary = folder / f"{TRAIN_FILES[classes][0]}.bin"
+    read_split = _read_binary if binary.exists() else _read_python
     return RawDataset(
         train=read_split(folder, TRAIN_FILES[classes], classes),
         test=read_split(folder, TEST_FILES[classes], classes),
-        classes=names,
+        classes=_class_names(folder) if classes == 100 else (),
     )
 
 
-def _join(
-    paths: Sequence[Path], parts: Sequence[tuple[NDArray[np.uint8], NDArray[Any]]], classes: int
-) -> ReadSplit:
-    """Concatenate the files of a split. They must have equal lengths: a shorter one is
-    truncated."""
-    longest = max(len(labels) for _, labels in parts)
-    for path, (pixels, labels) in zip(paths, parts, strict=True):
+def _join(paths: Sequence[Path], batches: Sequence[Batch], classes: int) -> ReadSplit:
+    """Concatenate the files of a split, which have equal lengths: a shorter one is truncated."""
+    longest = max(len(labels) for _, labels in batches)
+    for path, (pixels, labels) in zip(paths, batches, strict=True):
         check_labels(path, labels, len(pixels), classes)
         if len(labels) < longest:
             raise damaged(
                 path,
                 f"is truncated: {len(labels):,} images, where the other files have {longest:,}",
             )
-    pixels = np.concatenate([pixels for pixels, _ in parts]).reshape(-1, *SHAPE)
-    return to_split(np.ascontiguousarray(pixels), np.concatenate([labels for _, labels in parts]))
+    all_pixels, all_labels = zip(*batches, strict=True)
+    images = np.concatenate(all_pixels).reshape(-1, *SHAPE)
+    return to_split(np.ascontiguousarray(images), np.concatenate(all_labels))
 
 
-# The binary version: one record per image, its label (CIFAR-100: coarse label, fine label), then
-# its pixels.
+# The binary version: one record per image, with its label (CIFAR-100: coarse label, fine label)
+# and its pixels.
 
 
 def _read_binary(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
     paths = [folder / f"{name}.bin" for name in names]
     labels = 2 if classes == 100 else 1
-    records = [_records(path, labels + PIXELS) for path in paths]
-    return _join(
-        paths, [(record[:, labels:], record[:, labels - 1]) for record in records], classes
-    )
+    batches = []
+    for path in paths:
+        records = _records(path, labels + PIXELS)
+        batches.append((records[:, labels:], records[:, labels - 1]))
+    return _join(paths, batches, classes)
 
 
 def _records(path: Path, length: int) -> NDArray[np.uint8]:
@@ -79,12 +82,9 @@ def _records(path: Path, length: int) -> NDArray[np.uint8]:
 
 
 def _read_python(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
+    label_key = "fine_labels" if classes == 100 else "labels"
     paths = [folder / name for name in names]
-    return _join(
-        paths,
-        [_batch(path, "fine_labels" if classes == 100 else "labels") for path in paths],
-        classes,
-    )
+    return _join(paths, [_batch(path, label_key) for path in paths], classes)
 
 
 def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -98,21 +98,26 @@ def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.in
         raise damaged(
             path, f"has data of {array.dtype}, shape {array.shape}, instead of uint8, (N, {PIXELS})"
         )
-    if any(type(label) is not int or not 0 <= label < 256 for label in labels):
-        raise damaged(path, f"has {label_key} that are not integers from 0 to 255")
+    for label in labels:
+        if type(label) is not int or not 0 <= label < 256:
+            raise damaged(path, f"has {label_key} that are not integers from 0 to 255")
     return array, np.array(labels, dtype=np.int64)
 
 
 def _class_names(folder: Path) -> tuple[str, ...]:
     """CIFAR-100's class names, or numbers if no file has the names: training does not need them."""
-    text, pickled = folder / "fine_label_names.txt", folder / "meta"
-    names: list[Any] = []
+    text = folder / "fine_label_names.txt"
+    pickled = folder / "meta"
+    names: list[str] = []
     if text.exists():
         names = text.read_text(encoding="utf-8", errors="replace").split()
     elif pickled.exists():
         listed = _unpickle(pickled).get("fine_label_names")
-        names = [_text(name) for name in listed] if isinstance(listed, list) else []
-    return tuple(names) if len(names) == 100 else tuple(str(number) for number in range(100))
+        if isinstance(listed, list):
+            names = list(map(_text, listed))
+    if len(names) != 100:
+        names = list(map(str, range(100)))
+    return tuple(names)
 
 
 # The restricted unpickler.
@@ -139,8 +144,10 @@ def _text(value: object) -> str:
 
 
 class _StandIn:
-    """Base class of what a pickle may name. BUILD calls `__setstate__`, so a pickle cannot set
-    attributes."""
+    """Base class of what a pickle may name.
+
+    BUILD calls `__setstate__`, so a pickle cannot set attributes.
+    """
 
     __slots__ = ()
 
@@ -171,21 +178,18 @@ class _PickledType(_StandIn):
 
     def __setstate__(self, state: object) -> None:
         # (version, byte order, subtype, field names, fields, item size, alignment, flags)
-        if (
-            not isinstance(state, tuple)
-            or len(state) != 8
-            or state[2:5] != (None, None, None)
-            or state[7]
-        ):
-            raise pickle.UnpicklingError("an array type with fields or objects")
-        if _text(state[1]) not in ("|", "<", ">"):
-            raise pickle.UnpicklingError(f"byte order {state[1]!r}")
-        self.dtype = self.dtype.newbyteorder(_text(state[1]))  # type: ignore[arg-type]
+        match state:
+            case (_, byte_order, None, None, None, _, _, flags) if not flags:
+                pass
+            case _:
+                raise pickle.UnpicklingError("an array type with fields or objects")
+        if _text(byte_order) not in ("|", "<", ">"):
+            raise pickle.UnpicklingError(f"byte order {byte_order!r}")
+        self.dtype = self.dtype.newbyteorder(_text(byte_order))  # type: ignore[arg-type]
 
 
 class _PickledArray(_StandIn):
-    """Both `numpy.ndarray` and `_reconstruct(numpy.ndarray, (0,), b"b")`, the empty array that
-    BUILD fills."""
+    """`numpy.ndarray`, and `_reconstruct(numpy.ndarray, (0,), b"b")`, which BUILD fills."""
 
     __slots__ = ("array",)
 
@@ -198,9 +202,8 @@ class _PickledArray(_StandIn):
             case (1, tuple(shape), _PickledType(dtype=dtype), fortran, bytes(raw)):
                 if not all(type(size) is int and size >= 0 for size in shape):
                     raise pickle.UnpicklingError(f"an array of shape {shape}")
-                self.array: NDArray[Any] = np.frombuffer(raw, dtype).reshape(
-                    shape, order="F" if fortran else "C"
-                )
+                order: Literal["F", "C"] = "F" if fortran else "C"
+                self.array: NDArray[Any] = np.frombuffer(raw, dtype).reshape(shape, order=order)
             case _:
                 raise pickle.UnpicklingError("an array whose state is not numbers")
 
@@ -230,10 +233,7 @@ class _PlainUnpickler(pickle._Unpickler):
         try:
             return _ALLOWED[module, name]
         except KeyError:
-            reason = (
-                f"refers to {module}.{name}, which no data file needs; nothing was run, and the"
-                " file was not read"
-            )
             raise DataError(
-                f"{self.path} {reason}. Delete it and use the binary version of the data set."
+                f"{self.path} refers to {module}.{name}, which no data file needs; nothing was run,"
+                " and the file was not read. Delete it and use the binary version of the data set."
             ) from None

@@ -1,5 +1,4 @@
-"""Image files: a folder with one sub-folder of images for each class, and the decoding of a single
-file."""
+"""Image files: a folder with one sub-folder of images for each class, and single images."""
 
 import logging
 import os
@@ -23,8 +22,7 @@ _NAMED = 3
 
 
 class UnreadableImageError(Exception):
-    """Why an image cannot be read, as a short phrase; `fix` says what to do about it, if
-    anything."""
+    """Why an image cannot be read, as a short phrase; `fix` says what to do about it, if known."""
 
     def __init__(self, why: str, fix: str = "") -> None:
         super().__init__(why)
@@ -32,8 +30,7 @@ class UnreadableImageError(Exception):
 
 
 def decode_image(path: Path, mode: str) -> Image.Image:
-    """Read an image in mode `L` or `RGB`, rotated as its EXIF data say, with transparent areas in
-    black."""
+    """Read an image in mode `L` or `RGB`, rotated by its EXIF data, with black for transparent."""
     try:
         with Image.open(path) as file:
             file.load()
@@ -46,12 +43,9 @@ def decode_image(path: Path, mode: str) -> Image.Image:
         raise UnreadableImageError(str(problem) or type(problem).__name__) from None
     if upright.mode.startswith(("I", "F")):
         raise UnreadableImageError("more than 8 bits per channel", "save it with 8")
-    if (
-        "A" in upright.getbands() or "transparency" in upright.info
-    ):  # black, like the padding of random crops
-        upright = Image.alpha_composite(
-            Image.new("RGBA", upright.size, "black"), upright.convert("RGBA")
-        )
+    if "A" in upright.getbands() or "transparency" in upright.info:
+        black = Image.new("RGBA", upright.size, "black")  # like the padding of random crops
+        upright = Image.alpha_composite(black, upright.convert("RGBA"))
     return upright.convert(mode)
 
 
@@ -65,11 +59,37 @@ def resize_image(image: Image.Image, width: int, height: int) -> Image.Image:
 def read_folder(
     path: Path, size: int, colour: bool, progress: ProgressCallback | None = None
 ) -> RawSamples:
-    """Read all images, in colour or grey, resized to a square; unreadable files are skipped with a
-    warning."""
-    classes = sorted(
-        entry.name for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")
-    )
+    """Read all images, in colour or grey, resized to a square.
+
+    Unreadable files are skipped with a warning.
+    """
+    classes = _class_folders(path)
+    files: list[Path] = []
+    labels: list[str] = []
+    for name in classes:
+        class_files = _files(path / name)
+        files += class_files
+        labels += [name] * len(class_files)
+    if not files:
+        raise DataError(f"{path} has no images in its sub-folders.")
+
+    images, unreadable = _decode(files, size, "RGB" if colour else "L", progress)
+    if len(unreadable) == len(files):
+        raise DataError(
+            f"None of the {len(files):,} files in {path} is a readable image; use PNG or JPEG."
+        )
+    if unreadable:
+        _warn_of_unreadable(path, files, unreadable)
+        readable = [number for number in range(len(files)) if number not in unreadable]
+        images = images[readable]
+        labels = [labels[number] for number in readable]
+    return RawSamples(path, torch.from_numpy(images), labels, folders=tuple(classes))
+
+
+def _class_folders(path: Path) -> list[str]:
+    """The names of the classes: those of the sub-folders, without hidden ones."""
+    folders = filter(Path.is_dir, path.iterdir())
+    classes = sorted(folder.name for folder in folders if not folder.name.startswith("."))
     if not classes:
         raise DataError(
             f"{path} has no sub-folders; put the images of each class into a sub-folder named"
@@ -80,57 +100,47 @@ def read_folder(
             f"{path} has the folders {' and '.join(classes)}: name them as data.path and"
             " data.test_path."
         )
-    files = [(file, name) for name in classes for file in _files(path / name)]
-    if not files:
-        raise DataError(f"{path} has no images in its sub-folders.")
-    images, unreadable = _decode(
-        [file for file, _ in files], size, "RGB" if colour else "L", progress
+    return classes
+
+
+def _warn_of_unreadable(path: Path, files: list[Path], unreadable: dict[int, str]) -> None:
+    examples = []
+    for number in sorted(unreadable)[:_NAMED]:
+        examples.append(f"{files[number].relative_to(path)} ({unreadable[number]})")
+    if len(unreadable) > _NAMED:
+        examples.append("...")
+    log.warning(
+        "%s files in %s cannot be read and are skipped: %s.",
+        f"{len(unreadable):,} of {len(files):,}",
+        path,
+        ", ".join(examples),
     )
-    if len(unreadable) == len(files):
-        raise DataError(
-            f"None of the {len(files):,} files in {path} is a readable image; use PNG or JPEG."
-        )
-    if unreadable:
-        named = ", ".join(
-            f"{files[i][0].relative_to(path)} ({why})"
-            for i, why in sorted(unreadable.items())[:_NAMED]
-        )
-        more = ", ..." if len(unreadable) > _NAMED else ""
-        counts = f"{len(unreadable):,} of {len(files):,}"
-        log.warning(
-            "%s files in %s cannot be read and are skipped: %s%s.", counts, path, named, more
-        )
-    kept = [i for i in range(len(files)) if i not in unreadable]
-    inputs = torch.from_numpy(images if not unreadable else images[kept])
-    return RawSamples(path, inputs, [files[i][1] for i in kept], folders=tuple(classes))
 
 
 def _files(folder: Path) -> list[Path]:
     """All files below a folder, sorted, without hidden files and folders."""
-    found = []
+    files: list[Path] = []
     for place, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(place, name) for name in names if not name.startswith(".")]
-    return sorted(found)
+        files += [Path(place, name) for name in names if not name.startswith(".")]
+    return sorted(files)
 
 
 def _decode(
     files: Sequence[Path], size: int, mode: str, progress: ProgressCallback | None
 ) -> tuple[NDArray[np.uint8], dict[int, str]]:
-    """Decode all images as (N, size, size, C) in threads; also return which are unreadable, and
-    why."""
+    """Decode all images as (N, size, size, C); also return which are unreadable, and why."""
     images = np.zeros((len(files), size, size, len(mode)), np.uint8)
     unreadable: dict[int, str] = {}
 
-    def decode(place: int) -> None:
+    def decode(number: int) -> None:
         try:
-            image = decode_image(files[place], mode)
+            image = decode_image(files[number], mode)
         except UnreadableImageError as problem:
-            unreadable[place] = str(problem)
+            unreadable[number] = str(problem)
         else:
-            images[place] = np.asarray(resize_image(image, size, size)).reshape(
-                size, size, len(mode)
-            )
+            pixels = np.asarray(resize_image(image, size, size))
+            images[number] = pixels.reshape(size, size, len(mode))
 
     in_threads(len(files), decode, progress)
     return images, unreadable
@@ -139,13 +149,15 @@ def _decode(
 def in_threads(
     count: int, decode: Callable[[int], None], progress: ProgressCallback | None
 ) -> None:
-    """Decode images number 0 to count - 1 in threads; Pillow releases the interpreter lock while it
-    decodes."""
+    """Decode images number 0 to count - 1 in threads.
+
+    Pillow releases the interpreter lock while it decodes.
+    """
 
     def decode_block(start: int) -> int:
         end = min(start + _BLOCK, count)
-        for place in range(start, end):
-            decode(place)
+        for number in range(start, end):
+            decode(number)
         return end
 
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:

@@ -7,6 +7,7 @@ import zlib
 from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -43,14 +44,13 @@ class TableRows(NamedTuple):
 def read_table(
     path: Path, label: str | None = None, columns: tuple[str, ...] = (), group: str | None = None
 ) -> RawSamples:
-    """Read a table for training or testing; if `columns` are given, it must have these, and takes
-    their order.
+    """Read a table for training or testing; the column `group` is not an input.
 
-    The column `group` is not an input.
+    If `columns` are given, the table must have these, and takes their order.
     """
-    rows = _read(path, lambda header: _label_place(path, header, label, group), group)
-    for line, given in zip(rows.lines, rows.labels, strict=True):
-        if not given:
+    rows = _read(path, lambda header: _label_index(path, header, label, group), group)
+    for line, text in zip(rows.lines, rows.labels, strict=True):
+        if not text:
             raise DataError(f"{path}, line {line}, has no label in column {rows.label}.")
     samples = RawSamples(
         path, rows.inputs, rows.labels, rows.columns, rows.label, groups=rows.groups
@@ -59,59 +59,64 @@ def read_table(
 
 
 def read_rows(path: Path, columns: tuple[str, ...], label: str | None = None) -> TableRows:
-    """Read a table for prediction: it must have these columns, in any order; the label's column is
-    ignored."""
+    """Read a table for prediction: it must have these columns, in any order.
 
-    def place_of_label(header: list[str]) -> int | None:
-        # Names are printed with repr: one from a foreign model file must not send escape codes to
-        # the terminal.
-        if missing := sorted(set(columns) - set(header), key=columns.index):
-            raise DataError(
-                f"{path} has no column {missing[0]!r}, which the model requires; add it."
-            )
-        if unknown := sorted(set(header) - {*columns, label}, key=header.index):
-            raise DataError(
-                f"{path} has a column {unknown[0]!r}, which the model does not know; remove it."
-            )
+    The label's column is ignored.
+    """
+
+    def label_index(header: list[str]) -> int | None:
+        # Names are printed with repr: one from an untrusted model file must not send escape codes
+        # to the terminal.
+        for name in columns:
+            if name not in header:
+                raise DataError(f"{path} has no column {name!r}, which the model requires; add it.")
+        for name in header:
+            if name not in columns and name != label:
+                raise DataError(
+                    f"{path} has a column {name!r}, which the model does not know; remove it."
+                )
         return header.index(label) if label in header else None
 
     try:
-        rows = _read(path, place_of_label)
+        rows = _read(path, label_index)
     except FileNotFoundError:
         raise DataError(f"The table {path} does not exist.") from None
     except OSError as problem:
-        raise DataError(
-            f"The table {path} cannot be read: {problem.strerror or problem}."
-        ) from None
-    places = [rows.columns.index(name) for name in columns]
-    return rows._replace(inputs=rows.inputs[:, places], columns=columns)
+        reason = problem.strerror or problem
+        raise DataError(f"The table {path} cannot be read: {reason}.") from None
+    indices = [rows.columns.index(name) for name in columns]
+    return rows._replace(inputs=rows.inputs[:, indices], columns=columns)
 
 
-def _read(
-    path: Path, place_of_label: Callable[[list[str]], int | None], group: str | None = None
-) -> TableRows:
+LabelIndex = Callable[[list[str]], int | None]
+"""Returns which column of a header has the labels, if any; refuses columns that do not fit."""
+
+
+def _read(path: Path, label_index: LabelIndex, group: str | None = None) -> TableRows:
     try:
-        with path.open(
-            newline="", encoding="utf-8-sig"
-        ) as file:  # -sig: spreadsheets write a byte order mark
-            return _parse(path, file, place_of_label, group)
+        # utf-8-sig: spreadsheets write a byte order mark.
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            return _parse(path, file, label_index, group)
     except UnicodeDecodeError:
         raise DataError(f"{path} is not UTF-8 text; save it as CSV in UTF-8.") from None
     except csv.Error as problem:
         raise DataError(f"{path} cannot be read as CSV: {problem}.") from None
 
 
-def _parse(
-    path: Path, file: TextIO, place_of_label: Callable[[list[str]], int | None], group: str | None
-) -> TableRows:
+def _parse(path: Path, file: TextIO, label_index: LabelIndex, group: str | None) -> TableRows:
     separator = max(SEPARATORS, key=file.readline().count)
     file.seek(0)
     reader = csv.reader(file, delimiter=separator)
     header = _header(path, next(reader, []))
-    place = place_of_label(header)
-    group_place = None if group is None else header.index(group)
-    columns = [name for k, name in enumerate(header) if k not in (place, group_place)]
-    values, lines, labels, groups = array("d"), array("q"), [], []
+    label_column = label_index(header)
+    group_column = None if group is None else header.index(group)
+    input_columns = [k for k in range(len(header)) if k not in (label_column, group_column)]
+    columns = [header[k] for k in input_columns]
+
+    values = array("d")
+    lines = array("q")
+    labels = []
+    groups = []
     for row in reader:
         if not row:  # an empty line
             continue
@@ -120,30 +125,29 @@ def _parse(
                 f"{path}, line {reader.line_num}, has {len(row)} cells; its header has"
                 f" {len(header)}."
             )
-        if place is not None:
-            labels.append(row[place].strip())
-        if group_place is not None:
-            groups.append(row[group_place].strip())
-        inputs_of_row = [cell for k, cell in enumerate(row) if k not in (place, group_place)]
+        if label_column is not None:
+            labels.append(row[label_column].strip())
+        if group_column is not None:
+            groups.append(row[group_column].strip())
+        cells = [row[k] for k in input_columns]
         try:
-            values.extend(map(float, inputs_of_row))
+            values.extend(map(float, cells))
         except ValueError:
-            raise _not_a_number(path, reader.line_num, columns, inputs_of_row) from None
+            raise _not_a_number(path, reader.line_num, columns, cells) from None
         lines.append(reader.line_num)
     if not lines:
         raise DataError(f"{path} has a header but no samples.")
+
+    table = np.frombuffer(values, np.float64).reshape(len(lines), len(columns))
     with np.errstate(over="ignore"):  # values too large for float32 are reported below
-        inputs = (
-            np.frombuffer(values, np.float64).reshape(len(lines), len(columns)).astype(np.float32)
-        )
+        inputs = table.astype(np.float32)
     if not np.isfinite(inputs).all():
         row_number, column = np.argwhere(~np.isfinite(inputs))[0]
-        where = f"line {lines[row_number]}, column {columns[column]}"
         raise DataError(
-            f"{path}, {where}: the value is missing, infinite or too large; fill it in or remove"
-            " the line."
+            f"{path}, line {lines[row_number]}, column {columns[column]}: the value is missing,"
+            " infinite or too large; fill it in or remove the line."
         )
-    label = None if place is None else header[place]
+    label = None if label_column is None else header[label_column]
     return TableRows(torch.from_numpy(inputs), lines, tuple(columns), label, labels, tuple(groups))
 
 
@@ -151,7 +155,7 @@ def _header(path: Path, names: Sequence[str]) -> list[str]:
     header = [name.strip() for name in names]
     if not header:
         raise DataError(f"{path} is empty; its first line must name the columns.")
-    if all(_is_number(name) for name in header):
+    if all(map(_is_number, header)):
         raise DataError(f"{path} begins with numbers; its first line must name the columns.")
     if "" in header:
         raise DataError(
@@ -164,7 +168,7 @@ def _header(path: Path, names: Sequence[str]) -> list[str]:
     return header
 
 
-def _label_place(path: Path, header: list[str], label: str | None, group: str | None) -> int:
+def _label_index(path: Path, header: list[str], label: str | None, group: str | None) -> int:
     if group is not None and group not in header:
         raise DataError(
             f"{path} has no column {group!r}, which data.group names. {did_you_mean(group, header)}"
@@ -173,51 +177,57 @@ def _label_place(path: Path, header: list[str], label: str | None, group: str | 
         raise DataError(
             f"{path} has only one column, {header[0]}; it needs a label and at least one more."
         )
-    if label is not None:
-        if label not in header:
-            raise DataError(
-                f"{path} has no column {label!r}, which data.label names."
-                f" {did_you_mean(label, header)}"
-            )
-        if label == group:
-            raise DataError(
-                f"data.label and data.group both name the column {label!r} of {path}; they must"
-                " differ."
-            )
-        return header.index(label)
+    if label is None:
+        return _default_label_index(path, header, group)
+    if label not in header:
+        raise DataError(
+            f"{path} has no column {label!r}, which data.label names. {did_you_mean(label, header)}"
+        )
+    if label == group:
+        raise DataError(
+            f"data.label and data.group both name the column {label!r} of {path}; they must differ."
+        )
+    return header.index(label)
+
+
+def _default_label_index(path: Path, header: list[str], group: str | None) -> int:
+    """The column called label, or the last one, with a warning."""
     if "label" in header and group != "label":
         return header.index("label")
-    last = [name for name in header if name != group][-1]
+    last = len(header) - 1
+    if header[last] == group:
+        last -= 1
     log.warning(
         "%s has no column called label, so its last column, %s, is used; set data.label to use"
         " another.",
         path,
-        last,
+        header[last],
     )
-    return header.index(last)
+    return last
 
 
 def _in_order(samples: RawSamples, columns: tuple[str, ...]) -> RawSamples:
     """Put the columns in the order of the training data."""
-    if set(samples.columns) != set(columns):
-        odd = sorted(set(samples.columns) ^ set(columns))[0]
-        whose = "only the training data have" if odd in columns else "the training data lack"
+    differing = sorted(set(samples.columns) ^ set(columns))
+    if differing:
+        name = differing[0]
+        whose = "only the training data have" if name in columns else "the training data lack"
         raise DataError(
-            f"{samples.path} and the training data must have the same columns; {whose} {odd}."
+            f"{samples.path} and the training data must have the same columns; {whose} {name}."
         )
-    places = [samples.columns.index(name) for name in columns]
-    return samples._replace(inputs=samples.inputs[:, places], columns=columns)
+    indices = [samples.columns.index(name) for name in columns]
+    return samples._replace(inputs=samples.inputs[:, indices], columns=columns)
 
 
-def _not_a_number(path: Path, line: int, columns: Sequence[str], row: Sequence[str]) -> DataError:
-    column, text = next(
-        (name, text) for name, text in zip(columns, row, strict=True) if not _is_number(text)
-    )
-    where = f"{path}, line {line}, column {column}"
-    if not text.strip():
-        return DataError(f"{where}: the value is missing; fill it in or remove the line.")
+def _not_a_number(path: Path, line: int, columns: Sequence[str], cells: Sequence[str]) -> DataError:
+    """The error for the first cell of a row that is not a number."""
+    index = list(map(_is_number, cells)).index(False)
+    place = f"{path}, line {line}, column {columns[index]}"
+    if not cells[index].strip():
+        return DataError(f"{place}: the value is missing; fill it in or remove the line.")
     return DataError(
-        f"{where}: {text!r} is not a number; write it as one, such as 3.5, or remove the column."
+        f"{place}: {cells[index]!r} is not a number; write it as one, such as 3.5, or remove the"
+        " column."
     )
 
 
@@ -229,8 +239,9 @@ def _is_number(text: str) -> bool:
     return True
 
 
-WHOLE = ("x", "y")
-SPLIT = ("x_train", "y_train", "x_test", "y_test")
+WHOLE = [("x", "y")]
+SPLIT = [("x_train", "y_train"), ("x_test", "y_test")]
+"""The names of inputs and labels in an NPZ file: of all samples, or of training and test data."""
 
 
 def read_arrays(path: Path) -> list[RawSamples]:
@@ -242,30 +253,33 @@ def read_arrays(path: Path) -> list[RawSamples]:
                 raise DataError(
                     f"{path} contains one unnamed array; save x and y with numpy.savez."
                 )
-            names = next(
-                (names for names in (SPLIT, WHOLE) if set(names) <= set(archive.files)), None
-            )
-            if names is None:
-                there = ", ".join(archive.files) or "nothing"
-                raise DataError(
-                    f"{path} must contain x and y, or {', '.join(SPLIT)}; it contains {there}."
-                )
-            arrays = {name: archive[name] for name in names}
+            pairs = _array_names(path, archive.files)
+            return [_samples(path, x, archive[x], y, archive[y]) for x, y in pairs]
     except (ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as problem:
-        objects = "Object arrays" in str(problem)
-        why = (
-            "contains Python objects, which can hide code; save plain numbers"
-            if objects
-            else f"is damaged: {problem}"
-        )
-        raise DataError(f"{path} {why.rstrip('.')}.") from None
-    return [_samples(path, arrays, x, y) for x, y in zip(names[::2], names[1::2], strict=True)]
+        reason = f"is damaged: {problem}"
+        if "Object arrays" in str(problem):
+            reason = "contains Python objects, which can hide code; save plain numbers"
+        raise DataError(f"{path} {reason.rstrip('.')}.") from None
 
 
-def _samples(path: Path, arrays: dict[str, NDArray[Any]], x: str, y: str) -> RawSamples:
-    if not arrays[x].size:
+def _array_names(path: Path, names: list[str]) -> list[tuple[str, str]]:
+    """The names of the inputs and the labels, by part."""
+    for pairs in (SPLIT, WHOLE):
+        if set(chain(*pairs)) <= set(names):
+            return pairs
+    present = ", ".join(names) or "nothing"
+    raise DataError(
+        f"{path} must contain x and y, or {', '.join(chain(*SPLIT))}; it contains {present}."
+    )
+
+
+def _samples(
+    path: Path, x: str, x_array: NDArray[Any], y: str, y_array: NDArray[Any]
+) -> RawSamples:
+    if not x_array.size:
         raise DataError(f"{x} in {path} is empty.")
-    inputs, labels = _inputs(f"{x} in {path}", arrays[x]), _labels(f"{y} in {path}", arrays[y])
+    inputs = _inputs(f"{x} in {path}", x_array)
+    labels = _labels(f"{y} in {path}", y_array)
     if len(inputs) != len(labels):
         raise DataError(
             f"{path} has {len(inputs):,} samples in {x} but {len(labels):,} labels in {y}."
@@ -273,44 +287,47 @@ def _samples(path: Path, arrays: dict[str, NDArray[Any]], x: str, y: str) -> Raw
     return RawSamples(path, inputs, labels)
 
 
-def _inputs(what: str, array: NDArray[Any]) -> Tensor:
+def _inputs(subject: str, array: NDArray[Any]) -> Tensor:
     shape = list(array.shape)
     if array.dtype == np.uint8:
-        if array.ndim not in (3, 4):
-            wanted = "(N, H, W) or (N, H, W, C)"
+        if array.ndim == 3:
+            array = array[..., np.newaxis]
+        if array.ndim != 4:
             raise DataError(
-                f"{what} has shape {shape}; uint8 means images, {wanted}. Save other numbers as"
-                " float32."
+                f"{subject} has shape {shape}; uint8 means images, (N, H, W) or (N, H, W, C). Save"
+                " other numbers as float32."
             )
-        images = array if array.ndim == 4 else array[..., np.newaxis]
-        return torch.from_numpy(np.ascontiguousarray(images))
+        return torch.from_numpy(np.ascontiguousarray(array))
     if not np.issubdtype(array.dtype, np.floating):
         raise DataError(
-            f"{what} must be uint8 images or floats, got {array.dtype}; use .astype('float32')."
+            f"{subject} must be uint8 images or floats, got {array.dtype}; use .astype('float32')."
         )
     if array.ndim < 2:
         raise DataError(
-            f"{what} has shape {shape}; it must have one row for each sample, (N, ...)."
+            f"{subject} has shape {shape}; it must have one row for each sample, (N, ...)."
         )
     with np.errstate(over="ignore"):
         floats = np.ascontiguousarray(array, dtype=np.float32)
     finite = np.isfinite(floats).reshape(len(floats), -1).all(axis=1)
     if not finite.all():
         raise DataError(
-            f"{what} has a value that is nan, infinite or too large in sample"
+            f"{subject} has a value that is nan, infinite or too large in sample"
             f" {int(finite.argmin())}."
         )
     return torch.from_numpy(floats)
 
 
-def _labels(what: str, array: NDArray[Any]) -> list[str]:
+def _labels(subject: str, array: NDArray[Any]) -> list[str]:
     if array.ndim != 1:
         raise DataError(
-            f"{what} has shape {list(array.shape)}; it must have one label for each sample, (N,)."
+            f"{subject} has shape {list(array.shape)}; it must have one label for each sample,"
+            " (N,)."
         )
     match array.dtype.kind:
         case "b" | "i" | "u":
             return [str(int(label)) for label in array.tolist()]
         case "U":
-            return [str(label) for label in array.tolist()]
-    raise DataError(f"{what} must be integers or strings, got {array.dtype}; use .astype('int64').")
+            return list(map(str, array.tolist()))
+    raise DataError(
+        f"{subject} must be integers or strings, got {array.dtype}; use .astype('int64')."
+    )

@@ -30,7 +30,7 @@ from dispfl.data.readers import RawDataset, ReadSplit, damaged
 from dispfl.data.readers.folder import in_threads
 
 SIDE = 64
-_KEYS = ("train_inputs", "train_labels", "test_inputs", "test_labels")
+_KEYS = {"train_inputs", "train_labels", "test_inputs", "test_labels"}
 
 Labelled = list[tuple[str, int]]
 """Paths relative to the data set's folder, with their labels. Strings: a hundred thousand Path
@@ -41,51 +41,60 @@ def read_tiny_imagenet(folder: Path, progress: ProgressCallback | None = None) -
     """Read the images from the cache; new or changed images are decoded into the cache first."""
     folder = folder.resolve()
     wnids = _classes(folder)
-    train, test = _train_files(folder, wnids), _test_files(folder, wnids)
-    cached = _cache_file(folder, train + test)
-    tensors = _read_cache(cached)
+    train = _train_files(folder, wnids)
+    files = train + _test_files(folder, wnids)
+    cache = _cache_file(folder, files)
+    tensors = _read_cache(cache)
     if tensors is None:
-        images = _decode([f"{folder}/{name}" for name, _ in train + test], progress)
-        labels = torch.tensor([label for _, label in train + test])
-        count = len(train)
-        values = (images[:count], labels[:count], images[count:], labels[count:])
-        tensors = dict(zip(_KEYS, values, strict=True))
-        _write_cache(tensors, cached)
-    train_inputs, train_labels, test_inputs, test_labels = (tensors[key] for key in _KEYS)
+        images = _decode([f"{folder}/{name}" for name, _ in files], progress)
+        labels = torch.tensor([label for _, label in files])
+        tensors = {
+            "train_inputs": images[: len(train)],
+            "train_labels": labels[: len(train)],
+            "test_inputs": images[len(train) :],
+            "test_labels": labels[len(train) :],
+        }
+        _write_cache(tensors, cache)
     return RawDataset(
-        ReadSplit(train_inputs, train_labels),
-        ReadSplit(test_inputs, test_labels),
+        ReadSplit(tensors["train_inputs"], tensors["train_labels"]),
+        ReadSplit(tensors["test_inputs"], tensors["test_labels"]),
         _names(folder, wnids),
     )
 
 
 def _classes(folder: Path) -> list[str]:
+    train = folder / "train"
     listed = folder / "wnids.txt"
     if not listed.exists():
-        return sorted(entry.name for entry in (folder / "train").iterdir() if entry.is_dir())
+        class_folders = filter(Path.is_dir, train.iterdir())
+        return sorted(class_folder.name for class_folder in class_folders)
     wnids = sorted(set(listed.read_text(encoding="utf-8").split()))
     for wnid in wnids:
-        if not (folder / "train" / wnid).is_dir():
-            raise damaged(folder / "train" / wnid, f"is missing, although {listed} lists it")
+        if not (train / wnid).is_dir():
+            raise damaged(train / wnid, f"is missing, although {listed} lists it")
     return wnids
 
 
 def _names(folder: Path, wnids: Sequence[str]) -> tuple[str, ...]:
     """The first name of each class, or its id where words.txt has none."""
     words = folder / "words.txt"
-    lines = words.read_text(encoding="utf-8").splitlines() if words.exists() else []
-    glosses = dict(line.split("\t", 1) for line in lines if "\t" in line)
-    return tuple(glosses.get(wnid, wnid).split(",")[0].strip() for wnid in wnids)
+    names = {wnid: wnid for wnid in wnids}
+    if words.exists():
+        for line in words.read_text(encoding="utf-8").splitlines():
+            wnid, tab, synonyms = line.partition("\t")
+            if tab and wnid in names:
+                names[wnid] = synonyms.split(",")[0].strip()
+    return tuple(names.values())
 
 
 def _train_files(folder: Path, wnids: Sequence[str]) -> Labelled:
     files: Labelled = []
     for label, wnid in enumerate(wnids):
         images = f"train/{wnid}/images"
-        found = sorted(path.name for path in (folder / images).iterdir() if path.suffix == ".JPEG")
-        if not found:
+        names = sorted(path.name for path in (folder / images).iterdir() if path.suffix == ".JPEG")
+        if not names:
             raise damaged(folder / images, "contains no .JPEG files")
-        files += [(f"{images}/{name}", label) for name in found]
+        files += [(f"{images}/{name}", label) for name in names]
     if not files:
         raise damaged(folder / "train", "contains no classes")
     return files
@@ -111,8 +120,10 @@ def _test_files(folder: Path, wnids: Sequence[str]) -> Labelled:
 
 
 def _cache_file(folder: Path, files: Labelled) -> Path:
-    """The path of the decoded copy, which depends on the folder and on every file's name, label,
-    size and date."""
+    """The path of the decoded copy.
+
+    It depends on the folder and on every file's name, label, size and date.
+    """
     lines = []
     for name, label in files:
         try:
@@ -120,7 +131,8 @@ def _cache_file(folder: Path, files: Labelled) -> Path:
         except FileNotFoundError:
             raise damaged(folder / name, "is missing") from None
         lines.append(f"{name}\0{label}\0{stat.st_size}\0{stat.st_mtime_ns}")
-    place, state = _digest(str(folder)), _digest("\n".join(lines))
+    place = _digest(str(folder))
+    state = _digest("\n".join(lines))
     return cache_folder() / "decoded" / f"tiny-imagenet-{place}-{state}.safetensors"
 
 
@@ -128,33 +140,32 @@ def _digest(text: str) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=8).hexdigest()
 
 
-def _read_cache(cached: Path) -> dict[str, Tensor] | None:
-    """Map the decoded copy into memory; None if it is missing or damaged: the images are then
-    decoded again."""
+def _read_cache(cache: Path) -> dict[str, Tensor] | None:
+    """Map the decoded copy into memory; None if it is missing or damaged."""
     try:
-        tensors = safetensors.torch.load_file(cached)
+        tensors = safetensors.torch.load_file(cache)
     except (OSError, SafetensorError):
         return None
-    return tensors if set(tensors) == set(_KEYS) else None
+    return tensors if tensors.keys() == _KEYS else None
 
 
-def _write_cache(tensors: dict[str, Tensor], cached: Path) -> None:
+def _write_cache(tensors: dict[str, Tensor], cache: Path) -> None:
     """Write the decoded copy atomically, and delete older copies of the same folder."""
     try:
-        cached.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".decoded-", dir=cached.parent) as scratch:
-            written = Path(scratch) / cached.name
+        cache.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".decoded-", dir=cache.parent) as scratch:
+            written = Path(scratch) / cache.name
             safetensors.torch.save_file(tensors, written)
-            written.replace(cached)
-        for older in cached.parent.glob(f"{cached.name.rsplit('-', 1)[0]}-*.safetensors"):
-            if older != cached:
+            written.replace(cache)
+        for older in cache.parent.glob(f"{cache.name.rsplit('-', 1)[0]}-*.safetensors"):
+            if older != cache:
                 older.unlink(missing_ok=True)
     except (OSError, SafetensorError) as problem:
-        reason = (
-            f"Cannot write the decoded images in {cached.parent} ({problem}), so the next run"
-            " decodes them again."
+        warnings.warn(
+            f"Cannot write the decoded images in {cache.parent} ({problem}), so the next run"
+            " decodes them again. Set DISPFL_CACHE to another folder.",
+            stacklevel=3,
         )
-        warnings.warn(f"{reason} Set DISPFL_CACHE to another folder.", stacklevel=3)
 
 
 def _decode(paths: Sequence[str], progress: ProgressCallback | None) -> Tensor:
@@ -162,16 +173,15 @@ def _decode(paths: Sequence[str], progress: ProgressCallback | None) -> Tensor:
     images = torch.empty((len(paths), 3, SIDE, SIDE), dtype=torch.uint8)
     target = images.numpy()
 
-    def decode(place: int) -> None:
-        target[place] = _pixels(paths[place])
+    def decode(number: int) -> None:
+        target[number] = _pixels(paths[number])
 
     in_threads(len(paths), decode, progress)
     return images
 
 
 def _pixels(path: str) -> NDArray[np.uint8]:
-    """Decode one image, channels first. Some images of the set are grey and are converted to
-    RGB."""
+    """Decode one image, channels first. Some images are grey and are converted to RGB."""
     try:
         with Image.open(path, formats=("JPEG",)) as image:
             if image.size == (SIDE, SIDE):

@@ -14,6 +14,7 @@ from typing import Any
 
 from dispfl.errors import DispflError
 from dispfl.peer.client import Client
+from dispfl.peer.deadlines import Deadlines
 from dispfl.peer.doctor.findings import Finding, Level, check_certificate, duration
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import server_context
@@ -22,7 +23,7 @@ from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.run_site import SiteNetwork
 from dispfl.peer.setup.local_setup import LocalSetup
-from dispfl.peer.setup.site_config import Deadlines, SiteConfig
+from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site
 from dispfl.peer.transport.base import JSON
 from dispfl.peer.transport.guard import RequestGuard
@@ -134,14 +135,15 @@ async def ask_members(
     async with _listening(site, membership, answers.callers, running=running) as port:
         try:
             for start in range(0, len(names), AT_ONCE):
-                await client.sync_members(names[start : start + AT_ONCE])
+                await client.members.sync(names[start : start + AT_ONCE])
             for name in names:
                 if (ahead := network.transport.clock_ahead(name)) is not None:
                     answers.ahead[name] = ahead
-                if ctx.status.replies_of(name):
+                peer = ctx.status.peers[name]
+                if peer.replies:
                     answers.replied.add(name)
-                if mismatch := ctx.status.spec_mismatch(name):
-                    answers.mismatches[name] = mismatch
+                if peer.spec_mismatch:
+                    answers.mismatches[name] = peer.spec_mismatch
             await _wait_for_callers(answers, running=running)
         finally:
             await network.transport.close()

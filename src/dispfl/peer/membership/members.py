@@ -132,7 +132,7 @@ class MembersFile:
         """Names of the accepted members, sorted."""
         return [member.name for member in self.accepted()]
 
-    def roster(self, t: int) -> list[str]:
+    def participants(self, t: int) -> list[str]:
         """Names of the participants in round t: this site and the accepted members that have joined
         by then, sorted.
 

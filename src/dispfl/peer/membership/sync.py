@@ -228,11 +228,11 @@ class SiteMembership:
 
         self._kept = kept_counts
 
-    def roster(self, t: int) -> list[str]:
+    def participants(self, t: int) -> list[str]:
         """Names of the participants in round t, including this site, sorted."""
-        return self._site.members.roster(t)
+        return self._site.members.participants(t)
 
-    def kept(self, name: str) -> Sequence[int] | None:
+    def kept_counts(self, name: str) -> Sequence[int] | None:
         """Number of weights per layer that a member's masks keep; None if its density is not known
         yet."""
         member = self._site.members.file.latest().members.get(name)
@@ -250,7 +250,7 @@ class SiteMembership:
             self._records = (generation, self._site.members.records())
         return self._records[1]
 
-    def signed_roster(self) -> Roster | None:
+    def roster(self) -> Roster | None:
         """The roster that this site has accepted."""
         return self._site.members.file.latest().roster
 

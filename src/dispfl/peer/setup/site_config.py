@@ -1,10 +1,7 @@
-"""A site's settings: those that runs have in common, and how long it waits for other sites."""
+"""A site's settings: those that all runs have, and its own network, threads and deadlines."""
 
-import statistics
-from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from pydantic import Field, SerializeAsAny
 
@@ -13,101 +10,11 @@ from dispfl.errors import ConfigError
 from dispfl.experiment import RunSettings
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
+from dispfl.peer.deadlines import DeadlineSettings
 from dispfl.peer.transport.base import Limits
 from dispfl.registry import METHODS
 from dispfl.robust.averages import Robust
-from dispfl.settings import Settings
 from dispfl.topology import Full, Topology
-
-WINDOW_ROUNDS = 5
-
-
-@dataclass
-class Deadlines:
-    """The deadline of a round, from the durations of earlier rounds."""
-
-    min: float = 30.0
-    """The shortest deadline, in seconds."""
-    startup: float = 600.0
-    """The deadline of the first round, while sites are being started by hand."""
-    max: float = 3600.0
-    """The longest deadline."""
-    factor: float = 3.0
-    """The ratio of the deadline to the median duration of the last rounds."""
-    _rounds: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_ROUNDS))
-    _steps: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW_ROUNDS))
-    """The parts of these durations that are our own."""
-
-    def __post_init__(self) -> None:
-        self.patience = self.startup
-        """The longest that others may make us wait in a round, unless our own steps take as
-        long."""
-
-    @property
-    def is_first_round(self) -> bool:
-        """Whether no round has ended yet."""
-        return not self._rounds
-
-    @property
-    def deadline(self) -> float:
-        """Seconds after which the round continues without the peers that have not responded.
-
-        Others decide how long a round lasts: a peer that responds just in time, round after round,
-        extends it. So no deadline of a run exceeds that of its first round, unless our own steps
-        take as long.
-        """
-        if self.is_first_round:
-            return max(self.startup, self.min)
-        bound = max(self.patience, self.factor * statistics.median(self._steps))
-        return min(
-            self.max, max(self.min, min(bound, self.factor * statistics.median(self._rounds)))
-        )
-
-    @property
-    def probe_timeout(self) -> float:
-        """Seconds to wait for a peer that cannot be reached: a fraction of how long others wait for
-        us meanwhile."""
-        return min(self.deadline, self.min) / 5
-
-    def record_round(self, waited: float, step: float) -> None:
-        """Record the duration of a round: until the last response, and of the step.
-
-        Time spent waiting for a peer that does not respond is not counted: a dead neighbour would
-        extend all following deadlines.
-        """
-        self._rounds.append(waited + step)
-        self._steps.append(step)
-
-
-class DeadlineSettings(Settings):
-    """How long a round waits for responses (`dispfl.peer.setup.site_config`). Each site has its own."""
-
-    table: ClassVar[str] = "deadlines"
-
-    min: float = Field(default=Deadlines.min, gt=0)
-    """The shortest deadline, in seconds; a peer that did not respond the last time gets a fifth of
-    it."""
-    startup: float = Field(default=Deadlines.startup, gt=0)
-    """The deadline of the first round, while sites are being started by hand. Later ones exceed it
-    only where our own steps take that long."""
-    max: float = Field(default=Deadlines.max, gt=0)
-    """The longest deadline."""
-    factor: float = Field(default=Deadlines.factor, ge=1)
-    """The ratio of the deadline to the median duration of the last rounds, between `min` and
-    `max`."""
-
-    def model_post_init(self, context: Any, /) -> None:
-        """Refuse a `min` above `max`."""
-        if self.min > self.max:
-            raise ConfigError(
-                f"deadlines.min is {self.min:g} and deadlines.max {self.max:g}; min must not exceed"
-                " max.",
-                key="deadlines.min",
-            )
-
-    def start(self) -> Deadlines:
-        """Return the deadlines of a site that starts now."""
-        return Deadlines(self.min, self.startup, self.max, self.factor)
 
 
 class SiteConfig(RunSettings):

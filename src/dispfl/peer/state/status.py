@@ -1,22 +1,18 @@
-"""The state of a node and of the other peers, for `dispfl peer status` and to decide which peers to
-wait for."""
+"""The status of a node: what it knows of itself and of other peers, as written and shown."""
 
 import asyncio
 import contextlib
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from dispfl.peer.transport.https import HttpsTransport
-from dispfl.round.exchange import exchange_costs
-from dispfl.round.ledger import BYTES_PER_VALUE, MessageCost
 from dispfl.wire.refusals import RefusalCounter
 
 MAX_EPSILON = 1e6
-"""The largest budget that is shown of another peer: far beyond any that protects something."""
+"""The largest privacy budget of another peer that is shown: far beyond any that protects."""
 
 
 @dataclass
@@ -32,18 +28,21 @@ class PeerStatus:
     replies: int = 0
     """Responses to our requests, of any kind."""
     answered: int = 0
+    """Rounds in which its model was averaged."""
     missed: int = 0
+    """Rounds without its model."""
     refusals: int = 0
     """How often it refused our requests."""
     received_bytes: int = 0
+    """Message bodies received from it."""
     sent_bytes: int = 0
+    """Message bodies sent to it."""
     unreachable: bool = False
     """Our last request got no response; its own requests do not count."""
     silent: bool = False
-    """Unreachable, and no request came from it since."""
+    """Unreachable, and no request has arrived from it since: no model is kept for it."""
     distance: float | None = None
-    """With a robust rule: how far its last model was from ours, as the root mean square difference
-    of a weight."""
+    """With a robust rule: the root mean square difference of its last model from ours."""
     privacy: dict[str, float | bool | None] | None = None
     """What it says of its privacy: `epsilon`, its budget, or None if it has only noise; `delta`;
     and whether some of its budget is `left`. None: it says nothing.
@@ -51,10 +50,33 @@ class PeerStatus:
     spec_mismatch: str | None = None
     """How its federation spec differs from ours, if it does."""
 
+    @property
+    def was_seen(self) -> bool:
+        """Whether it ever sent anything."""
+        return self.last_seen is not None
+
+    def mark_seen(self, t: int | None, now: float) -> None:
+        """Note a request or a response, and its current round."""
+        self.last_seen = now
+        self.silent = False
+        self.spec_mismatch = None
+        if t is not None:
+            self.round = max(self.round, t)
+
+    def mark_replied(self) -> None:
+        """Note a response to one of our requests: the peer is reachable."""
+        self.replies += 1
+        self.unreachable = False
+
+    def mark_unreachable(self) -> None:
+        """Note that one of our requests got no response."""
+        self.unreachable = True
+        self.silent = True
+
 
 @dataclass
 class NodeStatus:
-    """A node's view of the federation."""
+    """The status of a node, as `dispfl peer status` shows it."""
 
     round: int = 0
     rounds: int = 0
@@ -63,128 +85,30 @@ class NodeStatus:
     epsilon: float | None = None
     """With privacy: what the site has spent."""
     privacy_exhausted: bool = False
-    """Its budget does not last for another round."""
+    """Whether its budget does not last for another round."""
     deadline: float = 0.0
     unsaved_rounds: int = 0
     """Finished rounds that could not be saved yet."""
     save_problem: str | None = None
     """Why they could not."""
     failed_steps: int = 0
-    """Steps that were given up because their numbers were not finite."""
+    """Steps that were discarded because their numbers were not finite."""
     last_failure: str | None = None
     peers: dict[str, PeerStatus] = field(default_factory=lambda: defaultdict(PeerStatus))
     refused: RefusalCounter = field(default_factory=RefusalCounter)
-    _messages: list[tuple[int, MessageCost]] = field(default_factory=list)
+
+    @property
+    def silent_peers(self) -> set[str]:
+        """Peers that neither respond nor send requests."""
+        return {name for name, peer in self.peers.items() if peer.silent}
 
     @property
     def line(self) -> str:
         """The status in a line."""
-        unsaved = (
-            f"; {self.unsaved_rounds} rounds not saved: {self.save_problem}"
-            if self.save_problem
-            else ""
-        )
-        return f"Round {self.round} of {self.rounds}, {self.state}{unsaved}"
-
-    def ended(self) -> None:
-        """Note that the node has ended."""
-        if self.state != "finished":
-            self.state = "stopped"
-
-    def mark_seen(self, name: str, t: int | None, now: float) -> None:
-        """Note a request or a response of a peer, and its current round."""
-        peer = self.peers[name]
-        peer.last_seen, peer.silent, peer.spec_mismatch = now, False, None
-        if t is not None:
-            peer.round = max(peer.round, t)
-
-    def record_request(self, name: str, now: float) -> None:
-        """Note a request, whether it is answered or refused: the peer reaches us."""
-        self.peers[name].last_request = now
-
-    def record_reply(self, name: str) -> None:
-        """Note a response: the peer is reachable."""
-        peer = self.peers[name]
-        peer.replies, peer.unreachable = peer.replies + 1, False
-
-    def is_unreachable(self, name: str) -> bool:
-        """Whether our last request to a peer got no response."""
-        return name in self.peers and self.peers[name].unreachable
-
-    def is_silent(self, name: str) -> bool:
-        """Whether a peer is unreachable and sends no requests either, so that no model is kept for
-        it."""
-        return name in self.peers and self.peers[name].silent
-
-    def was_seen(self, name: str) -> bool:
-        """Whether a peer ever sent anything."""
-        return self.peers[name].last_seen is not None
-
-    def replies_of(self, name: str) -> int:
-        """The number of responses of a peer."""
-        return self.peers[name].replies
-
-    def mark_unreachable(self, name: str) -> None:
-        """Note that a peer did not respond."""
-        self.peers[name].unreachable = self.peers[name].silent = True
-
-    def mark_spec_mismatch(self, name: str, message: str) -> None:
-        """Note that a peer's spec differs from ours."""
-        peer = self.peers[name]
-        peer.spec_mismatch = peer.spec_mismatch or message
-
-    def spec_mismatch(self, name: str) -> str | None:
-        """How a peer's spec differs from ours; None if it does not."""
-        return self.peers[name].spec_mismatch if name in self.peers else None
-
-    def round_of(self, name: str) -> int:
-        """The latest round that a peer has reported."""
-        return self.peers[name].round
-
-    def record_answer(self, name: str) -> None:
-        """Count a neighbour's model that was used in this round."""
-        self.peers[name].answered += 1
-
-    def record_distances(self, distances: Mapping[str, float | None]) -> None:
-        """Note how far the models of this round were from ours."""
-        for name, distance in distances.items():
-            self.peers[name].distance = distance
-
-    def record_miss(self, name: str) -> None:
-        """Count a round without a neighbour's model."""
-        self.peers[name].missed += 1
-
-    def record_refusal(self, name: str) -> None:
-        """Count a request of ours that a peer refused."""
-        self.peers[name].refusals += 1
-
-    def record_failure(self, t: int, failure: str) -> None:
-        """Note that the step of round t was given up, and why."""
-        self.failed_steps += 1
-        self.last_failure = f"round {t}: {failure}"
-
-    def record_received(
-        self, own: str, name: str, t: int, requested: int, size: int, values: int
-    ) -> None:
-        """Record a received model of `size` bytes and `values` values, and the bytes of its
-        request."""
-        peer = self.peers[name]
-        peer.received_bytes += size
-        peer.sent_bytes += requested
-        costs = exchange_costs(own, name, requested, BYTES_PER_VALUE * values, size)
-        self._messages += [(t, message) for message in costs]
-
-    def record_sent(self, name: str, requested: int, size: int) -> None:
-        """Record a sent model of `size` bytes and the bytes of its request: the other end of
-        `record_received`."""
-        self.peers[name].received_bytes += requested
-        self.peers[name].sent_bytes += size
-
-    def take_messages(self, t: int) -> Iterator[MessageCost]:
-        """Return and clear the messages of round t."""
-        taken = [message for round_, message in self._messages if round_ == t]
-        self._messages.clear()
-        return iter(taken)
+        text = f"Round {self.round} of {self.rounds}, {self.state}"
+        if self.save_problem:
+            text += f"; {self.unsaved_rounds} rounds not saved: {self.save_problem}"
+        return text
 
     def as_json(self) -> dict[str, Any]:
         """The content of the status file."""
@@ -207,31 +131,38 @@ class NodeStatus:
         }
 
 
-def announced_privacy(said: Any) -> dict[str, float | bool | None] | None:
-    """Return what a peer announces of its privacy; None if that is nothing, or not of the right
-    form: it may say anything, and cannot prove it.
+def announced_privacy(announcement: Any) -> dict[str, float | bool | None] | None:
+    """Return what a peer announces of its privacy; None if it has another form.
+
+    It is a claim that the peer cannot prove.
     """
-    if not isinstance(said, dict):
+    if not isinstance(announcement, dict):
         return None
-    epsilon, delta, left = (said.get(key) for key in ("epsilon", "delta", "left"))
-    if not (epsilon is None or _is_between(epsilon, 0, MAX_EPSILON)) or not _is_between(
-        delta, 0, 1
-    ):
+    epsilon = announcement.get("epsilon")
+    delta = announcement.get("delta")
+    is_left = announcement.get("left")
+    has_valid_budget = epsilon is None or _is_between(epsilon, 0, MAX_EPSILON)
+    if not has_valid_budget or not _is_between(delta, 0, 1) or not isinstance(is_left, bool):
         return None
-    return {"epsilon": epsilon, "delta": delta, "left": left} if isinstance(left, bool) else None
+    return {"epsilon": epsilon, "delta": delta, "left": is_left}
 
 
 def _is_between(value: Any, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low < value < high
 
 
-STATUS_INTERVAL = 1.0
-"""Seconds between two messages, or less if the watchdog needs it."""
+NOTIFY_INTERVAL = 1.0
+"""Seconds between two messages to the service manager, or less if the watchdog needs it."""
 
 
 @dataclass(frozen=True)
 class ServiceManager:
-    """The service manager's socket; without an address, nothing is sent."""
+    """Reports the status to systemd, if systemd has started the node: sd_notify(3).
+
+    A unit with `Type=notify` gives the process a datagram socket. The node sends READY=1 once it
+    accepts connections, a line of status whenever it changes, WATCHDOG=1 from its event loop while
+    that is alive, and STOPPING=1 at the end. Without an address, nothing is sent.
+    """
 
     address: str = ""
     watchdog: float | None = None
@@ -239,40 +170,47 @@ class ServiceManager:
 
     @classmethod
     def of_process(cls, environment: MutableMapping[str, str] = os.environ) -> "ServiceManager":
-        """Take the service manager's variables out of the environment: they are for this process
-        alone."""
+        """Take the service manager's variables, which are for this process, out of its
+        environment."""
         address = environment.pop("NOTIFY_SOCKET", "")
-        micros, pid = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
-        if address.startswith("@"):  # a socket without a file
+        if address.startswith("@"):  # an abstract socket, without a file
             address = "\0" + address[1:]
-        watched = micros.isdecimal() and int(micros) > 0 and pid in ("", str(os.getpid()))
-        return cls(address, int(micros) / 1e6 if watched else None)
+        microseconds = environment.pop("WATCHDOG_USEC", "")
+        watched_pid = environment.pop("WATCHDOG_PID", "")
+        is_watched = watched_pid in ("", str(os.getpid()))
+        if not is_watched or not microseconds.isdecimal() or int(microseconds) == 0:
+            return cls(address)
+        return cls(address, int(microseconds) / 1e6)
 
     def send(self, *lines: str) -> None:
-        """Send a message, without waiting; a service manager that does not listen is none of the
-        node's concern."""
-        if self.address:
-            with (
-                contextlib.suppress(OSError),
-                socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out,
-            ):
-                out.setblocking(False)
-                out.sendto("\n".join(lines).encode(), self.address)
+        """Send a message without waiting, whether or not anybody listens."""
+        if not self.address:
+            return
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify_socket,
+        ):
+            notify_socket.setblocking(False)
+            notify_socket.sendto("\n".join(lines).encode(), self.address)
 
-    async def watch(self, status: NodeStatus, transport: HttpsTransport) -> None:
+    async def watch(self, status: NodeStatus, is_serving: Callable[[], bool]) -> None:
         """Report until cancelled."""
-        is_ready, said = False, ""
+        was_ready = False
+        reported = ""
+        interval = min(NOTIFY_INTERVAL, (self.watchdog or NOTIFY_INTERVAL) / 2)
         try:
             while self.address:
                 lines = []
-                if transport.is_serving and not is_ready:
-                    is_ready, lines = True, ["READY=1"]
+                if is_serving() and not was_ready:
+                    lines.append("READY=1")
+                    was_ready = True
                 if self.watchdog:
                     lines.append("WATCHDOG=1")
-                if (line := status.line) != said:
-                    said, lines = line, [*lines, f"STATUS={line}"]
+                if status.line != reported:
+                    reported = status.line
+                    lines.append(f"STATUS={reported}")
                 if lines:
                     self.send(*lines)
-                await asyncio.sleep(min(STATUS_INTERVAL, (self.watchdog or STATUS_INTERVAL) / 2))
+                await asyncio.sleep(interval)
         finally:
             self.send("STOPPING=1")

@@ -1,6 +1,6 @@
 """Deadlines of rounds."""
 
-from dispfl.peer.setup.site_config import Deadlines
+from dispfl.peer.deadlines import Deadlines
 
 
 def test_the_first_round_has_the_startup_deadline() -> None:

@@ -1,0 +1,142 @@
+"""The client half of membership sync: compares specs and rounds, and fetches records and rosters.
+
+The messages are in `membership/sync.py`; the server half is in `server.py`.
+"""
+
+import asyncio
+import contextlib
+import random
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from dispfl.errors import MessageError
+from dispfl.peer.deadlines import Deadlines
+from dispfl.peer.membership.sync import SyncMessage, check_part, check_progress, request_roster
+from dispfl.peer.node_context import NodeContext
+from dispfl.peer.transport.base import Refused, Request, Transport, Unreachable
+from dispfl.wire.refusals import Refusal
+
+MAX_GREETED = 32
+"""Members that a starting node greets at most."""
+
+
+@dataclass
+class MemberSync:
+    """Syncs with other members."""
+
+    ctx: NodeContext
+    transport: Transport
+    deadlines: Deadlines
+    rng: random.Random
+
+    def members_to_greet(self, t: int) -> list[str]:
+        """Choose the members that a node greets when it starts: neighbours, and some others."""
+        participants = self.ctx.participants
+        neighbours = participants.neighbours(t)[:MAX_GREETED]
+        last_round = self.ctx.run.rounds - 1  # also those that have joined meanwhile
+        strangers = sorted(set(participants.other_names(last_round)) - set(neighbours))
+        count = min(len(strangers), MAX_GREETED - len(neighbours))
+        return neighbours + self.rng.sample(strangers, count)
+
+    async def current_round(self, t: int) -> int:
+        """Ask some members for their round; return the lower median of their answers, at least
+        t."""
+        names = self.members_to_greet(t)
+        peers = self.ctx.status.peers
+        replies_before = {name: peers[name].replies for name in names}
+        await self.sync(names)
+        claims = [peers[name].round for name in names if peers[name].replies > replies_before[name]]
+        if not claims:
+            return t
+        return max(t, statistics.median_low(claims))
+
+    async def sync(self, names: Sequence[str]) -> None:
+        """Greet these peers, comparing federation specs, and fetch the records that we lack.
+
+        They are fetched from one peer after the other: what one has sent, the next need not send
+        again.
+        """
+        greetings: dict[str, SyncMessage] = {}
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(self._greet(name, greetings))
+
+        clock = asyncio.get_running_loop().time
+        end = clock() + self.deadlines.min  # what is left is fetched at the next sync
+        for name in self.rng.sample(sorted(greetings), len(greetings)):
+            with self.problems_logged(name):
+                async with asyncio.timeout(max(0.0, end - clock())):
+                    await self._fetch_roster(name, greetings[name])
+                    await self._fetch_records(name, greetings[name])
+
+    async def _greet(self, name: str, greetings: dict[str, SyncMessage]) -> None:
+        with self.problems_logged(name):
+            async with asyncio.timeout(self.deadlines.probe_timeout):
+                offer = await self.ctx.offer()
+                greetings[name] = await self._request(name, offer.greeting())
+
+    async def _fetch_records(self, name: str, greeting: SyncMessage) -> None:
+        """Fetch the records that we lack, in pages."""
+        offer = await self.ctx.offer()
+        if greeting.state in (None, offer.state):
+            return
+        after: str | None = ""
+        while after is not None:
+            offer = await self.ctx.offer()
+            page = await self._request(name, offer.request_after(after))
+            check_progress(page, after)
+            after = page.next
+
+    async def _fetch_roster(self, name: str, greeting: SyncMessage) -> None:
+        """Fetch a roster that is newer than ours, or contradicts it, in parts."""
+        if greeting.roster is None or not self.ctx.membership.lacks_roster(*greeting.roster):
+            return
+        parts: list[str] = []
+        size = 1
+        while sum(map(len, parts)) < size:
+            response = await self._request(name, request_roster(parts))
+            check_part(response, parts)
+            parts.append(response.part)
+            size = response.size
+        await self.ctx.compute(lambda: self.ctx.membership.merge_roster("".join(parts)))
+
+    async def _request(self, name: str, body: bytes) -> SyncMessage:
+        """Send one sync request, and merge the records in the response."""
+        request = Request("sync", self.ctx.sync_header(), body)
+        response = await self.transport.request(name, request)
+        self.ctx.note_response(name, response.header)
+        return await self.ctx.read_sync(name, response.body)
+
+    @contextlib.contextmanager
+    def problems_logged(self, name: str) -> Iterator[None]:
+        """Log why a sync with a peer failed, and continue."""
+        ctx = self.ctx
+        try:
+            yield
+        except Refused as refused:
+            ctx.status.peers[name].refusals += 1
+            if refused.reason == Refusal.SPEC_MISMATCH:
+                ctx.note_spec_mismatch(name, refused.message)
+            else:
+                ctx.peer_log.problem(name, "refused", refused.message, refused.reason)
+        except TimeoutError:
+            self.log_waiting(name, "no response in time")
+        except Unreachable as problem:
+            self.log_waiting(name, problem.detail)
+        except MessageError as problem:
+            ctx.guard.count(name, problem.refusal)
+            ctx.peer_log.event(name, "sync failed", detail=str(problem))
+        except Exception as problem:  # a problem with one peer must not end the node
+            self.mark_failed(name, problem)
+
+    def log_waiting(self, name: str, detail: str) -> None:
+        """Log that a peer which never responded is waited for: it may still be starting."""
+        peer = self.ctx.status.peers[name]
+        if not peer.was_seen and not peer.unreachable:
+            self.ctx.peer_log.problem(name, "waiting", detail)
+
+    def mark_failed(self, name: str, problem: Exception) -> None:
+        """Continue without a peer after an unexpected error, for example about its address."""
+        self.ctx.status.peers[name].mark_unreachable()
+        self.ctx.peer_log.problem(name, "failed", f"{type(problem).__name__}: {problem}")
