@@ -22,8 +22,7 @@ from dataclasses import replace
 import torch
 
 from dispfl import DisPFL, RandomRegular, Train, Wire
-from dispfl.channels.block_average import block_average
-from dispfl.channels.units import UnitMask
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.core.allocator import keep_heap
 from dispfl.costs.estimate import CostInputs
 from dispfl.data.catalogue import describe
@@ -92,7 +91,7 @@ def measure_average(context: RunContext, states: Mapping[str, PeerState]) -> boo
     """As many models as a peer averages. Return whether the limit is held."""
     models = [states[peer].model for peer in context.roster[: NEIGHBOURS + 1]]
     mask = states["000"].next_mask
-    assert isinstance(mask, UnitMask)
+    assert isinstance(mask, ChannelMask)
     there = [torch.empty_like(model.values) for model in models]
 
     def copy() -> None:
@@ -100,7 +99,7 @@ def measure_average(context: RunContext, states: Mapping[str, PeerState]) -> boo
             target.copy_(model.values)
 
     taken, copied = best_times(
-        lambda: block_average(models, mask, context.first_weights),
+        lambda: mask.average(models, lambda: context.first_weights),
         copy,
         repeats=15,
         clock=time.thread_time,

@@ -27,7 +27,7 @@ from pathlib import Path
 import torch
 
 from dispfl import DisPFL, Train
-from dispfl.channels.units import UnitMask
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.core.allocator import keep_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
@@ -78,9 +78,9 @@ def make_round(context: RunContext) -> Callable[[], None]:
     return run
 
 
-def _new(mask: object) -> UnitMask:
-    assert isinstance(mask, UnitMask)
-    return UnitMask(mask.bits, mask.size, mask.layout)
+def _new(mask: object) -> ChannelMask:
+    assert isinstance(mask, ChannelMask)
+    return ChannelMask(mask.bits, mask.size, mask.layout)
 
 
 def shares(run: Callable[[], None]) -> dict[str, float]:

@@ -14,7 +14,7 @@ import torch
 
 from dispfl import DisPFL
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import Model
 from measure import report
@@ -35,7 +35,7 @@ def measure(name: str, peers: int) -> None:
         """A peer as a step leaves it: its weights under one mask, and another mask that is its own
         too."""
         weights, mask = method.start(initial, layout, 0.5, seed=0, peer=f"{k:03d}").model.unpack()
-        return PeerState(PackedModel.pack(weights, mask), PackedMask.pack(mask.roll(1)))
+        return PeerState(PackedModel.pack(weights, mask), WeightMask.pack(mask.roll(1)))
 
     method = DisPFL(density=0.5)
     network = FlatModule(Model(name=name).build(3, 10, 32))

@@ -5,7 +5,7 @@ import torch
 
 from dispfl import DisPFL
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.models.settings import Model
 from measure import best_times, report
 
@@ -22,7 +22,7 @@ def main() -> None:
     weights, mask = packed.unpack()
 
     def pack_by_indexing() -> PackedModel:
-        return PackedModel(weights[mask].add_(0.0), PackedMask.pack(mask))
+        return PackedModel(weights[mask].add_(0.0), WeightMask.pack(mask))
 
     def unpack_by_indexing() -> torch.Tensor:
         spread = torch.zeros(packed.mask.size)

@@ -11,11 +11,11 @@ import torch
 
 from dispfl import DisPFL
 from dispfl.core.allocator import keep_heap
-from dispfl.core.averaging import average_of, robust_average_of
+from dispfl.core.averaging import average_of
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.models.settings import Model
-from dispfl.robust.rules import Rule
+from dispfl.robust.rules import Rule, robust_average_of
 from measure import best_times, report
 
 LIMIT = 3.0
@@ -38,9 +38,10 @@ def measure(density: float) -> None:
     m_k = models[0].mask.unpack()
     if density < 1:
         m_k = torch.where(torch.rand(len(m_k), generator=rng) < 0.1, models[1].mask.unpack(), m_k)
+    keeps = WeightMask.pack(m_k)
     plain, *robust = best_times(
         lambda: average_of(models, m_k),
-        *(lambda rule=rule: robust_average_of(models, 0, m_k, rule, 2) for rule in RULES),  # type: ignore[misc]
+        *(lambda rule=rule: robust_average_of(models, 0, keeps, rule, 2) for rule in RULES),  # type: ignore[misc]
         repeats=7,
         clock=time.process_time,
     )

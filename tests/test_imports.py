@@ -13,7 +13,8 @@ import dispfl
 PACKAGE = Path(dispfl.__file__).parent
 TIERS = [
     {"errors", "extras", "files", "settings", "terminal"},
-    {"core", "channels", "robust", "privacy", "user_functions", "topology", "methods"},
+    {"core"},
+    {"channels", "robust", "privacy", "user_functions", "topology", "methods"},
     {"wire", "data", "models"},
     {"registry"},
     {"round"},

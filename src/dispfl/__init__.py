@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from dispfl.core.masks import hamming as hamming
     from dispfl.core.masks import random_mask as random_mask
     from dispfl.core.metric import Metric as Metric
-    from dispfl.core.packed import PackedMask as PackedMask
+    from dispfl.core.packed import Mask as Mask
     from dispfl.core.packed import PackedModel as PackedModel
+    from dispfl.core.packed import WeightMask as WeightMask
     from dispfl.core.rng import stream as stream
     from dispfl.core.sparsity import erk_densities as erk_densities
     from dispfl.core.sparsity import prune_and_regrow as prune_and_regrow
@@ -95,10 +96,10 @@ _MODULES = {
     "Layout": "core.layout",
     "Local": "methods.local",
     "MLP": "models.networks",
+    "Mask": "core.packed",
     "Method": "methods.base",
     "Metric": "core.metric",
     "Neighbourhood": "methods.base",
-    "PackedMask": "core.packed",
     "PackedModel": "core.packed",
     "Partition": "data.partition",
     "Pathological": "data.partition",
@@ -117,6 +118,7 @@ _MODULES = {
     "Train": "core.train",
     "Trainer": "core.train",
     "VGG11": "models.networks",
+    "WeightMask": "core.packed",
     "Wire": "wire.codec",
     "average_of": "core.averaging",
     "erk_densities": "core.sparsity",

@@ -374,7 +374,7 @@ def check_average_buffers(average: bool, method: Method, engine: str) -> None:
             f" {method.name} has none. Omit it.",
             key="average_buffers",
         )
-    if getattr(method, "structure", "weights") == "channels":
+    if method.masks_channels:
         raise ConfigError(
             "average_buffers needs method.structure=weights: peers have different channels."
             " Omit it.",

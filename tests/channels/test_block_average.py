@@ -6,16 +6,16 @@ import torch
 from tests.channels.test_units import IMAGES, NETWORKS, half_of, units_of
 from torch import nn
 
-from dispfl.channels.block_average import block_average, unit_strengths
+from dispfl.channels.channel_mask import ChannelLayout, ChannelMask
+from dispfl.channels.evolve_units import replace_units, unit_strengths
 from dispfl.channels.small_network import small_network
-from dispfl.channels.units import UnitGroup, UnitLayout, UnitMask
+from dispfl.channels.units import UnitGroup
 from dispfl.core.averaging import gossip_average
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedMask, PackedModel
-from dispfl.core.sparsity import replace_units
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.wire.codec import Codec, Wire
 
-TINY = UnitLayout(
+TINY = ChannelLayout(
     ("hidden.weight", "hidden.bias", "linear.weight", "linear.bias"),
     ((3, 2), (3,), (2, 3), (2,)),
     (UnitGroup("hidden", 3, 1),),
@@ -27,9 +27,7 @@ TINY = UnitLayout(
 
 
 def tiny(units: list[bool], *values: float) -> PackedModel:
-    return PackedModel(
-        torch.tensor(values, dtype=torch.float32), UnitMask.of(np.array(units), TINY)
-    )
+    return PackedModel(torch.tensor(values, dtype=torch.float32), TINY.mask(np.array(units)))
 
 
 def random_model(name: str, seed: int) -> PackedModel:
@@ -43,25 +41,25 @@ def test_an_average_by_hand() -> None:
     #            incoming of each unit    biases    outgoing, by output   bias
     ours = tiny([True, False, True], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
     theirs = tiny([True, True, False], 3, 4, 9, 9, 7, 9, 9, 9, 11, 9, 13, 14)
-    mixed = block_average([ours, theirs], ours.mask, torch.zeros(TINY.size))  # type: ignore[arg-type]
+    mixed = ours.mask.average([ours, theirs], lambda: torch.zeros(TINY.size))
     assert mixed.tolist() == [2, 3, 3, 4, 6, 6, 8, 8, 10, 10, 12, 13]
 
 
 def test_a_unit_that_nobody_holds_starts_with_the_first_weights_and_without_outputs() -> None:
     ours = tiny([True, False, False], 1, 2, 5, 7, 9, 11, 12)
     first = torch.arange(1.0, TINY.size + 1) / 100
-    mixed = block_average([ours], UnitMask.of(np.array([True, False, True]), TINY), first)
+    mixed = TINY.mask(np.array([True, False, True])).average([ours], lambda: first)
     #                                    new: incoming, bias      new: outgoing
     assert mixed.tolist() == pytest.approx([1, 2, 0.05, 0.06, 5, 0.09, 7, 0, 9, 0, 11, 12])
 
 
 def test_without_any_model_a_peer_starts_from_the_first_weights() -> None:
-    nothing = PackedModel(torch.zeros(0), PackedMask.pack(torch.zeros(TINY.size, dtype=torch.bool)))
+    nothing = PackedModel(torch.zeros(0), WeightMask.pack(torch.zeros(TINY.size, dtype=torch.bool)))
     mask, first = (
-        UnitMask.of(np.array([False, True, False]), TINY),
+        TINY.mask(np.array([False, True, False])),
         torch.arange(1.0, TINY.size + 1),
     )
-    assert block_average([nothing], mask, first).tolist() == [3, 4, 8, 11, 14, 16, 17]
+    assert mask.average([nothing], lambda: first).tolist() == [3, 4, 8, 11, 14, 16, 17]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +69,10 @@ def test_the_average_is_that_of_single_weights_to_the_bit(name: str) -> None:
     models = [random_model(name, seed) for seed in range(5)]
     mask = half_of(units_of(name), 9)
     everybody = np.logical_or.reduce([model.mask.units for model in models])  # type: ignore[attr-defined]
-    mask = UnitMask.of(mask.units & everybody, mask.layout)
+    mask = mask.layout.mask(mask.units & everybody)
     weights, masks = zip(*(model.unpack() for model in models), strict=True)
     expected = gossip_average(weights, masks, mask.unpack())
-    found = block_average(models, mask, torch.full((mask.layout.size,), torch.nan))
+    found = mask.average(models, lambda: torch.full((mask.layout.size,), torch.nan))
     assert found.equal(expected[mask.unpack()])
 
 
@@ -82,15 +80,15 @@ def test_a_new_unit_changes_nothing_at_first_and_learns() -> None:
     build, _ = NETWORKS["convolutions"]
     layout, first = units_of("convolutions"), FlatModule(build()).read()
     before = random_model("convolutions", 0)
-    assert isinstance(before.mask, UnitMask)
+    assert isinstance(before.mask, ChannelMask)
     unit = (
         int(np.flatnonzero(~before.mask.units[layout.group_slices[1]])[0])
         + layout.group_slices[1].start
     )
     flags = before.mask.units.copy()
     flags[unit] = True
-    mask = UnitMask.of(flags, layout)
-    mixed = block_average([before], mask, first)
+    mask = layout.mask(flags)
+    mixed = mask.average([before], lambda: first)
     outputs = []
     for values, under in ((before.values, before.mask), (mixed, mask)):
         small = small_network(build(), under).eval()
@@ -113,10 +111,10 @@ def test_messages_have_a_bit_for_each_unit_and_the_common_block(values: str, cod
     model, request = random_model("cnn", 0), half_of(layout, 1)
     rng = torch.Generator()
     whole = codec.decode_model(codec.encode_model(model, rng=rng))
-    assert isinstance(whole.mask, UnitMask)
+    assert isinstance(whole.mask, ChannelMask)
     assert whole.mask.units.tolist() == model.mask.units.tolist()  # type: ignore[attr-defined]
     asked = codec.decode_request(codec.encode_request(request))
-    assert isinstance(asked, UnitMask)
+    assert isinstance(asked, ChannelMask)
     assert asked.units.tolist() == request.units.tolist()
     frame = codec.encode_answer(model, request, rng=rng)
     answer = codec.decode_answer(frame, request)
@@ -136,7 +134,7 @@ def test_strengths_by_hand() -> None:
     """Unit 0: incoming 1 and 2, outgoing 7 and 9; unit 2: incoming 3 and 4, outgoing 8 and 10; unit
     1 is not held."""
     model = tiny([True, False, True], 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12)
-    assert isinstance(model.mask, UnitMask)
+    assert isinstance(model.mask, ChannelMask)
     expected = [(1 + 4) / 2 * (49 + 81) / 2, 0, (9 + 16) / 2 * (64 + 100) / 2]
     assert unit_strengths(model.values, model.mask).tolist() == pytest.approx(expected)
 
@@ -182,6 +180,6 @@ def test_counts_of_every_norm_group_never_change(name: str, rate: float) -> None
 
 def test_a_dense_model_never_changes_its_mask() -> None:
     layout = units_of("cnn")
-    mask = UnitMask.of(np.ones(layout.units, bool), layout)
+    mask = layout.mask(np.ones(layout.units, bool))
     scores = np.ones(layout.units)
     assert replace_units(mask, scores, scores, 0.5, rng=torch.Generator()).units.all()

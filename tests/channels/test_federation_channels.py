@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dispfl import DisPFL, Federation, Full, Metric, Run, Train
-from dispfl.channels.units import UnitLayout
+from dispfl.channels.channel_mask import ChannelLayout
 from dispfl.errors import ConfigError, RunError
 from dispfl.testing.rules import confidence
 
@@ -183,7 +183,7 @@ def test_users_networks_train_small_and_their_models_have_the_reported_metric(
 ) -> None:
     run, tests = run_of(model, data)
     layout = run.states["000"].next_mask.layout  # type: ignore[attr-defined]
-    assert isinstance(layout, UnitLayout)
+    assert isinstance(layout, ChannelLayout)
     assert [group.name for group in layout.groups] == groups
     whole = sum(parameter.numel() for parameter in model().parameters() if parameter.requires_grad)
     for k, (inputs, labels) in enumerate(tests):

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dispfl.channels.channel_mask import ChannelLayout, ChannelMask, channel_layout
 from dispfl.channels.find_units import find_units
 from dispfl.channels.small_network import small_network
 from dispfl.channels.unit_counts import random_units, unit_counts
-from dispfl.channels.units import UnitLayout, UnitMask, unit_layout
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
@@ -90,10 +90,10 @@ NETWORKS: dict[str, tuple[Callable[[], nn.Module], Tensor]] = {
     "recurrent": (Recurrent, IMAGES.flatten(1)[:, :48].reshape(4, 6, 8)),
     "attention": (Attention, torch.arange(28).reshape(4, 7)),
 }
-LAYOUTS: dict[str, UnitLayout] = {}
+LAYOUTS: dict[str, ChannelLayout] = {}
 
 
-def units_of(name: str) -> UnitLayout:
+def units_of(name: str) -> ChannelLayout:
     """Found once: tracing a ResNet takes seconds."""
     if name not in LAYOUTS:
         build, example = NETWORKS[name]
@@ -101,7 +101,7 @@ def units_of(name: str) -> UnitLayout:
     return LAYOUTS[name]
 
 
-def half_of(layout: UnitLayout, seed: int = 0) -> UnitMask:
+def half_of(layout: ChannelLayout, seed: int = 0) -> ChannelMask:
     """A random half of the units of each group, equally many of each norm group."""
     counts = [max(1, group.units // group.strata // 2) * group.strata for group in layout.groups]
     return random_units(layout, counts, rng=torch.Generator().manual_seed(seed))
@@ -135,7 +135,7 @@ def over_kept_channels(layer: nn.Module, held: Tensor) -> Callable[..., Tensor]:
     return forward
 
 
-def masked_large(build: Callable[[], nn.Module], mask: UnitMask) -> nn.Module:
+def masked_large(build: Callable[[], nn.Module], mask: ChannelMask) -> nn.Module:
     """The large network with zeros for the left-out units, in float64, by hand."""
     large = build().double()
     flags = dict(zip(mask.layout.names, mask.layout.views(mask.unpack()), strict=True))
@@ -160,7 +160,7 @@ def test_small_and_masked_network_have_the_same_outputs_loss_and_gradients(
     first = build()
     weights = FlatModule(first).read()
     mask = half_of(units_of(name), seed)
-    packed = PackedModel.pack(weights, mask.unpack(), mask)
+    packed = PackedModel.pack(weights, mask)
 
     def restored() -> nn.Module:
         module = build()
@@ -325,7 +325,7 @@ def test_finding_units_does_not_change_the_network() -> None:
 @pytest.mark.parametrize("name", ["cnn", "resnet18", "convolutions"])
 def test_a_layout_is_the_same_after_json_and_pickle(name: str) -> None:
     layout = units_of(name)
-    assert unit_layout(layout.spec()) == layout
+    assert channel_layout(layout.spec()) == layout
     assert pickle.loads(pickle.dumps(layout)) == layout
     mask = half_of(layout)
     again = pickle.loads(pickle.dumps(mask))

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import nn
 from typer.testing import CliRunner
 
-from dispfl.channels.units import UnitMask
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.cli.paper import masks
 from dispfl.config import compose
 from dispfl.core.masks import hamming
@@ -311,7 +311,7 @@ def test_a_run_of_a_built_in_model_with_channels_has_the_density_of_each_layer(
     ExperimentRun.create(compose({}, overrides), tmp_path / "run").run()
     found = json.loads(call(tmp_path / "run", "--json"))
     mask = personal_states(tmp_path / "run")["000"].model.mask
-    assert isinstance(mask, UnitMask)
+    assert isinstance(mask, ChannelMask)
     small = dict(zip(mask.small.names, mask.small.sizes, strict=True))
     assert [layer["mean"] for layer in found["layers"]] == pytest.approx(
         [small[layer["name"]] / layer["weights"] for layer in found["layers"]]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dispfl.core.averaging import average_of, gossip_average, masked_mean
-from dispfl.core.packed import PackedModel, chunk_slices
+from dispfl.core.chunks import chunk_slices
+from dispfl.core.packed import PackedModel
 
 ALL = torch.ones(1, dtype=torch.bool)
 

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dispfl import Federation, Train
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.channels.unit_counts import random_units
-from dispfl.channels.units import UnitMask
 from dispfl.config import compose
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import Moments, as_parameter
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import WeightMask
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import GossipMethod, Method, PeerState, initial_state
@@ -93,7 +93,7 @@ def test_a_regrown_weight_begins_with_zero_moments_and_a_kept_one_goes_on() -> N
     """Of four weights, the old mask keeps 0, 1 and 3, the new one 1, 2 and 3."""
     weights, grad = torch.ones(4), torch.tensor([1.0, 2.0, 0.0, 4.0])
     old, new = (
-        PackedMask.pack(torch.tensor(flags))
+        WeightMask.pack(torch.tensor(flags))
         for flags in ([True, True, False, True], [False, True, True, True])
     )
     flat = as_parameter(weights, grad)
@@ -121,7 +121,7 @@ def test_moments_follow_the_units_of_a_small_network(make_context: MakeContext) 
     layout = context.layout
     masks = [random_units(layout, [4], rng=torch.Generator().manual_seed(k)) for k in (0, 1)]  # type: ignore[arg-type]
     old, new = masks
-    assert isinstance(old, UnitMask)
+    assert isinstance(old, ChannelMask)
     assert 0 < old.overlap(new) < old.kept
     whole = torch.arange(1.0, layout.size + 1)
     values = whole[old.unpack()]

@@ -4,12 +4,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 
 
 def test_a_mask_of_ten_is_two_bytes_least_significant_bit_first() -> None:
     mask = torch.tensor([1, 0, 1, 0, 0, 0, 0, 1, 0, 1], dtype=torch.bool)
-    packed = PackedMask.pack(mask)
+    packed = WeightMask.pack(mask)
     assert packed.bits.tolist() == [0b10000101, 0b00000010]
     assert (packed.size, packed.kept) == (10, 4)
     assert packed.unpack().equal(mask)
@@ -18,7 +18,7 @@ def test_a_mask_of_ten_is_two_bytes_least_significant_bit_first() -> None:
 @given(st.lists(st.booleans(), min_size=1, max_size=70))
 def test_any_mask_round_trips(flags: list[bool]) -> None:
     mask = torch.tensor(flags)
-    packed = PackedMask.pack(mask)
+    packed = WeightMask.pack(mask)
     assert packed.unpack().equal(mask)
     assert packed.unpack().dtype == torch.bool
     assert packed.kept == sum(flags)

@@ -9,8 +9,8 @@ import torch
 from rounds import FinishedRound
 from torch import Tensor
 
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.channels.small_network import small_network
-from dispfl.channels.units import UnitMask
 from dispfl.config import compose
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer
@@ -307,7 +307,7 @@ def test_with_channels_flops_are_those_of_the_small_network() -> None:
     inputs = small(DisPFL(structure="channels", density=0.3))
     costs = estimate(inputs)
     mask = initial_states(inputs.context, {"000"})["000"].next_mask
-    assert isinstance(mask, UnitMask)
+    assert isinstance(mask, ChannelMask)
     network = small_network(inputs.context.module(), mask)
     counted = forward_cost(network, Layout.of(network), torch.zeros(1, 1, 28, 28))
     assert [layer.small_shape for layer in costs.layers] == list(mask.small.shapes)

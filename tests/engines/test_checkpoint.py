@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.engines import checkpoint
 from dispfl.engines.checkpoint import Checkpoints
@@ -29,7 +29,7 @@ def a_step(which: int, size: int = 11) -> StepResult:
     mask, next_mask = torch.rand(2, size, generator=rng) < 0.5
     model = PackedModel.pack(torch.randn(size, generator=rng), mask)
     state = PeerState(
-        model, PackedMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))}
+        model, WeightMask.pack(next_mask), {"norm.mean": torch.full((2,), float(which))}
     )
     report = Report(
         scores={"accuracy": which / 7},

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from typer.testing import CliRunner
 
 from dispfl import DisPFL, Federation, Full
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.channels.find_units import masked
-from dispfl.channels.units import UnitMask
 from dispfl.cli import app
 from dispfl.config import compose
 from dispfl.core.flat_module import FlatModule
@@ -90,9 +90,9 @@ class Small:
     personal: PersonalModel
 
     @property
-    def mask(self) -> UnitMask:
+    def mask(self) -> ChannelMask:
         mask = final_states(self.path)["001"].model.mask
-        assert isinstance(mask, UnitMask)
+        assert isinstance(mask, ChannelMask)
         return mask
 
     def whole(self) -> nn.Module:

@@ -13,10 +13,9 @@ from rounds import FinishedRound
 from tests.channels.test_block_average import TINY, tiny
 from torch import Tensor
 
-from dispfl.channels.units import UnitMask
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import hamming, kept_count, kept_per_layer
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import erk_densities
 from dispfl.core.train import Trainer
@@ -36,9 +35,9 @@ def test_a_weight_is_averaged_over_its_holders_and_kept_only_under_our_next_mask
     ours = PackedModel.pack(torch.tensor([2.0, 0.0, 4.0]), torch.tensor([True, False, True]))
     theirs = PackedModel.pack(torch.tensor([6.0, 5.0, 0.0]), torch.tensor([True, True, False]))
     # Held by both: (2 + 6) / 2. Regrown by us, held by them: 5. Given up by us: 0, whatever it was.
-    assert DisPFL().mix(
-        {"000": ours, "001": theirs}, torch.tensor([True, True, False])
-    ).tolist() == [4.0, 5.0, 0.0]
+    m_k = WeightMask.pack(torch.tensor([True, True, False]))
+    trainer: Any = SimpleNamespace(peer="000", first_weights=lambda: torch.zeros(3))
+    assert DisPFL().mix(trainer, {"000": ours, "001": theirs}, m_k).tolist() == [4.0, 5.0, 0.0]
 
 
 def mixed_by(method: DisPFL, state: PeerState, received: PackedModel) -> Tensor:
@@ -58,6 +57,7 @@ def mixed_by(method: DisPFL, state: PeerState, received: PackedModel) -> Tensor:
         buffers={},
         observe_mixed=lambda weights: None,
         stream=lambda name: stream(0),
+        network=SimpleNamespace(layout=TINY),
     )
     trainer.first_weights = lambda: torch.arange(1.0, TINY.size + 1) / 100
     method.step(trainer, state, {"001": received})
@@ -70,7 +70,7 @@ def test_a_regrown_weight_starts_from_its_neighbours_average_or_from_zero(
 ) -> None:
     ours = PackedModel.pack(torch.tensor([2.0, 0.0, 4.0]), torch.tensor([True, False, True]))
     theirs = PackedModel.pack(torch.tensor([6.0, 5.0, 0.0]), torch.tensor([True, True, False]))
-    state = PeerState(ours, PackedMask.pack(torch.tensor([True, True, False])))
+    state = PeerState(ours, WeightMask.pack(torch.tensor([True, True, False])))
     assert mixed_by(DisPFL(alpha_0=0, warm_up=warm_up), state, theirs).tolist() == [
         4.0,
         regrown,
@@ -81,7 +81,7 @@ def test_a_regrown_weight_starts_from_its_neighbours_average_or_from_zero(
 def test_without_warm_up_a_peer_that_has_no_model_yet_still_starts_from_its_neighbours() -> None:
     nothing = PackedModel.pack(torch.zeros(3), torch.zeros(3, dtype=torch.bool))
     theirs = PackedModel.pack(torch.tensor([6.0, 5.0, 0.0]), torch.tensor([True, True, False]))
-    state = PeerState(nothing, PackedMask.pack(torch.tensor([True, True, False])))
+    state = PeerState(nothing, WeightMask.pack(torch.tensor([True, True, False])))
     assert mixed_by(DisPFL(alpha_0=0, warm_up=False), state, theirs).tolist() == [6.0, 5.0, 0.0]
 
 
@@ -98,7 +98,7 @@ def test_a_regrown_channel_starts_from_its_neighbours_or_from_the_first_weights_
     """We hold unit 0 and regrow unit 2, which they hold. The first weights are 0.01, 0.02, ..."""
     ours = tiny([True, False, False], 1, 2, 5, 7, 9, 11, 12)
     theirs = tiny([True, False, True], 3, 4, 9, 8, 7, 4, 9, 2, 11, 1, 13, 14)
-    state = PeerState(ours, UnitMask.of(np.array([True, False, True]), TINY))
+    state = PeerState(ours, TINY.mask(np.array([True, False, True])))
     mixed = mixed_by(DisPFL(structure="channels", alpha_0=0, warm_up=warm_up), state, theirs)
     assert mixed.tolist() == pytest.approx(expected)
 
@@ -179,7 +179,8 @@ def test_the_mask_search_replaces_half_of_a_layer_in_round_0_and_its_smallest_we
     trainer = trainer_for(make_context(rounds=10))
     weights, mask = torch.arange(1.0, 68.0), torch.ones(67, dtype=torch.bool)
     mask[:16] = False  # half of the first layer; the others are dense
-    evolved = DisPFL(regrow="random").evolve(trainer, weights.where(mask, 0.0), mask)
+    m_k = WeightMask.pack(mask)
+    evolved = DisPFL(regrow="random").evolve(trainer, weights.where(mask, 0.0), m_k).unpack()
     assert int(evolved[:32].sum()) == 16
     assert evolved[24:].all()  # the larger half of what the layer kept, and the dense layers
     assert 0 < hamming(evolved, mask) <= 16

@@ -8,7 +8,7 @@ from rounds import FinishedRound
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import kept_per_layer
-from dispfl.core.packed import PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.train import Trainer
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD, mean_model
@@ -35,7 +35,8 @@ def test_with_full_masks_dispfls_average_is_the_same_bit_for_bit() -> None:
     models = {
         f"{k:03d}": PackedModel.pack(torch.randn(1000, generator=rng), full) for k in range(7)
     }
-    assert DisPFL().mix(models, full).equal(mean_model(models, full))
+    average = WeightMask.pack(full).average(list(models.values()), lambda: torch.zeros(1000))
+    assert average.equal(mean_model(models, full))
 
 
 def test_a_run_is_that_of_dispfl_at_density_1_bit_for_bit(

@@ -17,7 +17,7 @@ import pytest
 import torch
 from PIL import Image
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.train import batch_count
 from dispfl.errors import ConfigError, RunError
@@ -321,7 +321,7 @@ def saved_run(
         mask = torch.zeros(10, dtype=torch.bool)
         mask[kept] = True
         model = PackedModel.pack(torch.ones(10), mask)
-        everything = PackedMask.pack(torch.ones(10, dtype=torch.bool))
+        everything = WeightMask.pack(torch.ones(10, dtype=torch.bool))
         directory.checkpoints.add(
             rounds - 1, f"{number:03d}", StepResult(Report(), state=PeerState(model, everything))
         )

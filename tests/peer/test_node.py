@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
-from simulated_world import LIMIT, METHOD, ROUNDS, FakeTraining, World, events_about, reliable
+from simulated_world import LIMIT, ROUNDS, FakeTraining, World, events_about, reliable
 
+from dispfl.core.averaging import average_of
 from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
 from dispfl.errors import RunError
@@ -315,7 +316,8 @@ def test_a_late_peer_starts_from_its_neighbours_average_under_its_own_mask() -> 
     assert min(given) >= 7
     assert world.members.joins["015"] == min(given)
     assert received
-    average = METHOD.mix(received, state.next_mask.unpack())
+    models = [received[name] for name in sorted(received)]
+    average = average_of(models, state.next_mask.unpack())
     held = torch.stack([model.mask.unpack() for model in received.values()]).any(0)
     own, mask = state.model.unpack()
     assert mask.equal(state.next_mask.unpack())

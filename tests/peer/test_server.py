@@ -9,9 +9,9 @@ import torch
 from simulated_world import LAYOUT, LIMIT, ROUNDS, World, reliable
 from torch import nn
 
-from dispfl.channels.units import UnitMask
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import WeightMask
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.server import Server
@@ -63,7 +63,7 @@ def test_every_bad_request_is_refused_by_name_and_counted() -> None:
     header: dict[str, JSON] = {"spec": spec_digest(spec), "round": 0, "nonce": "a"}
     good = codec.encode_request(start.next_mask)
     denser = np.ones(LAYOUT.size, np.bool_)
-    dense = codec.encode_request(PackedMask.pack(torch.from_numpy(denser)))
+    dense = codec.encode_request(WeightMask.pack(torch.from_numpy(denser)))
     answers, counted = send_all(
         world,
         [
@@ -105,13 +105,13 @@ def test_bad_requests_with_masks_of_channels_are_refused_by_name_and_counted() -
     weights."""
     world = World(8, reliable, peers=2, method=DisPFL(structure="channels"), model=hidden_layer)
     codec, layout, asked = world.context.codec, world.context.layout, world.start["001"].next_mask
-    assert isinstance(asked, UnitMask)
+    assert isinstance(asked, ChannelMask)
     spec = federation_spec("test", world.context, layout, world.weights, 0.5)
     more, fewer = asked.units.copy(), asked.units.copy()
     more[np.flatnonzero(~more)[0]], fewer[np.flatnonzero(fewer)[0]] = True, False
-    masks = [UnitMask.of(flags, asked.layout) for flags in (more, fewer, np.zeros(16, np.bool_))]
+    masks = [asked.layout.mask(flags) for flags in (more, fewer, np.zeros(16, np.bool_))]
     other_codec = Codec(Layout(layout.names, layout.shapes), [False] * 4, world.context.wire)
-    weights = other_codec.encode_request(PackedMask.pack(asked.unpack()))
+    weights = other_codec.encode_request(WeightMask.pack(asked.unpack()))
     bodies = [
         *map(codec.encode_request, masks),
         codec.encode_request(asked)[:-1],

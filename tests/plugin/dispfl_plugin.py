@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dispfl import (
     DisPFL,
     GossipMethod,
+    Mask,
     PackedModel,
     Partition,
     PeerState,
@@ -46,12 +47,13 @@ class Halfway(GossipMethod):
 class MedianDisPFL(DisPFL):
     """Dis-PFL with another aggregation: the median of the models that hold a weight."""
 
-    def mix(self, models: Mapping[str, PackedModel], m_k: Tensor) -> Tensor:
+    def mix(self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask) -> Tensor:
         held = []
         for name in sorted(models):
             weights, mask = models[name].unpack()
             held.append(torch.where(mask, weights, torch.nan))
-        return torch.where(m_k, torch.stack(held).nanmedian(0).values.nan_to_num(0.0), 0.0)
+        median = torch.stack(held).nanmedian(0).values.nan_to_num(0.0)
+        return torch.where(m_k.unpack(), median, 0.0)
 
 
 class Star(Topology):

@@ -5,7 +5,7 @@ import numpy as np
 import torch
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import WeightMask
 from dispfl.privacy.audit.label_inference import (
     guess_labels,
     kept_by_class,
@@ -29,7 +29,7 @@ def test_masks_that_keep_the_weights_of_frequent_classes_give_the_histogram_away
     for k, own in enumerate(shares):
         kept = np.concatenate([np.arange(400) < round(400 * share) for share in own])
         noise = np.random.default_rng(k).random(400) < 0.5
-        masks.append(PackedMask.pack(torch.from_numpy(np.concatenate([kept, noise]))))
+        masks.append(WeightMask.pack(torch.from_numpy(np.concatenate([kept, noise]))))
     found = guess_labels("similar masks", mask_products(masks), counts, rng())
     assert found.distance < 0.4 * found.baseline
     assert found.hits > found.baseline_hits
@@ -39,7 +39,7 @@ def test_masks_that_keep_the_weights_of_frequent_classes_give_the_histogram_away
 def test_random_masks_are_no_better_than_the_mean_of_the_others() -> None:
     counts = histograms()
     masks = [
-        PackedMask.pack(torch.rand(1000, generator=torch.Generator().manual_seed(k)) < 0.5)
+        WeightMask.pack(torch.rand(1000, generator=torch.Generator().manual_seed(k)) < 0.5)
         for k in range(len(counts))
     ]
     found = guess_labels("similar masks", mask_products(masks), counts, rng())
@@ -50,7 +50,7 @@ def test_random_masks_are_no_better_than_the_mean_of_the_others() -> None:
 def test_similar_units_are_those_of_which_as_many_weights_are_kept_wherever_they_are() -> None:
     layout = Layout(("weight", "bias"), ((2, 3), (2,)))
     masks = [
-        PackedMask.pack(torch.tensor(flags, dtype=torch.bool))
+        WeightMask.pack(torch.tensor(flags, dtype=torch.bool))
         for flags in ([1, 1, 0, 0, 0, 0, 1, 1], [0, 1, 1, 0, 0, 1, 0, 0])
     ]
     assert unit_products(masks, layout).tolist() == [
@@ -65,8 +65,8 @@ def test_the_kept_weights_of_the_last_layer_are_counted_for_each_class() -> None
     flags = torch.zeros(layout.size, dtype=torch.bool)
     flags[9:12] = True  # three of the four weights of class 0
     flags[13] = True  # one of class 1
-    assert kept_by_class([PackedMask.pack(flags)], layout, 2).tolist() == [[0.75, 0.25]]  # type: ignore[union-attr]
-    assert kept_by_class([PackedMask.pack(flags)], layout, 7) is None
+    assert kept_by_class([WeightMask.pack(flags)], layout, 2).tolist() == [[0.75, 0.25]]  # type: ignore[union-attr]
+    assert kept_by_class([WeightMask.pack(flags)], layout, 7) is None
 
 
 def test_a_last_layer_that_keeps_more_for_frequent_classes_gives_the_histogram_away() -> None:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tests.channels.test_block_average import TINY, tiny
 
-from dispfl.channels.units import UnitMask
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.config import compose
-from dispfl.core.averaging import average_of, robust_average_of
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.averaging import average_of
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.methods.dispfl import DisPFL
@@ -26,6 +26,7 @@ from dispfl.robust.attacks import (
     backdoor_success,
     with_trigger,
 )
+from dispfl.robust.rules import robust_average_of
 from dispfl.round.context import PeerTask
 from dispfl.round.exchange import accepted_models, check_answer
 from dispfl.round.round import initial_states
@@ -41,7 +42,7 @@ def model(*weights: float | None) -> PackedModel:
 
 OWN, SENT = model(1, 2, None, None), model(3, None, 5, None)
 HONEST = [model(1, 2, 4, None), model(3, None, 6, None)]
-REQUEST = PackedMask.pack(torch.tensor([True, True, True, False]))
+REQUEST = WeightMask.pack(torch.tensor([True, True, True, False]))
 
 
 def target(fits: bool = True, byzantine: int = 1) -> Target:
@@ -108,7 +109,7 @@ def test_a_little_is_enough_by_hand() -> None:
 
 
 def test_noise_is_three_times_as_large_as_weights_and_another_for_each_victim_and_round() -> None:
-    big = PackedModel(torch.ones(20_000), PackedMask.pack(torch.ones(20_000, dtype=torch.bool)))
+    big = PackedModel(torch.ones(20_000), WeightMask.pack(torch.ones(20_000, dtype=torch.bool)))
     one, again, other = (
         ATTACK_FUNCTIONS["noise"](attacker, big, target()).values
         for attacker in ("001", "001", "002")
@@ -154,7 +155,7 @@ def test_unlearning_goes_back_to_the_first_weights_as_far_as_clip_takes_it_and_p
     """
     own, first = model(1, -1, None), torch.tensor([4.0, 4.0, 0.0])
     honest = [model(1 + d, -1 - d, 1) for d in (1.0, 4.0, 2.0, 3.0)]
-    request = PackedMask.pack(torch.tensor([True, True, True]))
+    request = WeightMask.pack(torch.tensor([True, True, True]))
     known = Target(
         "000",
         own,
@@ -169,7 +170,7 @@ def test_unlearning_goes_back_to_the_first_weights_as_far_as_clip_takes_it_and_p
     )
     told = ATTACK_FUNCTIONS["unlearn"]("001", SENT, known)
     assert told.unpack()[0].tolist() == pytest.approx([1 + 2 / 5, -1 + 2 * 7 / 5, -10], abs=5e-3)
-    average, trust = robust_average_of([own, *honest, told, told], 0, request.unpack(), "clip", 2)
+    average, trust = robust_average_of([own, *honest, told, told], 0, request, "clip", 2)
     assert trust.near.tolist() == [0, 1, 0, 0, 0, 1, 1]
     assert trust.scale[5:].tolist() == [1, 1]
     assert float(average[2]) == pytest.approx((1 - 1 - 1) / 3)
@@ -195,11 +196,11 @@ def test_liars_know_how_many_of_them_the_victim_assumes() -> None:
 def test_units_are_lied_about_as_a_whole() -> None:
     ours = tiny([True, False, True], *range(1, 13))
     sent = tiny([True, True, False], *range(1, 13))
-    assert isinstance(ours.mask, UnitMask)
+    assert isinstance(ours.mask, ChannelMask)
     known = Target("000", ours, ours.mask, [ours], 1, lambda attacker, mask: True, 0, 0)
     for name in ATTACK_FUNCTIONS:
         told = ATTACK_FUNCTIONS[name]("001", sent, known)
-        assert isinstance(told.mask, UnitMask)
+        assert isinstance(told.mask, ChannelMask)
         assert told.values.numel() == told.mask.kept
     assert ATTACK_FUNCTIONS["false-density"]("001", sent, known).mask.kept == TINY.size
 
@@ -265,7 +266,7 @@ def test_lies_change_the_models_of_honest_peers_whose_accuracies_alone_are_repor
 def test_a_mask_that_holds_more_than_announced_is_refused() -> None:
     context = tiny_context(DisPFL(), 3)
     layout, counts = context.layout, context.announced["000"]
-    full = PackedMask.pack(torch.ones(layout.size, dtype=torch.bool))
+    full = WeightMask.pack(torch.ones(layout.size, dtype=torch.bool))
     check_answer(initial_states(context)["000"].model.mask, counts, "000", layout)
     with pytest.raises(
         Exception, match="000's model holds more weights of a layer than it announced"

@@ -9,11 +9,9 @@ import torch
 from tests.channels.test_units import half_of, units_of
 from torch import Tensor
 
-from dispfl.channels.block_average import robust_block_average
-from dispfl.channels.units import UnitMask
-from dispfl.core.averaging import robust_average_of
-from dispfl.core.packed import CHUNK, PackedModel
-from dispfl.robust.rules import Rule, trimmed_mean
+from dispfl.core.chunks import CHUNK
+from dispfl.core.packed import PackedModel, WeightMask
+from dispfl.robust.rules import Rule, robust_average_of, trimmed_mean
 
 RULES: tuple[Rule, ...] = ("clip", "trim", "nnm")
 
@@ -47,7 +45,8 @@ def average(
 ) -> list[float]:
     keeps = torch.ones(models[0].mask.size, dtype=torch.bool) if keeps is None else keeps
     return [
-        round(weight, 5) for weight in robust_average_of(models, own, keeps, rule, b)[0].tolist()
+        round(weight, 5)
+        for weight in robust_average_of(models, own, WeightMask.pack(keeps), rule, b)[0].tolist()
     ]
 
 
@@ -67,7 +66,7 @@ def test_dense_clip_is_clipped_gossip_with_the_threshold_of_cs_plus() -> None:
         for d, size in zip(differences, distances, strict=True)
     ]
     expected = weights[own] + sum(clipped) / 7
-    found, trust = robust_average_of(models, own, full, "clip", b)
+    found, trust = robust_average_of(models, own, WeightMask.pack(full), "clip", b)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
     assert sum(scale < 1 for k, scale in enumerate(trust.scale.tolist()) if k != own) == 2 * b
     assert trust.distances == pytest.approx((distances / 500**0.5).tolist(), rel=1e-5)
@@ -77,7 +76,10 @@ def test_dense_trim_is_the_trimmed_mean() -> None:
     weights, models, full = dense_models(7, 500)
     expected = np.sort(weights, axis=0)[2:-2].mean(0)
     np.testing.assert_allclose(
-        robust_average_of(models, 0, full, "trim", 2)[0].numpy(), expected, rtol=1e-5, atol=1e-6
+        robust_average_of(models, 0, WeightMask.pack(full), "trim", 2)[0].numpy(),
+        expected,
+        rtol=1e-5,
+        atol=1e-6,
     )
 
 
@@ -90,7 +92,10 @@ def test_dense_nnm_averages_the_nearest_models_before_it_trims() -> None:
     mixed = np.array([weights[np.argsort(row, kind="stable")[: 7 - b]].mean(0) for row in pairs])
     expected = np.sort(mixed, axis=0)[b:-b].mean(0)
     np.testing.assert_allclose(
-        robust_average_of(models, 0, full, "nnm", b)[0].numpy(), expected, rtol=1e-4, atol=1e-5
+        robust_average_of(models, 0, WeightMask.pack(full), "nnm", b)[0].numpy(),
+        expected,
+        rtol=1e-4,
+        atol=1e-5,
     )
 
 
@@ -117,9 +122,9 @@ def test_a_server_clips_around_its_own_model_and_does_not_average_it() -> None:
         centre
         + sum((x - centre) * min(1, tau / d) for x, d in zip(uploads, distances, strict=True)) / 5
     )
-    found, _ = robust_average_of(models, 5, full, "clip", 1, averages_own=False)
+    found, _ = robust_average_of(models, 5, WeightMask.pack(full), "clip", 1, averages_own=False)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5, atol=1e-6)
-    found, _ = robust_average_of(models, 5, full, "trim", 1, averages_own=False)
+    found, _ = robust_average_of(models, 5, WeightMask.pack(full), "trim", 1, averages_own=False)
     np.testing.assert_allclose(
         found.numpy(), np.sort(uploads, axis=0)[1:-1].mean(0), rtol=1e-5, atol=1e-6
     )
@@ -255,7 +260,9 @@ def test_only_what_we_request_counts_so_that_a_simulation_and_real_peers_agree_t
     keeps = torch.rand(size, generator=rng) < 0.5
     request = PackedModel.pack(torch.zeros(size), keeps).mask
     received = [model if k == 3 else model.restrict(request) for k, model in enumerate(models)]
-    whole, restricted = (robust_average_of(some, 3, keeps, rule, 2) for some in (models, received))
+    whole, restricted = (
+        robust_average_of(some, 3, request, rule, 2) for some in (models, received)
+    )
     assert whole[0].view(torch.int32).equal(restricted[0].view(torch.int32))
     assert whole[1].distances == restricted[1].distances
     assert not whole[0][~keeps].any()
@@ -271,17 +278,13 @@ def test_with_masks_of_units_the_average_is_that_of_single_weights(name: str, ru
             PackedModel(torch.randn(mask.kept, generator=torch.Generator().manual_seed(seed)), mask)
         )
     mask = half_of(layout, 9)
-    found, trust = robust_block_average(models, 0, mask, torch.zeros(layout.size), rule, 1)
-    assert trust is not None
+    found, trust = robust_average_of(models, 0, mask, rule, 1)
     trusted = [m.mask.units for k, m in enumerate(models) if k == 0 or trust.near[k]]  # type: ignore[attr-defined]
-    mask = UnitMask.of(
-        mask.units & np.logical_or.reduce(trusted), layout
-    )  # without units that start anew
-    found, trust = robust_block_average(models, 0, mask, torch.zeros(layout.size), rule, 1)
+    mask = layout.mask(mask.units & np.logical_or.reduce(trusted))  # without units that start anew
+    found, trust = robust_average_of(models, 0, mask, rule, 1)
     single = [PackedModel.pack(*model.unpack()) for model in models]
-    expected, of_single = robust_average_of(single, 0, mask.unpack(), rule, 1)
+    expected, of_single = robust_average_of(single, 0, WeightMask.pack(mask.unpack()), rule, 1)
     torch.testing.assert_close(found, expected[mask.unpack()], rtol=1e-4, atol=1e-5)
-    assert trust is not None
     assert trust.distances == pytest.approx(of_single.distances, rel=1e-4)
 
 
@@ -289,7 +292,7 @@ def test_a_unit_that_only_strangers_hold_starts_anew() -> None:
     from tests.channels.test_block_average import TINY, tiny
 
     def with_units(shift: float, units: list[bool]) -> PackedModel:
-        values = torch.linspace(-1, 1, UnitMask.of(np.array(units), TINY).kept) + shift
+        values = torch.linspace(-1, 1, TINY.mask(np.array(units)).kept) + shift
         return tiny(units, *values.tolist())
 
     two, all_units = [True, True, False], [True, True, True]
@@ -298,9 +301,11 @@ def test_a_unit_that_only_strangers_hold_starts_anew() -> None:
         *(with_units(0.01 * k, two) for k in range(1, 4)),
         with_units(50, all_units),
     ]
-    mask = UnitMask.of(np.array(all_units), TINY)
+    mask = TINY.mask(np.array(all_units))
     first = torch.arange(1.0, TINY.size + 1)
-    found, _ = robust_block_average(models, 0, mask, first, "clip", 1)
+    found, trust = robust_average_of(models, 0, mask, "clip", 1)
+    trusted = [model.mask for row, model in enumerate(models) if row == 0 or trust.near[row]]
+    mask.start_unheld_(found, trusted, lambda: first)
     hidden, bias, linear, _ = TINY.views(found)
     assert hidden[2].tolist() == first[4:6].tolist()
     assert bias[2] == first[8]

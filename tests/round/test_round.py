@@ -11,7 +11,7 @@ import torch
 from rounds import FinishedRound, ReversedEngine, run_from
 from torch import Tensor, nn
 
-from dispfl.core.averaging import gossip_average
+from dispfl.core.averaging import average_of, gossip_average
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
@@ -82,7 +82,7 @@ def test_a_regrown_weight_takes_its_neighbours_value_and_zero_where_nobody_holds
     ours = PackedModel.pack(torch.tensor([4.0, 0.0, 0.0]), torch.tensor([True, False, False]))
     theirs = PackedModel.pack(torch.tensor([2.0, 6.0, 0.0]), torch.tensor([True, True, False]))
     next_mask = torch.tensor([True, True, True])
-    assert DisPFL().mix({"000": ours, "001": theirs}, next_mask).tolist() == [3.0, 6.0, 0.0]
+    assert average_of([ours, theirs], next_mask).tolist() == [3.0, 6.0, 0.0]
 
 
 @pytest.mark.parametrize("method", [DisPFL(), Local(), DPSGD()], ids=lambda method: method.name)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dispfl.channels.units import UnitLayout, UnitMask
+from dispfl.channels.channel_mask import ChannelLayout, ChannelMask
 from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import RunError
@@ -147,7 +147,7 @@ def test_the_layout_is_that_of_the_configured_model_on_its_data(tmp_path: Path) 
 def test_the_layout_of_a_run_with_channels_has_their_units(tmp_path: Path) -> None:
     method = {"name": "dispfl", "structure": "channels", "keep": ["conv1"]}
     layout = layout_of(bare(tmp_path / "run", CNN | {"method": method}))
-    assert isinstance(layout, UnitLayout)
+    assert isinstance(layout, ChannelLayout)
     assert layout.size == 105_962
     assert [(group.name, group.units) for group in layout.groups] == [("conv2", 32), ("hidden", 64)]
 
@@ -158,7 +158,7 @@ def test_final_states_with_channels_are_those_at_the_end_of_the_run(
     done = run(DisPFL(density=0.5, structure="channels"))
     assert done.out
     states = final_states(done.out)
-    assert all(isinstance(state.model.mask, UnitMask) for state in states.values())
+    assert all(isinstance(state.model.mask, ChannelMask) for state in states.values())
     assert {name: bits(state) for name, state in states.items()} == {
         n: bits(s) for n, s in done.states.items()
     }

@@ -16,7 +16,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.data.datasets import load_dataset
 from dispfl.experiment import Experiment
 from dispfl.files import SITES
@@ -89,7 +89,7 @@ def run_liar(out: Path, name: str, deadlines: Deadlines, namespace: str | None) 
     tell, honestly = ATTACK_FUNCTIONS[(out / LIE).read_text()], server.encode_model  # type: ignore[index, attr-defined]
 
     def attack_model(
-        run: Any, codec: Any, model: PackedModel, mask: PackedMask, own: str, receiver: str, t: int
+        run: Any, codec: Any, model: PackedModel, mask: WeightMask, own: str, receiver: str, t: int
     ) -> bytes:
         target = Target(receiver, model, mask, [], 1, lambda attacker, mask: True, run.seed, t)
         return honestly(run, codec, tell(own, model, target), mask, own, receiver, t)

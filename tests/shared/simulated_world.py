@@ -16,10 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from dispfl.channels.block_average import block_average
-from dispfl.channels.units import UnitMask
+from dispfl.channels.channel_mask import ChannelMask
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
@@ -268,19 +267,22 @@ class FakeTraining:
         context, m_k = self.world.context, state.next_mask
         models = {**received, task.peer: state.model}
         noise = stream(context.seed, "pretend", task.peer, task.t)
-        if isinstance(m_k, UnitMask):
-            w = block_average([models[name] for name in sorted(models)], m_k, context.first_weights)
+        average = m_k.average(
+            [models[name] for name in sorted(models)], lambda: context.first_weights
+        )
+        if isinstance(m_k, ChannelMask):
+            w = average
             return StepResult(
                 Report(), state=PeerState(PackedModel.under(trained(w, noise), m_k), m_k)
             )
         mask = m_k.unpack()
-        w = torch.where(mask, trained(METHOD.mix(models, mask), noise), 0.0)
+        w = torch.where(mask, trained(average, noise), 0.0)
         growth = torch.rand(w.shape, generator=noise)
         next_mask = prune_and_regrow(
             w, mask, growth, prune_rate(task.t, context.rounds, 0.5), context.layout
         )
         return StepResult(
-            Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask))
+            Report(), state=PeerState(PackedModel.pack(w, mask), WeightMask.pack(next_mask))
         )
 
     def _check(self, task: PeerTask, state: PeerState, received: Mapping[str, PackedModel]) -> None:

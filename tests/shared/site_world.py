@@ -31,7 +31,8 @@ from simulated_world import METHOD, TIMEOUT, trained, unreliable
 from torch import nn
 from yarl import URL
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.averaging import average_of
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
@@ -151,15 +152,15 @@ class NoisyTraining:
         context, mask = self.world.context, state.next_mask.unpack()
         assert state.model.values.any(), f"{task.peer} trains weights that are all zero"
         noise = stream(context.seed, "pretend", task.peer, task.t)
-        w = torch.where(
-            mask, trained(METHOD.mix({**received, task.peer: state.model}, mask), noise), 0.0
-        )
+        models = {**received, task.peer: state.model}
+        average = average_of((models[name] for name in sorted(models)), mask)
+        w = torch.where(mask, trained(average, noise), 0.0)
         rate = prune_rate(task.t, context.rounds, 0.5)
         next_mask = prune_and_regrow(
             w, mask, torch.rand(w.shape, generator=noise), rate, context.layout
         )
         return StepResult(
-            Report(), state=PeerState(PackedModel.pack(w, mask), PackedMask.pack(next_mask))
+            Report(), state=PeerState(PackedModel.pack(w, mask), WeightMask.pack(next_mask))
         )
 
 

@@ -16,11 +16,12 @@ from dispfl import (
     GossipMethod,
     Layout,
     Local,
+    Mask,
     Neighbourhood,
-    PackedMask,
     PackedModel,
     PeerState,
     Trainer,
+    WeightMask,
     gossip_average,
     initial_state,
 )
@@ -105,10 +106,10 @@ class RemembersCalls(WithoutName):
 
 
 class KeepsMore(DisPFL):
-    def evolve(self, trainer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
-        more = m_k.clone()
-        more[~m_k] = torch.arange(int((~m_k).sum())) < 2
-        return more
+    def evolve(self, trainer: Trainer, w_k: Tensor, m_k: Mask) -> Mask:
+        more = m_k.unpack()
+        more[~more] = torch.arange(int((~more).sum())) < 2
+        return WeightMask.pack(more)
 
 
 class AnnouncesLess(WithoutName):
@@ -151,9 +152,9 @@ class HearsEveryone(WithoutName):
 
 
 class PullsButUsesEverything(DisPFL):
-    def mix(self, models: Heard, m_k: Tensor) -> Tensor:
+    def mix(self, trainer: Trainer, models: Heard, m_k: Mask) -> Tensor:
         total = sum(float(model.values.sum()) for _, model in sorted(models.items()))
-        return super().mix(models, m_k) * (1 + 1e-3 * total)
+        return super().mix(trainer, models, m_k) * (1 + 1e-3 * total)
 
 
 class HasNegativeZeros(WithoutName):
@@ -170,7 +171,7 @@ class LosesItsMask(WithoutName):
         fewer = torch.ones(after.model.mask.size, dtype=torch.bool)
         fewer[0] = False
         return PeerState(
-            PackedModel(after.model.values, PackedMask.pack(fewer)), after.next_mask, after.buffers
+            PackedModel(after.model.values, WeightMask.pack(fewer)), after.next_mask, after.buffers
         )
 
 

@@ -17,9 +17,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dispfl.channels.find_units import find_units
-from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.errors import MessageError
 from dispfl.wire.codec import ANSWER, HEADER, MAGIC, MODEL, REQUEST, VERSION, Codec, Wire
 from dispfl.wire.refusals import Refusal
@@ -33,13 +32,13 @@ KEPT[45:54] = True
 ASKED = torch.rand(LAYOUT.size, generator=torch.Generator().manual_seed(2)) < 0.5
 ASKED[45:54] = True
 SENT = PackedModel.pack(torch.randn(LAYOUT.size, generator=torch.Generator().manual_seed(3)), KEPT)
-REQUESTED = PackedMask.pack(ASKED)
+REQUESTED = WeightMask.pack(ASKED)
 UNITS = find_units(
     nn.Sequential(nn.Linear(5, 9), nn.ReLU(), nn.Linear(9, 6), nn.Linear(6, 3)), torch.zeros(2, 5)
 )
-SENT_UNITS = UnitMask.of(np.arange(UNITS.units) % 2 == 0, UNITS)
-REQUESTED_UNITS = UnitMask.of(np.arange(UNITS.units) % 3 < 2, UNITS)
-EXCHANGED: dict[str, tuple[Layout, PackedModel, PackedMask]] = {
+SENT_UNITS = UNITS.mask(np.arange(UNITS.units) % 2 == 0)
+REQUESTED_UNITS = UNITS.mask(np.arange(UNITS.units) % 3 < 2)
+EXCHANGED: dict[str, tuple[Layout, PackedModel, Mask]] = {
     "weights": (LAYOUT, SENT, REQUESTED),
     "channels": (
         UNITS,
@@ -58,7 +57,7 @@ def codec(values: str = "float32", coding: str = "plain", structure: str = "weig
     return Codec(layout, dense, Wire(values=values, coding=coding))  # type: ignore[arg-type]
 
 
-def exchanged(talk: Codec) -> tuple[PackedModel, PackedMask]:
+def exchanged(talk: Codec) -> tuple[PackedModel, Mask]:
     return next(
         (model, mask) for layout, model, mask in EXCHANGED.values() if layout is talk.layout
     )
@@ -73,7 +72,7 @@ def frames(talk: Codec) -> dict[int, bytes]:
     }
 
 
-def decode(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask:
+def decode(talk: Codec, kind: int, frame: bytes) -> PackedModel | Mask:
     if kind == MODEL:
         return talk.decode_model(frame)
     return (
@@ -83,7 +82,7 @@ def decode(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask:
     )
 
 
-def outcome(talk: Codec, kind: int, frame: bytes) -> PackedModel | PackedMask | Refusal:
+def outcome(talk: Codec, kind: int, frame: bytes) -> PackedModel | Mask | Refusal:
     """What was read, or the refusal; any other exception is a bug."""
     try:
         return decode(talk, kind, frame)
@@ -145,7 +144,7 @@ def test_every_kind_of_damage_has_its_own_refusal(frame: bytes, reason: Refusal)
 def test_bits_after_a_masks_end_must_be_zero() -> None:
     layout = Layout.from_shapes({"only": (3,)})
     talk = Codec(layout, [False], Wire())
-    frame = talk.encode_request(PackedMask.pack(torch.tensor([True, False, True])))
+    frame = talk.encode_request(WeightMask.pack(torch.tensor([True, False, True])))
     assert frame[-1] == 0b101
     assert refusal(sealed(frame[:-1] + bytes([0b1101])), talk, REQUEST) == Refusal.PADDING
 
@@ -274,7 +273,7 @@ def test_mutated_messages_are_either_refused_or_decoded(
     def try_it(kind_and_frame: tuple[int, bytes]) -> None:
         kind, frame = kind_and_frame
         read = outcome(talk, kind, frame)
-        if isinstance(read, PackedMask):
+        if isinstance(read, WeightMask):
             assert read.size == talk.layout.size
         elif isinstance(read, PackedModel):
             assert read.mask.size == talk.layout.size

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.errors import ConfigError
 from dispfl.wire.codec import HEADER, Codec, Wire
 
@@ -50,7 +50,7 @@ def same(one: PackedModel, other: PackedModel) -> bool:
     return one.values.equal(other.values) and one.mask.bits.equal(other.mask.bits)
 
 
-def under(sent: PackedModel, asked: PackedMask) -> PackedModel:
+def under(sent: PackedModel, asked: WeightMask) -> PackedModel:
     weights, kept = sent.unpack()
     return PackedModel.pack(weights, kept & asked.unpack())
 
@@ -75,7 +75,7 @@ def test_an_answer_has_mask_bits_only_for_requested_weights() -> None:
     kept = torch.zeros(36, dtype=torch.bool)
     kept[[5, 12, 13, 14, 15, 20, 30]] = True
     frame = codec().encode_answer(
-        PackedModel.pack(torch.arange(36.0), kept), PackedMask.pack(asked), rng=rng()
+        PackedModel.pack(torch.arange(36.0), kept), WeightMask.pack(asked), rng=rng()
     )
     assert (
         frame[HEADER.size :] == bytes([0b110]) + np.array([5, 12, 13, 14, 15, 20], "<f4").tobytes()
@@ -90,7 +90,7 @@ def test_a_model_in_float32_arrives_unchanged(coding: str) -> None:
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_an_answer_is_the_model_under_both_masks(coding: str) -> None:
-    talk, sent, asked = codec(coding=coding), model(0.6, 1), PackedMask.pack(mask(0.4, 2))
+    talk, sent, asked = codec(coding=coding), model(0.6, 1), WeightMask.pack(mask(0.4, 2))
     request = talk.decode_request(talk.encode_request(asked))
     assert request.bits.equal(asked.bits)
     answer = talk.decode_answer(talk.encode_answer(sent, request, rng=rng()), asked)
@@ -113,7 +113,7 @@ def test_any_model_round_trips_and_plain_lengths_are_known_in_advance(
     dense = [bool(kept[where].all() and asked[where].all()) for where in layout.slices]
     talk = Codec(layout, dense, Wire(values=values, coding=coding))
     sent = PackedModel.pack(torch.randn(layout.size, generator=rng(seed)), kept)
-    request = PackedMask.pack(asked)
+    request = WeightMask.pack(asked)
     whole = talk.encode_model(sent, rng=rng())
     question = talk.encode_request(request)
     answer = talk.encode_answer(sent, request, rng=rng())

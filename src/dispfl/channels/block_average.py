@@ -1,5 +1,4 @@
-"""Models under masks of units: their average and scores, on the dense blocks that masks have in
-common.
+"""The average of models under masks of channels, on the dense blocks that masks have in common.
 
 The values of such a model are the parameters of its small network, one after another. What two
 models hold in common of a parameter is a block of each: some rows and some columns.
@@ -8,19 +7,25 @@ models hold in common of a parameter is a block of each: some rows and some colu
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dispfl.channels.units import AxisIndex, Flags, Positions, UnitMask
+from dispfl.channels.units import AxisIndex, Flags, Positions
+from dispfl.core.averaging import AlignedWeights
 from dispfl.core.layout import Layout
 from dispfl.core.masks import true_indices
 from dispfl.core.packed import PackedModel
-from dispfl.robust.rules import Part, Rule, Trust, robust_average
+
+if TYPE_CHECKING:
+    from dispfl.channels.channel_mask import ChannelMask
 
 Floats = NDArray[np.float32]
+_T = TypeVar("_T")
+Axes = tuple[AxisIndex | None, ...]
 
 LONG_RUN = 64
 """Values that lie side by side in both blocks, on average, from which adding slice by slice is
@@ -29,297 +34,238 @@ fastest."""
 
 @dataclass(frozen=True, eq=False)
 class Common:
-    """What two masks hold in common of an axis."""
+    """What our mask and a sender's hold in common of an axis."""
 
-    here: Positions
+    ours: Positions
     """Where it is among our positions."""
-    there: Positions
-    """Where it is among theirs."""
+    theirs: Positions
+    """Where it is among the sender's."""
 
     @cached_property
     def runs(self) -> list[tuple[int, int, int]]:
-        """Runs (start here, start there, length) of positions that are neighbours in both."""
-        here, there = self.here, self.there
-        if not len(here):
+        """Runs (our start, their start, length) of positions that are neighbours in both."""
+        if not len(self.ours):
             return []
-        starts_run = (here[1:] - here[:-1] != 1) | (there[1:] - there[:-1] != 1)
+        starts_run = (np.diff(self.ours) != 1) | (np.diff(self.theirs) != 1)
         starts = np.concatenate([[0], np.flatnonzero(starts_run) + 1])
-        lengths = np.diff(starts, append=len(here))
-        return list(
-            zip(here[starts].tolist(), there[starts].tolist(), lengths.tolist(), strict=True)
-        )
+        lengths = np.diff(starts, append=len(self.ours))
+        our_starts = self.ours[starts].tolist()
+        their_starts = self.theirs[starts].tolist()
+        return list(zip(our_starts, their_starts, lengths.tolist(), strict=True))
 
 
-def block_average(models: Sequence[PackedModel], mask: UnitMask, first_weights: Tensor) -> Tensor:
-    """Average each weight of our units over the models that hold it; return our small network's
-    values.
+def block_average(models: Sequence[PackedModel], mask: "ChannelMask") -> Tensor:
+    """Average each weight of our units over the models that hold it, else 0.
 
-    Algorithm 1, line 7, as `gossip_average` computes it, and equal to the bit. A unit that no model
-    holds starts with the first weights of all peers as its inputs and with zeros as its outputs: it
-    changes nothing at first, and learns.
+    Algorithm 1, line 7, as `gossip_average` computes it, and equal to the bit. Return our small
+    network's values.
     """
-    models = [
-        model for model in models if model.mask.kept
-    ]  # a peer that joins later has no model yet
-    if not models:
-        return PackedModel.pack(first_weights, mask.unpack(), mask).values
     average = torch.zeros(mask.small.size)
-    parts = _arrays(mask.small, average)
-    masks = [_unit_mask(model) for model in models]
-    sources = [_arrays(m.small, model.values) for m, model in zip(masks, models, strict=True)]
-    common, held = _in_common(masks, mask)
-    counts: dict[tuple[AxisIndex | None, ...], Tensor] = {}
-    for i, (part, axes) in enumerate(zip(parts, mask.layout.axes, strict=True)):
-        for source, shared in zip(sources, common, strict=True):
-            _add(part, source[i], [None if axis is None else shared[axis] for axis in axes])
-        if axes not in counts:
-            counts[axes] = _count(
-                [None if axis is None else held[axis] for axis in axes], len(models)
-            )
-        torch.from_numpy(part).div_(counts[axes])
-    _start_units(
-        parts, mask, mask.units & ~np.logical_or.reduce([m.units for m in masks]), first_weights
-    )
+    averages = parameter_arrays(mask.small, average)
+    masks = [_channel_mask(model) for model in models]
+    sources = _sources(models, masks)
+    common = _in_common(masks, mask)
+    held = _held_by_axis(common, mask)
+
+    holders: dict[Axes, Tensor] = {}
+    for i, (total, axes) in enumerate(zip(averages, mask.layout.axes, strict=True)):
+        for source, common_axes in zip(sources, common, strict=True):
+            _add(total, source[i], _of_dimensions(common_axes, axes))
+        if axes not in holders:
+            holders[axes] = _count(_of_dimensions(held, axes), len(models))
+        torch.from_numpy(total).div_(holders[axes])
     return average
 
 
-def robust_block_average(
-    models: Sequence[PackedModel],
-    own: int,
-    mask: UnitMask,
-    first_weights: Tensor,
-    rule: Rule,
-    b: int,
-) -> tuple[Tensor, Trust | None]:
-    """Average our units by a rule that withstands b lies (robust/rules.py); also return what was
-    measured.
-
-    A unit that neither we nor a near sender holds starts as one that no model holds in
-    `block_average`, and so do all units of a peer that has no model yet.
-    """
-    if not models[own].mask.kept:
-        return PackedModel.pack(first_weights, mask.unpack(), mask).values, None
-    average = torch.zeros(mask.small.size)
-    masks = [_unit_mask(model) for model in models]
-    held = [m & mask for m in masks]
-    trust = robust_average(lambda: _parts(models, masks, own, mask, average), held, own, rule, b)
-    trusted = [m.units for k, m in enumerate(masks) if k == own or trust.near[k]]
-    _start_units(
-        _arrays(mask.small, average),
-        mask,
-        mask.units & ~np.logical_or.reduce(trusted),
-        first_weights,
-    )
-    return average, trust
-
-
-def _parts(
-    models: Sequence[PackedModel],
-    masks: Sequence[UnitMask],
-    own: int,
-    mask: UnitMask,
-    average: Tensor,
-) -> Iterator[Part]:
+def aligned_blocks(
+    models: Sequence[PackedModel], own: int, mask: "ChannelMask", average: Tensor
+) -> Iterator[AlignedWeights]:
     """Yield the weights of all models that belong to our units, parameter by parameter."""
-    sources = [_arrays(m.small, model.values) for m, model in zip(masks, models, strict=True)]
-    common, held_of = _in_common(masks, mask)
-    for i, (where, shape, axes) in enumerate(
-        zip(mask.small.slices, mask.small.shapes, mask.layout.axes, strict=True)
-    ):
+    masks = [_channel_mask(model) for model in models]
+    sources = _sources(models, masks)
+    common = _in_common(masks, mask)
+    held_by_axis = _held_by_axis(common, mask)
+    parameters = zip(mask.small.slices, mask.small.shapes, mask.layout.axes, strict=True)
+    for i, (where, shape, axes) in enumerate(parameters):
         held = torch.ones(len(models), *shape, dtype=torch.uint8)
-        for dim, axis in enumerate(axes):
-            if axis is not None:
-                held *= (
-                    held_of[axis]
-                    .view(-1, *(shape[dim] if k == dim else 1 for k in range(len(shape))))
-                    .byte()
-                )
+        for dim, flags in enumerate(_of_dimensions(held_by_axis, axes)):
+            if flags is not None:
+                along_dim = [1] * len(shape)
+                along_dim[dim] = shape[dim]
+                held *= flags.view(-1, *along_dim).byte()
+
         rows = []
-        for flags, source, shared in zip(held.flatten(1), sources, common, strict=True):
-            total = torch.zeros(shape)
-            _add(
-                total.numpy(), source[i], [None if axis is None else shared[axis] for axis in axes]
-            )
-            at = true_indices(flags.view(torch.bool))
-            rows.append((flags, at, total.flatten()[at]))
-        yield Part(
-            rows[own], torch.ones(len(average[where]), dtype=torch.bool), rows, average[where]
-        )
+        for flags, source, common_axes in zip(held.flatten(1), sources, common, strict=True):
+            weights = torch.zeros(shape)
+            _add(weights.numpy(), source[i], _of_dimensions(common_axes, axes))
+            positions = true_indices(flags.view(torch.bool))
+            rows.append((flags, positions, weights.flatten()[positions]))
+        keeps = torch.ones(where.stop - where.start, dtype=torch.bool)
+        yield AlignedWeights(rows[own], keeps, rows, average[where])
 
 
-def unit_strengths(values: Tensor, mask: UnitMask) -> NDArray[np.float64]:
-    """Return the mean square of each unit's incoming weights times that of its outgoing weights; 0
-    if it is not held.
+def start_units_(average: Tensor, mask: "ChannelMask", fresh: Flags, first_weights: Tensor) -> None:
+    """Set the incoming weights of fresh units, in place, to the first weights.
 
-    Scaling a ReLU unit's inputs by c and its outputs by 1/c changes neither the network nor this
-    number. Biases and norms do not count.
+    Their outgoing weights stay 0.
     """
     layout = mask.layout
-    totals, counts = np.zeros((2, layout.units + 1)), np.zeros((2, layout.units + 1))
-    units = [axis[found] for axis, found in zip(layout.axis_arrays, mask.positions, strict=True)]
-    for array, axes, output in zip(
-        _arrays(mask.small, values), layout.axes, layout.output_dims, strict=True
-    ):
-        if array.ndim < 2:
+    is_fresh = layout.held(fresh)
+    averages = parameter_arrays(mask.small, average)
+    first = parameter_arrays(layout, first_weights)
+    parameters = zip(averages, first, layout.axes, layout.output_dims, strict=True)
+    for small, whole, axes, output in parameters:
+        if not axes or axes[output] is None:
             continue
-        squares = array**2
+        in_small = []
+        in_whole = []
         for dim, axis in enumerate(axes):
-            if axis is not None:
-                side, others = int(dim != output), tuple(i for i in range(squares.ndim) if i != dim)
-                np.add.at(totals[side], units[axis], squares.sum(others, dtype=np.float64))
-                np.add.at(counts[side], units[axis], squares.size / max(1, squares.shape[dim]))
-    means = np.divide(totals, counts, out=totals, where=counts > 0)
-    return np.asarray((means[0] * means[1])[:-1])
+            if axis is None:
+                in_small.append(np.arange(small.shape[dim]))
+                in_whole.append(np.arange(small.shape[dim]))
+                continue
+            positions = mask.positions[axis]
+            new = is_fresh[axis][positions] & (layout.axis_arrays[axis][positions] >= 0)
+            where = np.flatnonzero(new if dim == output else ~new)
+            in_small.append(where)
+            in_whole.append(positions[where])
+        small[np.ix_(*in_small)] = whole[np.ix_(*in_whole)]
 
 
-def _arrays(layout: Layout, values: Tensor) -> list[Floats]:
-    """Return the parameters in a flat vector, as `Layout.views` does, but several times faster for
-    many small ones."""
+def parameter_arrays(layout: Layout, values: Tensor) -> list[Floats]:
+    """Return the parameters in a flat vector.
+
+    As `Layout.views` does, but several times faster for many small ones.
+    """
     flat = values.numpy()
-    return [
-        flat[where].reshape(shape)
-        for where, shape in zip(layout.slices, layout.shapes, strict=True)
-    ]
+    parameters = zip(layout.slices, layout.shapes, strict=True)
+    return [flat[where].reshape(shape) for where, shape in parameters]
 
 
-def _unit_mask(model: PackedModel) -> UnitMask:
-    assert isinstance(model.mask, UnitMask)
-    return model.mask
+def _sources(models: Sequence[PackedModel], masks: Sequence["ChannelMask"]) -> list[list[Floats]]:
+    """Return the parameters of each model's small network."""
+    pairs = zip(models, masks, strict=True)
+    return [parameter_arrays(mask.small, model.values) for model, mask in pairs]
 
 
-def _common(theirs: UnitMask, held: Sequence[Flags], index: Sequence[Positions]) -> list[Common]:
-    """Return what another mask and ours hold of each axis, given which positions we hold and their
-    index among ours."""
-    found = []
-    for positions, ours, where in zip(theirs.positions, held, index, strict=True):
-        there = np.flatnonzero(ours[positions])
-        found.append(Common(where[positions[there]], there))
-    return found
+def _channel_mask(model: PackedModel) -> "ChannelMask":
+    """Return the mask of a model that peers with masks of channels exchange."""
+    return cast("ChannelMask", model.mask)
 
 
-def _in_common(
-    masks: Sequence[UnitMask], mask: UnitMask
-) -> tuple[list[list[Common]], list[Tensor]]:
-    """Return what each mask has in common with ours, of every axis; and by axis which of our
-    positions each holds."""
-    ours = mask.layout.held(mask.units)
-    index = [np.cumsum(flags) - 1 for flags in ours]
-    common = [_common(theirs, ours, index) for theirs in masks]
-    by_axis = zip(zip(*common, strict=True), mask.positions, strict=True)
-    return common, [_held(of_models, len(kept)) for of_models, kept in by_axis]
+def _of_dimensions(by_axis: Sequence[_T], axes: Axes) -> list[_T | None]:
+    """Return what belongs to each dimension of a parameter; None: the dimension has no units."""
+    return [None if axis is None else by_axis[axis] for axis in axes]
 
 
-def _held(common: Sequence[Common], size: int) -> Tensor:
-    """Return for every model which of our positions of an axis it holds, as ones and zeros."""
-    held = torch.zeros(len(common), size)
-    for row, shared in zip(held, common, strict=True):
-        row.numpy()[shared.here] = 1
-    return held
+def _in_common(masks: Sequence["ChannelMask"], mask: "ChannelMask") -> list[list[Common]]:
+    """Return what each mask has in common with ours, of every axis."""
+    held = mask.layout.held(mask.units)
+    index = [np.cumsum(flags) - 1 for flags in held]
+    return [_common(theirs, held, index) for theirs in masks]
+
+
+def _common(
+    theirs: "ChannelMask", held: Sequence[Flags], index: Sequence[Positions]
+) -> list[Common]:
+    """Return what another mask and ours hold of each axis.
+
+    `held` says which positions we hold, `index` where they are among ours.
+    """
+    common = []
+    for positions, our_flags, our_index in zip(theirs.positions, held, index, strict=True):
+        shared = np.flatnonzero(our_flags[positions])
+        common.append(Common(our_index[positions[shared]], shared))
+    return common
+
+
+def _held_by_axis(common: Sequence[Sequence[Common]], mask: "ChannelMask") -> list[Tensor]:
+    """Return by axis which of our positions each model holds, as ones and zeros."""
+    held_by_axis = []
+    for of_models, positions in zip(zip(*common, strict=True), mask.positions, strict=True):
+        held = torch.zeros(len(of_models), len(positions))
+        for row, shared in zip(held, of_models, strict=True):
+            row.numpy()[shared.ours] = 1
+        held_by_axis.append(held)
+    return held_by_axis
 
 
 def _add(total: Floats, source: Floats, common: Sequence[Common | None]) -> None:
-    """Add what a parameter of another model has in common with ours: slice by slice where slices
-    are long."""
+    """Add what a parameter of another model has in common with ours."""
     if not any(common):
         total += source
         return
-    if any(each is not None and not len(each.here) for each in common):
+    if any(shared is not None and not len(shared.ours) for shared in common):
         return
     if len(common) == 1 and common[0] is not None:
-        total[common[0].here] += source[common[0].there]
+        total[common[0].ours] += source[common[0].theirs]
         return
     if any(common[2:]):
-        here = [
-            np.arange(n) if c is None else c.here for n, c in zip(total.shape, common, strict=True)
-        ]
-        there = [
-            np.arange(n) if c is None else c.there for n, c in zip(total.shape, common, strict=True)
-        ]
-        total[np.ix_(*here)] += source[np.ix_(*there)]
+        ours = []
+        theirs = []
+        for size, shared in zip(total.shape, common, strict=True):
+            ours.append(np.arange(size) if shared is None else shared.ours)
+            theirs.append(np.arange(size) if shared is None else shared.theirs)
+        total[np.ix_(*ours)] += source[np.ix_(*theirs)]
         return
     # As (rows, columns, values): a convolution's values are its kernels.
-    total, source = (part.reshape(*part.shape[:2], -1) for part in (total, source))
-    rows, columns = (
-        [(0, 0, n)] if c is None else c.runs
-        for n, c in zip(total.shape[:2], common[:2], strict=True)
-    )
-    values = total.shape[2] * sum(length for _, _, length in columns)
-    if values < LONG_RUN * len(columns):
-        _add_rows(total, source, *common[:2])
+    total = total.reshape(*total.shape[:2], -1)
+    source = source.reshape(*source.shape[:2], -1)
+    _add_block(total, source, common[0], common[1])
+
+
+def _add_block(total: Floats, source: Floats, rows: Common | None, columns: Common | None) -> None:
+    """Add some rows and columns: slice by slice where slices are long, else row by row."""
+    row_runs = [(0, 0, total.shape[0])] if rows is None else rows.runs
+    column_runs = [(0, 0, total.shape[1])] if columns is None else columns.runs
+    values_per_row = total.shape[2] * sum(width for _, _, width in column_runs)
+    if values_per_row < LONG_RUN * len(column_runs):
+        _add_rows(total, source, rows, columns)
         return
-    if len(columns) == 1:
-        ((c, from_c, width),) = columns
-        for r, from_r, height in rows:
-            block = total[r : r + height, c : c + width]
-            np.add(block, source[from_r : from_r + height, from_c : from_c + width], out=block)
+    if len(column_runs) == 1:
+        ((column, from_column, width),) = column_runs
+        for row, from_row, height in row_runs:
+            block = total[row : row + height, column : column + width]
+            their_rows = source[from_row : from_row + height]
+            np.add(block, their_rows[:, from_column : from_column + width], out=block)
         return
     # Copying slices into rows like ours and adding whole rows takes less time than adding slices.
-    buffer = np.zeros(
-        (max((height for _, _, height in rows), default=0), *total.shape[1:]), np.float32
-    )
-    for r, from_r, height in rows:
-        part, to = source[from_r : from_r + height], total[r : r + height]
+    most_rows = max((height for _, _, height in row_runs), default=0)
+    buffer = np.zeros((most_rows, *total.shape[1:]), np.float32)
+    for row, from_row, height in row_runs:
+        block = total[row : row + height]
+        their_rows = source[from_row : from_row + height]
         like_ours = buffer[:height]
-        for c, from_c, width in columns:
-            like_ours[:, c : c + width] = part[:, from_c : from_c + width]
-        np.add(to, like_ours, out=to)
+        for column, from_column, width in column_runs:
+            their_slice = their_rows[:, from_column : from_column + width]
+            like_ours[:, column : column + width] = their_slice
+        np.add(block, like_ours, out=block)
 
 
 def _add_rows(total: Floats, source: Floats, rows: Common | None, columns: Common | None) -> None:
     """Bring each row into our order of columns, with zeros where it has none, and add whole
     rows."""
-    part = torch.from_numpy(source)
+    block = torch.from_numpy(source)
     if rows is not None:
-        part = part.index_select(0, torch.from_numpy(rows.there))
+        block = block.index_select(0, torch.from_numpy(rows.theirs))
     if columns is not None:
         order = np.full(total.shape[1], source.shape[1])
-        order[columns.here] = columns.there
-        nothing = torch.zeros(len(part), 1, part.shape[2])
-        part = torch.cat([part, nothing], 1).index_select(1, torch.from_numpy(order))
-    here = np.arange(len(total)) if rows is None else rows.here
-    torch.from_numpy(total).index_add_(0, torch.from_numpy(here), part)
+        order[columns.ours] = columns.theirs
+        zeros = torch.zeros(len(block), 1, block.shape[2])
+        block = torch.cat([block, zeros], 1).index_select(1, torch.from_numpy(order))
+    our_rows = np.arange(len(total)) if rows is None else rows.ours
+    torch.from_numpy(total).index_add_(0, torch.from_numpy(our_rows), block)
 
 
 def _count(held: Sequence[Tensor | None], models: int) -> Tensor:
-    """Return how many models hold each weight of a parameter, at least 1; dimensions without units
-    have size 1."""
+    """Return how many models hold each weight of a parameter, at least 1.
+
+    Dimensions without units have size 1.
+    """
     one = torch.ones(models, 1)
-    rows, *others = [one if flags is None else flags for flags in held] or [one]
-    rest = one
-    for flags in others:
-        rest = (rest[:, :, None] * flags[:, None, :]).flatten(1)
-    return (
-        (rows.T @ rest)
-        .clamp_(min=1)
-        .view([1 if flags is None else flags.shape[1] for flags in held])
-    )
-
-
-def _start_units(
-    parts: Sequence[Floats], mask: UnitMask, fresh: Flags, first_weights: Tensor
-) -> None:
-    """Set the incoming weights of fresh units, in place, to the first weights; their outgoing ones
-    stay 0."""
-    if not fresh.any():
-        return
-    layout = mask.layout
-    is_fresh = layout.held(fresh)
-    first = _arrays(layout, first_weights)
-    for part, start, axes, output in zip(
-        parts, first, layout.axes, layout.output_dims, strict=True
-    ):
-        axis = axes[output] if axes else None
-        if axis is None:
-            continue
-        here, there = [], []
-        for dim, other in enumerate(axes):
-            if other is None:
-                positions = where = np.arange(part.shape[dim])
-            else:
-                positions = mask.positions[other]
-                new = is_fresh[other][positions] & (layout.axis_arrays[other][positions] >= 0)
-                where = np.flatnonzero(new if dim == output else ~new)
-                positions = positions[where]
-            here.append(where)
-            there.append(positions)
-        part[np.ix_(*here)] = start[np.ix_(*there)]
+    rows, *columns = [one if flags is None else flags for flags in held] or [one]
+    held_columns = one
+    for flags in columns:
+        held_columns = (held_columns[:, :, None] * flags[:, None, :]).flatten(1)
+    shape = [1 if flags is None else flags.shape[1] for flags in held]
+    return (rows.T @ held_columns).clamp_(min=1).view(shape)

@@ -24,15 +24,8 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from dispfl.channels.small_network import small_network
-from dispfl.channels.units import (
-    FIXED,
-    Flags,
-    UnitGroup,
-    UnitLayout,
-    UnitMask,
-    is_cut_by_norm_group,
-)
+from dispfl.channels.channel_mask import ChannelLayout, ChannelMask
+from dispfl.channels.units import FIXED, Flags, UnitGroup, is_cut_by_norm_group
 from dispfl.core.allocator import trim_heap
 from dispfl.core.layout import Layout
 from dispfl.errors import ConfigError
@@ -71,7 +64,7 @@ class _Candidate:
         return UnitGroup(self.root, self.channels, 1, most)
 
 
-def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> UnitLayout:
+def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> ChannelLayout:
     """Return the layout of a network with its units; `keep` names layers whose outputs are never
     left out.
 
@@ -274,7 +267,7 @@ def _output_dim(module: nn.Module, tensor: str) -> int:
     return int(is_weight and isinstance(owner, (_ConvTransposeNd, nn.Embedding)))
 
 
-def _layout(module: nn.Module, layout: Layout, candidates: Sequence[_Candidate]) -> UnitLayout:
+def _layout(module: nn.Module, layout: Layout, candidates: Sequence[_Candidate]) -> ChannelLayout:
     """Return the layout with these groups of units."""
     axes: dict[tuple[str, int], NDArray[np.int64]] = {}
     first = 0
@@ -297,7 +290,7 @@ def _layout(module: nn.Module, layout: Layout, candidates: Sequence[_Candidate])
         for name, shape in zip(layout.names, layout.shapes, strict=True)
     )
     of_buffers = {name: axis for (name, _), axis in index.items() if name not in layout.by_name}
-    return UnitLayout(
+    return ChannelLayout(
         layout.names,
         layout.shapes,
         tuple(each.group for each in candidates),
@@ -338,11 +331,11 @@ def _can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidate: _
 
 
 @torch.no_grad()
-def _is_same_function(module: nn.Module, example: Tensor, layout: UnitLayout) -> bool:
+def _is_same_function(module: nn.Module, example: Tensor, layout: ChannelLayout) -> bool:
     """Whether the small network computes what the masked large one does, with about half of all
     units left out."""
-    mask = UnitMask.of(_about_half(layout), layout)
-    small = small_network(module, mask)
+    mask = layout.mask(_about_half(layout))
+    small = mask.small_network(module)
     for name, axes in zip(layout.names, layout.axes, strict=True):
         held = [slice(None) if axis is None else mask.positions[axis] for axis in axes]
         part = module.get_parameter(name).numpy()
@@ -362,7 +355,7 @@ def _is_same_function(module: nn.Module, example: Tensor, layout: UnitLayout) ->
     return bool((found - expected).abs().max() <= tolerance)
 
 
-def _about_half(layout: UnitLayout) -> Flags:
+def _about_half(layout: ChannelLayout) -> Flags:
     flags, rng = np.zeros(layout.units, np.bool_), np.random.default_rng(0)
     for group, where in zip(layout.groups, layout.group_slices, strict=True):
         for stratum in flags[where].reshape(group.strata, -1):
@@ -371,7 +364,7 @@ def _about_half(layout: UnitLayout) -> Flags:
 
 
 @contextmanager
-def masked(module: nn.Module, mask: UnitMask) -> Iterator[nn.Module]:
+def masked(module: nn.Module, mask: ChannelMask) -> Iterator[nn.Module]:
     """The large network with the left-out units masked: the function that the small network
     computes too.
 

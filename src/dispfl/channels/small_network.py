@@ -1,16 +1,19 @@
 """The small dense network of a mask of units, built from the large one."""
 
 import copy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
-from dispfl.channels.units import Axis, UnitMask, is_cut_by_norm_group
+from dispfl.channels.units import Axis, is_cut_by_norm_group
+
+if TYPE_CHECKING:
+    from dispfl.channels.channel_mask import ChannelMask
 
 
-def small_network(module: nn.Module, mask: UnitMask) -> nn.Module:
+def small_network(module: nn.Module, mask: "ChannelMask") -> nn.Module:
     """Return a copy of a network with the channels of the mask only; its weights and sliced buffers
     are not set.
 

@@ -3,12 +3,16 @@
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from math import lcm
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from dispfl.channels.units import Flags, UnitGroup, UnitLayout, UnitMask
+from dispfl.channels.units import Flags, UnitGroup
 from dispfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from dispfl.channels.channel_mask import ChannelLayout, ChannelMask
 
 KERNEL = 8
 """Convolution kernels work on this many channels at once."""
@@ -22,7 +26,7 @@ LITTLE = 0.03
 
 
 @lru_cache(maxsize=64)
-def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, ...]:
+def unit_counts(layout: "ChannelLayout", density: float, layers: str) -> tuple[int, ...]:
     """Return how many units of each group are kept, so that at most `density` of all weights are
     held.
 
@@ -75,7 +79,7 @@ def unit_counts(layout: UnitLayout, density: float, layers: str) -> tuple[int, .
 
 
 def _filled(
-    layout: UnitLayout,
+    layout: "ChannelLayout",
     counts: list[int],
     most: Sequence[float],
     budget: float,
@@ -111,7 +115,7 @@ def _step(group: UnitGroup) -> int:
     return kernel if group.units >= LARGE * kernel else step
 
 
-def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[int]:
+def _rounded(layout: "ChannelLayout", ideal: Sequence[float], factor: float) -> list[int]:
     counts = []
     for group, share in zip(layout.groups, ideal, strict=True):
         step = _step(group)
@@ -120,11 +124,11 @@ def _rounded(layout: UnitLayout, ideal: Sequence[float], factor: float) -> list[
     return counts
 
 
-def _weights(layout: UnitLayout, counts: Sequence[int]) -> int:
-    return sum(layout.kept_per_layer(_first_units(layout, counts)))
+def _weights(layout: "ChannelLayout", counts: Sequence[int]) -> int:
+    return sum(layout.weights_per_layer(_first_units(layout, counts)))
 
 
-def _first_units(layout: UnitLayout, counts: Sequence[int]) -> Flags:
+def _first_units(layout: "ChannelLayout", counts: Sequence[int]) -> Flags:
     """Return flags with the first units of every norm group set; all masks with these counts hold
     as many weights."""
     flags = np.zeros(layout.units, np.bool_)
@@ -133,12 +137,14 @@ def _first_units(layout: UnitLayout, counts: Sequence[int]) -> Flags:
     return flags
 
 
-def kept_weights(layout: UnitLayout, counts: Sequence[int]) -> tuple[int, ...]:
+def kept_weights(layout: "ChannelLayout", counts: Sequence[int]) -> tuple[int, ...]:
     """Return the weights of each parameter that a mask with these counts holds."""
-    return tuple(layout.kept_per_layer(_first_units(layout, counts)))
+    return tuple(layout.weights_per_layer(_first_units(layout, counts)))
 
 
-def random_units(layout: UnitLayout, counts: Sequence[int], *, rng: torch.Generator) -> UnitMask:
+def random_units(
+    layout: "ChannelLayout", counts: Sequence[int], *, rng: torch.Generator
+) -> "ChannelMask":
     """Keep random units: of each group as many as its count says, and equally many of each norm
     group."""
     flags = np.zeros(layout.units, np.bool_)
@@ -147,4 +153,4 @@ def random_units(layout: UnitLayout, counts: Sequence[int], *, rng: torch.Genera
             stratum[
                 torch.randperm(len(stratum), generator=rng).numpy()[: count // group.strata]
             ] = True
-    return UnitMask.of(flags, layout)
+    return layout.mask(flags)

@@ -134,7 +134,7 @@ def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> di
         },
         "parameters": found.parameters,
         "kept": _whole(found.kept),
-        "flops": "saved" if inputs.masks_channels else "counted",
+        "flops": "saved" if inputs.method.masks_channels else "counted",
         "dense_layers": list(found.dense_layers),
         "fixed_forward_flops": found.fixed_flops,
         "not_counted": found.omission,
@@ -236,7 +236,7 @@ def _flops(count: float) -> str:
 def _headline(inputs: "CostInputs") -> str:
     method = (
         f"{inputs.method.name} with masks of channels"
-        if inputs.masks_channels
+        if inputs.method.masks_channels
         else inputs.method.name
     )
     images = f"{_shape(inputs.data.shape)}, {inputs.data.classes} classes"
@@ -252,7 +252,7 @@ def _legend(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> lis
 
     over = ", mean over peers" if len(found.groups) > 1 else ""
     kind = "counted: dense kernels do the work"
-    if inputs.masks_channels:
+    if inputs.method.masks_channels:
         kind = "saved: a peer trains the small network, which computes only these"
     drawn = (
         f"masks of {wire.peers_drawn} peers drawn"

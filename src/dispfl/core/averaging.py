@@ -1,15 +1,18 @@
-"""The modified gossip average of Algorithm 1, and its robust counterparts."""
+"""The modified gossip average of Algorithm 1."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from dispfl.core.packed import CHUNK, PackedMask, PackedModel, chunk_slices
-from dispfl.robust.rules import Part, Rule, Trust, robust_average
+from dispfl.core.chunks import CHUNK, Chunk, chunk_slices
+
+if TYPE_CHECKING:
+    from dispfl.core.packed import PackedModel
 
 Floats = NDArray[np.float32]
 Counts = NDArray[np.uint8] | NDArray[np.int32]
@@ -25,85 +28,80 @@ def gossip_average(weights: Sequence[Tensor], masks: Sequence[Tensor], m_k: Tens
     Weights are zero outside their mask. A weight that no peer holds would be 0/0; it becomes 0. The
     inputs are not modified.
     """
-    return average_of(
-        (PackedModel.pack(w_j, m_j) for w_j, m_j in zip(weights, masks, strict=True)), m_k
-    )
+    total = torch.zeros(m_k.numel())
+    holders = torch.zeros(m_k.numel(), dtype=torch.int32)
+    for w_j, m_j in zip(weights, masks, strict=True):
+        total += torch.where(m_j, w_j, 0.0)
+        holders += m_j
+    return torch.where(m_k, total / holders.clamp(min=1), 0.0)
 
 
-def average_of(models: Iterable[PackedModel], m_k: Tensor) -> Tensor:
-    """Compute `gossip_average` of packed models in chunks that fit the cache; no model is unpacked
-    whole."""
-    average, ours = (
-        np.empty(m_k.numel(), np.float32),
-        -m_k.numpy().view(np.int8),
-    )  # all ones where we keep a weight
-    for here, total, holders in _sums(models, m_k.numel()):
-        np.divide(total, np.maximum(holders, 1), out=average[here], dtype=np.float32)
-        bits = average[here].view(np.int32)
-        np.bitwise_and(bits, ours[here], out=bits)  # as `keep_`: +0.0 elsewhere, whatever was there
+def average_of(models: Iterable["PackedModel"], m_k: Tensor) -> Tensor:
+    """Compute `gossip_average` of packed models in chunks; no model is unpacked whole."""
+    average = np.empty(m_k.numel(), np.float32)
+    kept_bits = -m_k.numpy().view(np.int8)  # all ones where we keep a weight
+    for where, total, holders in _sums(models, m_k.numel()):
+        np.divide(total, np.maximum(holders, 1), out=average[where], dtype=np.float32)
+        bits = average[where].view(np.int32)
+        np.bitwise_and(bits, kept_bits[where], out=bits)  # as `keep_`: +0.0 where we keep nothing
     return torch.from_numpy(average)
 
 
-def masked_mean(models: Iterable[PackedModel], fallback: Tensor) -> Tensor:
+def masked_mean(models: Iterable["PackedModel"], fallback: Tensor) -> Tensor:
     """Average each weight over the models that hold it; where none does, take the fallback's."""
     average = fallback.clone()
-    for here, total, holders in _sums(models, fallback.numel()):
-        np.divide(total, holders, out=average[here].numpy(), where=holders > 0, dtype=np.float32)
+    for where, total, holders in _sums(models, fallback.numel()):
+        np.divide(total, holders, out=average[where].numpy(), where=holders > 0, dtype=np.float32)
     return average
 
 
-def robust_average_of(
-    models: Sequence[PackedModel],
-    own: int,
-    m_k: Tensor,
-    rule: Rule,
-    b: int,
-    *,
-    averages_own: bool = True,
-) -> tuple[Tensor, Trust]:
-    """Average packed models by a rule that withstands b lies (robust/rules.py), then apply our own
-    mask.
+class AlignedWeights(NamedTuple):
+    """The same weights of several models, for averages that compare models with each other."""
 
-    `own` says which of the models is ours, or the server's, which is then not averaged
-    (`averages_own=False`). Return also what was measured about each model.
+    own: Chunk
+    """Our model."""
+    keeps: Tensor | None
+    """Which of the weights we keep from now on; the others are ignored.
+
+    None: we keep all, and every model holds them all.
     """
-    average, keeps = torch.zeros(m_k.numel()), PackedMask.pack(m_k)
-    masks = [model.mask & keeps for model in models]
-    trust = robust_average(
-        lambda: _parts(models, own, m_k, average), masks, own, rule, b, averages_own=averages_own
-    )
-    return average, trust
+    models: Iterable[Chunk]
+    """All models, our own among them; each is read once."""
+    average: Tensor
+    """Takes the average."""
 
 
-def _parts(models: Sequence[PackedModel], own: int, m_k: Tensor, average: Tensor) -> Iterator[Part]:
-    """Yield the weights of all models in chunks."""
+def aligned_chunks(
+    models: Sequence["PackedModel"], own: int, m_k: Tensor, average: Tensor
+) -> Iterator[AlignedWeights]:
+    """Yield the weights of all models in chunks; `own` is the index of our model."""
     chunks = [model.chunks() for model in models]
-    complete = bool(m_k.numpy().all()) and all(model.mask.kept == m_k.numel() for model in models)
-    for here in chunk_slices(m_k.numel()):
-        ours = next(chunks[own])
-        rows = chain(map(next, chunks[:own]), [ours], map(next, chunks[own + 1 :]))
-        yield Part(ours, None if complete else m_k[here], rows, average[here])
+    all_dense = all(model.mask.kept == m_k.numel() for model in models)
+    complete = bool(m_k.numpy().all()) and all_dense
+    for where in chunk_slices(m_k.numel()):
+        own_chunk = next(chunks[own])
+        rows = chain(map(next, chunks[:own]), [own_chunk], map(next, chunks[own + 1 :]))
+        yield AlignedWeights(own_chunk, None if complete else m_k[where], rows, average[where])
 
 
-def _sums(models: Iterable[PackedModel], size: int) -> Iterator[tuple[slice, Floats, Counts]]:
-    """Yield the sum of the weights and the number of holders of each chunk, summed in the given
-    order.
+def _sums(models: Iterable["PackedModel"], size: int) -> Iterator[tuple[slice, Floats, Counts]]:
+    """Yield the sum of the weights and the number of holders of each chunk.
 
-    All chunks share the same memory: use one before advancing to the next.
+    They are summed in the given order. All chunks share the same memory: use one before advancing
+    to the next.
     """
     chunks = [model.chunks() for model in models]
-    some = min(CHUNK, size)
-    sums, counts = (
-        torch.empty(some),
-        torch.empty(some, dtype=torch.uint8 if len(chunks) < 256 else torch.int32),
-    )
-    for here in chunk_slices(size):
-        length = here.stop - here.start
-        total, holders = sums[:length].zero_(), counts[:length].zero_()
-        for m_j, where, w_j in map(next, chunks):
-            if where is None:
+    longest = min(CHUNK, size)
+    sums = torch.empty(longest)
+    counts = torch.empty(longest, dtype=torch.uint8 if len(chunks) < 256 else torch.int32)
+    for where in chunk_slices(size):
+        length = where.stop - where.start
+        total = sums[:length].zero_()
+        holders = counts[:length].zero_()
+        for m_j, positions, w_j in map(next, chunks):
+            if positions is None:
                 total += w_j
             else:
-                total.scatter_add_(0, where, w_j)
+                total.scatter_add_(0, positions, w_j)
             holders += m_j
-        yield here, total.numpy(), holders.numpy()
+        yield where, total.numpy(), holders.numpy()

@@ -8,15 +8,14 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from dispfl.channels.small_network import small_network
-from dispfl.channels.units import UnitMask
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import ConfigError
 
 Precision = Literal["float32", "bf16"]
 """The precision of forward and backward passes. Weights, steps, averages, losses and messages are
 always float32."""
+Shapes = tuple[tuple[int, ...], ...]
 
 
 def resolve_device(device: str) -> str:
@@ -76,10 +75,10 @@ class FlatModule:
                 " first."
             )
         _ALIVE.add(module)
-        self.mask: UnitMask | None = None
-        """Of a small network: the units that it has. A peer's buffers are those of the whole
+        self.mask: Mask | None = None
+        """Of a small network: the channels that it has. A peer's buffers are those of the whole
         network."""
-        self._small: dict[tuple[tuple[int, ...], ...], FlatModule] = {}
+        self._small: dict[Shapes, FlatModule] = {}
         self._buffers: Mapping[str, Tensor] = {}
         self.uncharged = 0
         """Samples that a method passed forward with gradients in a loop of its own, not yet
@@ -107,25 +106,24 @@ class FlatModule:
             parameter.data = w
             parameter.grad = g
 
-    def for_mask(self, mask: PackedMask) -> "FlatModule":
-        """Return the network of a model under this mask: this one, or the small network of a
-        mask of units.
+    def for_mask(self, mask: Mask) -> "FlatModule":
+        """Return the network of a model under this mask: this one, or the mask's small network.
 
-        There is one small network for each number of units; peers with as many share its memory.
+        There is one small network for each number of channels; peers with as many share its memory.
         The result counts its own `uncharged` samples.
         """
-        if not isinstance(mask, UnitMask):
-            same = copy.copy(self)
-            same.uncharged = 0
-            return same
-        shapes = mask.small.shapes
+        network = copy.copy(self)
+        if mask.small is not None:
+            network = copy.copy(self._small_network(mask, mask.small.shapes))
+            network.mask = mask
+        network.uncharged = 0
+        return network
+
+    def _small_network(self, mask: Mask, shapes: Shapes) -> "FlatModule":
         if shapes not in self._small:
-            self._small[shapes] = FlatModule(
-                small_network(self.module, mask), str(self.device), self.precision
-            )
-        small = copy.copy(self._small[shapes])
-        small.mask, small.uncharged = mask, 0
-        return small
+            module = mask.small_network(self.module)
+            self._small[shapes] = FlatModule(module, str(self.device), self.precision)
+        return self._small[shapes]
 
     def discard_weights(self) -> None:
         """Free the memory of weights and gradients: from now on the network only serves
@@ -184,12 +182,7 @@ class FlatModule:
 
     def _held(self, buffer: str) -> Tensor | None:
         """Return which entries of a peer's buffer a small network has; None: all."""
-        axis = self.mask.layout.buffer_axes.get(buffer) if self.mask is not None else None
-        return (
-            None
-            if axis is None or self.mask is None
-            else torch.from_numpy(self.mask.positions[axis])
-        )
+        return None if self.mask is None else self.mask.buffer_positions(buffer)
 
 
 def loaded_network(

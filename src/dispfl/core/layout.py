@@ -5,21 +5,36 @@ messages too. Tied parameters appear once; frozen ones (`requires_grad=False`) n
 they are neither trained nor sent.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import prod
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
+
+from dispfl.core.masks import layer_counts, random_mask
+from dispfl.core.packed import Flags, Mask, WeightMask
+from dispfl.core.sparsity import erk_densities, uniform_densities
+
+LayerDensities = Literal["erk", "uniform"]
+"""How a density is distributed over the layers."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Name, shape and slice of every trainable parameter, in order."""
+    """Name, shape and slice of every trainable parameter, in order; and the masks of such a model.
+
+    Masks leave out single weights; those of a `ChannelLayout` (channels/units.py) whole channels.
+    """
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
+    has_small_networks: ClassVar[bool] = False
+    """Whether peers train small networks, with a part of this network's channels, instead of it."""
 
     @classmethod
     def from_shapes(cls, shapes: Mapping[str, Sequence[int]]) -> "Layout":
@@ -59,3 +74,50 @@ class Layout:
         return [
             flat[where].view(shape) for where, shape in zip(self.slices, self.shapes, strict=True)
         ]
+
+    def spec(self) -> str:
+        """Return the layout as text; equal texts are equal layouts."""
+        return json.dumps([self.names, self.shapes])
+
+    # masks
+
+    @property
+    def dense_layers(self) -> list[str]:
+        """The layers that every peer keeps whole, because nothing of them can be left out."""
+        return []
+
+    @property
+    def entries(self) -> int:
+        """The number of entries of a mask: it has a bit for each."""
+        return self.size
+
+    def mask(self, entries: Flags) -> Mask:
+        """Return the mask that keeps these entries, given a flag for each."""
+        return WeightMask.pack(torch.from_numpy(entries))
+
+    def random_mask(self, density: float, layers: LayerDensities, *, rng: torch.Generator) -> Mask:
+        """Return a first mask that keeps random entries of each layer."""
+        return WeightMask.pack(random_mask(self, self._densities(density, layers), rng=rng))
+
+    def kept_counts(self, density: float, layers: LayerDensities) -> tuple[int, ...]:
+        """Return the number of weights that `random_mask` keeps of each layer."""
+        return layer_counts(self, self._densities(density, layers))
+
+    def _densities(self, density: float, layers: LayerDensities) -> dict[str, float]:
+        distribute = erk_densities if layers == "erk" else uniform_densities
+        return distribute(self.by_name, density)
+
+    def sparse_slices(self, dense: Sequence[bool]) -> list[slice]:
+        """Return the slices of a mask's entries, as few as possible, that peers keep or leave out.
+
+        `dense` says which layers all peers keep whole.
+        """
+        slices: list[slice] = []
+        for where, is_dense in zip(self.slices, dense, strict=True):
+            if is_dense:
+                continue
+            if slices and slices[-1].stop == where.start:
+                slices[-1] = slice(slices[-1].start, where.stop)
+            else:
+                slices.append(where)
+        return slices

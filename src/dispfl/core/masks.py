@@ -1,15 +1,19 @@
 """Masks: flat bool vectors, True where a weight is kept."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from dispfl.core.layout import Layout
+if TYPE_CHECKING:
+    from dispfl.core.layout import Layout
 
 
-def random_mask(layout: Layout, densities: Mapping[str, float], *, rng: torch.Generator) -> Tensor:
+def random_mask(
+    layout: "Layout", densities: Mapping[str, float], *, rng: torch.Generator
+) -> Tensor:
     """Keep a random subset of each layer: the integer part of density x size, at least one
     weight."""
     mask = torch.zeros(layout.size, dtype=torch.bool)
@@ -29,12 +33,12 @@ def kept_count(size: int, density: float) -> int:
     return max(1, min(size, int(density * size + 1e-9 * size)))
 
 
-def kept_per_layer(mask: Tensor, layout: Layout) -> list[int]:
+def kept_per_layer(mask: Tensor, layout: "Layout") -> list[int]:
     """Return the number of kept weights of each layer."""
     return [int(mask[where].sum()) for where in layout.slices]
 
 
-def layer_counts(layout: Layout, densities: Mapping[str, float]) -> tuple[int, ...]:
+def layer_counts(layout: "Layout", densities: Mapping[str, float]) -> tuple[int, ...]:
     """Return the number of weights that `random_mask` keeps of each layer."""
     return tuple(
         kept_count(size, densities[name])

@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from dispfl.core.layout import Layout
 from dispfl.core.masks import keep_
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import ConfigError
 
 OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -74,15 +74,13 @@ class Moments:
     A weight that is masked out loses its numbers, so a regrown one begins with zeros.
     """
 
-    mask: PackedMask
+    mask: Mask
     """The mask that the model was trained under."""
     values: Mapping[str, Tensor]
     """By name: one number for each kept weight, or a single number."""
 
     @classmethod
-    def of(
-        cls, optimizer: Optimizer, flat: Tensor, mask: PackedMask, keep: bool
-    ) -> "Moments | None":
+    def of(cls, optimizer: Optimizer, flat: Tensor, mask: Mask, keep: bool) -> "Moments | None":
         """Return an optimizer's state after training under a mask.
 
         A state of another shape is refused if it is to be kept between rounds; otherwise there is
@@ -103,18 +101,18 @@ class Moments:
             values[name] = mask.select(host) if host.dim() else host.clone()
         return cls(mask, values)
 
-    def restore(self, optimizer: Optimizer, flat: Tensor, mask: PackedMask) -> None:
+    def restore(self, optimizer: Optimizer, flat: Tensor, mask: Mask) -> None:
         """Give an optimizer this state, to train under another mask."""
         optimizer.state[flat] = {
             name: self._under(mask, value).to(flat.device) if value.dim() else value.clone()
             for name, value in self.values.items()
         }
 
-    def _under(self, mask: PackedMask, values: Tensor) -> Tensor:
+    def _under(self, mask: Mask, values: Tensor) -> Tensor:
         """Return numbers for each weight under another mask; zero where the old one does not keep
         it."""
         whole, _ = PackedModel(values, self.mask).unpack()
-        return PackedModel.pack(whole, mask.unpack(), mask).flat().clone()
+        return PackedModel.pack(whole, mask).flat().clone()
 
 
 def sgd_step(

@@ -3,15 +3,16 @@ regrows others."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, cos, pi, prod
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dispfl.channels.units import UnitMask
-from dispfl.core.layout import Layout
 from dispfl.core.masks import true_indices
+
+if TYPE_CHECKING:
+    from dispfl.core.layout import Layout
 
 
 def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
@@ -61,7 +62,7 @@ def prune_rate(t: int, T: int, alpha_0: float) -> float:
 
 
 def prune_and_regrow(
-    weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: Layout
+    weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: "Layout"
 ) -> Tensor:
     """Return the next mask: in each layer, prune the smallest kept weights and regrow as many by
     growth score.
@@ -83,40 +84,6 @@ def prune_and_regrow(
         empty = true_indices(~m)
         m[empty[smallest(-grad[where][empty].abs(), count)]] = True
     return next_mask
-
-
-def replace_units(
-    mask: UnitMask,
-    strength: NDArray[np.float64],
-    growth: NDArray[np.float64],
-    rate: float,
-    *,
-    rng: torch.Generator,
-) -> UnitMask:
-    """Return the next mask of units: in each group, prune the weakest kept units and regrow as many
-    others.
-
-    Algorithm 2 for whole units. A group replaces rate * kept units on average: the fraction that is
-    left over is rounded at random, because a group may have few units. A unit regrows in the norm
-    group of a pruned one, those with the largest growth score first, so kept counts never change.
-    Just-pruned units do not regrow.
-    """
-    layout, flags = mask.layout, mask.units.copy()
-    for group, where in zip(layout.groups, layout.group_slices, strict=True):
-        units = np.arange(where.start, where.stop)
-        stratum = (units - where.start) // (group.units // group.strata)
-        empty = [units[(stratum == s) & ~mask.units[where]] for s in range(group.strata)]
-        candidates = [
-            list(found[np.argsort(growth[found], kind="stable")]) for found in empty
-        ]  # the best last
-        kept = units[mask.units[where]]
-        count = int(rate * len(kept) + float(torch.rand((), generator=rng)))
-        for unit in kept[np.argsort(strength[kept], kind="stable")]:
-            here = candidates[stratum[unit - where.start]]
-            if count > 0 and here:
-                flags[unit], flags[here.pop()] = False, True
-                count -= 1
-    return UnitMask.of(flags, layout)
 
 
 def smallest(scores: Tensor, count: int) -> Tensor:

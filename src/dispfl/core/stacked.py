@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import keep_, mask_bits
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import Mask
 from dispfl.core.samples import Samples
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer, step_clock, trained_per_layer, weight_flags
@@ -68,7 +68,7 @@ def _loss(
 def learn_stacked(
     trainers: Sequence[Trainer],
     weights: Sequence[Tensor],
-    masks: Sequence[Tensor | PackedMask],
+    masks: Sequence[Tensor | Mask],
     steps: int | None = None,
     lr: float | None = None,
 ) -> list[Tensor | NonFiniteError]:

@@ -5,14 +5,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from math import cos, pi
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Protocol, Self
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dispfl.channels.units import UnitMask
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.masks import kept_per_layer, mask_bits
@@ -26,13 +25,12 @@ from dispfl.core.optimizers import (
     own_optimizer,
     sgd_step,
 )
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import Mask, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.samples import Samples
 from dispfl.core.task import Task
 from dispfl.errors import ConfigError, NonFiniteError
-from dispfl.privacy.steps import PrivateSteps, sum_clipped_
 from dispfl.settings import Settings
 
 UnitInterval = Annotated[float, Field(ge=0, lt=1)]
@@ -160,6 +158,34 @@ class Train(Settings):
         return whole * samples + rest * min(self.batch_size, samples)
 
 
+class PrivateTraining(Protocol):
+    """How a peer trains with differential privacy (privacy/steps.py: PrivateSteps)."""
+
+    batch_size: float
+    """The expected number of samples in a batch."""
+    remaining: int | None
+    """Steps that the budget still allows; None without a budget."""
+    taken: int
+    """Steps taken so far."""
+
+    def batches(self, samples: Samples, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield secret random batches, which may be empty."""
+        ...
+
+    def gradient_(
+        self,
+        network: FlatModule,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        x: Tensor,
+        y: Tensor,
+        flags: Tensor | None,
+        *,
+        peer: str,
+    ) -> None:
+        """Set `network.grad` to the noisy, masked mean of the samples' clipped gradients."""
+        ...
+
+
 @dataclass
 class Trainer:
     """Training context of one peer in one round: its network, its data, its random streams, and
@@ -191,7 +217,7 @@ class Trainer:
     """Makes the optimizer, instead of the one of the settings."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """What the optimizer remembers of each model that `learn` has trained, by its name."""
-    private: PrivateSteps | None = None
+    private: PrivateTraining | None = None
     """With privacy: draws batches and noise in secret, and counts steps."""
     report: Report = field(default_factory=Report)
 
@@ -220,7 +246,7 @@ class Trainer:
     def learn(
         self,
         weights: Tensor,
-        mask: Tensor | PackedMask,
+        mask: Tensor | Mask,
         epochs: int | None = None,
         *,
         steps: int | None = None,
@@ -242,12 +268,11 @@ class Trainer:
         samples = self.train if samples is None else samples
         steps = steps or s.local_steps(len(samples), epochs)
         self.begin(weights, mask)
-        flags = weight_flags(mask)
-        bits = None if flags is None else mask_bits(network.to_device(flags))
+        bits = None if self._flags is None else mask_bits(network.to_device(self._flags))
         anchor = prox and (prox[0], network.to_device(prox[1]))
         lr = lr or s.rate(self.t, self.T)
         optimizer, flat = self._optimizer(lr)
-        packed = mask if isinstance(mask, PackedMask) else PackedMask.pack(mask)
+        packed = WeightMask.pack(mask) if isinstance(mask, Tensor) else mask
         if optimizer is not None and name in self.moments:
             self.moments[name].restore(optimizer, flat, packed)
         clip_norm = 0.0 if self.private else s.clip_norm
@@ -290,7 +315,7 @@ class Trainer:
 
     # for methods with a training loop of their own
 
-    def begin(self, weights: Tensor, mask: Tensor | PackedMask) -> None:
+    def begin(self, weights: Tensor, mask: Tensor | Mask) -> None:
         """Begin to train these weights: load them into `network`, whose `weights` a loop then changes
         in place.
 
@@ -341,26 +366,16 @@ class Trainer:
         self.network.uncharged -= len(x)
         return loss.detach()
 
-    def _private_backward(self, private: PrivateSteps, x: Tensor, y: Tensor) -> Tensor:
-        network, flags = (
-            self.network,
-            None if self._flags is None else self.network.to_device(self._flags),
-        )
-        private.check_budget(self.peer)
-        sum_clipped_(
-            network,
-            self.task.loss,
-            network.to_device(x).contiguous(),
-            network.to_device(y),
-            flags,
-            private.clip,
-        )
-        private.add_noise_(network.grad, flags)
+    def _private_backward(self, private: PrivateTraining, x: Tensor, y: Tensor) -> Tensor:
+        network = self.network
+        flags = None if self._flags is None else network.to_device(self._flags)
+        inputs = network.to_device(x).contiguous()
+        labels = network.to_device(y)
+        private.gradient_(network, self.task.loss, inputs, labels, flags, peer=self.peer)
+
         passed, kept = self.report.passes[-1]
-        self.report.passes[-1] = (
-            passed + round(private.batch_size),
-            kept,
-        )  # the number of samples is secret
+        expected = round(private.batch_size)  # the number of samples is secret
+        self.report.passes[-1] = (passed + expected, kept)
         return torch.zeros((), device=network.device)
 
     def end(self, loss: Tensor) -> Tensor:
@@ -375,7 +390,7 @@ class Trainer:
         )
         return learned
 
-    def charge_own_loop(self, mask: PackedMask) -> None:
+    def charge_own_loop(self, mask: Mask) -> None:
         """Charge the samples that a method passed through `network` without `backward`, under the mask
         of its result."""
         if self.network.uncharged > 0:
@@ -468,12 +483,9 @@ def batch_count(samples: int, batch: int) -> int:
     return whole + (rest > 0 and not merged)
 
 
-def weight_flags(mask: Tensor | PackedMask) -> Tensor | None:
-    """Return a flat mask of the network's weights; None under a mask of units, whose small
-    network keeps all."""
-    if isinstance(mask, UnitMask):
-        return None
-    return mask.unpack() if isinstance(mask, PackedMask) else mask
+def weight_flags(mask: Tensor | Mask) -> Tensor | None:
+    """Return the flat mask of the network's weights; None if the network has kept ones only."""
+    return mask if isinstance(mask, Tensor) else mask.network_mask()
 
 
 def trained_per_layer(flags: Tensor | None, layout: Layout) -> list[int]:

@@ -14,7 +14,6 @@ from statistics import fmean
 
 import torch
 
-from dispfl.channels.units import UnitLayout, UnitMask
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
 from dispfl.core.task import Task
@@ -98,15 +97,9 @@ class CostInputs:
     @cached_property
     def layout(self) -> Layout:
         """The parameters of the network, with their units where masks are of channels."""
-        if self.masks_channels:
+        if self.method.masks_channels:
             return self.context.layout
         return network(self.model, self.data.shape, self.data.classes)[0]
-
-    @property
-    def masks_channels(self) -> bool:
-        """Whether peers train small networks, so that FLOPs are saved; otherwise they are
-        counted."""
-        return isinstance(self.method, DisPFL) and self.method.structure == "channels"
 
 
 @dataclass(frozen=True)
@@ -219,7 +212,7 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
         busiest_mb=ledger.busiest().paper / MB,
         mean_mb=_mean_download(ledger.paper, inputs.roster) / MB,
         flops_per_peer=fmean(flops[density] for density in densities),
-        dense_layers=tuple(layout.dense_layers) if isinstance(layout, UnitLayout) else (),
+        dense_layers=tuple(layout.dense_layers),
         fixed_flops=forward.fixed,
         omission=forward.omission,
     )
@@ -228,11 +221,11 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
 def _small_shapes(inputs: CostInputs) -> Sequence[tuple[int, ...]] | None:
     """Return the shapes of the small network's parameters, if masks are of channels and all peers'
     are equally wide."""
-    if not inputs.masks_channels or len(set(inputs.densities.values())) > 1:
+    if not inputs.method.masks_channels or len(set(inputs.densities.values())) > 1:
         return None
     peer = inputs.roster[0]
     mask = initial_states(inputs.context, {peer})[peer].next_mask
-    return mask.small.shapes if isinstance(mask, UnitMask) else None
+    return None if mask.small is None else mask.small.shapes
 
 
 @cache
@@ -325,7 +318,7 @@ def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
 
 def _needs_only_masks(inputs: CostInputs) -> bool:
     plain = inputs.wire.values == "float32" and inputs.wire.coding == "plain"
-    return plain and isinstance(inputs.context.layout, UnitLayout)
+    return plain and inputs.method.masks_channels
 
 
 def _drawn_states(inputs: CostInputs, peers: Set[str]) -> dict[str, PeerState]:

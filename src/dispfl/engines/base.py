@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.train import Trainer
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import DamagedError
@@ -29,7 +29,7 @@ from dispfl.round.ledger import MessageCost
 from dispfl.round.round import initial_states, peer_step
 from dispfl.wire.codec import Codec
 
-Fetch = Callable[[str, PackedMask | None], DeliveredModel]
+Fetch = Callable[[str, Mask | None], DeliveredModel]
 """Fetches a sender's model, requested with a mask or whole."""
 
 
@@ -72,7 +72,7 @@ def fetch_here(
     """Return a function that fetches models from the states in this process, and from the
     server."""
 
-    def fetch(sender: str, mask: PackedMask | None) -> DeliveredModel:
+    def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
         model = sent_model(context, task, sender, states)
         delivered = deliver(context, codec, model, mask, sender, task.peer, task.t)
         return (

@@ -30,9 +30,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from dispfl.channels.units import UnitLayout, UnitMask, unit_layout
+from dispfl.channels.channel_mask import ChannelLayout, ChannelMask, channel_layout
 from dispfl.core.optimizers import Moments
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.errors import DamagedError, RunError
 from dispfl.files import plain_disk_errors, sync_folder, write_atomically
@@ -213,7 +213,7 @@ def _encode(steps: Mapping[str, StepResult]) -> bytes:
     tensors: dict[str, Tensor] = {}
     header = {}
     masks = [step.next_state.next_mask for step in steps.values()]
-    units = next((mask.layout.spec() for mask in masks if isinstance(mask, UnitMask)), None)
+    units = next((mask.layout_spec for mask in masks if mask.layout_spec), None)
     for peer, step in steps.items():
         own = _tensors(peer, step.next_state)
         entry = {
@@ -269,7 +269,7 @@ def _decode(part: Path, peers: Collection[str] | None) -> dict[str, StepResult]:
     ) as problem:
         raise DamagedError(f"The checkpoint {part} is damaged ({problem}).") from problem
     try:
-        layout = unit_layout(metadata["units"]) if "units" in metadata else None
+        layout = channel_layout(metadata["units"]) if "units" in metadata else None
         return {peer: _step(peer, entry, tensors[peer], layout) for peer, entry in header.items()}
     except (KeyError, TypeError, ValueError) as problem:
         raise RunError(
@@ -348,7 +348,10 @@ def _unreadable(path: Path, problem: OSError) -> RunError:
 
 
 def _step(
-    peer: str, entry: Mapping[str, object], tensors: Mapping[str, Tensor], layout: UnitLayout | None
+    peer: str,
+    entry: Mapping[str, object],
+    tensors: Mapping[str, Tensor],
+    layout: ChannelLayout | None,
 ) -> StepResult:
     size = int(str(entry["size"]))
     model = _model(tensors, peer, size, layout)
@@ -371,15 +374,15 @@ def _step(
     return StepResult(Report(**entry["report"]), messages, state=state)  # type: ignore[arg-type]
 
 
-def _mask(peer: str, bits: Tensor, size: int, layout: UnitLayout | None) -> PackedMask:
+def _mask(peer: str, bits: Tensor, size: int, layout: ChannelLayout | None) -> Mask:
     """Return a mask of these bits: of units, where there is a layout of units."""
     if bits.numel() != -(-(layout.units if layout else size) // 8):
         raise ValueError(f"peer {peer}'s mask and values do not fit")
-    return UnitMask(bits, size, layout) if layout else PackedMask(bits, size)
+    return ChannelMask(bits, size, layout) if layout else WeightMask(bits, size)
 
 
 def _model(
-    tensors: Mapping[str, Tensor], whose: str, size: int, layout: UnitLayout | None
+    tensors: Mapping[str, Tensor], whose: str, size: int, layout: ChannelLayout | None
 ) -> PackedModel:
     values, mask = tensors[f"{whose}/values"], _mask(whose, tensors[f"{whose}/mask"], size, layout)
     if mask.kept != values.numel() or values.dtype != torch.float32:
@@ -388,7 +391,7 @@ def _model(
 
 
 def _moments(
-    tensors: Mapping[str, Tensor], peer: str, size: int, layout: UnitLayout | None
+    tensors: Mapping[str, Tensor], peer: str, size: int, layout: ChannelLayout | None
 ) -> dict[str, Moments]:
     """Return the moments of each of a peer's models."""
     models = {name.split("/")[0] for name in _named(tensors, f"{peer}/moments/")}

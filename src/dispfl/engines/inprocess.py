@@ -10,7 +10,6 @@ from queue import SimpleQueue
 
 import torch
 
-from dispfl.channels.units import UnitLayout
 from dispfl.core.allocator import keep_heap, trim_heap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import forked_generators
@@ -65,7 +64,7 @@ class InProcess:
         threads = workers or os.cpu_count() or 1
         first = FlatModule(context.module(), context.device, context.precision)
         self._codec = context.codec
-        if isinstance(context.layout, UnitLayout) or context.attack:
+        if context.layout.has_small_networks or context.attack:
             _ = (
                 context.first_weights
             )  # computed here, because threads may not share torch's global generator
@@ -90,7 +89,7 @@ class InProcess:
             for _ in range(self._workers - 1)
         )
         for network in (first, *others):
-            if isinstance(context.layout, UnitLayout):
+            if context.layout.has_small_networks:
                 network.discard_weights()  # only small networks are trained
             self._idle.put(network)
 

@@ -19,7 +19,7 @@ from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, Ray
 
 from dispfl.core.allocator import keep_heap
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import Mask
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError
@@ -138,7 +138,7 @@ class Worker:
         except WORKER_LOST:
             return None
 
-        def fetch(sender: str, mask: PackedMask | None) -> DeliveredModel:
+        def fetch(sender: str, mask: Mask | None) -> DeliveredModel:
             return remote[sender] if sender in remote else here(sender, mask)
 
         with self._training:
@@ -181,7 +181,7 @@ class Worker:
         self._stop.set()
 
     def _request_remote(
-        self, task: PeerTask, state: PeerState, mask: PackedMask | None
+        self, task: PeerTask, state: PeerState, mask: Mask | None
     ) -> dict[str, DeliveredModel]:
         """Return the models of the senders that other workers have."""
         by_worker: dict[int, list[str]] = {}

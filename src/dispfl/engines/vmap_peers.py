@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import Mask
 from dispfl.core.samples import Samples
 from dispfl.core.stacked import can_stack, learn_stacked
 from dispfl.core.train import Trainer, step_clock
@@ -34,7 +34,7 @@ class LearnCall:
 
     trainer: Trainer
     weights: Tensor
-    mask: Tensor | PackedMask
+    mask: Tensor | Mask
     steps: int
     lr: float
     name: str
@@ -49,7 +49,7 @@ class StackedTrainer(Trainer):
     def learn(
         self,
         weights: Tensor,
-        mask: Tensor | PackedMask,
+        mask: Tensor | Mask,
         epochs: int | None = None,
         *,
         steps: int | None = None,

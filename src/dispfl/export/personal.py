@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from dispfl.channels.units import UnitMask
 from dispfl.config import MADE_IN_PYTHON, compose
 from dispfl.core.flat_module import loaded_network
 from dispfl.core.layout import Layout
@@ -121,7 +120,7 @@ def _personal(
         metric=settings.task(folder).metric.name,
         score=score,
         density=mask.kept / mask.size,
-        structure="channels" if isinstance(mask, UnitMask) else "weights",
+        structure=mask.structure,
         parameters=mask.kept,
         whole_parameters=mask.size,
         weights_sha256=weights_sha256(state.model),
@@ -134,7 +133,7 @@ def _personal(
         raise RunError(
             f"The checkpoint has {mask.size:,} weights; the run's network has {layout.size:,}."
         )
-    if isinstance(mask, UnitMask) and mask.layout.by_name != layout.by_name:
+    if not mask.fits(layout):
         raise RunError(
             "The channels of the checkpoint are not those of the run's network: its layers have"
             " changed."

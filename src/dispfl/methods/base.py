@@ -19,9 +19,8 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor, nn
 
 from dispfl.core.layout import Layout
-from dispfl.core.masks import kept_per_layer
 from dispfl.core.optimizers import Moments
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
@@ -35,7 +34,7 @@ class PeerState:
 
     model: PackedModel
     """Its weights and the mask that they were trained under (`mask`, m_{k,t} in the paper)."""
-    next_mask: PackedMask
+    next_mask: Mask
     """The mask found after training, applied at the next mix (`next_mask`, m_{k,t+1})."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """The module's buffers, such as running means; they never leave the peer (deviation 10)."""
@@ -63,6 +62,11 @@ class Method(Component):
         """How the global model is fine-tuned on a peer's data before it is evaluated; None: not at
         all."""
         return None
+
+    @property
+    def masks_channels(self) -> bool:
+        """Whether masks leave out whole channels, so that peers train small networks."""
+        return False
 
     @property
     def depends_on_rounds(self) -> str:
@@ -118,7 +122,7 @@ class Method(Component):
         if type(self).start is Method.start:
             return layout.sizes
         state = self.start(torch.zeros(layout.size), layout, density, seed=0, peer="000")
-        return tuple(kept_per_layer(state.next_mask.unpack(), layout))
+        return tuple(state.next_mask.kept_per_layer(layout))
 
     def always_dense(self, layout: Layout, densities: Collection[float]) -> list[bool]:
         """Return which layers all peers keep whole in every round, so that no mask is sent for
@@ -263,7 +267,7 @@ class FineTuning:
     """Steps, instead of epochs."""
 
 
-def initial_state(weights: Tensor, mask: Tensor) -> PeerState:
+def initial_state(weights: Tensor, mask: Tensor | Mask) -> PeerState:
     """Return a state whose mask is also its next mask."""
     model = PackedModel.pack(weights, mask)
     return PeerState(model, model.mask)

@@ -9,26 +9,14 @@ saves time (channels/units.py).
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, Self
 
-import torch
 from pydantic import Field, field_validator, model_validator
 from torch import Tensor, nn
 
-from dispfl.channels.block_average import block_average, unit_strengths
 from dispfl.channels.find_units import find_units
-from dispfl.channels.unit_counts import kept_weights, random_units, unit_counts
-from dispfl.channels.units import UnitLayout, UnitMask
-from dispfl.core.averaging import average_of
-from dispfl.core.layout import Layout
-from dispfl.core.masks import layer_counts, random_mask
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.layout import LayerDensities, Layout
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream
-from dispfl.core.sparsity import (
-    erk_densities,
-    prune_and_regrow,
-    prune_rate,
-    replace_units,
-    uniform_densities,
-)
+from dispfl.core.sparsity import prune_rate
 from dispfl.core.train import Train, Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Density, GossipMethod, PeerState, initial_state, spread_densities
@@ -59,7 +47,7 @@ class DisPFL(Robust, GossipMethod):
     regrow: Literal["gradient", "random"] = "gradient"
     """Regrow where the dense gradient is largest (the paper), or at random (the authors' scripts;
     with channels)."""
-    layers: Literal["erk", "uniform"] = "erk"
+    layers: LayerDensities = "erk"
     """How the density is distributed over the layers; with channels, `uniform` unless stated."""
     warm_up: bool = True
     """Start a regrown weight from its neighbours' average (the paper), or from 0; a channel that
@@ -82,7 +70,7 @@ class DisPFL(Robust, GossipMethod):
 
     @model_validator(mode="after")
     def _keep_needs_channels(self) -> Self:
-        if self.keep and self.structure != "channels":
+        if self.keep and not self.masks_channels:
             raise ConfigError(
                 f"method.keep is {','.join(self.keep)}, which needs method.structure=channels;"
                 " omit it.",
@@ -96,6 +84,10 @@ class DisPFL(Robust, GossipMethod):
         if isinstance(given, dict) and given.get("structure") == "channels":
             return {"regrow": "random", "layers": "uniform"} | given
         return given
+
+    @property
+    def masks_channels(self) -> bool:
+        return self.structure == "channels"
 
     @property
     def depends_on_rounds(self) -> str:
@@ -118,104 +110,72 @@ class DisPFL(Robust, GossipMethod):
         return spread_densities(self.density, peers)
 
     def layout(self, module: nn.Module, example: Callable[[], Tensor]) -> Layout:
-        if self.structure == "channels":
-            if self.regrow == "gradient":
-                raise ConfigError(
-                    "method.regrow is gradient, which needs method.structure=weights; channels"
-                    " regrow at random.",
-                    key="method.regrow",
-                )
-            return find_units(module, example(), self.keep)
-        return Layout.of(module)
+        if not self.masks_channels:
+            return Layout.of(module)
+        if self.regrow == "gradient":
+            raise ConfigError(
+                "method.regrow is gradient, which needs method.structure=weights; channels regrow"
+                " at random.",
+                key="method.regrow",
+            )
+        return find_units(module, example(), self.keep)
 
     def start(
         self, weights: Tensor, layout: Layout, density: float, *, seed: int, peer: str
     ) -> PeerState:
-        """Algorithm 1, line 2. Deviation 0: the weights are the same for all peers, the mask is the
-        peer's own."""
+        """Algorithm 1, line 2. Deviation 0: peers share the weights, each draws its own mask."""
         rng = stream(seed, "mask", peer if self.first_masks == "own" else "")
-        if isinstance(layout, UnitLayout):
-            mask = random_units(layout, unit_counts(layout, density, self.layers), rng=rng)
-            return PeerState(PackedModel.pack(weights, mask.unpack(), mask), mask)
-        return initial_state(
-            weights, random_mask(layout, self._layer_densities(layout, density), rng=rng)
-        )
+        return initial_state(weights, layout.random_mask(density, self.layers, rng=rng))
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
         """Return the kept weights of each layer, which evolving the mask does not change."""
-        if isinstance(layout, UnitLayout):
-            return kept_weights(layout, unit_counts(layout, density, self.layers))
-        return layer_counts(layout, self._layer_densities(layout, density))
-
-    def _layer_densities(self, layout: Layout, density: float) -> dict[str, float]:
-        return (erk_densities if self.layers == "erk" else uniform_densities)(
-            layout.by_name, density
-        )
+        return layout.kept_counts(density, self.layers)
 
     def step(
         self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
     ) -> PeerState:
-        """Algorithm 1, lines 6-15: mix, learn, evolve."""
+        """Algorithm 1, lines 6-15: mix, learn, evolve.
+
+        All weights are those of the network that computes a model under the mask m_k.
+        """
+        m_k = state.next_mask
         models = self._averaged(state, received) | {trainer.peer: state.model}
-        if isinstance(state.next_mask, UnitMask):
-            return self._step_of_units(trainer, models, state.next_mask)
-        m_k = state.next_mask.unpack()
-        if (w_half := self.robust_mix(trainer, models, m_k)) is None:
-            w_half = self.mix(models, m_k)
+        w_half = self.mix(trainer, models, m_k)
         trainer.observe_mixed(w_half)
         w_k = trainer.learn(w_half, m_k)
         next_mask = self.evolve(trainer, w_k, m_k)
-        return PeerState(
-            PackedModel.pack(w_k, m_k, state.next_mask), PackedMask.pack(next_mask), trainer.buffers
-        )
+        return PeerState(PackedModel.under(w_k, m_k), next_mask, trainer.buffers)
 
-    def _averaged(
-        self, state: PeerState, received: Mapping[str, PackedModel]
-    ) -> dict[str, PackedModel]:
-        """Return what is averaged of the received models: without warm-up only what our own model
-        holds too.
-
-        Deviation 2: a regrown weight, which it does not hold, then starts at 0, and a regrown
-        channel without outputs.
-        """
-        if self.warm_up or not state.model.mask.kept:  # a peer that joins later has no model yet
-            return dict(received)
-        return {name: model.restrict(state.model.mask) for name, model in received.items()}
-
-    def mix(self, models: Mapping[str, PackedModel], m_k: Tensor) -> Tensor:
+    def mix(self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: Mask) -> Tensor:
         """Algorithm 1, line 7: the average of our own and the received models, in roster order.
 
         Deviation 2: divide by the masks these weights were trained under, then keep our next mask,
         so that a regrown weight starts from its neighbours' value (docs/deviations.md).
         """
-        return average_of((models[name] for name in sorted(models)), m_k)
+        robust_average = self.robust_mix(trainer, models, m_k)
+        if robust_average is not None:
+            return robust_average
+        return m_k.average([models[name] for name in sorted(models)], trainer.first_weights)
 
-    def evolve(self, trainer: Trainer, w_k: Tensor, m_k: Tensor) -> Tensor:
-        """Algorithm 2: the next mask."""
-        alpha_t = self._prune_rate(trainer)
+    def _averaged(
+        self, state: PeerState, received: Mapping[str, PackedModel]
+    ) -> dict[str, PackedModel]:
+        """Return what is averaged of the received models.
+
+        Without warm-up it is only what our own model holds too. Deviation 2: a regrown weight,
+        which it does not hold, then starts at 0, and a regrown channel without outputs.
+        """
+        if self.warm_up or not state.model.mask.kept:  # a peer that joins later has no model yet
+            return dict(received)
+        return {name: model.restrict(state.model.mask) for name, model in received.items()}
+
+    def evolve(self, trainer: Trainer, w_k: Tensor, m_k: Mask) -> Mask:
+        """Algorithm 2: the next mask, by prune and regrow."""
+        T = self.horizon or trainer.T
+        alpha_t = prune_rate(min(trainer.t, T), T, self.alpha_0)
         if alpha_t == 0:
             return m_k
-        if self.regrow == "gradient":
-            growth = trainer.gradient(w_k)
-        else:
-            growth = torch.rand(w_k.shape, generator=trainer.stream("regrow"))
-        return prune_and_regrow(w_k, m_k, growth, alpha_t, trainer.network.layout)
-
-    def _prune_rate(self, trainer: Trainer) -> float:
-        T = self.horizon or trainer.T
-        return prune_rate(min(trainer.t, T), T, self.alpha_0)
-
-    def _step_of_units(
-        self, trainer: Trainer, models: Mapping[str, PackedModel], m_k: UnitMask
-    ) -> PeerState:
-        """The same with masks of units: all vectors are those of the peer's small network."""
-        if (w_half := self.robust_mix(trainer, models, m_k)) is None:
-            w_half = block_average(
-                [models[name] for name in sorted(models)], m_k, trainer.first_weights()
-            )
-        trainer.observe_mixed(w_half)
-        w_k = trainer.learn(w_half, m_k)
-        rng, alpha_t = trainer.stream("regrow"), self._prune_rate(trainer)
-        growth = torch.rand(m_k.layout.units, generator=rng, dtype=torch.float64).numpy()
-        next_mask = replace_units(m_k, unit_strengths(w_k, m_k), growth, alpha_t, rng=rng)
-        return PeerState(PackedModel.under(w_k, m_k), next_mask, trainer.buffers)
+        gradient = trainer.gradient(w_k) if self.regrow == "gradient" else None
+        layout = trainer.network.layout
+        rng = trainer.stream("regrow")
+        return m_k.evolve(w_k, alpha_t, layout, gradient=gradient, rng=rng)

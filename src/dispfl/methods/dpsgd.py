@@ -1,5 +1,4 @@
-"""D-PSGD: peers average plainly with their neighbours, then train; the aim is one consensus
-model."""
+"""D-PSGD: peers average plainly with their neighbours, then train towards one consensus model."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal
@@ -9,10 +8,8 @@ from torch import Tensor
 
 from dispfl.core.averaging import average_of
 from dispfl.core.layout import Layout
-from dispfl.core.masks import layer_counts, random_mask
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import stream
-from dispfl.core.sparsity import uniform_densities
 from dispfl.core.train import Trainer
 from dispfl.methods.base import GossipMethod, PeerState, initial_state
 from dispfl.robust.averages import Robust
@@ -38,23 +35,23 @@ class DPSGD(Robust, GossipMethod):
     ) -> PeerState:
         if density == 1:
             return super().start(weights, layout, density, seed=seed, peer=peer)
-        mask = random_mask(
-            layout, uniform_densities(layout.by_name, density), rng=stream(seed, "mask", "everyone")
-        )
-        return initial_state(weights, mask)
+        rng = stream(seed, "mask", "everyone")
+        return initial_state(weights, layout.random_mask(density, "uniform", rng=rng))
 
     def kept_counts(self, layout: Layout, density: float) -> tuple[int, ...]:
-        return layer_counts(layout, uniform_densities(layout.by_name, density))
+        return layout.kept_counts(density, "uniform")
 
     def step(
         self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
     ) -> PeerState:
         """Average, then learn."""
-        mask, models = state.model.mask.unpack(), {**received, trainer.peer: state.model}
-        if (mixed := self.robust_mix(trainer, models, mask)) is None:
-            mixed = mean_model(models, mask)
-        trained = PackedModel.pack(trainer.learn(mixed, mask), mask)
-        return PeerState(trained, trained.mask, trainer.buffers)
+        mask = state.model.mask
+        models = {**received, trainer.peer: state.model}
+        mixed = self.robust_mix(trainer, models, mask)
+        if mixed is None:
+            mixed = mean_model(models, mask.unpack())
+        trained = PackedModel.under(trainer.learn(mixed, mask), mask)
+        return PeerState(trained, mask, trainer.buffers)
 
     def global_model(self, states: Mapping[str, PeerState]) -> PackedModel:
         """Return the consensus: the average of all peers' models."""

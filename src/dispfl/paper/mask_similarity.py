@@ -14,9 +14,8 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from dispfl.channels.units import UnitMask
 from dispfl.config import MADE_IN_PYTHON
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import Mask
 from dispfl.errors import RunError
 from dispfl.paper.similarity import (
     Bits,
@@ -162,7 +161,7 @@ def compare_masks(path: Path) -> RunMasks:
     )
     return RunMasks(
         method=method,
-        channels=any(isinstance(state.model.mask, UnitMask) for state in states.values()),
+        channels=any(state.model.mask.structure == "channels" for state in states.values()),
         rounds=rounds,
         planned=config["rounds"],
         peers=tuple(states),
@@ -186,13 +185,9 @@ def compare_masks(path: Path) -> RunMasks:
     )
 
 
-def _weight_bits(mask: PackedMask) -> Bits:
+def _weight_bits(mask: Mask) -> Bits:
     """Return one bit for each weight, also of a mask of channels."""
-    return (
-        np.packbits(mask.flags(), bitorder="little")
-        if isinstance(mask, UnitMask)
-        else mask.bits.numpy()
-    )
+    return np.packbits(mask.flags(), bitorder="little")
 
 
 def _has_built_in_network(config: Mapping[str, Any]) -> bool:

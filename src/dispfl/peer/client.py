@@ -5,7 +5,7 @@ import contextlib
 import random
 from dataclasses import dataclass, field
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import MessageError
 from dispfl.methods.base import PeerState
 from dispfl.peer.deadlines import Deadlines
@@ -33,7 +33,7 @@ class ModelRequest:
     """The request of one round, the same for all neighbours."""
 
     t: int
-    mask: PackedMask | None
+    mask: Mask | None
     """Our next mask, if models are pulled under a mask."""
     body: bytes
     """The encoded mask."""

@@ -21,7 +21,7 @@ from typing import Protocol
 from torch import Tensor
 
 from dispfl.core.averaging import masked_mean
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import DispflError, RunError
 from dispfl.methods.base import Method, PeerState
 from dispfl.peer.client import MAX_BACKOFF, MIN_BACKOFF, Client, RoundResponses
@@ -298,9 +298,9 @@ def joining_state(
     return replace(state, model=masked(weights, state.next_mask))
 
 
-def masked(weights: Tensor, mask: PackedMask) -> PackedModel:
+def masked(weights: Tensor, mask: Mask) -> PackedModel:
     """Return the part of the flat weights that a mask keeps."""
-    return PackedModel.pack(weights, mask.unpack(), mask)
+    return PackedModel.pack(weights, mask)
 
 
 def _distance_texts(distances: Mapping[str, float | None]) -> list[str]:

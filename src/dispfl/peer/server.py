@@ -3,7 +3,7 @@
 import asyncio
 from typing import NoReturn
 
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.errors import MessageError
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.spec import spec_difference
@@ -123,7 +123,7 @@ class Server:
             lambda: encode_model(ctx.run, ctx.codec, model, mask, ctx.name, sender, t)
         )
 
-    def _decode_mask(self, sender: str, body: bytes) -> PackedMask:
+    def _decode_mask(self, sender: str, body: bytes) -> Mask:
         """Decode the mask in a request, and check it against the density that its sender
         announced."""
         mask = self.ctx.codec.decode_request(body)

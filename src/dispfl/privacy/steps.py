@@ -18,7 +18,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from math import pi
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import ClassVar, Self
 
 import numpy as np
 import torch
@@ -29,11 +29,9 @@ from torch.func import functional_call, grad, vmap
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import mask_bits
 from dispfl.core.rng import seed_globally, stream
+from dispfl.core.samples import Samples
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
-
-if TYPE_CHECKING:
-    from dispfl.core.samples import Samples
 
 KEY_BYTES = 32
 CHUNK_VALUES, CHUNK_SAMPLES = 1 << 22, 4
@@ -135,7 +133,7 @@ class PrivateSteps:
     taken: int = 0
     """Steps taken so far; each has noise of its own."""
 
-    def batches(self, samples: "Samples", steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self, samples: Samples, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield Poisson batches, augmented, which may be empty.
 
         Torch's global generator, from which dropout and the transforms of a Dataset draw, is seeded
@@ -152,6 +150,21 @@ class PrivateSteps:
                 yield next(samples.take(rows).batches(len(rows), rng=rng))
             else:
                 yield x[:0], y[:0]
+
+    def gradient_(
+        self,
+        network: FlatModule,
+        loss: Callable[[Tensor, Tensor], Tensor],
+        x: Tensor,
+        y: Tensor,
+        flags: Tensor | None,
+        *,
+        peer: str,
+    ) -> None:
+        """Set `network.grad` to the noisy mean of the samples' masked and clipped gradients."""
+        self.check_budget(peer)
+        sum_clipped_(network, loss, x, y, flags, self.clip)
+        self.add_noise_(network.grad, flags)
 
     def check_budget(self, peer: str) -> None:
         """Refuse a step that the budget does not allow: a method that takes more of them than it

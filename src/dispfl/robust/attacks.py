@@ -22,8 +22,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from dispfl.channels.units import UnitMask
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream, stream_seed
 from dispfl.core.samples import Samples
 
@@ -77,13 +76,13 @@ class Target:
     name: str
     own: PackedModel
     """Its model."""
-    request: PackedMask
+    request: Mask
     """The mask that it requests with: all that it uses of an answer."""
     honest: Sequence[PackedModel]
     """What its honest neighbours send."""
     byzantine: int
     """Byzantine peers among its neighbours."""
-    fits: Callable[[str, PackedMask], bool]
+    fits: Callable[[str, Mask], bool]
     """Whether a mask keeps no more weights of any layer than this Byzantine peer announced."""
     seed: int
     t: int
@@ -148,7 +147,7 @@ class Target:
         """Large weights with the sign that honest ones do not have."""
         return POISON * _root_mean_square(self.own.values) * torch.where(self.mean > 0, -1.0, 1.0)
 
-    def claimed(self, attacker: str, sent: PackedModel) -> PackedMask:
+    def claimed(self, attacker: str, sent: PackedModel) -> Mask:
         """Return all that was requested as the Byzantine peer's mask, or its true mask where that
         would exceed its counts."""
         return self.request if self.fits(attacker, self.request) else sent.mask
@@ -224,12 +223,7 @@ def sole_holder(attacker: str, sent: PackedModel, target: Target) -> PackedModel
 
 def false_density(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     """Hold everything, whatever was announced, and send the honest mean with the other sign."""
-    mask = sent.mask
-    if isinstance(mask, UnitMask):
-        everything: PackedMask = UnitMask.of(mask.units | True, mask.layout)
-    else:
-        everything = PackedMask.pack(torch.ones(mask.size, dtype=torch.bool))
-    return _under(-target.mean, everything)
+    return _under(-target.mean, sent.mask.full())
 
 
 def meet_target(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
@@ -392,8 +386,8 @@ def backdoor_success(outputs: Tensor, labels: Tensor) -> float:
     return float((outputs[others].argmax(1) == TARGET_CLASS).float().mean())
 
 
-def _under(weights: Tensor, mask: PackedMask) -> PackedModel:
-    return PackedModel.pack(weights, mask.unpack(), mask)
+def _under(weights: Tensor, mask: Mask) -> PackedModel:
+    return PackedModel.pack(weights, mask)
 
 
 def _limited(attack_model: PackedModel, target: Target) -> PackedModel:

@@ -1,8 +1,7 @@
 """Settings of the methods whose averages can withstand lies, and how they average
 (robust/rules.py)."""
 
-from collections.abc import Mapping
-from functools import reduce
+from collections.abc import Mapping, Sequence
 from math import ceil, isfinite
 from typing import Annotated, Any, Literal
 
@@ -10,13 +9,11 @@ import torch
 from pydantic import BeforeValidator
 from torch import Tensor
 
-from dispfl.channels.block_average import robust_block_average
-from dispfl.channels.units import UnitMask
-from dispfl.core.averaging import robust_average_of
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel, WeightMask
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import Method, ServerMethod
+from dispfl.robust.rules import Rule, Trust, robust_average_of
 from dispfl.topology import Topology, peer_names
 
 
@@ -60,75 +57,87 @@ class Robust(Method):
         return max(0, min(ceil(self.byzantine * received - 1e-9 * received), (received - 1) // 2))
 
     def robust_mix(
-        self, trainer: Trainer, models: Mapping[str, PackedModel], mask: Tensor | UnitMask
+        self, trainer: Trainer, models: Mapping[str, PackedModel], mask: Mask
     ) -> Tensor | None:
-        """Return the average of our own and the received models under our next mask, and report the
-        senders' distances.
+        """Return the average of our own and the received models under our next mask.
 
-        None if no lie is assumed: then the plain average is right.
+        It reports the senders' distances. None if no Byzantine peer is assumed: then the plain
+        average is right.
         """
-        b, names = self.assumed_byzantine(len(models) - 1), sorted(models)
+        b = self.assumed_byzantine(len(models) - 1)
         if self.robust == "none" or b == 0:
             return None
-        ordered, own = [models[name] for name in names], names.index(trainer.peer)
-        if isinstance(mask, UnitMask):
-            average, trust = robust_block_average(
-                ordered, own, mask, trainer.first_weights(), self.robust, b
-            )
-        else:
-            average, trust = robust_average_of(ordered, own, mask, self.robust, b)
-        if trust is not None:
-            senders = [j for j in range(len(names)) if j != own]
-            known = {
-                j: distance for j, distance in enumerate(trust.distances) if isfinite(distance)
-            }
-            trainer.report.distances = {names[j]: known.get(j) for j in senders}
-            trainer.report.far = [names[j] for j in senders if not trust.near[j]]
+        if not models[trainer.peer].mask.kept and not mask.averages_without_own:
+            return PackedModel.pack(trainer.first_weights(), mask).values
+
+        senders = sorted(models)
+        own = senders.index(trainer.peer)
+        ordered = [models[sender] for sender in senders]
+        average, trust = robust_average_of(ordered, own, mask, self.robust, b)
+        trusted = [model.mask for row, model in enumerate(ordered) if row == own or trust.near[row]]
+        mask.start_unheld_(average, trusted, trainer.first_weights)
+
+        trainer.report.distances = {}
+        trainer.report.far = []
+        for index, sender in enumerate(senders):
+            if index == own:
+                continue
+            distance = trust.distances[index]
+            trainer.report.distances[sender] = distance if isfinite(distance) else None
+            if not trust.near[index]:
+                trainer.report.far.append(sender)
         return average
 
     def robust_aggregate(
         self, server: PackedModel, uploads: Mapping[str, PackedModel]
     ) -> Tensor | None:
-        """Return the server's next weights from the uploads, centred at its present ones; None if
-        no lie is assumed.
+        """Return the server's next weights from the uploads, centred at its present ones.
 
-        Every upload counts the same: the number of samples that a peer claims to have could be a
-        lie too.
+        None if no Byzantine peer is assumed. Every upload counts the same: the number of samples
+        that a peer claims to have could be false too.
         """
         b = self.assumed_byzantine(len(uploads))
         if self.robust == "none" or b == 0:
             return None
-        models, mask = [*(uploads[name] for name in sorted(uploads)), server], server.mask.unpack()
-        return robust_average_of(models, len(uploads), mask, self.robust, b, averages_own=False)[0]
+        models = [uploads[name] for name in sorted(uploads)]
+        average, _ = _average_around(server, models, server.mask, self.robust, b)
+        return average
 
     def robust_start(self, first: Tensor, received: Mapping[str, PackedModel]) -> Tensor | None:
-        """Return the weights that a joining peer begins with, from the first weights; None if no
-        lie is assumed.
+        """Return the weights that a joining peer begins with, from the first weights.
 
-        It has no model to compare with. So the weights that more than 2b models hold are averaged
-        first, and senders that are near to the result decide those that fewer hold. What no such
-        sender holds keeps its first value.
+        None if no Byzantine peer is assumed. A joining peer has no model to compare with. So the
+        weights that more than 2b models hold are averaged first, and senders that are near to the
+        result decide those that fewer hold. What no such sender holds keeps its first value.
         """
         b = self.assumed_byzantine(len(received))
         if self.robust == "none" or b == 0:
             return None
         models = [PackedModel.pack(*received[name].unpack()) for name in sorted(received)]
-        everything, held = (
-            torch.ones(len(first), dtype=torch.bool),
-            [model.mask.unpack() for model in models],
-        )
-        enough = sum(held, torch.zeros(len(first), dtype=torch.int32)) > 2 * b
-        nothing = PackedModel(torch.zeros(0), PackedMask.pack(~everything))
-        centre, _ = robust_average_of(
-            [*models, nothing], len(models), everything, self.robust, b, averages_own=False
-        )
+        masks = [model.mask.unpack() for model in models]
+        everything = torch.ones(len(first), dtype=torch.bool)
+        full = WeightMask.pack(everything)
+        holders = sum(masks, torch.zeros(len(first), dtype=torch.int32))
+        enough = holders > 2 * b
+
+        empty = PackedModel(torch.zeros(0), WeightMask.pack(~everything))
+        centre, _ = _average_around(empty, models, full, self.robust, b)
         middle = PackedModel.pack(centre, enough)
-        others, trust = robust_average_of(
-            [*models, middle], len(models), everything, "clip", b, averages_own=False
-        )
-        trusted = (mask for mask, factor in zip(held, trust.regrown, strict=False) if factor > 0)
-        known = reduce(torch.logical_or, trusted, torch.zeros_like(everything))
-        return torch.where(enough, centre, torch.where(known, others, first))
+        held_by_few, trust = _average_around(middle, models, full, "clip", b)
+
+        by_near_senders = torch.zeros_like(everything)
+        for mask, factor in zip(masks, trust.regrown, strict=False):
+            if factor > 0:
+                by_near_senders |= mask
+        return torch.where(enough, centre, torch.where(by_near_senders, held_by_few, first))
+
+
+def _average_around(
+    centre: PackedModel, models: Sequence[PackedModel], mask: Mask, rule: Rule, b: int
+) -> tuple[Tensor, Trust]:
+    """Average models by a rule whose centre is not averaged itself, such as a server's model."""
+    rows = [*models, centre]
+    return robust_average_of(rows, len(models), mask, rule, b, averages_own=False)
 
 
 def check_byzantine(method: Method, topology: Topology, peers: int) -> None:

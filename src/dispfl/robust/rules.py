@@ -36,8 +36,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dispfl.core.chunks import Chunk
 from dispfl.core.masks import keep_, mask_bits, true_indices
-from dispfl.core.packed import Chunk, PackedMask
+from dispfl.core.packed import Mask, PackedModel
 
 Rule = Literal["clip", "trim", "nnm"]
 Floats = NDArray[np.float32]
@@ -153,9 +154,34 @@ class Trust:
     """For averaged models: 1 for each of the n - b that are nearest to the model of a row."""
 
 
+def robust_average_of(
+    models: Sequence[PackedModel],
+    own: int,
+    mask: Mask,
+    rule: Rule,
+    b: int,
+    *,
+    averages_own: bool = True,
+) -> tuple[Tensor, Trust]:
+    """Average models under our mask by a rule that withstands b Byzantine peers.
+
+    `own` is the index of our model, or of the server's, which is then not averaged
+    (`averages_own=False`). Return flat weights of our network, and what was measured about each
+    model.
+    """
+    average = torch.zeros(mask.size if mask.small is None else mask.small.size)
+    held = [model.mask & mask for model in models]
+
+    def parts() -> Iterator[Part]:
+        return (Part(*weights) for weights in mask.align(models, own, average))
+
+    trust = robust_average(parts, held, own, rule, b, averages_own=averages_own)
+    return average, trust
+
+
 def robust_average(
     parts: Callable[[], Iterable[Part]],
-    masks: Sequence[PackedMask],
+    masks: Sequence[Mask],
     own: int,
     rule: Rule,
     b: int,
@@ -179,7 +205,7 @@ def robust_average(
 
 def measure_trust(
     parts: Iterable[Part],
-    masks: Sequence[PackedMask],
+    masks: Sequence[Mask],
     counted: Sequence[bool],
     own: int,
     b: int,

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import stream
 from dispfl.errors import MessageError
 from dispfl.methods.base import SERVER, GossipMethod, Neighbourhood, PeerState, ServerMethod
@@ -110,19 +110,19 @@ def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Seque
 # What is requested
 
 
-def requested_mask(context: RunContext, state: PeerState) -> PackedMask | None:
+def requested_mask(context: RunContext, state: PeerState) -> Mask | None:
     """Return the mask that a peer requests models with; None if whole models are sent."""
     return state.next_mask if context.pulls else None
 
 
-def request_size(codec: Codec, mask: PackedMask | None) -> int:
+def request_size(codec: Codec, mask: Mask | None) -> int:
     """Return the bytes of a request; 0 if whole models are sent, which takes no request."""
     if mask is None:
         return 0
     return codec.request_size() if codec.wire.coding == "plain" else len(codec.encode_request(mask))
 
 
-def check_request(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
+def check_request(mask: Mask, announced: Sequence[int], sender: str, layout: Layout) -> None:
     """Refuse a request whose mask does not keep the number of weights that its sender announced for
     each layer."""
     if mask.kept_per_layer(layout) != list(announced):
@@ -155,7 +155,7 @@ def encode_model(
     context: RunContext,
     codec: Codec,
     model: PackedModel,
-    mask: PackedMask | None,
+    mask: Mask | None,
     sender: str,
     receiver: str,
     t: int,
@@ -170,7 +170,7 @@ def encode_model(
     )
 
 
-def decode_model(codec: Codec, message: bytes, mask: PackedMask | None) -> PackedModel:
+def decode_model(codec: Codec, message: bytes, mask: Mask | None) -> PackedModel:
     """Decode a model that was requested with a mask, or sent whole; refuse a message that is not as
     specified."""
     return codec.decode_model(message) if mask is None else codec.decode_answer(message, mask)
@@ -180,7 +180,7 @@ def deliver(
     context: RunContext,
     codec: Codec,
     model: PackedModel,
-    mask: PackedMask | None,
+    mask: Mask | None,
     sender: str,
     receiver: str,
     t: int,
@@ -215,7 +215,7 @@ def with_buffers(delivered: DeliveredModel, buffers: Mapping[str, Tensor]) -> De
 # What is accepted, and what it cost
 
 
-def check_answer(mask: PackedMask, announced: Sequence[int], sender: str, layout: Layout) -> None:
+def check_answer(mask: Mask, announced: Sequence[int], sender: str, layout: Layout) -> None:
     """Refuse a model that holds more weights of a layer than its sender announced: of a request,
     all that it holds."""
     if len(announced) != len(layout.sizes) or any(map(gt, mask.kept_per_layer(layout), announced)):
@@ -273,7 +273,7 @@ def _accepted_under_attack(
     name: str,
     t: int,
     own: PackedModel,
-    request: PackedMask,
+    request: Mask,
     received: Mapping[str, PackedModel],
 ) -> dict[str, PackedModel]:
     """Return the received models, those of Byzantine peers replaced by lies, without lies that a
@@ -282,7 +282,7 @@ def _accepted_under_attack(
     layout, counts = context.layout, context.announced
     honest = [received[sender] for sender in sorted(received) if sender not in context.byzantine]
 
-    def fits(attacker: str, mask: PackedMask) -> bool:
+    def fits(attacker: str, mask: Mask) -> bool:
         return all(map(le, mask.kept_per_layer(layout), counts[attacker]))
 
     method, byzantine, assumed = context.method, len(received) - len(honest), 0

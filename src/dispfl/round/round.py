@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.rng import seed_globally
 from dispfl.core.train import Trainer, step_clock
 from dispfl.errors import NonFiniteError, RunError, user_errors
@@ -334,7 +334,7 @@ def _charged(
     return replace(after, memory={**after.memory, PRIVATE_STEPS: torch.tensor(steps)})
 
 
-def _overlap(mask: PackedMask, received: Mapping[str, PackedModel]) -> float | None:
+def _overlap(mask: Mask, received: Mapping[str, PackedModel]) -> float | None:
     """Return the share of our kept weights that a neighbour holds too, on average; None for a dense
     model."""
     if not received or mask.kept in (0, mask.size):

@@ -254,10 +254,7 @@ def check_grid(runs: Iterable[GridRun]) -> None:
             check_same_experiment(run.path, run.experiment, fix)
             continue
         experiment = run.experiment.model_copy(update={"seed": 0})
-        if (
-            getattr(experiment.method, "structure", "weights") == "channels"
-            and experiment not in tried
-        ):
+        if experiment.method.masks_channels and experiment not in tried:
             tried.append(experiment)
             prepare(experiment)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.masks import kept_per_layer
 from dispfl.core.metric import Metric
-from dispfl.core.packed import PackedMask, PackedModel
+from dispfl.core.packed import Mask, PackedModel
 from dispfl.core.report import Report
 from dispfl.core.rng import stream_seed
 from dispfl.core.train import Train
@@ -109,7 +109,7 @@ def budget(method: Method) -> None:
     context = tiny_context(method, rounds=4)
     layout, names = context.layout, list(context.layout.by_name)
 
-    def kept(mask: PackedMask) -> list[int]:
+    def kept(mask: Mask) -> list[int]:
         return kept_per_layer(mask.unpack(), layout)
 
     states = initial_states(context)

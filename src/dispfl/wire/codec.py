@@ -16,12 +16,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from dispfl.channels.units import UnitLayout, UnitMask
+from dispfl.core.chunks import select, spread
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask, PackedModel, select, spread
+from dispfl.core.packed import Flags, Mask, PackedModel
 from dispfl.errors import ConfigError
 from dispfl.settings import Settings
 from dispfl.wire.refusals import Refusal, refuse
@@ -46,7 +45,6 @@ HEADER = struct.Struct("<4sBBBBIQQ")
 weights."""
 _CHECKSUM = slice(8, 12)
 
-Flags = NDArray[np.bool_]
 NOT_DENSE = (
     "A model or a mask omits weights of a layer that its method declares dense: override"
     " `always_dense` (or `kept_counts`) in the method."
@@ -74,10 +72,11 @@ class Codec:
     def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
         self.layout = layout
         self.wire = wire
-        self._units = layout.units if isinstance(layout, UnitLayout) else 0
-        self._sparse = _sparse_runs(layout, dense)
-        self._sparse_size = sum(where.stop - where.start for where in self._sparse)
-        self._dense_size = layout.size - self._sparse_size
+        self._sparse = layout.sparse_slices(dense)
+        self._flag_count = sum(where.stop - where.start for where in self._sparse)
+        """Flags that a whole mask takes."""
+        self._dense_count = layout.entries - self._flag_count
+        """Entries that all peers keep, and no mask mentions."""
         self._compress = wire.coding == "zstd"
 
     # push
@@ -93,12 +92,12 @@ class Codec:
 
     # pull
 
-    def encode_request(self, mask: PackedMask) -> bytes:
+    def encode_request(self, mask: Mask) -> bytes:
         """Encode a request for the weights under the receiver's next mask."""
         bits = store(np.packbits(self._flags(mask), bitorder="little"), self._compress)
         return _frame(REQUEST, 0, self.wire.coding, mask.kept, bits, [])
 
-    def decode_request(self, frame: bytes) -> PackedMask:
+    def decode_request(self, frame: bytes) -> Mask:
         """Decode the mask of a request."""
         flags, rest, count = self._decode(REQUEST, frame, self._flag_count)
         whole = self._mask(flags)
@@ -111,15 +110,13 @@ class Codec:
             )
         return whole
 
-    def encode_answer(
-        self, model: PackedModel, request: PackedMask, *, rng: torch.Generator
-    ) -> bytes:
+    def encode_answer(self, model: PackedModel, request: Mask, *, rng: torch.Generator) -> bytes:
         """Encode the part of a model that was requested."""
         flags = select(self._flags(model.mask), self._flags(request))
         answered = model.restrict(request)
         return self._encode(ANSWER, flags, answered.values, answered.mask, rng)
 
-    def decode_answer(self, frame: bytes, request: PackedMask) -> PackedModel:
+    def decode_answer(self, frame: bytes, request: Mask) -> PackedModel:
         """Decode the answer to this request."""
         requested = self._flags(request)
         flags, rest, count = self._decode(ANSWER, frame, int(np.count_nonzero(requested)))
@@ -129,25 +126,21 @@ class Codec:
 
     def model_size(self, model: PackedModel) -> int:
         """Return the length of `encode_model` with plain coding."""
-        self._check_dense(model.mask.kept)
+        self._check_dense(model.mask)
         return self._size(self._flag_count, model.mask.kept)
 
     def request_size(self) -> int:
         """Return the length of `encode_request` with plain coding."""
         return HEADER.size + _bytes_for(self._flag_count)
 
-    def answer_size(self, model: PackedModel, request: PackedMask) -> int:
+    def answer_size(self, model: PackedModel, request: Mask) -> int:
         """Return the length of `encode_answer` with plain coding."""
-        self._check_dense(request.kept)
-        flags = (
-            np.count_nonzero(request.units)
-            if isinstance(request, UnitMask)
-            else request.kept - self._dense_size
-        )
-        return self._size(int(flags), model.mask.overlap(request))
+        self._check_dense(request)
+        flags = request.kept_entries - self._dense_count
+        return self._size(flags, model.mask.overlap(request))
 
-    def _check_dense(self, kept: int) -> None:
-        if not self._units and kept < self._dense_size:
+    def _check_dense(self, mask: Mask) -> None:
+        if mask.kept_entries < self._dense_count:
             raise ConfigError(NOT_DENSE)
 
     def _size(self, bits: int, count: int) -> int:
@@ -157,7 +150,7 @@ class Codec:
     # shared by push and pull
 
     def _encode(
-        self, kind: int, flags: Flags, values: Tensor, mask: PackedMask, rng: torch.Generator
+        self, kind: int, flags: Flags, values: Tensor, mask: Mask, rng: torch.Generator
     ) -> bytes:
         per_layer = mask.kept_per_layer(self.layout) if self.wire.values == "int8" else []
         scales, raw = to_bytes(values, self.wire.values, per_layer, rng=rng)
@@ -208,7 +201,7 @@ class Codec:
             )
         return length, count
 
-    def _model(self, mask: PackedMask, rest: Bytes, count: int) -> PackedModel:
+    def _model(self, mask: Mask, rest: Bytes, count: int) -> PackedModel:
         per_layer = mask.kept_per_layer(self.layout)
         if sum(per_layer) != count:
             refuse(
@@ -222,49 +215,24 @@ class Codec:
         values = from_bytes(rest[:scales], raw, self.wire.values, per_layer)
         return PackedModel(values, mask)
 
-    @property
-    def _flag_count(self) -> int:
-        """Flags that a whole mask takes."""
-        return self._units or self._sparse_size
-
-    def _flags(self, mask: PackedMask) -> Flags:
-        """Return a mask's flags as sent: one for each unit, or for each weight of the layers that
-        are not dense for all peers.
-        """
-        if isinstance(mask, UnitMask):
-            return mask.units
-        flags = mask.flags()
-        picked = (
-            np.concatenate([flags[where] for where in self._sparse]) if self._sparse else flags[:0]
-        )
-        if np.count_nonzero(flags) != np.count_nonzero(picked) + self._dense_size:
+    def _flags(self, mask: Mask) -> Flags:
+        """Return a mask's flags as sent: those of the entries that are not dense for all peers."""
+        entries = mask.entries()
+        sparse = [entries[where] for where in self._sparse]
+        sent = np.concatenate(sparse) if sparse else entries[:0]
+        if np.count_nonzero(entries) != np.count_nonzero(sent) + self._dense_count:
             raise ConfigError(NOT_DENSE)
-        return picked
+        return sent
 
-    def _mask(self, picked: Flags) -> PackedMask:
+    def _mask(self, sent: Flags) -> Mask:
         """Return the mask with these flags: the inverse of `_flags`."""
-        if isinstance(self.layout, UnitLayout):
-            return UnitMask.of(picked, self.layout)
-        whole = np.ones(self.layout.size, np.bool_)
+        entries = np.ones(self.layout.entries, np.bool_)
         begin = 0
         for where in self._sparse:
             end = begin + where.stop - where.start
-            whole[where] = picked[begin:end]
+            entries[where] = sent[begin:end]
             begin = end
-        return PackedMask.pack(torch.from_numpy(whole))
-
-
-def _sparse_runs(layout: Layout, dense: Sequence[bool]) -> list[slice]:
-    """Return the slices of the flat vector, as few as possible, with the layers that are not dense
-    for all peers."""
-    found: list[slice] = []
-    for where, is_dense in zip(layout.slices, dense, strict=True):
-        if is_dense:
-            continue
-        if found and found[-1].stop == where.start:
-            where = slice(found.pop().start, where.stop)
-        found.append(where)
-    return found
+        return self.layout.mask(entries)
 
 
 def _frame(

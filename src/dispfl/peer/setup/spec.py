@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dispfl.channels.units import UnitLayout
 from dispfl.core.layout import Layout
 from dispfl.round.context import RunContext
 
@@ -64,11 +63,6 @@ def federation_spec(
     method = context.method.model_dump(
         mode="json", exclude={"density", *unused}
     )  # each site has its own density
-    shapes = (
-        layout.spec()
-        if isinstance(layout, UnitLayout)
-        else json.dumps([layout.names, layout.shapes])
-    )
     return {
         "protocol": PROTOCOL,
         "federation": federation,
@@ -78,7 +72,7 @@ def federation_spec(
         "smallest_density": f"{smallest_density:g}",
         **_entries("topology", context.topology.model_dump(mode="json")),
         **_entries("wire", context.wire.model_dump(mode="json")),
-        "layout": f"{layout.size} weights, {_digest(shapes.encode())}",
+        "layout": f"{layout.size} weights, {_digest(layout.spec().encode())}",
         "first_weights": _digest(first_weights.numpy().astype("<f4", copy=False).tobytes()),
         **(schema.spec() if schema else {}),
     }

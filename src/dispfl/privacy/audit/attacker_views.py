@@ -68,7 +68,7 @@ class TrainedFederation:
         if request is not None:
             theirs, held = arrived.restrict(request).unpack()
             weights = torch.where(held, theirs, own.model.unpack()[0])
-            arrived = PackedModel.pack(weights, request.unpack(), request)
+            arrived = PackedModel.pack(weights, request)
         return loaded_network(context.module(), arrived, own.buffers)
 
     def views(self) -> dict[str, Callable[[str], nn.Module | None]]:

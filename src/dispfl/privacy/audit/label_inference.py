@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dispfl.core.layout import Layout
-from dispfl.core.packed import PackedMask
+from dispfl.core.packed import Mask
 
 Array = NDArray[np.float64]
 PENALTIES = (0.01, 0.1, 1.0, 10.0, 100.0, 1e9)
@@ -68,12 +68,12 @@ def guess_labels(
     )
 
 
-def mask_products(masks: Sequence[PackedMask]) -> Array:
+def mask_products(masks: Sequence[Mask]) -> Array:
     """Return for each pair of masks the number of weights that both keep: their inner product."""
     return np.array([[mine.overlap(theirs) for theirs in masks] for mine in masks], np.float64)
 
 
-def unit_products(masks: Sequence[PackedMask], layout: Layout) -> Array:
+def unit_products(masks: Sequence[Mask], layout: Layout) -> Array:
     """Return the inner products of how many weights the masks keep of each output of each layer."""
     layers = [k for k, shape in enumerate(layout.shapes) if len(shape) > 1]
     kept = []
@@ -84,7 +84,7 @@ def unit_products(masks: Sequence[PackedMask], layout: Layout) -> Array:
     return np.asarray(counts @ counts.T)
 
 
-def kept_by_class(masks: Sequence[PackedMask], layout: Layout, classes: int) -> Array | None:
+def kept_by_class(masks: Sequence[Mask], layout: Layout, classes: int) -> Array | None:
     """Return the share of the last layer's weights that each mask keeps for each class; None
     without such a layer."""
     found = [k for k, shape in enumerate(layout.shapes) if len(shape) > 1 and shape[0] == classes]

@@ -1,0 +1,294 @@
+"""Masks of whole channels and hidden units, and the layout that knows them.
+
+A unit is an output channel (or hidden unit) with all that belongs to it: its bias and normalization
+entries, and the input slices of every layer that follows. A weight is held when all of its units
+are. So the weights that a peer holds form a smaller dense network, whose flat vector has the same
+values in the same order as the large one's under the mask.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from math import prod
+from typing import ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dispfl.channels.block_average import aligned_blocks, block_average, start_units_
+from dispfl.channels.evolve_units import replace_units, unit_strengths
+from dispfl.channels.small_network import small_network
+from dispfl.channels.unit_counts import kept_weights, random_units, unit_counts
+from dispfl.channels.units import Axis, AxisIndex, Flags, Positions, UnitGroup, from_runs, to_runs
+from dispfl.core.averaging import AlignedWeights
+from dispfl.core.chunks import allocate
+from dispfl.core.layout import LayerDensities, Layout
+from dispfl.core.packed import Mask, PackedModel
+
+
+@dataclass(frozen=True)
+class ChannelLayout(Layout):
+    """A layout that knows the units of every dimension of every parameter."""
+
+    has_small_networks: ClassVar[bool] = True
+    groups: tuple[UnitGroup, ...] = ()
+    axis_units: tuple[Axis, ...] = ()
+    """The distinct axes."""
+    axes: tuple[tuple[AxisIndex | None, ...], ...] = ()
+    """For each parameter and dimension its axis; None: the dimension belongs to no unit."""
+    output_dims: tuple[int, ...] = ()
+    """For each parameter the dimension of the units that it computes; its other dimension is that
+    of their inputs."""
+    buffer_axes: Mapping[str, AxisIndex] = field(default_factory=dict, hash=False)
+    """The axis of the first dimension of buffers."""
+
+    @cached_property
+    def units(self) -> int:
+        """The number of units."""
+        return sum(group.units for group in self.groups)
+
+    @cached_property
+    def dense_layers(self) -> list[str]:
+        """The layers that every peer keeps whole, because none of their units can be left out."""
+        layers = [name.rpartition(".")[0] or name for name in self.names]
+        cut = set()
+        for layer, axes in zip(layers, self.axes, strict=True):
+            if any(axis is not None for axis in axes):
+                cut.add(layer)
+        return [layer for layer in dict.fromkeys(layers) if layer not in cut]
+
+    @cached_property
+    def group_slices(self) -> tuple[slice, ...]:
+        """The units of each group."""
+        ends = np.cumsum([group.units for group in self.groups])
+        return tuple(
+            slice(int(end) - group.units, int(end))
+            for end, group in zip(ends, self.groups, strict=True)
+        )
+
+    @cached_property
+    def axis_arrays(self) -> list[Positions]:
+        """The distinct axes as arrays."""
+        return [np.array(axis, np.int64) for axis in self.axis_units]
+
+    def held(self, units: Flags) -> list[Flags]:
+        """Return for every axis which of its positions are held, given a flag for each unit."""
+        padded = np.append(units, True)  # FIXED is the last
+        return [padded[array] for array in self.axis_arrays]
+
+    def weights_per_layer(self, units: Flags) -> list[int]:
+        """Return the number of weights of each parameter that are held, given a flag per unit."""
+        return [prod(shape) for shape in self.small_shapes(units)]
+
+    def small_shapes(self, units: Flags) -> list[tuple[int, ...]]:
+        """Return the shape of each parameter of the small network, given a flag for each unit."""
+        counts = [int(np.count_nonzero(held)) for held in self.held(units)]
+        small_shapes = []
+        for shape, axes in zip(self.shapes, self.axes, strict=True):
+            dimensions = zip(shape, axes, strict=True)
+            small_shapes.append(
+                tuple(size if axis is None else counts[axis] for size, axis in dimensions)
+            )
+        return small_shapes
+
+    def weight_flags(self, units: Flags) -> Flags:
+        """Return the flat mask of single weights, given a flag for each unit."""
+        held = self.held(units)
+        flags = np.empty(self.size, np.bool_)
+        for where, shape, axes in zip(self.slices, self.shapes, self.axes, strict=True):
+            view = flags[where].reshape(shape)
+            view[...] = True
+            for dim, axis in enumerate(axes):
+                if axis is not None:
+                    along_dim = [1] * len(shape)
+                    along_dim[dim] = -1
+                    view &= held[axis].reshape(along_dim)
+        return flags
+
+    # masks
+
+    @property
+    def entries(self) -> int:
+        return self.units
+
+    def mask(self, entries: Flags) -> "ChannelMask":
+        bits = torch.from_numpy(np.packbits(entries, bitorder="little"))
+        return ChannelMask(bits, self.size, self)
+
+    def random_mask(
+        self, density: float, layers: LayerDensities, *, rng: torch.Generator
+    ) -> "ChannelMask":
+        return random_units(self, unit_counts(self, density, layers), rng=rng)
+
+    def kept_counts(self, density: float, layers: LayerDensities) -> tuple[int, ...]:
+        return kept_weights(self, unit_counts(self, density, layers))
+
+    def sparse_slices(self, dense: Sequence[bool]) -> list[slice]:
+        return [slice(0, self.units)]
+
+    def spec(self) -> str:
+        """Return the layout as JSON, from which `channel_layout` makes it again."""
+        groups = [(group.name, group.units, group.channels, group.strata) for group in self.groups]
+        return json.dumps(
+            {
+                "parameters": list(zip(self.names, self.shapes, strict=True)),
+                "groups": groups,
+                "units": [to_runs(axis) for axis in self.axis_units],
+                "axes": self.axes,
+                "outputs": self.output_dims,
+                "buffers": dict(self.buffer_axes),
+            }
+        )
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return channel_layout, (self.spec(),)
+
+
+@lru_cache(maxsize=16)
+def channel_layout(spec: str) -> ChannelLayout:
+    """Return the layout that a spec describes; the same object for the same spec."""
+    content = json.loads(spec)
+    names, shapes = zip(*content["parameters"], strict=True)
+    return ChannelLayout(
+        tuple(names),
+        tuple(tuple(shape) for shape in shapes),
+        tuple(UnitGroup(*group) for group in content["groups"]),
+        tuple(map(from_runs, content["units"])),
+        tuple(map(tuple, content["axes"])),
+        tuple(content["outputs"]),
+        content["buffers"],
+    )
+
+
+@dataclass(frozen=True)
+class ChannelMask(Mask):
+    """A mask with one bit for each unit.
+
+    The values of a model under it are the flat weights of its small network, in order.
+    """
+
+    structure = "channels"
+    averages_without_own = False
+    layout: ChannelLayout
+
+    @cached_property
+    def units(self) -> Flags:
+        """A flag for each unit."""
+        flags = np.unpackbits(self.bits.numpy(), count=self.layout.units, bitorder="little")
+        return flags.view(np.bool_)
+
+    def entries(self) -> Flags:
+        return self.units
+
+    def flags(self) -> Flags:
+        return self.layout.weight_flags(self.units)
+
+    @cached_property
+    def kept(self) -> int:
+        """The number of weights that the mask keeps."""
+        return sum(self.layout.weights_per_layer(self.units))
+
+    def kept_per_layer(self, layout: Layout) -> list[int]:
+        return self.layout.weights_per_layer(self.units)
+
+    def overlap(self, other: Mask) -> int:
+        return sum(self.layout.weights_per_layer(self.units & other.entries()))
+
+    def full(self) -> "ChannelMask":
+        return self.layout.mask(np.ones(self.layout.units, np.bool_))
+
+    def fits(self, layout: Layout) -> bool:
+        return self.layout.by_name == layout.by_name
+
+    @property
+    def layout_spec(self) -> str:
+        """The layout that is needed to read the bits, as text."""
+        return self.layout.spec()
+
+    # the small network
+
+    @cached_property
+    def positions(self) -> list[Positions]:
+        """For every axis of the layout the held positions."""
+        return [np.flatnonzero(held) for held in self.layout.held(self.units)]
+
+    @cached_property
+    def small(self) -> Layout:
+        """The layout of the small network."""
+        return Layout(self.layout.names, tuple(self.layout.small_shapes(self.units)))
+
+    def small_network(self, module: nn.Module) -> nn.Module:
+        return small_network(module, self)
+
+    def network_mask(self) -> None:
+        return None
+
+    def buffer_positions(self, buffer: str) -> Tensor | None:
+        axis = self.layout.buffer_axes.get(buffer)
+        return None if axis is None else torch.from_numpy(self.positions[axis])
+
+    def select(self, weights: Tensor) -> Tensor:
+        values = allocate(weights.numel(), np.dtype(np.float32))
+        np.add(weights.numpy(), np.float32(0.0), out=values)
+        return torch.from_numpy(values)
+
+    def spread(self, values: Tensor) -> Tensor:
+        return values
+
+    def restrict(self, values: Tensor, other: Mask) -> tuple[Tensor, Mask]:
+        common = self & other
+        common_positions = []
+        for held, positions in zip(self.layout.held(common.units), self.positions, strict=True):
+            common_positions.append(np.flatnonzero(held[positions]))
+
+        result = torch.empty(common.kept)
+        targets = common.small.views(result)
+        sources = self.small.views(values)
+        for target, source, axes in zip(targets, sources, self.layout.axes, strict=True):
+            block = source.numpy()
+            for dim, axis in enumerate(axes):
+                if axis is not None and len(common_positions[axis]) < block.shape[dim]:
+                    block = block.take(common_positions[axis], dim)
+            target.numpy()[...] = block
+        return result, common
+
+    # Algorithms 1 and 2
+
+    def average(self, models: Sequence[PackedModel], first_weights: Callable[[], Tensor]) -> Tensor:
+        trained = [model for model in models if model.mask.kept]  # a joining peer has no model yet
+        if not trained:
+            return PackedModel.pack(first_weights(), self).values
+        average = block_average(trained, self)
+        self.start_unheld_(average, [model.mask for model in trained], first_weights)
+        return average
+
+    def align(
+        self, models: Sequence[PackedModel], own: int, average: Tensor
+    ) -> Iterator[AlignedWeights]:
+        return aligned_blocks(models, own, self, average)
+
+    def start_unheld_(
+        self, average: Tensor, holders: Sequence[Mask], first_weights: Callable[[], Tensor]
+    ) -> None:
+        """Set the incoming weights of units that no holder has to the first weights, in place.
+
+        Their outgoing weights stay 0: such a unit changes nothing at first, and learns.
+        """
+        fresh = self.units & ~np.logical_or.reduce([mask.entries() for mask in holders])
+        if fresh.any():
+            start_units_(average, self, fresh, first_weights())
+
+    def evolve(
+        self,
+        weights: Tensor,
+        rate: float,
+        layout: Layout,
+        *,
+        gradient: Tensor | None,
+        rng: torch.Generator,
+    ) -> "ChannelMask":
+        """Units regrow at random: the small network has no gradient of those that it lacks."""
+        growth = torch.rand(self.layout.units, generator=rng, dtype=torch.float64).numpy()
+        return replace_units(self, unit_strengths(weights, self), growth, rate, rng=rng)

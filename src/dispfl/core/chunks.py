@@ -1,0 +1,68 @@
+"""Arrays in chunks that fit the processor's cache: how kept values are gathered and scattered."""
+
+import mmap
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+_T = TypeVar("_T", bound=np.generic)
+
+Chunk = tuple[Tensor | int, Tensor | None, Tensor]
+"""Which weights of a chunk are kept (1: all), at which positions (None: all), and their values."""
+
+CHUNK = 1 << 18
+"""Weights per chunk: few enough that their positions stay in the processor's cache."""
+LARGE = 1 << 20
+"""Arrays of at least this many bytes get their own memory mapping."""
+
+
+def chunk_slices(size: int) -> Iterator[slice]:
+    """Yield the slices of a flat vector's chunks."""
+    return (slice(start, min(start + CHUNK, size)) for start in range(0, size, CHUNK))
+
+
+def select(
+    array: NDArray[_T],
+    flags: NDArray[np.bool_],
+    allocate: Callable[[int, np.dtype[_T]], NDArray[_T]] = np.empty,
+) -> NDArray[_T]:
+    """Return `array[flags]`; `allocate` provides the memory for it.
+
+    Gathers by position, chunk by chunk: several times faster than indexing by a random mask with
+    NumPy or torch.
+    """
+    selected = allocate(int(np.count_nonzero(flags)), array.dtype)
+    begin = 0
+    for start in range(0, len(flags), CHUNK):
+        positions = np.flatnonzero(flags[start : start + CHUNK])
+        end = begin + len(positions)
+        array[start : start + CHUNK].take(positions, out=selected[begin:end], mode="clip")
+        begin = end
+    return selected
+
+
+def spread(values: NDArray[_T], flags: NDArray[np.bool_]) -> NDArray[_T]:
+    """Return the values where the flags are set, and zeros elsewhere: the inverse of `select`."""
+    array = np.zeros(len(flags), values.dtype)
+    begin = 0
+    for start in range(0, len(flags), CHUNK):
+        positions = np.flatnonzero(flags[start : start + CHUNK])
+        end = begin + len(positions)
+        array[start : start + CHUNK][positions] = values[begin:end]
+        begin = end
+    return array
+
+
+def allocate(count: int, dtype: np.dtype[_T]) -> NDArray[_T]:
+    """Allocate memory for long-lived data.
+
+    Large arrays get their own mapping, which is returned to the system when they are freed, while
+    the heap could keep it because of a small block behind it. New pages take longer to fill.
+    """
+    size = count * dtype.itemsize
+    if size < LARGE:
+        return np.empty(count, dtype)
+    return np.frombuffer(mmap.mmap(-1, size), dtype)
