@@ -89,10 +89,10 @@ def test_what_cannot_be_audited_is_refused_in_a_sentence(
     site = tmp_path / "alice"
     site.mkdir()
     (site / "site.toml").touch()
-    assert "is of real sites, each of which has only its own data and model" in refusal(site)
+    assert "is a run of real sites, each of which has only its own data and model" in refusal(site)
     summary = (run / "summary.json").read_bytes()
     (run / "summary.json").unlink()
-    assert f"has not all its rounds yet. Finish it first: dispfl run --resume {run}" in refusal(run)
+    assert f"is not complete yet. Finish it first: dispfl run --resume {run}" in refusal(run)
     write_atomically(run / "summary.json", summary)
     config = (run / "config.toml").read_text()
     for old, new, sentence in (

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 CONFIDENCE = 0.95
 SHARES = (1.0, 0.5, 0.25, 0.125)
-"""The shares of the canaries that are guessed: of each the most certain ones. The best counts, at a
+"""The shares of the canaries that are guessed, the most certain ones. The best share counts, at a
 quarter of the error probability (Bonferroni)."""
 LARGEST_EPSILON = 30.0
 
@@ -35,27 +35,30 @@ class Guesses:
 
 
 def best_guesses(scores: Array, inside: NDArray[np.bool_], delta: float) -> Guesses:
-    """Guess that canaries with the highest scores were trained on, and those with the lowest were
-    not."""
-    m, order = len(scores), np.argsort(-scores, kind="stable")
+    """Guess that the canaries with the highest scores were trained on, and the lowest were not."""
+    m = len(scores)
+    order = np.argsort(-scores, kind="stable")
     error = (1 - CONFIDENCE) / len(SHARES)
-    results = []
+    best = Guesses(m, 0, 0, 0.0, 0.0)
+    largest = 0.0
     for share in SHARES:
-        if not (half := int(share * m / 2)):
+        half = int(share * m / 2)
+        if not half:
             continue
-        right = int(inside[order[:half]].sum() + (~inside[order[-half:]]).sum())
-        bound, largest = (epsilon_bound(m, 2 * half, v, delta, error) for v in (right, 2 * half))
-        results.append(Guesses(m, 2 * half, right, bound, largest))
-    best = max(results, key=lambda one: one.epsilon, default=Guesses(m, 0, 0, 0.0, 0.0))
-    return replace(best, largest=max((one.largest for one in results), default=0.0))
+        r = 2 * half
+        v = int(inside[order[:half]].sum() + (~inside[order[-half:]]).sum())
+        epsilon = epsilon_bound(m, r, v, delta, error)
+        largest = max(largest, epsilon_bound(m, r, r, delta, error))
+        if best.guesses == 0 or epsilon > best.epsilon:
+            best = Guesses(m, r, v, epsilon, largest)
+    return replace(best, largest=largest)
 
 
 def residuals(scores: Array, expected: Array) -> Array:
     """Return the scores less what a line through all of them predicts from the expected ones.
 
     Where canaries are learned by heart, scores hardly depend on what was expected; where little is
-    learned, they follow it. The line is fitted without the coins, so guesses by these residuals are
-    guesses as any others.
+    learned, they follow it. The line is fitted without the coins, so residuals are valid scores.
     """
     x = expected - expected.mean()
     slope = (x * scores).sum() / max(float((x * x).sum()), 1e-12)
@@ -63,25 +66,28 @@ def residuals(scores: Array, expected: Array) -> Array:
 
 
 def epsilon_bound(m: int, guesses: int, correct: int, delta: float, error: float) -> float:
-    """Return the largest epsilon for which so many correct guesses have at most this probability; 0
-    if none has."""
+    """Return the largest epsilon under which so many correct guesses are this improbable.
+
+    That is with a probability of at most `error`; 0 if there is none.
+    """
     if p_value(m, guesses, correct, 0.0, delta) > error:
         return 0.0
-    low, high = 0.0, LARGEST_EPSILON
+    low = 0.0
+    high = LARGEST_EPSILON
     while high - low > 1e-4:
         middle = (low + high) / 2
-        low, high = (
-            (low, middle) if p_value(m, guesses, correct, middle, delta) > error else (middle, high)
-        )
+        if p_value(m, guesses, correct, middle, delta) > error:
+            high = middle
+        else:
+            low = middle
     return low
 
 
 def p_value(m: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
-    """Return a bound of the probability of so many correct guesses about m coins, under (epsilon,
-    delta)-privacy.
+    """Return a bound of the probability of so many correct guesses about m coins.
 
-    The main theorem of Steinke et al. for r guesses, v of them right, and W ~ Binomial(r, e^epsilon
-    / (1 + e^epsilon)):
+    The main theorem of Steinke et al. on (epsilon, delta)-privacy, for r guesses, v of them right,
+    and W ~ Binomial(r, e^epsilon / (1 + e^epsilon)):
 
         P <= P[W >= v] + 2 m delta max_{i = 1..v} P[v > W >= v - i] / i
     """

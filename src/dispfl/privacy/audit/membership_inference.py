@@ -1,5 +1,4 @@
-"""Membership inference: how well an attacker tells the samples that a model was trained on from
-others.
+"""Membership inference: how well an attacker tells training samples from others.
 
 The likelihood-ratio attack (LiRA, online, with a pooled variance; Carlini et al. 2022) compares how
 confident the attacked model is of a sample with how confident models are that were trained with it,
@@ -27,23 +26,23 @@ CONFIDENCE = 0.95
 
 @torch.no_grad()
 def confidences(network: nn.Module, samples: Samples) -> Scores:
-    """Return how confident a network is of each sample's label y, on a scale on which it is nearly
-    normal:
+    """Return how confident a network is of each sample's label y, on a nearly normal scale.
 
-    phi = log(p_y / (1 - p_y)) = z_y - log sum_{c != y} exp(z_c), with the outputs z.
+    With the outputs z:
+
+        phi = log(p_y / (1 - p_y)) = z_y - log sum_{c != y} exp(z_c)
     """
-    found = []
+    phi = []
     for x, y in samples.batches(EVALUATION_BATCH):
         outputs = network(x).double()
-        own = outputs.gather(1, y[:, None])
-        others = outputs.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-        found.append(own[:, 0] - others)
-    return np.asarray(np.nan_to_num(torch.cat(found).numpy()))  # of a network that diverged
+        z_y = outputs.gather(1, y[:, None])[:, 0]
+        other_classes = outputs.scatter(1, y[:, None], -torch.inf)
+        phi.append(z_y - other_classes.logsumexp(1))
+    return np.asarray(np.nan_to_num(torch.cat(phi).numpy()))  # of a network that diverged
 
 
 def likelihood_ratios(observed: Scores, shadows: Scores, inside: NDArray[np.bool_]) -> Scores:
-    """Return log p(observed | the sample was trained on) - log p(observed | it was not), for each
-    sample.
+    """Return log p(observed | trained on the sample) - log p(observed | not trained on it).
 
     `shadows` are the confidences of models (rows) of samples (columns), and `inside` says which
     samples each of them was trained on. For every sample both are normal distributions, with means
@@ -61,33 +60,31 @@ def likelihood_ratios(observed: Scores, shadows: Scores, inside: NDArray[np.bool
     return np.asarray(densities[0] - densities[1])
 
 
-def area_under_curve(members: Scores, others: Scores) -> float:
-    """Return the probability that a member has a higher score than a non-member; ties count
-    half."""
-    ranked = np.sort(others)
-    below, not_above = (
-        np.searchsorted(ranked, members, "left"),
-        np.searchsorted(ranked, members, "right"),
-    )
-    return float((below + not_above).sum() / (2 * len(members) * len(others)))
+def area_under_curve(members: Scores, outsiders: Scores) -> float:
+    """Return the probability that a member scores higher than a non-member; ties count half."""
+    ranked = np.sort(outsiders)
+    below = np.searchsorted(ranked, members, "left")
+    not_above = np.searchsorted(ranked, members, "right")
+    return float((below + not_above).sum() / (2 * len(members) * len(outsiders)))
 
 
-def true_positive_rate(members: Scores, others: Scores, rate: float) -> float | None:
-    """Return the share of members above the threshold that at most this share of non-members is
-    above.
+def true_positive_rate(members: Scores, outsiders: Scores, rate: float) -> float | None:
+    """Return the share of members above the threshold with this false positive rate.
 
     None where there are so few non-members that not one of them may be above it.
     """
-    allowed = int(rate * len(others) + 1e-9)
+    allowed = int(rate * len(outsiders) + 1e-9)
     if not allowed:
         return None
-    threshold = np.sort(others)[-allowed - 1] if allowed < len(others) else -np.inf
+    threshold = -np.inf
+    if allowed < len(outsiders):
+        threshold = np.sort(outsiders)[-allowed - 1]
     return float((members > threshold).mean())
 
 
 @dataclass(frozen=True)
 class Interval:
-    """A value and the interval that has it with 95 % confidence."""
+    """A value and its confidence interval of 95 %."""
 
     value: float
     low: float
@@ -96,7 +93,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class MembershipResult:
-    """How well members are told from non-members, by one kind of model."""
+    """How well members are told from non-members, by one view of the models."""
 
     view: str
     """What the attacker looks at."""
@@ -108,44 +105,58 @@ class MembershipResult:
     """The area under the curve of each peer's own samples."""
 
 
-PeerScores = Mapping[str, tuple[Scores, Scores]]
-"""Of each peer the scores of its members and of its non-members."""
+MemberScores = tuple[Scores, Scores]
+"""The scores of members and of non-members."""
 
 
-def _pooled(peers: Sequence[tuple[Scores, Scores]]) -> tuple[Scores, Scores]:
-    members, others = zip(*peers, strict=True)
-    return np.concatenate(members), np.concatenate(others)
+def summarize_scores(
+    view: str, scores: Mapping[str, MemberScores], rng: np.random.Generator
+) -> MembershipResult:
+    """Return the rates over all samples, from the scores of each peer's.
 
-
-def _resampled(peer: tuple[Scores, Scores], rng: np.random.Generator) -> tuple[Scores, Scores]:
-    members, others = (rng.choice(part, len(part)) for part in peer)
-    return members, others
-
-
-def summarize_scores(view: str, scores: PeerScores, rng: np.random.Generator) -> MembershipResult:
-    """Return the rates over all peers' samples; intervals are of a bootstrap over peers and their
-    samples."""
-    peers = list(scores.values())
-    resampled = [
-        _pooled([_resampled(peers[k], rng) for k in rng.integers(len(peers), size=len(peers))])
-        for _ in range(RESAMPLES)
-    ]
-
-    def interval(measure: Callable[[Scores, Scores], float | None]) -> Interval | None:
-        value = measure(*_pooled(peers))
-        if value is None:
-            return None
-        tail = (1 - CONFIDENCE) / 2
-        values = [found for one in resampled if (found := measure(*one)) is not None]
-        low, high = np.quantile(values or [value], [tail, 1 - tail])
-        return Interval(value, float(low), float(high))
-
-    auc = interval(area_under_curve)
+    Intervals are of a bootstrap over peers and their samples.
+    """
+    pooled = _pooled(list(scores.values()))
+    bootstrap = [_resampled(list(scores.values()), rng) for _ in range(RESAMPLES)]
+    auc = _interval(area_under_curve, pooled, bootstrap)
     assert auc is not None
-    tpr = {
-        f"{rate:g}": interval(partial(true_positive_rate, rate=rate))
-        for rate in FALSE_POSITIVE_RATES
-    }
-    return MembershipResult(
-        view, auc, tpr, {peer: area_under_curve(*found) for peer, found in scores.items()}
-    )
+    tpr = {}
+    for rate in FALSE_POSITIVE_RATES:
+        measure = partial(true_positive_rate, rate=rate)
+        tpr[f"{rate:g}"] = _interval(measure, pooled, bootstrap)
+    per_peer = {peer: area_under_curve(*peer_scores) for peer, peer_scores in scores.items()}
+    return MembershipResult(view, auc, tpr, per_peer)
+
+
+def _pooled(peers: Sequence[MemberScores]) -> MemberScores:
+    members, outsiders = zip(*peers, strict=True)
+    return np.concatenate(members), np.concatenate(outsiders)
+
+
+def _resampled(peers: Sequence[MemberScores], rng: np.random.Generator) -> MemberScores:
+    """Draw as many peers, and of each as many samples, with replacement."""
+    drawn = []
+    for k in rng.integers(len(peers), size=len(peers)):
+        members, outsiders = peers[k]
+        members = rng.choice(members, len(members))
+        outsiders = rng.choice(outsiders, len(outsiders))
+        drawn.append((members, outsiders))
+    return _pooled(drawn)
+
+
+def _interval(
+    measure: Callable[[Scores, Scores], float | None],
+    pooled: MemberScores,
+    bootstrap: Sequence[MemberScores],
+) -> Interval | None:
+    value = measure(*pooled)
+    if value is None:
+        return None
+    values = []
+    for resampled in bootstrap:
+        resampled_value = measure(*resampled)
+        if resampled_value is not None:
+            values.append(resampled_value)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(values or [value], [tail, 1 - tail])
+    return Interval(value, float(low), float(high))

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dispfl.config import MADE_IN_PYTHON, compose
+from dispfl.core.packed import Mask
 from dispfl.core.rng import stream, stream_seed
 from dispfl.core.samples import Samples
 from dispfl.data.batches import ResidentSamples
@@ -21,7 +22,6 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.experiment import Experiment
 from dispfl.extras import require
 from dispfl.files import RUN, SITES, is_site, plain_disk_errors, write_atomically
-from dispfl.privacy.audit.attacker_views import TrainedFederation
 from dispfl.privacy.audit.canaries import CONFIDENCE, Guesses, best_guesses, residuals
 from dispfl.privacy.audit.label_inference import (
     LabelGuess,
@@ -41,6 +41,7 @@ from dispfl.privacy.audit.shadow_runs import (
     FOLDER,
     AuditRun,
     Candidates,
+    TrainedFederation,
     find_candidates,
     trained_again,
 )
@@ -64,7 +65,7 @@ FEWEST_PEERS = 4
 
 @dataclass(frozen=True)
 class AuditResult:
-    """What an audit has found."""
+    """The result of an audit."""
 
     method: str
     peers: int
@@ -102,7 +103,8 @@ class Audit:
                 f"--shadows must be an even number, because shadows come in twos, got {shadows}.",
                 key="--shadows",
             )
-        self.path, self.shadows = path, shadows
+        self.path = path
+        self.shadows = shadows
         self.experiment = audited_experiment(path, overrides)
         self._canaries = canaries
 
@@ -127,17 +129,19 @@ class Audit:
         """The pairs of members and non-members of each peer that has any."""
         saved = read_split(self.path)
         assert saved is not None  # or there were no context
-        found = find_candidates(self.experiment, self.data, saved[0])
-        named = {
-            name: own for name, own in zip(self.context.roster, found, strict=True) if len(own)
-        }
-        if not named:
+        split, _ = saved
+        candidates = {}
+        all_candidates = find_candidates(self.experiment, self.data, split)
+        for peer, pairs in zip(self.context.roster, all_candidates, strict=True):
+            if len(pairs):
+                candidates[peer] = pairs
+        if not candidates:
             raise RunError(
                 f"{self.path} leaves no samples to compare with: its peers train on all of"
                 f" {self.experiment.data.name}, and no test sample of theirs has the class of one"
                 " of these. Audit a run with a smaller partition.samples_per_peer."
             )
-        return named
+        return candidates
 
     # what is trained
 
@@ -149,16 +153,17 @@ class Audit:
             runs.append(self._run(name, partial(self._shadow_data, number)))
         if self.canary_counts:
             # Another number of canaries makes another federation.
-            runs.append(
-                self._run(f"canaries-{sum(self.canary_counts.values())}", self._canary_data)
-            )
+            name = f"canaries-{sum(self.canary_counts.values())}"
+            runs.append(self._run(name, self._canary_data))
         for run in runs:
             run.check()
         return runs
 
     def make_folder(self) -> None:
-        """Make the folder of these federations, for this user only: each is trained on the same
-        samples again."""
+        """Make the folder of these federations, for this user only.
+
+        Each is trained on the same samples again.
+        """
         with plain_disk_errors(self.path):
             (self.path / FOLDER).mkdir(mode=0o700, exist_ok=True)
 
@@ -169,41 +174,49 @@ class Audit:
         return [f"shadow-{number}" for number in range(self.shadows)]
 
     def coins(self, number: int, peer: str) -> Tensor:
-        """Return for each pair whether a shadow federation is trained on the member; the next one
-        has the others."""
+        """Return for each pair whether a shadow federation is trained on the member.
+
+        Shadows come in twos: the second has the coins of the first, turned.
+        """
         rng = stream(self.experiment.seed, "audit", "shadow", number // 2, peer)
         drawn = torch.rand(len(self.candidates[peer]), generator=rng) < 0.5
         return drawn if number % 2 == 0 else ~drawn
 
     def _shadow_data(self, number: int) -> dict[str, Samples]:
-        return {peer: own.chosen(self.coins(number, peer)) for peer, own in self.candidates.items()}
+        samples: dict[str, Samples] = {}
+        for peer, pairs in self.candidates.items():
+            samples[peer] = pairs.chosen(self.coins(number, peer))
+        return samples
 
     @cached_property
     def canary_counts(self) -> dict[str, int]:
-        """The canaries of each peer."""
+        """The number of canaries of each peer that has any."""
         counts = {}
-        for peer, own in self.candidates.items():
-            wanted = self._canaries
-            if wanted is None:
-                wanted = int(CANARY_SHARE * len(self.context.peers[peer].train))
-            counts[peer] = min(wanted, len(own))
-        return {peer: count for peer, count in counts.items() if count}
+        for peer, pairs in self.candidates.items():
+            count = self._canaries
+            if count is None:
+                count = int(CANARY_SHARE * len(self.context.peers[peer].train))
+            count = min(count, len(pairs))
+            if count:
+                counts[peer] = count
+        return counts
 
     def _canaries_of(self, peer: str) -> tuple[ResidentSamples, Tensor]:
-        """Return a peer's canaries, and which of them the federation with canaries is trained
-        on."""
-        count, classes = self.canary_counts[peer], len(self.data.classes)
+        """Return a peer's canaries, and which of them its federation is trained on."""
+        count = self.canary_counts[peer]
         rng = stream(self.experiment.seed, "audit", "canary", peer)
-        samples = self.candidates[peer].canaries(count, classes, rng)
-        return samples, torch.rand(count, generator=rng) < 0.5
+        samples = self.candidates[peer].canaries(count, len(self.data.classes), rng)
+        coins = torch.rand(count, generator=rng) < 0.5
+        return samples, coins
 
     def _canary_data(self) -> dict[str, Samples]:
-        return {
-            peer: self.candidates[peer].with_canaries(*self._canaries_of(peer))
-            for peer in self.canary_counts
-        }
+        samples: dict[str, Samples] = {}
+        for peer in self.canary_counts:
+            canaries, coins = self._canaries_of(peer)
+            samples[peer] = self.candidates[peer].with_canaries(canaries, coins)
+        return samples
 
-    # what is found
+    # what the attacks find
 
     def result(self) -> AuditResult:
         """Attack; everything must have been trained."""
@@ -225,9 +238,8 @@ class Audit:
     def write(self, result: AuditResult) -> Path:
         """Write the result into the run directory."""
         file = self.path / RESULT
-        write_atomically(
-            file, json.dumps(result.to_json(), indent=2, allow_nan=False).encode() + b"\n"
-        )
+        text = json.dumps(result.to_json(), indent=2, allow_nan=False)
+        write_atomically(file, text.encode() + b"\n")
         return file
 
     def _rng(self, purpose: str) -> np.random.Generator:
@@ -239,60 +251,59 @@ class Audit:
     def _membership(self) -> list[MembershipResult]:
         target = self._confidences(self._federation())
         shadows = [self._confidences(self._federation(name)) for name in self._shadow_names()]
-        found = []
+        results = []
         for view, observed in target.items():
+            shadow_views = [shadow[view] for shadow in shadows]
             scores = {}
-            for peer, own in observed.items():
-                if all(
-                    peer in shadow[view] for shadow in shadows
-                ):  # whom FedFOMO receives from depends on data
-                    ratios = self._ratios(peer, own, [shadow[view][peer] for shadow in shadows])
-                    scores[peer] = (ratios[: len(ratios) // 2], ratios[len(ratios) // 2 :])
+            for peer, peer_confidences in observed.items():
+                if not all(peer in shadow_view for shadow_view in shadow_views):
+                    continue  # the senders that FedFOMO chooses depend on the data
+                peer_shadows = [shadow_view[peer] for shadow_view in shadow_views]
+                ratios = self._ratios(peer, peer_confidences, peer_shadows)
+                members, outsiders = np.split(ratios, 2)
+                scores[peer] = (members, outsiders)
             if scores:
-                found.append(summarize_scores(view, scores, self._rng("bootstrap")))
-        return found
+                results.append(summarize_scores(view, scores, self._rng("bootstrap")))
+        return results
 
     def _confidences(self, federation: TrainedFederation) -> dict[str, dict[str, Scores]]:
-        """Return by view and peer, where there is a model, its confidences of members, then of
-        non-members."""
-        found: dict[str, dict[str, Scores]] = {}
+        """Return confidences of members, then of non-members, by view and peer with a model."""
+        by_view: dict[str, dict[str, Scores]] = {}
         for view, network_of in federation.views().items():
-            networks = ((peer, network_of(peer)) for peer in self.candidates)
-            found[view] = {
-                peer: self._confidence(peer, network)
-                for peer, network in networks
-                if network is not None
-            }
-        return found
-
-    def _confidence(self, peer: str, network: nn.Module) -> Scores:
-        own = self.candidates[peer]
-        return np.concatenate(
-            [confidences(network, own.members), confidences(network, own.outsiders)]
-        )
+            by_view[view] = {}
+            for peer, pairs in self.candidates.items():
+                network = network_of(peer)
+                if network is not None:
+                    members = confidences(network, pairs.members)
+                    outsiders = confidences(network, pairs.outsiders)
+                    by_view[view][peer] = np.concatenate([members, outsiders])
+        return by_view
 
     def _ratios(self, peer: str, observed: Scores, shadows: Sequence[Scores]) -> Scores:
-        """Return the scores of an attack with these shadows; without any, the confidences
-        themselves."""
+        """Return the scores of an attack with these shadows; without any, the confidences."""
         if not shadows:
             return observed
-        coins = [self.coins(number, peer) for number in range(self.shadows)]
-        inside = torch.stack([torch.cat([drawn, ~drawn]) for drawn in coins]).numpy()
-        return likelihood_ratios(observed, np.stack(shadows), inside)
+        inside = []
+        for number in range(self.shadows):
+            coins = self.coins(number, peer)
+            inside.append(torch.cat([coins, ~coins]))
+        return likelihood_ratios(observed, np.stack(shadows), torch.stack(inside).numpy())
 
     def _guess_canaries(self) -> Guesses:
-        """Guess which canaries a peer is more confident of than federations are that never saw
-        them."""
-        trained, *without = [
-            self._federation(name) for name in (self.runs[-1].path.name, "", *self._shadow_names())
-        ]
-        scores, expected, inside = [], [], []
+        """Guess which canaries a peer was trained on.
+
+        It is more confident of these than federations that never saw them.
+        """
+        trained = self._federation(self.runs[-1].path.name)
+        references = [self._federation(), *map(self._federation, self._shadow_names())]
+        scores = []
+        expected = []
+        inside = []
         for peer in self.canary_counts:
             samples, coins = self._canaries_of(peer)
+            without = [confidences(reference.personal(peer), samples) for reference in references]
             scores.append(confidences(trained.personal(peer), samples))
-            expected.append(
-                np.mean([confidences(one.personal(peer), samples) for one in without], axis=0)
-            )
+            expected.append(np.mean(without, axis=0))
             inside.append(coins.numpy())
         surprise = residuals(np.concatenate(scores), np.concatenate(expected))
         return best_guesses(surprise, np.concatenate(inside), self.experiment.privacy.delta)
@@ -300,31 +311,34 @@ class Audit:
     def _guess_labels(self) -> list[LabelGuess]:
         saved = read_split(self.path)
         masks = [state.model.mask for state in SavedRun(self.path).states.values()]
-        if (
-            saved is None
-            or len(masks) < FEWEST_PEERS
-            or len({mask.bits.numpy().tobytes() for mask in masks}) == 1
-        ):
+        if saved is None or len(masks) < FEWEST_PEERS or _all_equal(masks):
             return []
-        counts, rng = saved[1].double().numpy(), self._rng("labels")
-        found = [
+        layout = self.context.layout
+        _, label_counts = saved
+        counts = label_counts.double().numpy()
+        rng = self._rng("labels")
+        guesses = [
             guess_labels("similar masks", mask_products(masks), counts, rng),
-            guess_labels(
-                "kept of each unit", unit_products(masks, self.context.layout), counts, rng
-            ),
+            guess_labels("kept of each unit", unit_products(masks, layout), counts, rng),
         ]
-        by_class = kept_by_class(masks, self.context.layout, counts.shape[1])
+        by_class = kept_by_class(masks, layout, counts.shape[1])
         if by_class is not None and np.ptp(by_class) > 0:
-            found.append(guess_labels("last layer", by_class, counts, rng))
-        return found
+            guesses.append(guess_labels("last layer", by_class, counts, rng))
+        return guesses
+
+
+def _all_equal(masks: Sequence[Mask]) -> bool:
+    contents = {mask.bits.numpy().tobytes() for mask in masks}
+    return len(contents) == 1
 
 
 def audited_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     """Return the experiment of a finished run; refuse what cannot be audited."""
-    if is_site(path) or (path.name == RUN and is_site(path.parent)) or (path / SITES).is_dir():
+    in_site = is_site(path) or (path.name == RUN and is_site(path.parent))
+    if in_site or (path / SITES).is_dir():
         raise RunError(
-            f"{path} is of real sites, each of which has only its own data and model. Audit a"
-            " simulation with the same settings: dispfl run, then dispfl audit."
+            f"{path} is a run of real sites, each of which has only its own data and model. Audit"
+            " a simulation with the same settings: dispfl run, then dispfl audit."
         )
     config = read_config(path)
     if MADE_IN_PYTHON in config:
@@ -336,17 +350,15 @@ def audited_experiment(path: Path, overrides: Sequence[str] = ()) -> Experiment:
     if experiment.privacy.enabled:
         require("privacy", "The audit of a private run")
     if not has_all_rounds(path, experiment.rounds):
-        raise RunError(
-            f"{path} has not all its rounds yet. Finish it first: dispfl run --resume {path}"
-        )
+        raise RunError(f"{path} is not complete yet. Finish it first: dispfl run --resume {path}")
     if experiment.byzantine:
         raise RunError(
-            f"{path} has Byzantine peers, which train or send other things. Audit a run without"
-            " (byzantine=0)."
+            f"{path} has Byzantine peers, which train on or send something else. Audit a run"
+            " without them (byzantine=0)."
         )
     if experiment.method.fine_tuning is not None:
         raise RunError(
-            f"{path} is of {experiment.method.name}, which fine-tunes models to evaluate them; omit"
-            " the -ft."
+            f"{path} is a run of {experiment.method.name}, which fine-tunes models to evaluate"
+            " them; omit the -ft."
         )
     return experiment

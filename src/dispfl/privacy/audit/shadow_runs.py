@@ -1,33 +1,47 @@
-"""The federations that an audit trains: shadows of the run, and one with canaries.
+"""The federations that an audit trains, and what attackers see of a trained federation.
 
-Both are the run again, with its seed and settings, and so with the same first weights, masks and
-neighbours, all of which every member knows. Only the peers' samples differ. In a shadow federation
-a coin decides for each pair of a member and a non-member, of the same peer and class, on which of
-the two the peer trains. Shadows come in twos, the second with all coins turned: so half of the
-shadows were trained on any sample, and half were not.
+An audit trains shadows of the run, and one federation with canaries. Both are the run again, with
+its seed and settings, and so with the same first weights, masks and neighbours, all of which every
+member knows. Only the peers' samples differ. In a shadow federation a coin decides for each pair of
+a member and a non-member, of the same peer and class, on which of the two the peer trains. Shadows
+come in twos, the second with all coins turned: so half of the shadows were trained on any sample,
+and half were not.
 """
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dispfl.config import compose, differing_keys
+from dispfl.core.flat_module import loaded_network
+from dispfl.core.packed import PackedModel
 from dispfl.core.rng import stream
 from dispfl.core.samples import Samples
 from dispfl.data.batches import ResidentSamples
 from dispfl.data.fetch import ProgressCallback
 from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import Split
+from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import RunError
 from dispfl.experiment import Experiment
+from dispfl.methods.base import GossipMethod, PeerState
 from dispfl.round.context import RunContext
+from dispfl.round.exchange import (
+    deliver,
+    exchange_graph,
+    gossip_senders,
+    published_model,
+    requested_mask,
+)
 from dispfl.runs.directory import RunDirectory, read_config
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.grid import GridRun
+from dispfl.runs.saved import SavedRun
 
 FOLDER = "audit"
 """The folder of the federations that an audit trains, in the run directory."""
@@ -47,22 +61,24 @@ class Candidates:
         return len(self.members)
 
     def chosen(self, coins: Tensor) -> ResidentSamples:
-        """Return a training set of the run's size: of each pair the member where its coin is
-        true."""
-        first, second = (rows.nonzero().squeeze(1) for rows in (coins, ~coins))
-        return joined(self.always, self.members.take(first), self.outsiders.take(second))
+        """Return a training set of the run's size: of each pair the member if its coin is true."""
+        members = self.members.take(_rows_where(coins))
+        outsiders = self.outsiders.take(_rows_where(~coins))
+        return joined(self.always, members, outsiders)
 
     def canaries(self, count: int, classes: int, rng: torch.Generator) -> ResidentSamples:
-        """Return outsiders with wrong labels, which a network learns only if it is trained on
-        them."""
+        """Return outsiders with wrong labels, which a network learns only by training on them."""
         chosen = joined(self.outsiders.take(torch.arange(count)))
         shift = torch.randint(1, classes, (count,), generator=rng)
         return replace(chosen, labels=(chosen.labels + shift) % classes)
 
     def with_canaries(self, canaries: ResidentSamples, coins: Tensor) -> "CanarySamples":
-        """Return the training set with members replaced by as many canaries, of which coins leave
-        some out."""
-        real = joined(self.always, self.members.take(torch.arange(len(canaries), len(self))))
+        """Return the training set with as many canaries in place of members.
+
+        Coins leave some of the canaries out.
+        """
+        remaining = self.members.take(torch.arange(len(canaries), len(self)))
+        real = joined(self.always, remaining)
         present = torch.cat([torch.ones(len(real), dtype=torch.bool), coins])
         return CanarySamples(joined(real, canaries), present)
 
@@ -71,13 +87,13 @@ class Candidates:
 class CanarySamples:
     """A peer's training samples with canaries, of which coins leave some out.
 
-    Those that are left out still count: the number of a peer's samples is public, and must not tell
-    the coins. They are in no batch.
+    Those that are left out still count: the number of a peer's samples is public, and must not
+    reveal the coins. They are in no batch.
     """
 
     samples: Samples
     present: Tensor
-    """Which of them are there."""
+    """Which of them are in batches."""
 
     def __len__(self) -> int:
         return len(self.present)
@@ -85,8 +101,8 @@ class CanarySamples:
     def batches(
         self, size: int, *, rng: torch.Generator | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield batches of the samples that are there; an empty one if none is."""
-        rows = self.present.nonzero().squeeze(1)
+        """Yield batches of the samples that are present; an empty one if none is."""
+        rows = _rows_where(self.present)
         if len(rows):
             yield from self.samples.take(rows).batches(size, rng=rng)
         else:
@@ -100,10 +116,17 @@ class CanarySamples:
 
 def joined(*parts: ResidentSamples) -> ResidentSamples:
     """Return samples one after another, in tensors of their own."""
-    where = [torch.arange(len(part.labels)) if part.index is None else part.index for part in parts]
-    inputs = torch.cat([part.inputs[rows] for part, rows in zip(parts, where, strict=True)])
-    labels = torch.cat([part.labels[rows] for part, rows in zip(parts, where, strict=True)])
-    return ResidentSamples(inputs, labels, None, parts[0].transform)
+    inputs = []
+    labels = []
+    for samples in parts:
+        rows = samples.rows(torch.arange(len(samples)))
+        inputs.append(samples.inputs[rows])
+        labels.append(samples.labels[rows])
+    return ResidentSamples(torch.cat(inputs), torch.cat(labels), None, parts[0].transform)
+
+
+def _rows_where(condition: Tensor) -> Tensor:
+    return condition.nonzero().squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -120,12 +143,15 @@ class AllData:
         return cls(train, test, torch.cat([data.train_labels, data.test_labels]))
 
     def read(self, rows: Tensor) -> ResidentSamples:
-        """Return samples as tensors; those of a Dataset are read once, so that its random
-        transforms are fixed."""
-        tested = rows >= len(self.train)
-        parts = [_read(self.train, rows[~tested]), _read(self.test, rows[tested] - len(self.train))]
-        order = torch.cat([(~tested).nonzero(), tested.nonzero()]).squeeze(1).argsort()
-        return joined(joined(*parts).take(order))
+        """Return samples as tensors.
+
+        Those of a Dataset are read once, so that its random transforms are fixed.
+        """
+        is_test = rows >= len(self.train)
+        train = _read(self.train, rows[~is_test])
+        test = _read(self.test, rows[is_test] - len(self.train))
+        order = torch.cat([_rows_where(~is_test), _rows_where(is_test)]).argsort()
+        return joined(joined(train, test).take(order))
 
 
 def _read(samples: Samples, rows: Tensor) -> ResidentSamples:
@@ -145,38 +171,53 @@ def find_candidates(
     sample that a peer trained on.
     """
     everything = AllData.of(data, experiment.data.augment)
-    free = torch.ones(len(everything.labels), dtype=torch.bool)
-    for part in (split, split.unseen):
-        if part is not None:
-            free[torch.cat([*part.train, *part.validation])] = False
-    if not experiment.partition.draws_from_one_pool:
-        free[: len(data.train_labels)] = False
+    train_size = len(everything.train)
+    free = _free_samples(experiment, split, everything)
     trained = set(_contents(everything.read(torch.cat(split.train))))
-    found = []
-    for k, mine in enumerate(split.train):
+    candidates = []
+    for k, train_rows in enumerate(split.train):
         rng = stream(experiment.seed, "audit", "candidates", k)
-        spare = free[: len(data.train_labels)].nonzero().squeeze(1)
-        tested = torch.from_numpy(np.unique(split.test[k].numpy())) + len(data.train_labels)
-        offered = torch.cat([_shuffled(spare, rng), _shuffled(tested[free[tested]], rng)])
-        members, partners = _pairs(_shuffled(mine, rng), offered, everything.labels)
+        spare = _rows_where(free[:train_size])
+        test_rows = torch.from_numpy(np.unique(split.test[k].numpy())) + train_size
+        offered = torch.cat([_shuffled(spare, rng), _shuffled(test_rows[free[test_rows]], rng)])
+        members, partners = _pairs(_shuffled(train_rows, rng), offered, everything.labels)
         free[partners] = False
-        fresh = torch.tensor(
-            [one not in trained for one in _contents(everything.read(partners))], dtype=torch.bool
-        )
-        members, partners = members[fresh], partners[fresh]
+
+        partner_contents = _contents(everything.read(partners))
+        fresh = torch.tensor([content not in trained for content in partner_contents]).bool()
+        members = members[fresh]
+        partners = partners[fresh]
         order = torch.randperm(len(members), generator=rng)
-        always = mine[~torch.isin(mine, members)]
-        found.append(Candidates(*map(everything.read, (always, members[order], partners[order]))))
-    return found
+        candidates.append(
+            Candidates(
+                always=everything.read(train_rows[~torch.isin(train_rows, members)]),
+                members=everything.read(members[order]),
+                outsiders=everything.read(partners[order]),
+            )
+        )
+    return candidates
 
 
-def _pairs(mine: Tensor, offered: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+def _free_samples(experiment: Experiment, split: Split, everything: AllData) -> Tensor:
+    """Return which samples may become partners: those that no peer trains on."""
+    free = torch.ones(len(everything.labels), dtype=torch.bool)
+    for peers in (split, split.unseen):
+        if peers is not None:
+            free[torch.cat([*peers.train, *peers.validation])] = False
+    if not experiment.partition.draws_from_one_pool:
+        free[: len(everything.train)] = False
+    return free
+
+
+def _pairs(rows: Tensor, offered: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Return members and as many of the offered samples, with equal labels, as far as they last."""
-    members, partners = [mine[:0]], [mine[:0]]
-    for label in np.unique(labels[mine].numpy()).tolist():
-        own, others = mine[labels[mine] == label], offered[labels[offered] == label]
-        members.append(own[: len(others)])
-        partners.append(others[: len(own)])
+    members = [rows[:0]]
+    partners = [rows[:0]]
+    for label in np.unique(labels[rows].numpy()).tolist():
+        class_rows = rows[labels[rows] == label]
+        class_offered = offered[labels[offered] == label]
+        members.append(class_rows[: len(class_offered)])
+        partners.append(class_offered[: len(class_rows)])
     return torch.cat(members), torch.cat(partners)
 
 
@@ -185,10 +226,10 @@ def _shuffled(rows: Tensor, rng: torch.Generator) -> Tensor:
 
 
 def _contents(samples: ResidentSamples) -> list[bytes]:
-    return [one.numpy().tobytes() for one in samples.inputs]
+    return [sample.numpy().tobytes() for sample in samples.inputs]
 
 
-# What is trained
+# What an audit trains
 
 
 @dataclass(frozen=True)
@@ -212,25 +253,21 @@ class AuditRun(GridRun):
     ) -> ExperimentRun:
         if not (self.path / "config.toml").exists():
             directory.write_config(self.experiment.to_toml())
-        train = self.data()
-        peers = {
-            name: replace(data, train=train.get(name, data.train))
-            for name, data in self.context.peers.items()
-        }
+        peers = dict(self.context.peers)
+        for name, train in self.data().items():
+            peers[name] = replace(peers[name], train=train)
         return ExperimentRun(self.experiment, replace(self.context, peers=peers), directory)
 
     def check(self) -> None:
-        """Refuse a directory of another run: the audited one may have been extended or repeated
-        since."""
+        """Refuse a directory of another run: the audited one may have been extended since."""
         if not (self.path / "config.toml").exists():
             return
-        for key, (was, now) in differing_keys(
-            compose(read_config(self.path)), self.experiment
-        ).items():
+        saved = compose(read_config(self.path))
+        for key, (before, audited) in differing_keys(saved, self.experiment).items():
             if key not in ("data.dir", "workers"):
                 raise RunError(
-                    f"{self.path} was trained with {key}={was}, the audited run has {now}. Delete"
-                    f" {self.path.parent} to audit it anew."
+                    f"{self.path} was trained with {key}={before}, the audited run has {audited}."
+                    f" Delete {self.path.parent} to audit it anew."
                 )
 
 
@@ -241,10 +278,10 @@ def trained_again(
     context: RunContext,
     data: Callable[[], Mapping[str, Samples]],
 ) -> AuditRun:
-    """Return a run like the one in a directory, with other training data, evaluated at its end
-    only.
+    """Return a run like the one in a directory, with other training data.
 
-    Peers train one by one: stacked ones would need equally many samples.
+    It is evaluated at its end only. Peers train one by one: stacked ones would need equally many
+    samples.
     """
     changes = {
         "eval_every": experiment.rounds,
@@ -257,3 +294,76 @@ def trained_again(
         context, eval_every=again.eval_every, vmap_peers=1, unseen={}, global_test=None
     )
     return AuditRun({FOLDER: name}, again, path / FOLDER / name, context, data)
+
+
+# What attackers see
+
+PERSONAL = "personal model"
+RECEIVED = "what a neighbour received"
+
+AttackedModel = Callable[[str], nn.Module | None]
+"""Returns the model of a peer that attackers see, if there is one."""
+
+
+class TrainedFederation:
+    """The models in a run directory, as attackers see them."""
+
+    def __init__(self, path: Path, context: RunContext) -> None:
+        self.context = context
+        self._saved = SavedRun(path)
+        self._checkpoints = Checkpoints(path / "checkpoints")
+
+    @cached_property
+    def before_last_round(self) -> Mapping[str, PeerState]:
+        """Every peer's state before the last round, in which its model was sent for the last time.
+
+        Empty if it was not saved.
+        """
+        steps = self._checkpoints.load(self.context.rounds - 1)
+        return {name: step.next_state for name, step in steps.items()}
+
+    def personal(self, peer: str) -> nn.Module:
+        """Return a peer's personal model at the end."""
+        state = self._saved.personal_state(peer)
+        return loaded_network(self.context.module(), state.model, state.buffers)
+
+    def received(self, peer: str) -> nn.Module | None:
+        """Return the model that a neighbour can build from a peer's model of the last round.
+
+        The neighbour is the first that received it; None where nobody did. Where it requested with
+        its own mask, it has the peer's weights only where both hold them, and takes its own
+        elsewhere.
+        """
+        context = self.context
+        states = self.before_last_round
+        receiver = self._first_receiver(peer)
+        if receiver is None:
+            return None
+        request = requested_mask(context, states[receiver])
+        published = published_model(context, states[peer])
+        t = context.rounds - 1
+        model = deliver(context, context.codec, published, request, peer, receiver, t).model
+        if request is not None:
+            w_j, m_j = model.restrict(request).unpack()
+            w_k, _ = states[receiver].model.unpack()
+            weights = torch.where(m_j, w_j, w_k)
+            model = PackedModel.pack(weights, request)
+        return loaded_network(context.module(), model, states[receiver].buffers)
+
+    def _first_receiver(self, peer: str) -> str | None:
+        """The first peer that received this one's model in the last round."""
+        t = self.context.rounds - 1
+        graph = exchange_graph(self.context, t)
+        for name in sorted(graph):
+            state = self.before_last_round[name]
+            if peer in gossip_senders(self.context, graph, name, t, state):
+                return name
+        return None
+
+    def views(self) -> dict[str, AttackedModel]:
+        """Return what there is to attack, by name."""
+        views: dict[str, AttackedModel] = {PERSONAL: self.personal}
+        method = self.context.method
+        if isinstance(method, GossipMethod) and method.communicates and self.before_last_round:
+            views[RECEIVED] = self.received
+        return views
