@@ -1,19 +1,21 @@
 """The exception tree. Every message is a sentence that names the thing, the value and the fix.
 
-DispflError ├── ConfigError      an invalid setting: unknown key, value out of range, settings that
-do not fit each other ├── DataError        a data set that is missing, truncated or invalid │   └──
-PartitionError   a partition that these labels do not allow ├── RunError         a run directory
-that exists, is missing, damaged, in use or on a full disk; a user's function │   │
-that raised an exception, which is the cause │   ├── DamagedError     a checkpoint that is not what
-was written; an earlier one may be intact │   └── TakenError       a run directory that another
-process is using ├── WorkersLostError Ray workers are lost repeatedly, or do not start
-(dispfl.engines.ray_pool) ├── NonFiniteError   a peer's loss, weights or gradient became infinite or
-nan ├── MessageError     a message from another peer that is refused; `refusal` is the reason ├──
-Refused          another peer refuses a request (dispfl.peer.transport) ├── Unreachable      no
-connection to another peer, or one that broke (dispfl.peer.transport) ├── IdentityError    a key or
-a certificate that cannot be used (dispfl.peer.membership.identity) ├── InviteError      an invite
-that is damaged or cannot be accepted (dispfl.peer.membership.invite) └── RosterError      a roster
-that is damaged or not signed by enough administrators (dispfl.peer.membership.roster)
+DispflError
+├── ConfigError       an invalid setting, or settings that do not fit each other
+├── DataError         a data set that is missing, truncated or invalid
+│   └── PartitionError    a partition that these labels do not allow
+├── RunError          a run directory that is missing or cannot be used; a user's function that
+│   │                 raised an exception, which is the cause
+│   ├── DamagedError      a corrupt checkpoint; an earlier one may be intact
+│   └── TakenError        a run directory that another process is using
+├── NonFiniteError    a peer's loss, weights or gradient became infinite or nan
+├── MessageError      a message from another peer that is refused
+├── WorkersLostError  Ray workers are lost repeatedly, or do not start (engines.ray_pool)
+├── Refused           another peer refuses a request (peer.transport)
+├── Unreachable       no connection to another peer, or one that broke (peer.transport)
+├── IdentityError     an unusable key or certificate (peer.membership.identity)
+├── InviteError       an invite that cannot be accepted (peer.membership.invite)
+└── RosterError       a damaged or insufficiently signed roster (peer.membership.roster)
 """
 
 import contextlib
@@ -46,12 +48,11 @@ class PartitionError(DataError):
 
 
 class RunError(DispflError):
-    """A run directory that exists, is missing, damaged, in use or on a full disk; or a user's
-    function that failed."""
+    """A run directory that is missing or cannot be used; or a user's function that failed."""
 
 
 class DamagedError(RunError):
-    """A checkpoint that is not what was written."""
+    """A corrupt checkpoint."""
 
 
 class TakenError(RunError):
@@ -73,8 +74,10 @@ class MessageError(DispflError):
 
 @contextlib.contextmanager
 def user_errors(where: str) -> Iterator[None]:
-    """Turn an exception of a user's function into a sentence that names it, after `where`: "Peer
-    003, round 2"."""
+    """Turn an exception of a user's function into a sentence that names it.
+
+    The sentence begins with `where`: "Peer 003, round 2".
+    """
     try:
         yield
     except (DispflError, InterruptedError, MemoryError):
@@ -87,7 +90,8 @@ def user_errors(where: str) -> Iterator[None]:
         raise RunError(f"{where}: {function} raised {message}.") from problem
 
 
-_PACKAGE, _PYTHON = f"{Path(__file__).parent}{os.sep}", sysconfig.get_path("stdlib")
+_PACKAGE = f"{Path(__file__).parent}{os.sep}"
+_PYTHON = sysconfig.get_path("stdlib")
 _TORCH_CALLS = ("_wrapped_call_impl", "_call_impl", "decorate_context")
 """Functions of torch between us and a user's module."""
 _WITHOUT_FRAMES = {
@@ -100,21 +104,27 @@ number."""
 
 
 def _called_function(problem: Exception) -> str | None:
-    """`MyNet.forward (mine.py, line 7)`: the last function outside this package that this package
-    called."""
-    found, called_by_us, name = None, True, ""
+    """The last function outside this package that this package called.
+
+    As `MyNet.forward (mine.py, line 7)`.
+    """
+    user_function = None
+    called_by_us = True
+    name = ""
     for frame, line in traceback.walk_tb(problem.__traceback__):
-        code, name = frame.f_code, frame.f_code.co_qualname
+        code = frame.f_code
+        name = code.co_qualname
         if code.co_filename.startswith(_PACKAGE):
             called_by_us = True
-        elif (
-            called_by_us
-            and code.co_name not in _TORCH_CALLS
-            and not _is_python_itself(code.co_filename)
-        ):
+            continue
+        passes_on = code.co_name in _TORCH_CALLS or _is_python_itself(code.co_filename)
+        if called_by_us and not passes_on:
             place = f"{Path(code.co_filename).name}, line {line}"
-            found, called_by_us = f"{name.rpartition('<locals>.')[2]} ({place})", False
-    return _WITHOUT_FRAMES.get(name, found) if called_by_us else found
+            user_function = f"{name.rpartition('<locals>.')[2]} ({place})"
+            called_by_us = False
+    if called_by_us:
+        return _WITHOUT_FRAMES.get(name, user_function)
+    return user_function
 
 
 def _is_python_itself(file: str) -> bool:

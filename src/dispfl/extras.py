@@ -1,5 +1,4 @@
-"""Optional dependencies (extras) and the supported platforms: one clear sentence where something is
-missing."""
+"""Optional dependencies (extras) and supported platforms: one sentence where one is missing."""
 
 import logging
 import os
@@ -29,7 +28,8 @@ _warned: set[str] = set()
 
 def require(extra: str, feature: str, *packages: str) -> None:
     """Refuse to continue unless an extra, or only these packages of it, is installed."""
-    if sentence := _missing(extra, feature, packages):
+    sentence = _missing(extra, feature, packages)
+    if sentence:
         raise ConfigError(sentence)
 
 

@@ -20,8 +20,7 @@ Structure = Literal["weights", "channels"]
 
 
 class Card(Settings):
-    """The card of one model. The first four fields are needed to use it; the others are
-    optional."""
+    """The card of one model; the first four fields are needed to use it, the others optional."""
 
     classes: tuple[str, ...] = Field(min_length=1)
     """Their names, in the order of the outputs."""
@@ -74,19 +73,25 @@ class Card(Settings):
         """Refuse inconsistent fields."""
         if self.columns is None:
             self._check_image()
-        elif self.shape != (count := len(set(self.columns)),) or count < len(self.columns):
-            raise ConfigError(
-                f"shape must be [{count}], the number of different columns, got {list(self.shape)}.",
-                key="shape",
-            )
-        what = "channels" if self.columns is None else "columns"
+        else:
+            self._check_table(self.columns)
+        unit = "channels" if self.columns is None else "columns"
         for name, values in (("mean", self.mean), ("std", self.std)):
             if len(values) != self.shape[0]:
                 raise ConfigError(
-                    f"{name} must have a number for each of {self.shape[0]} {what}, got"
+                    f"{name} must have a number for each of {self.shape[0]} {unit}, got"
                     f" {len(values)}.",
                     key=name,
                 )
+
+    def _check_table(self, columns: tuple[str, ...]) -> None:
+        count = len(set(columns))
+        if self.shape != (count,) or count < len(columns):
+            raise ConfigError(
+                f"shape must be [{count}], the number of different columns, got"
+                f" {list(self.shape)}.",
+                key="shape",
+            )
 
     def _check_image(self) -> None:
         if len(self.shape) != 3:
@@ -98,11 +103,8 @@ class Card(Settings):
                 f"shape must be at most {LARGEST} in each dimension, got {list(self.shape)}.",
                 key="shape",
             )
-        if (
-            self.model is not None
-            and self.model.name not in ANY_SHAPE
-            and self.shape[1] != self.shape[2]
-        ):
+        needs_square = self.model is not None and self.model.name not in ANY_SHAPE
+        if needs_square and self.shape[1] != self.shape[2]:
             raise ConfigError(
                 f"The built-in networks need square images, got shape {list(self.shape)}.",
                 key="shape",
@@ -114,8 +116,7 @@ class Card(Settings):
         return "rows" if self.columns else "images"
 
     def network(self) -> nn.Module:
-        """Build the network on the meta device: its parameters need `load_state_dict(...,
-        assign=True)`."""
+        """Build the network on the meta device, for `load_state_dict(..., assign=True)`."""
         if self.model is None:
             raise ConfigError(
                 "Its network is not a built-in one, and safetensors contains weights only; export"
@@ -126,15 +127,14 @@ class Card(Settings):
 
     def to_strings(self) -> dict[str, str]:
         """The card as metadata of a file: strings as they are, anything else as JSON."""
-        values = self.model_dump(mode="json", exclude_none=True)
-        return {
-            key: value if isinstance(value, str) else _json(value) for key, value in values.items()
-        }
+        strings = {}
+        for key, value in self.model_dump(mode="json", exclude_none=True).items():
+            strings[key] = value if isinstance(value, str) else _json(value)
+        return strings
 
     @classmethod
     def from_strings(cls, strings: Mapping[str, str]) -> "Card":
-        """Read the card from a file's metadata; unknown keys are ignored, and an invalid card is a
-        ConfigError."""
+        """Read the card from a file's metadata; unknown keys are ignored."""
         if "classes" not in strings:
             raise ConfigError("It has no card, so `dispfl export` did not write it.")
         values: dict[str, Any] = {}

@@ -1,5 +1,4 @@
-"""The deployed model: the network with its preprocessing and softmax, and predictions for images
-and tables."""
+"""The deployed model, with its preprocessing and softmax, and predictions for images and tables."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,12 +23,11 @@ MODES = {1: "L", 3: "RGB"}
 
 
 class DeployedModel(nn.Module):
-    """From float32 images (N, C, H, W) in [0, 1], or raw rows of a table (N, columns), to
-    probabilities (N, classes).
+    """From images or rows of a table to probabilities (N, classes).
 
-    Normalization and softmax are part of the model, so that no caller has to reimplement them. The
-    logarithm of the probabilities gives the logits up to a constant, which no use of logits depends
-    on.
+    Images are float32 (N, C, H, W) in [0, 1]; rows are raw (N, columns). Normalization and softmax
+    are part of the model, so that no caller has to reimplement them. The logarithm of the
+    probabilities gives the logits up to a constant, which no use of logits depends on.
     """
 
     mean: Tensor
@@ -38,7 +36,7 @@ class DeployedModel(nn.Module):
     def __init__(self, network: nn.Module, card: Card) -> None:
         super().__init__()
         self.network = network
-        per_channel = (-1, *(1 for _ in card.shape[1:]))
+        per_channel = (-1, *[1] * len(card.shape[1:]))
         self.register_buffer("mean", torch.tensor(card.mean).view(per_channel))
         self.register_buffer("std", torch.tensor(card.std).view(per_channel))
         self.eval()
@@ -50,8 +48,7 @@ class DeployedModel(nn.Module):
 
 @dataclass
 class Prediction:
-    """The classes predicted for one image or one row of a table, or why a file could not be
-    read."""
+    """The classes predicted for an image or a row of a table, or why a file cannot be read."""
 
     path: Path
     line: int | None = None
@@ -79,35 +76,38 @@ class Classifier:
     def probabilities(self, inputs: Tensor) -> Tensor:
         """Run the model; a result that contradicts its card is refused."""
         try:
-            found = self.run(inputs)
+            probabilities = self.run(inputs)
         except Exception as problem:  # a graph from an untrusted file can raise anything
             reason = str(problem).strip().partition("\n")[0]
             raise DataError(
                 f"The model does not accept {self.card.input} of {list(self.card.shape)}: {reason}"
             ) from problem
-        wanted = [len(inputs), len(self.card.classes)]
-        if list(found.shape) != wanted:
+        shape = list(probabilities.shape)
+        expected = [len(inputs), len(self.card.classes)]
+        if shape != expected:
             raise DataError(
-                f"The model returns shape {list(found.shape)}; according to its card it is"
-                f" {wanted}."
+                f"The model returns shape {shape}; according to its card it is {expected}."
             )
-        if not found.isfinite().all():
+        if not probabilities.isfinite().all():
             raise DataError("The model returns numbers that are not finite.")
-        return found
+        return probabilities
 
     def predict(self, paths: Sequence[Path]) -> list[Prediction]:
-        """Classify image files or the rows of tables; a file that cannot be read does not affect
-        the others."""
+        """Classify image files or the rows of tables.
+
+        A file that cannot be read does not affect the others.
+        """
         predictions: list[Prediction] = []
         readable: list[tuple[Prediction, Tensor]] = []
         for path in paths:
             try:
-                found = self._read(path)
+                inputs_of_file = self._read(path)
             except DataError as problem:
                 predictions.append(Prediction(path, problem=str(problem)))
                 continue
-            predictions += [prediction for prediction, _ in found]
-            readable += found
+            predictions += [prediction for prediction, _ in inputs_of_file]
+            readable += inputs_of_file
+
         for start in range(0, len(readable), BATCH):
             batch = readable[start : start + BATCH]
             probabilities = self.probabilities(torch.stack([inputs for _, inputs in batch]))
@@ -120,10 +120,8 @@ class Classifier:
         """The inputs in one file, each with its prediction, still empty."""
         if self.card.columns:
             rows = read_rows(path, self.card.columns, self.card.label)
-            return [
-                (Prediction(path, line), row)
-                for line, row in zip(rows.lines, rows.inputs, strict=True)
-            ]
+            predictions = [Prediction(path, line) for line in rows.lines]
+            return list(zip(predictions, rows.inputs, strict=True))
         image = read_image(path, self.card.shape)
         return [(Prediction(path, resized_from=image.resized_from), image.pixels)]
 
@@ -139,19 +137,15 @@ class ImageInput:
 
 
 def read_image(path: Path, shape: Sequence[int]) -> ImageInput:
-    """Read a PNG, JPEG or other image that Pillow supports, converted and resized to (channels,
-    height, width)."""
+    """Read an image that Pillow supports, converted and resized to (channels, height, width)."""
     channels, height, width = shape
     if channels not in MODES:
         raise DataError(f"The model needs images of {channels} channels; image files have 1 or 3.")
     image = _open_image(path, MODES[channels])
-    before = image.size
-    image = resize_image(image, width, height)
-    pixels = np.asarray(image, np.float32).reshape(height, width, channels).transpose(2, 0, 1) / 255
-    return ImageInput(
-        torch.from_numpy(np.ascontiguousarray(pixels)),
-        None if before == (width, height) else before,
-    )
+    resized_from = None if image.size == (width, height) else image.size
+    resized = np.asarray(resize_image(image, width, height), np.float32)
+    pixels = resized.reshape(height, width, channels).transpose(2, 0, 1) / 255
+    return ImageInput(torch.from_numpy(np.ascontiguousarray(pixels)), resized_from)
 
 
 def _open_image(path: Path, mode: str) -> Image.Image:

@@ -56,12 +56,15 @@ class SavedModel(NamedTuple):
 
 
 def save_model(network: nn.Module, card: Card, path: Path) -> SavedModel:
-    """Write a network, which is on the CPU, as one file, after reading it back and comparing it
-    with torch."""
-    encode, decode, *_ = check_writable(path)
+    """Write a network, which is on the CPU, as one file.
+
+    What is to be written is first read back and compared with torch.
+    """
+    model_format = check_writable(path)
     deployed = DeployedModel(network, card)
-    content = encode(deployed, card)
-    difference = _largest_difference(decode(content), Classifier.of(deployed, card))
+    content = model_format.encode(deployed, card)
+    reread = model_format.decode(content)
+    difference = _largest_difference(reread, Classifier.of(deployed, card))
     if not difference <= TOLERANCE:
         raise DataError(
             f"{path} was not written: its probabilities would differ from torch's by"
@@ -71,33 +74,37 @@ def save_model(network: nn.Module, card: Card, path: Path) -> SavedModel:
     return SavedModel(len(content), difference)
 
 
-def _largest_difference(one: Classifier, other: Classifier) -> float:
-    """The largest difference in the probabilities of two models, on one random input and on a batch
-    of three."""
-    card, rng = other.card, torch.Generator().manual_seed(0)
+def _largest_difference(saved: Classifier, reference: Classifier) -> float:
+    """The largest difference in the probabilities of two models, on batches of one and three."""
+    card = reference.card
+    rng = torch.Generator().manual_seed(0)
     if card.columns:  # realistic rows: columns can have any scale
-        three = torch.randn(3, *card.shape, generator=rng) * torch.tensor(card.std) + torch.tensor(
-            card.mean
-        )
+        standard = torch.randn(3, *card.shape, generator=rng)
+        inputs = standard * torch.tensor(card.std) + torch.tensor(card.mean)
     else:
-        three = torch.rand(3, *card.shape, generator=rng)
-    batches = (three[:1], three)
-    return max(float((one.probabilities(x) - other.probabilities(x)).abs().max()) for x in batches)
+        inputs = torch.rand(3, *card.shape, generator=rng)
+    largest = 0.0
+    for batch in (inputs[:1], inputs):
+        difference = saved.probabilities(batch) - reference.probabilities(batch)
+        largest = max(largest, float(difference.abs().max()))
+    return largest
 
 
 def load_model(path: Path, *, trust: bool = False) -> Classifier:
-    """Read a model that `save_model` wrote. A .pt2 can contain code that runs when it is read, so
-    it needs `trust`."""
-    chosen = _format(path)
-    _check_installed(path, chosen.to_read)
-    if not chosen.safe and not trust:
+    """Read a model that `save_model` wrote.
+
+    A .pt2 can contain code that runs when it is read, so it needs `trust`.
+    """
+    model_format = _format(path)
+    _check_installed(path, model_format.to_read)
+    if not model_format.safe and not trust:
         raise DataError(
             f"{path} was not opened: loading a {path.suffix} runs any code hidden in it. If you"
             " trust its origin, add --trust (in Python, trust=True); .safetensors and .onnx do not"
             " need it."
         )
     try:
-        return chosen.decode(path.read_bytes())
+        return model_format.decode(path.read_bytes())
     except FileNotFoundError:
         raise DataError(f"The model {path} does not exist; `dispfl export` writes one.") from None
     except DispflError as problem:
@@ -108,8 +115,10 @@ def load_model(path: Path, *, trust: bool = False) -> Classifier:
 
 
 def _encode_onnx(deployed: DeployedModel, card: Card) -> bytes:
-    """Encode as ONNX, weights included; the input is called `images` or `rows`, the output
-    `probabilities`."""
+    """Encode as ONNX, weights included.
+
+    The input is called `images` or `rows`, the output `probabilities`.
+    """
     with _quiet():
         program = torch.onnx.export(
             _graph_of(deployed, card),
@@ -142,17 +151,13 @@ def _decode_onnx(content: bytes) -> Classifier:
 
 
 def _encode_pt2(deployed: DeployedModel, card: Card) -> bytes:
-    """Encode as an archive that `torch.export.load` opens, with the card as the extra file
-    `card.json`."""
+    """Encode as an archive for `torch.export.load`, with the card as the extra file `card.json`."""
     program = _graph_of(deployed, card)
     program.example_inputs = None
+    extra_files = {PT2_CARD: json.dumps(card.to_strings(), ensure_ascii=False)}
     archive = io.BytesIO()
     with _quiet():
-        torch.export.save(
-            program,
-            archive,
-            extra_files={PT2_CARD: json.dumps(card.to_strings(), ensure_ascii=False)},
-        )
+        torch.export.save(program, archive, extra_files=extra_files)
     return archive.getvalue()
 
 
@@ -166,34 +171,28 @@ def _decode_pt2(content: bytes) -> Classifier:
 
 
 def _encode_safetensors(deployed: DeployedModel, card: Card) -> bytes:
-    """Encode parameters and buffers by name; pruned weights are zeros. The card is in the
-    header."""
-    whole = card.network()  # refuses a network that could not be built again
-    strings, state = card.to_strings(), deployed.network.state_dict()
-    if Layout.of(deployed.network) != Layout.of(whole):
+    """Encode parameters and buffers by name; pruned weights are zeros, the card is the header."""
+    full_network = card.network()  # refuses a network that could not be built again
+    header = card.to_strings()
+    if Layout.of(deployed.network) != Layout.of(full_network):
         counts = {name: norm.num_groups for name, norm in _group_norms(deployed.network).items()}
-        strings[NORM_GROUPS] = NormGroups.dump_json(counts).decode()
-    return safetensors.torch.save(
-        {name: tensor.contiguous().clone() for name, tensor in state.items()}, strings
-    )
+        header[NORM_GROUPS] = NormGroups.dump_json(counts).decode()
+    tensors = {}
+    for name, tensor in deployed.network.state_dict().items():
+        tensors[name] = tensor.contiguous().clone()
+    return safetensors.torch.save(tensors, header)
 
 
 def _decode_safetensors(content: bytes) -> Classifier:
     """Build the network that the card names and load the weights."""
     tensors = safetensors.torch.load(content)
-    length = int.from_bytes(
-        content[:8], "little"
-    )  # of the header, which safetensors has just checked
-    strings = json.loads(content[8 : 8 + length]).get("__metadata__", {})
-    card = Card.from_strings(strings)
+    header_size = int.from_bytes(content[:8], "little")  # safetensors has just checked the header
+    header = json.loads(content[8 : 8 + header_size]).get("__metadata__", {})
+    card = Card.from_strings(header)
     network = card.network()
-    if NORM_GROUPS in strings:
-        _cut(
-            network,
-            {name: tensor.shape for name, tensor in tensors.items()},
-            strings[NORM_GROUPS],
-            card,
-        )
+    if NORM_GROUPS in header:
+        shapes = {name: tensor.shape for name, tensor in tensors.items()}
+        _cut(network, shapes, header[NORM_GROUPS], card)
     try:
         network.load_state_dict(tensors, assign=True)
     except RuntimeError:
@@ -204,30 +203,14 @@ def _decode_safetensors(content: bytes) -> Classifier:
 def _cut(
     network: nn.Module, shapes: Mapping[str, Sequence[int]], norm_groups: str, card: Card
 ) -> None:
-    """Cut a network on the meta device to the shapes of a small one, without memory for them, and
-    try it there."""
+    """Cut a network to the shapes of a small one and try it, on the meta device, without memory."""
     for name, parameter in list(network.named_parameters()):
-        large, small = parameter.shape, shapes.get(name, ())
-        if len(small) != len(large) or not all(
-            1 <= few <= most for few, most in zip(small, large, strict=True)
-        ):
+        small = shapes.get(name, ())
+        if not _fits_into(small, parameter.shape):
             raise DataError(OTHER_TENSORS)
         layer, _, key = name.rpartition(".")
         setattr(network.get_submodule(layer), key, nn.Parameter(parameter.new_empty(small)))
-    norms = _group_norms(network)
-    try:
-        counts = NormGroups.validate_json(norm_groups)
-    except ValidationError:
-        given = norm_groups[:40]
-        raise DataError(
-            f"{NORM_GROUPS} must be JSON with a positive number for each layer, got {given!r}."
-        ) from None
-    if counts.keys() != norms.keys() or any(
-        counts[name] > norm.num_groups for name, norm in norms.items()
-    ):
-        raise DataError(f"Its {NORM_GROUPS} are not those of the network that its card names.")
-    for name, norm in norms.items():
-        norm.num_groups, norm.num_channels = counts[name], len(norm.weight)
+    _cut_norms(network, norm_groups)
     try:
         network(torch.empty(2, *card.shape, device="meta"))
     except (RuntimeError, ValueError) as problem:
@@ -235,10 +218,38 @@ def _cut(
         raise DataError(f"Its layers do not fit together: {reason}") from None
 
 
+def _fits_into(small: Sequence[int], large: Sequence[int]) -> bool:
+    if len(small) != len(large):
+        return False
+    return all(1 <= few <= many for few, many in zip(small, large, strict=True))
+
+
+def _cut_norms(network: nn.Module, norm_groups: str) -> None:
+    """Set the numbers of groups and channels of every group norm, as a header says."""
+    try:
+        counts = NormGroups.validate_json(norm_groups)
+    except ValidationError:
+        raise DataError(
+            f"{NORM_GROUPS} must be JSON with a positive number for each layer, got"
+            f" {norm_groups[:40]!r}."
+        ) from None
+    norms = _group_norms(network)
+    message = f"Its {NORM_GROUPS} are not those of the network that its card names."
+    if counts.keys() != norms.keys():
+        raise DataError(message)
+    for name, norm in norms.items():
+        if counts[name] > norm.num_groups:
+            raise DataError(message)
+        norm.num_groups = counts[name]
+        norm.num_channels = len(norm.weight)
+
+
 def _group_norms(network: nn.Module) -> dict[str, nn.GroupNorm]:
-    return {
-        name: layer for name, layer in network.named_modules() if isinstance(layer, nn.GroupNorm)
-    }
+    norms = {}
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.GroupNorm):
+            norms[name] = layer
+    return norms
 
 
 def _graph_of(deployed: DeployedModel, card: Card) -> ExportedProgram:
@@ -289,15 +300,15 @@ FORMATS = {
 
 def check_writable(path: Path) -> ModelFormat:
     """Return the format of a path's suffix; an unknown suffix or a missing package is refused."""
-    chosen = _format(path)
-    _check_installed(path, chosen.to_write)
-    return chosen
+    model_format = _format(path)
+    _check_installed(path, model_format.to_write)
+    return model_format
 
 
 def _format(path: Path) -> ModelFormat:
     if path.suffix.lower() not in FORMATS:
-        *others, last = FORMATS
-        raise ConfigError(f"{path} must end in {', '.join(others)} or {last}.")
+        *suffixes, last = FORMATS
+        raise ConfigError(f"{path} must end in {', '.join(suffixes)} or {last}.")
     return FORMATS[path.suffix.lower()]
 
 

@@ -1,5 +1,4 @@
-"""A peer's personal model after the newest complete round: of a run directory, or of a real site's
-folder."""
+"""A peer's personal model after the newest complete round, of a run or of a real site."""
 
 import json
 from collections.abc import Mapping
@@ -65,10 +64,10 @@ def personal_model(path: Path, peer: str, data_dir: Path | None = None) -> Perso
 
 
 def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
-    """Return a site's model after its newest complete round, fine-tuned if the method does so; its
-    node may be running.
+    """Return a site's model after its newest complete round, fine-tuned if the method does so.
 
-    A consensus model (D-PSGD's) needs the models of all sites: the site's own is returned instead.
+    Its node may be running. A consensus model (D-PSGD's) needs the models of all sites: the site's
+    own is returned instead.
     """
     from dispfl.peer.setup.local_setup import site_context, site_data
     from dispfl.peer.site import Site
@@ -79,9 +78,8 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
         return personal_model(path.parent.parent, site.name, data_dir)  # its settings are the run's
     config = site.config(device="cpu")  # whatever device it was trained on
     if data_dir is not None:
-        config = config.model_copy(
-            update={"data": config.data.model_copy(update={"dir": str(data_dir)})}
-        )
+        data_settings = config.data.model_copy(update={"dir": str(data_dir)})
+        config = config.model_copy(update={"data": data_settings})
     rounds, state = _newest(site)
     data = None
     if config.method.fine_tuning or not config.data.describes_itself:
@@ -91,9 +89,8 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
     score = report_of(record)[0].score if record else None
     if config.method.fine_tuning:
         assert data is not None
-        state, score = fine_tune(
-            site_context(site, config, data), site.name, state, rounds - 1, threads=1
-        )
+        context = site_context(site, config, data)
+        state, score = fine_tune(context, site.name, state, rounds - 1, threads=1)
     return _personal(config, inputs, site.name, rounds, state, score, site.folder)
 
 
@@ -106,9 +103,12 @@ def _personal(
     score: float | None,
     folder: Path | None = None,
 ) -> PersonalModel:
-    """Build the network with the peer's weights, and its card. A custom network is imported from
-    the folder."""
-    model, mask = settings.model, state.model.mask
+    """Build the network with the peer's weights, and its card.
+
+    A custom network is imported from the folder.
+    """
+    model = settings.model
+    mask = state.model.mask
     card = Card(
         **inputs,
         model=None if isinstance(model, CustomModel) else model,
@@ -175,9 +175,8 @@ def _experiment(path: Path, peer: str, data_dir: Path | None) -> Experiment:
         )
     overrides = ["device=cpu"]  # whatever device it was trained on
     if data_dir is not None:
-        overrides.append(
-            f"data.dir={json.dumps(str(data_dir), ensure_ascii=False)}"
-        )  # JSON quotes as TOML does
+        quoted = json.dumps(str(data_dir), ensure_ascii=False)  # JSON quotes as TOML does
+        overrides.append(f"data.dir={quoted}")
     return compose(config, overrides)
 
 
@@ -196,7 +195,8 @@ def _evaluated_state(
     experiment: Experiment, states: Mapping[str, PeerState], name: str
 ) -> PeerState:
     """The peer's state, with the shared model if the method evaluates that."""
-    method, state = experiment.method, states[name]
+    method = experiment.method
+    state = states[name]
     if not method.evaluates_global:
         return state
     model = method.evaluated_model(state, method.global_model(states))

@@ -1,5 +1,7 @@
-"""The built-in networks, with GroupNorm throughout: batch statistics harm federated learning (the
-paper, appendix)."""
+"""The built-in networks.
+
+All have GroupNorm: batch statistics harm federated learning (the paper, appendix).
+"""
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -9,10 +11,10 @@ VGG11_WIDTHS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512
 
 
 class SmallCNN(nn.Module):
-    """Two strided convolutions and two linear layers: fast on a laptop, yet large enough for masks
-    to matter.
+    """Two strided convolutions and two linear layers.
 
-    105,962 parameters for 28x28 grey images and 10 classes.
+    Fast on a laptop, yet large enough for masks to matter: 105,962 parameters for 28x28 grey images
+    and 10 classes.
     """
 
     def __init__(self, channels: int, classes: int, size: int) -> None:
@@ -71,6 +73,11 @@ class BasicBlock(nn.Module):
         return functional.relu(self.norm2(self.conv2(inner)) + self.shortcut(x))
 
 
+def _stage(channels_in: int, channels_out: int, stride: int) -> nn.Sequential:
+    first = BasicBlock(channels_in, channels_out, stride)
+    return nn.Sequential(first, BasicBlock(channels_out, channels_out, 1))
+
+
 class ResNet18(nn.Module):
     """ResNet-18 for small images: 3x3 stem, no first pooling, GroupNorm(32).
 
@@ -81,12 +88,11 @@ class ResNet18(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(GROUPS, 64)
-        widths = [(64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2)]
         self.stages = nn.Sequential(
-            *(
-                nn.Sequential(BasicBlock(i, o, stride), BasicBlock(o, o, 1))
-                for i, o, stride in widths
-            )
+            _stage(64, 64, stride=1),
+            _stage(64, 128, stride=2),
+            _stage(128, 256, stride=2),
+            _stage(256, 512, stride=2),
         )
         self.linear = nn.Linear(512, classes)
 
@@ -97,10 +103,10 @@ class ResNet18(nn.Module):
 
 
 class VGG11(nn.Module):
-    """VGG-11 with GroupNorm(32) and a single linear layer, as in the paper's heterogeneous
-    experiments.
+    """VGG-11 with GroupNorm(32) and a single linear layer.
 
-    9,231,114 parameters for 3 channels and 10 classes, for images of 32x32 or more.
+    As in the paper's heterogeneous experiments: 9,231,114 parameters for 3 channels and 10 classes,
+    for images of 32x32 or more.
     """
 
     def __init__(self, channels: int, classes: int) -> None:

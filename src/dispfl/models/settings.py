@@ -51,8 +51,10 @@ class Model(Settings):
         return self.network((channels, size, size), classes)
 
     def network(self, shape: Sequence[int], classes: int, folder: Path | None = None) -> nn.Module:
-        """Return a new network for inputs of this shape. A custom network is imported from the
-        folder."""
+        """Return a new network for inputs of this shape.
+
+        A custom network is imported from the folder.
+        """
         if self.name not in ANY_SHAPE:
             self._check_square_images(shape)
         network = MODELS[self.name](shape, classes)
@@ -70,10 +72,10 @@ class Model(Settings):
                 key="model",
             )
         if shape[1] < SMALLEST.get(self.name, 1):
-            wanted, got = (f"{side}x{side}" for side in (SMALLEST[self.name], shape[1]))
+            smallest = SMALLEST[self.name]
             raise ConfigError(
-                f"model.name {self.name} needs images of at least {wanted}, got {got}. Use cnn or"
-                " resnet18.",
+                f"model.name {self.name} needs images of at least {smallest}x{smallest}, got"
+                f" {shape[1]}x{shape[2]}. Use cnn or resnet18.",
                 key="model",
             )
 
@@ -103,47 +105,45 @@ class CustomModel(Model):
         return checked_name(factory)
 
     def network(self, shape: Sequence[int], classes: int, folder: Path | None = None) -> nn.Module:
-        """Return a new network, imported from the folder (default: the working directory) or
-        PYTHONPATH."""
-        module = call_factory(
-            FACTORY, self.factory, _home(folder), classes=classes, shape=tuple(shape)
-        )
+        """Return a new network, imported from the folder or PYTHONPATH.
+
+        The folder is the working directory by default.
+        """
+        home = _home(folder)
+        module = call_factory(FACTORY, self.factory, home, classes=classes, shape=tuple(shape))
         if not isinstance(module, nn.Module):
-            hint = (
-                f"write {module.__name__}()"
-                if isinstance(module, type)
-                else "return the network itself"
-            )
+            hint = "return the network itself"
+            if isinstance(module, type):
+                hint = f"write {module.__name__}()"
             raise ConfigError(
-                f"{FACTORY} {self.factory} must return an nn.Module, got {_kind(module)}; {hint}.",
+                f"{FACTORY} {self.factory} must return an nn.Module, got {_type_of(module)};"
+                f" {hint}.",
                 key=FACTORY,
             )
         return module
 
     def check_network(self, inputs: Tensor, classes: int, folder: Path | None = None) -> None:
-        """Check that a new network accepts this batch of inputs and has an output for each
-        class."""
+        """Check that a new network accepts these inputs and has an output for each class."""
         with forked_generators(), torch.no_grad():
             network = self.network(inputs.shape[1:], classes, folder).eval()
-            shape = list(inputs.shape[1:])
             try:
                 outputs = network(inputs)
             except Exception as problem:
+                shape = list(inputs.shape[1:])
                 reason = describe_error(problem, _home(folder))
                 raise ConfigError(
                     f"{FACTORY} {self.factory} fails on inputs of shape {shape}: {reason}",
                     key=FACTORY,
                 ) from problem
-        good = isinstance(outputs, Tensor) and outputs.ndim == 2 and len(outputs) == len(inputs)
-        if not good or outputs.shape[1] < classes:
-            got = (
-                f"shape {list(outputs.shape[1:])}"
-                if isinstance(outputs, Tensor)
-                else f"type {_kind(outputs)}"
-            )
+        is_tensor = isinstance(outputs, Tensor)
+        is_matrix = is_tensor and outputs.ndim == 2 and len(outputs) == len(inputs)
+        if not is_matrix or outputs.shape[1] < classes:
+            output = f"type {_type_of(outputs)}"
+            if is_tensor:
+                output = f"shape {list(outputs.shape[1:])}"
             raise ConfigError(
                 f"{FACTORY} {self.factory} must return {classes} numbers for each input, one per"
-                f" class; its output has {got}.",
+                f" class; its output has {output}.",
                 key=FACTORY,
             )
 
@@ -152,5 +152,7 @@ def _home(folder: Path | None) -> Path:
     return (folder or Path()).expanduser().absolute()
 
 
-def _kind(value: object) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+def _type_of(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return type(value).__name__
