@@ -1,5 +1,4 @@
-"""The command line: each command parses, delegates and prints. torch is imported only when it is
-needed."""
+"""The command line: each command parses, delegates and prints; it imports torch if it needs it."""
 
 import signal
 import sys
@@ -34,8 +33,8 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         from importlib.metadata import version
 
         typer.echo(f"dispfl {version('dispfl')}")

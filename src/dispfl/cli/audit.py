@@ -2,6 +2,7 @@
 
 import json
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from dispfl.privacy.audit.membership_inference import Interval
+    from dispfl.privacy.audit.membership_inference import Interval, MembershipResult
     from dispfl.privacy.audit.run_audit import AuditResult
 
 
@@ -60,43 +61,40 @@ def audit(
 
     if not directory.is_dir():
         raise ConfigError(f"{directory} does not exist; name the directory of a finished run.")
-    work = Audit(directory, shadows, canaries, data_dir_override(data_dir))
-    runs = work.runs
-    if runs:
-        work.make_folder()
-        run_grid(runs, Console(stderr=as_json))
-    result = work.result()
+    run_audit = Audit(directory, shadows, canaries, data_dir_override(data_dir))
+    if run_audit.runs:
+        run_audit.make_folder()
+        run_grid(run_audit.runs, Console(stderr=as_json))
+    result = run_audit.result()
     if as_json:
         typer.echo(json.dumps(result.to_json(), indent=2))
     else:
         print_audit(result, Console())
-    file = work.write(result)  # after it is printed: a disk may refuse
+    file = run_audit.write(result)  # after it is printed: a disk may refuse
     if not as_json:
         print_text(Console(), f"Written: {file}")
 
 
 def print_audit(result: "AuditResult", console: "Console") -> None:
     """Print the result for a reader who answers for data."""
-    say = partial(print_text, console)
-    say("\nCan an attacker tell whether a record was in a peer's training data?", "bold")
+    write = partial(print_text, console)
+    write("\nCan an attacker tell whether a record was in a peer's training data?", "bold")
     console.print(_membership_table(result))
-    how = (
-        f"likelihood ratios with {result.shadows} shadow federations"
-        if result.shadows
-        else "the confidence alone"
-    )
-    say(
-        f"By {how}; {result.pairs:,} records of the peers and as many others, [95 % interval]. A"
+    attack = "the confidence alone"
+    if result.shadows:
+        attack = f"likelihood ratios with {result.shadows} shadow federations"
+    write(
+        f"By {attack}; {result.pairs:,} records of the peers and as many others, [95 % interval]. A"
         " blind guess has AUC 0.5, and finds as large a share as it raises false alarms.",
         "dim",
     )
-    say("\nHow much can a model depend on one record (epsilon)?", "bold")
-    say(f"at least  {_at_least(result)}")
-    say(f"at most   {_at_most(result)}")
+    write("\nHow much can a model depend on one record (epsilon)?", "bold")
+    write(f"at least  {_at_least(result)}")
+    write(f"at most   {_at_most(result)}")
     if result.labels:
-        say("\nDo masks tell which classes a peer has?", "bold")
+        write("\nDo masks tell which classes a peer has?", "bold")
         console.print(_label_table(result))
-        say(
+        write(
             "Distance of the guessed class histogram from the true one (0: equal, 1: disjoint),"
             " mean over peers; main class: how often it is guessed. By chance: how often guesses"
             " are as close if masks tell nothing.",
@@ -105,13 +103,13 @@ def print_audit(result: "AuditResult", console: "Console") -> None:
 
 
 def _at_least(result: "AuditResult") -> str:
-    found = result.canaries
-    if found is None:
+    canaries = result.canaries
+    if canaries is None:
         return "not measured: no canaries"
-    right = f"{found.correct} of {found.guesses} guesses about {found.canaries} canaries are right"
     return (
-        f"{found.epsilon:.2f}   ({result.confidence:.0%} confidence: {right}; so many canaries show"
-        f" at most {found.largest:.1f})"
+        f"{canaries.epsilon:.2f}   ({result.confidence:.0%} confidence: {canaries.correct} of"
+        f" {canaries.guesses} guesses about {canaries.canaries} canaries are right; so many"
+        f" canaries show at most {canaries.largest:.1f})"
     )
 
 
@@ -125,49 +123,50 @@ def _membership_table(result: "AuditResult") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
+    membership = result.membership
     table.add_column("")
-    for one in result.membership:
-        table.add_column(one.view, justify="right", no_wrap=True)
-    worst = [max(one.per_peer, key=lambda peer: one.per_peer[peer]) for one in result.membership]
-    table.add_row("AUC", *(_interval(one.auc) for one in result.membership))
-    table.add_row(
-        "worst peer",
-        *(f"{one.per_peer[k]:.2f} ({k})" for one, k in zip(result.membership, worst, strict=True)),
-    )
-    for rate in result.membership[0].tpr:
-        shares = (_interval(one.tpr[rate], percent=True) for one in result.membership)
+    for attack in membership:
+        table.add_column(attack.view, justify="right", no_wrap=True)
+    table.add_row("AUC", *(_interval(attack.auc) for attack in membership))
+    table.add_row("worst peer", *map(_worst_peer, membership))
+    for rate in membership[0].tpr:
+        shares = (_percent_interval(attack.tpr[rate]) for attack in membership)
         table.add_row(f"found at {100 * float(rate):g} % false alarms", *shares)
     return table
 
 
-def _interval(found: "Interval | None", percent: bool = False) -> str:
-    if found is None:
+def _worst_peer(attack: "MembershipResult") -> str:
+    """The peer whose members are told best, with its area under the curve."""
+    peer, area = max(attack.per_peer.items(), key=itemgetter(1))
+    return f"{area:.2f} ({peer})"
+
+
+def _interval(interval: "Interval") -> str:
+    return f"{interval.value:.3f} [{interval.low:.3f}, {interval.high:.3f}]"
+
+
+def _percent_interval(interval: "Interval | None") -> str:
+    if interval is None:
         return "too few records"
-    numbers = (found.value, found.low, found.high)
-    value, low, high = (f"{100 * number:.1f}" if percent else f"{number:.3f}" for number in numbers)
-    return f"{value}{' %' * percent} [{low}, {high}]"
+    low = 100 * interval.low
+    high = 100 * interval.high
+    return f"{100 * interval.value:.1f} % [{low:.1f}, {high:.1f}]"
 
 
 def _label_table(result: "AuditResult") -> "Table":
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in (
-        "guessed from",
-        "distance",
-        "(no masks)",
-        "main class",
-        "(no masks)",
-        "by chance",
-    ):
-        table.add_column(column, justify="left" if column == "guessed from" else "right")
-    for one in result.labels:
+    table.add_column("guessed from")
+    for heading in ("distance", "(no masks)", "main class", "(no masks)", "by chance"):
+        table.add_column(heading, justify="right")
+    for guess in result.labels:
         table.add_row(
-            one.how,
-            f"{one.distance:.3f}",
-            f"{one.baseline:.3f}",
-            f"{one.hits:.0%}",
-            f"{one.baseline_hits:.0%}",
-            f"{one.p_value:.3f}",
+            guess.how,
+            f"{guess.distance:.3f}",
+            f"{guess.baseline:.3f}",
+            f"{guess.hits:.0%}",
+            f"{guess.baseline_hits:.0%}",
+            f"{guess.p_value:.3f}",
         )
     return table

@@ -34,26 +34,18 @@ def list_datasets(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     from dispfl.data.datasets import DATASETS
 
-    found = {name: _found(name, data_dir) for name in DATASETS}
     if as_json:
-        typer.echo(
-            json.dumps([_record(spec, found[name]) for name, spec in DATASETS.items()], indent=2)
-        )
+        records = [_record(spec, _folder(spec, data_dir)) for spec in DATASETS.values()]
+        typer.echo(json.dumps(records, indent=2))
         return
-    table = Table(
-        "name", "images", "classes", "size", "where", box=None, pad_edge=False, header_style="bold"
-    )
-    for name, spec in DATASETS.items():
-        where = (
-            "bundled"
-            if spec.reader == "bundled"
-            else str(
-                found[name]
-                or f"not found: dispfl data get {name} ({spec.download_size / 1e6:.0f} MB)"
-            )
-        )
-        size = "x".join(str(side) for side in spec.shape)
-        table.add_row(name, f"{spec.train:,} + {spec.test:,}", str(spec.classes), size, where)
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for heading in ("name", "images", "classes", "size", "where"):
+        table.add_column(heading)
+    for spec in DATASETS.values():
+        images = f"{spec.train:,} + {spec.test:,}"
+        size = "x".join(map(str, spec.shape))
+        place = _place(spec, _folder(spec, data_dir))
+        table.add_row(spec.name, images, str(spec.classes), size, place)
     for column in table.columns[:-1]:
         column.no_wrap = True
     table.columns[-1].overflow = "fold"
@@ -105,26 +97,39 @@ def _download_with_bar(name: str, data_dir: Path | None) -> Path:
 
     from dispfl.data.datasets import download
 
-    columns = (
+    progress = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
         TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=None)
-        return download(
-            name, data_dir, lambda done, total: bar.update(task, completed=done, total=total)
-        )
+    with progress:
+        task = progress.add_task(name, total=None)
+
+        def update(done: int, total: int) -> None:
+            progress.update(task, completed=done, total=total)
+
+        return download(name, data_dir, update)
 
 
-def _found(name: str, data_dir: Path | None) -> Path | None:
+def _folder(spec: "DataSpec", data_dir: Path | None) -> Path | None:
+    """The folder of a data set, if it is found."""
     from dispfl.data.datasets import locate
 
     try:
-        return locate(name, data_dir)
+        return locate(spec.name, data_dir)
     except DataError:
         return None
+
+
+def _place(spec: "DataSpec", folder: Path | None) -> str:
+    if spec.reader == "bundled":
+        return "bundled"
+    if folder is None:
+        return f"not found: dispfl data get {spec.name} ({spec.download_size / 1e6:.0f} MB)"
+    return str(folder)
 
 
 def _record(spec: "DataSpec", folder: Path | None) -> dict[str, object]:

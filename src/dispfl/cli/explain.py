@@ -1,11 +1,14 @@
 """`dispfl explain`: the reference entry of a setting, a table or a component."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
+
+if TYPE_CHECKING:
+    from dispfl.reference import Entry
 
 
 def explain(
@@ -20,37 +23,47 @@ def explain(
 
     The settings of real sites need the extra peer.
     """
-    from dispfl.reference import find_entries, settings_reference, site_reference
+    from dispfl.reference import find_entries
 
     console = Console()
     if not key:
-        for table in (*settings_reference(), *site_reference()):
-            console.print(
-                Text.assemble((table.name or "top-level keys", "bold"), f"  {table.meaning}")
-            )
-            names = dict.fromkeys(
-                entry.key.removeprefix(f"{table.name}.") for entry in table.entries
-            )
-            console.print(_indented(", ".join(names)))
+        _print_tables(console)
         return
     table, entries = find_entries(key)
     if key in (table.name, *table.components):
-        console.print(Text.assemble((key, "bold"), f"  {table.components.get(key, table.meaning)}"))
-        for name, meaning in table.components.items() if key == table.name else ():
-            console.print(_indented(f"{table.name}={name}: {meaning}"))
+        _print_title(console, key, table.components.get(key, table.meaning))
+        if key == table.name:
+            for name, meaning in table.components.items():
+                _print_indented(console, f"{table.name}={name}: {meaning}")
         console.print()
     for entry in entries:
-        console.print(Text.assemble((entry.key, "bold"), f"  {entry.kind}"))
-        default = f"Default: {entry.default}." if entry.default else ""
-        of = (
-            f"Of {', '.join(entry.components)}."
-            if entry.components
-            else "Of real sites."
-            if entry.of_site
-            else ""
-        )
-        console.print(_indented(" ".join(part for part in (entry.meaning, default, of) if part)))
+        _print_entry(console, entry)
 
 
-def _indented(text: str) -> Padding:
-    return Padding(Text(text), (0, 0, 0, 2))
+def _print_tables(console: Console) -> None:
+    from dispfl.reference import settings_reference, site_reference
+
+    for table in (*settings_reference(), *site_reference()):
+        _print_title(console, table.name or "top-level keys", table.meaning)
+        keys = dict.fromkeys(entry.key.removeprefix(f"{table.name}.") for entry in table.entries)
+        _print_indented(console, ", ".join(keys))
+
+
+def _print_entry(console: Console, entry: "Entry") -> None:
+    _print_title(console, entry.key, entry.kind)
+    sentences = [entry.meaning]
+    if entry.default:
+        sentences.append(f"Default: {entry.default}.")
+    if entry.components:
+        sentences.append(f"Of {', '.join(entry.components)}.")
+    elif entry.of_site:
+        sentences.append("Of real sites.")
+    _print_indented(console, " ".join(filter(None, sentences)))
+
+
+def _print_title(console: Console, name: str, meaning: str) -> None:
+    console.print(Text.assemble((name, "bold"), f"  {meaning}"))
+
+
+def _print_indented(console: Console, text: str) -> None:
+    console.print(Padding(Text(text), (0, 0, 0, 2)))

@@ -1,5 +1,4 @@
-"""`dispfl export` writes one peer's model as a file; `dispfl predict` classifies images or table
-rows with it."""
+"""`dispfl export` writes a peer's model as a file; `dispfl predict` classifies with it."""
 
 import json
 from pathlib import Path
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
 
     from dispfl.export.card import Card
     from dispfl.export.classifier import Prediction
+    from dispfl.export.formats import SavedModel
 
 SHOWN = 3
 """The number of classes to show for each image or row."""
@@ -74,16 +74,19 @@ def export(
         )
     else:
         personal = personal_model(directory, peer, data_dir)
-    saved = save_model(personal.network, personal.card, to)
     card = personal.card
-    score = (
-        "not evaluated then"
-        if card.score is None
-        else f"{card.metric} {card.score:.3f} on its test data"
-    )
+    saved = save_model(personal.network, card, to)
+    _print_export(directory, card, to, saved)
+
+
+def _print_export(directory: Path, card: "Card", file: Path, saved: "SavedModel") -> None:
+    score = "not evaluated then"
+    if card.score is not None:
+        score = f"{card.metric} {card.score:.3f} on its test data"
     rounds = f"{card.rounds} round{'' if card.rounds == 1 else 's'}"
     typer.echo(
-        f"{to}: peer {card.peer} of {directory} after {rounds}, {score}; {saved.size / 1e6:.2f} MB."
+        f"{file}: peer {card.peer} of {directory} after {rounds}, {score};"
+        f" {saved.size / 1e6:.2f} MB."
     )
     if card.structure == "channels":
         typer.echo(
@@ -137,22 +140,23 @@ def predict(
     predictions = classifier.predict(files)
     if as_json:
         key = "table" if classifier.card.columns else "image"
-        typer.echo(
-            json.dumps([_json(one, key) for one in predictions], indent=2, ensure_ascii=False)
-        )
+        records = [_json(prediction, key) for prediction in predictions]
+        typer.echo(json.dumps(records, indent=2, ensure_ascii=False))
     else:
         _print(predictions, classifier.card)
-    if any(one.problem for one in predictions):
+    if any(prediction.problem for prediction in predictions):
         raise typer.Exit(1)
 
 
-def _json(one: "Prediction", key: str) -> dict[str, Any]:
-    if one.problem:
-        return {key: str(one.path), "problem": one.problem}
-    top = [{"class": name, "probability": share} for name, share in one.guesses[:SHOWN]]
-    if one.line is not None:
-        return {key: str(one.path), "line": one.line, "top": top}
-    return {key: str(one.path), "top": top, "resized_from": one.resized_from}
+def _json(prediction: "Prediction", key: str) -> dict[str, Any]:
+    path = str(prediction.path)
+    if prediction.problem:
+        return {key: path, "problem": prediction.problem}
+    guesses = prediction.guesses[:SHOWN]
+    top = [{"class": name, "probability": probability} for name, probability in guesses]
+    if prediction.line is not None:
+        return {key: path, "line": prediction.line, "top": top}
+    return {key: path, "top": top, "resized_from": prediction.resized_from}
 
 
 def _print(predictions: "list[Prediction]", card: "Card") -> None:
@@ -161,49 +165,55 @@ def _print(predictions: "list[Prediction]", card: "Card") -> None:
     console = Console()
     if not console.is_terminal:
         console.width = 200  # keep names on one line in a pipe or a file
-    fine = [one for one in predictions if not one.problem]
-    if fine:
-        console.print(
-            _top_classes(fine[0]) if len(predictions) == 1 else _table(fine, card.input.rstrip("s"))
-        )
-    if resized := [(one.path, one.resized_from) for one in fine if one.resized_from]:
-        [(image, (width, height)), *others] = resized
-        what = (
-            f"{len(resized)} images were resized"
-            if others
-            else f"{image} was resized from {width}x{height}"
-        )
-        note = f"{what} to {card.shape[2]}x{card.shape[1]}."
-        print_text(console, note, "dim")
-    for one in predictions:
-        if one.problem:
-            typer.echo(f"dispfl: {one.problem}", err=True)
+    readable = [prediction for prediction in predictions if not prediction.problem]
+    if len(predictions) == 1 and readable:
+        console.print(_top_classes(readable[0]))
+    elif readable:
+        console.print(_table(readable, card.input.rstrip("s")))
+
+    resized = [prediction for prediction in readable if prediction.resized_from]
+    if resized:
+        print_text(console, _resized_note(resized, card), "dim")
+    for prediction in predictions:
+        if prediction.problem:
+            typer.echo(f"dispfl: {prediction.problem}", err=True)
 
 
-def _top_classes(one: "Prediction") -> "Table":
+def _resized_note(resized: "list[Prediction]", card: "Card") -> str:
+    size = f"{card.shape[2]}x{card.shape[1]}"
+    first = resized[0]
+    if len(resized) > 1 or first.resized_from is None:
+        return f"{len(resized)} images were resized to {size}."
+    width, height = first.resized_from
+    return f"{first.path} was resized from {width}x{height} to {size}."
+
+
+def _top_classes(prediction: "Prediction") -> "Table":
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    for name, share in one.guesses[:SHOWN]:
-        table.add_row(Text(name), f"{share:.1%}")
+    for name, probability in prediction.guesses[:SHOWN]:
+        table.add_row(Text(name), f"{probability:.1%}")
     return table
 
 
-def _table(predictions: "list[Prediction]", what: str) -> "Table":
+def _table(predictions: "list[Prediction]", heading: str) -> "Table":
     from rich.table import Table
     from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(what, overflow="fold")
+    table.add_column(heading, overflow="fold")
     table.add_column("class")
     table.add_column("", justify="right")
     table.add_column("or")
-    for one in predictions:
-        (name, share), *others = one.guesses[:SHOWN]
-        rest = ", ".join(f"{other} {less:.1%}" for other, less in others)
-        where = str(one.path) if one.line is None else f"{one.path}:{one.line}"
-        table.add_row(Text(where), Text(name), f"{share:.1%}", Text(rest, style="dim"))
+    for prediction in predictions:
+        (name, probability), *alternatives = prediction.guesses[:SHOWN]
+        also = ", ".join(f"{also_name} {share:.1%}" for also_name, share in alternatives)
+        place = str(prediction.path)
+        if prediction.line is not None:
+            place += f":{prediction.line}"
+        table.add_row(Text(place), Text(name), f"{probability:.1%}", Text(also, style="dim"))
     return table

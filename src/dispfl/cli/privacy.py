@@ -1,6 +1,7 @@
 """`dispfl privacy`: what a privacy budget costs, before anything is trained."""
 
 import json
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -34,79 +35,122 @@ def privacy(
     from dispfl.cli.run import split_config
     from dispfl.config import compose, read_toml
     from dispfl.extras import require
-    from dispfl.privacy.accountant import make_plan, tight_epsilon
     from dispfl.round.context import check_private_method
-    from dispfl.topology import peer_names
 
     require("privacy", "dispfl privacy")
     file, overrides = split_config(arguments or [])
-    config = read_toml(file) if file else {}
-    stated = {"privacy.epsilon": epsilon, "privacy.delta": delta}
-    overrides += [f"{key}={value!r}" for key, value in stated.items() if value is not None]
-    experiment = compose(config, overrides)
-    p, train = experiment.privacy, experiment.train
-    if not p.enabled:
+    if epsilon is not None:
+        overrides.append(f"privacy.epsilon={epsilon!r}")
+    if delta is not None:
+        overrides.append(f"privacy.delta={delta!r}")
+    experiment = compose(read_toml(file) if file else {}, overrides)
+    if not experiment.privacy.enabled:
         raise ConfigError("Give a budget, --epsilon 4, or the noise: privacy.noise_multiplier=1.")
     check_private_method(experiment.method)
-    samples, roster = _samples(experiment), peer_names(experiment.peers)
-    method = experiment.method.resolved(experiment.topology, experiment.peers)
-    steps = method.private_steps(train, samples)
-    all_rounds = method.training_rounds(
-        experiment.topology, experiment.seed, experiment.rounds, roster
-    )
-    plan = make_plan(
-        p.epsilon, p.delta, p.noise_multiplier, samples, train.batch_size, steps, all_rounds
-    )
-    rounds = all_rounds if plan.max_steps is None else min(all_rounds, plan.max_steps // steps)
-    found = {
-        "samples": samples,
-        "sampling_rate": plan.rate,
-        "steps_per_round": steps,
-        "noise_multiplier": plan.noise_multiplier,
-        "clip": p.clip,
-        "delta": p.delta,
-        "rounds": rounds,
-        "epsilon_first_round": plan.spent(steps),
-        "epsilon": plan.spent(rounds * steps),
-        "epsilon_tight": tight_epsilon(plan.rate, plan.noise_multiplier, rounds * steps, p.delta),
-    }
+    cost = budget_cost(experiment)
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
-        return
-    batches = f"batches of {train.batch_size} on average"
-    selected = (
-        ""
-        if all_rounds == experiment.rounds
-        else f": the server selects no peer more often in {experiment.rounds}"
+        typer.echo(json.dumps(asdict(cost), indent=2))
+    else:
+        _print_cost(experiment, cost)
+
+
+@dataclass(frozen=True)
+class BudgetCost:
+    """What a privacy budget costs the peer that spends most."""
+
+    samples: int
+    sampling_rate: float
+    steps_per_round: int
+    noise_multiplier: float
+    clip: float
+    delta: float
+    rounds: int
+    """The rounds that the budget lasts."""
+    epsilon_first_round: float
+    epsilon: float
+    """What these rounds spend, by Rényi differential privacy."""
+    epsilon_tight: float
+    """The same, by privacy loss distributions."""
+
+
+def budget_cost(experiment: "Experiment") -> BudgetCost:
+    """Return the noise that an experiment's budget needs, and the rounds that it lasts."""
+    from dispfl.privacy.accountant import make_plan, tight_epsilon
+
+    settings = experiment.privacy
+    samples = _samples(experiment)
+    method = experiment.method.resolved(experiment.topology, experiment.peers)
+    steps = method.private_steps(experiment.train, samples)
+    rounds = _training_rounds(experiment)
+    plan = make_plan(
+        settings.epsilon,
+        settings.delta,
+        settings.noise_multiplier,
+        samples,
+        experiment.train.batch_size,
+        steps,
+        rounds,
     )
-    typer.echo(
-        f"{experiment.method.name}, {samples} samples a peer, {batches}, {steps} private steps in a"
-        " round"
+    if plan.max_steps is not None:
+        rounds = min(rounds, plan.max_steps // steps)
+    all_steps = rounds * steps
+    return BudgetCost(
+        samples=samples,
+        sampling_rate=plan.rate,
+        steps_per_round=steps,
+        noise_multiplier=plan.noise_multiplier,
+        clip=settings.clip,
+        delta=settings.delta,
+        rounds=rounds,
+        epsilon_first_round=plan.spent(steps),
+        epsilon=plan.spent(all_steps),
+        epsilon_tight=tight_epsilon(plan.rate, plan.noise_multiplier, all_steps, settings.delta),
     )
-    lines = {
-        "noise multiplier": (
-            f"{plan.noise_multiplier:.4g}   noise of standard deviation"
-            f" {plan.noise_multiplier * p.clip:.4g} on a sum of gradients that are clipped to norm"
-            f" {p.clip:g}"
-        ),
-        "lasts for": f"{rounds} of {all_rounds} rounds{selected}",
-        "epsilon, first round": f"{found['epsilon_first_round']:.4g}",
-        f"epsilon, {rounds} rounds": (
-            f"{found['epsilon']:.4g}   (delta {p.delta:g}; Rényi, which runs count)"
-        ),
-        "the same, tighter": f"{found['epsilon_tight']:.4g}   (privacy loss distributions)",
-    }
-    width = max(map(len, lines))
-    for label, value in lines.items():
-        typer.echo(f"{label:<{width}}  {value}")
+
+
+def _training_rounds(experiment: "Experiment") -> int:
+    """Return the most rounds that a peer trains in: a server may select it in some only."""
+    from dispfl.topology import peer_names
+
+    method = experiment.method.resolved(experiment.topology, experiment.peers)
+    roster = peer_names(experiment.peers)
+    return method.training_rounds(experiment.topology, experiment.seed, experiment.rounds, roster)
 
 
 def _samples(experiment: "Experiment") -> int:
-    """Return how many samples a peer trains on: where they differ, the peer with the fewest, which
-    spends most."""
+    """Return how many samples the peer with the fewest trains on: it spends most."""
     from dispfl.data.catalogue import DATASETS
     from dispfl.data.datasets import load_dataset
 
     if experiment.data.name in DATASETS and experiment.partition.sizes == "equal":
         return experiment.training_samples
-    return min(map(len, experiment.split(load_dataset(experiment.data)).train))
+    split = experiment.split(load_dataset(experiment.data))
+    return min(map(len, split.train))
+
+
+def _print_cost(experiment: "Experiment", cost: BudgetCost) -> None:
+    typer.echo(
+        f"{experiment.method.name}, {cost.samples} samples a peer, batches of"
+        f" {experiment.train.batch_size} on average, {cost.steps_per_round} private steps in a"
+        " round"
+    )
+    deviation = cost.noise_multiplier * cost.clip
+    training_rounds = _training_rounds(experiment)
+    lasts_for = f"{cost.rounds} of {training_rounds} rounds"
+    if training_rounds != experiment.rounds:
+        lasts_for += f": the server selects no peer more often in {experiment.rounds}"
+    lines = {
+        "noise multiplier": (
+            f"{cost.noise_multiplier:.4g}   noise of standard deviation {deviation:.4g} on a sum of"
+            f" gradients that are clipped to norm {cost.clip:g}"
+        ),
+        "lasts for": lasts_for,
+        "epsilon, first round": f"{cost.epsilon_first_round:.4g}",
+        f"epsilon, {cost.rounds} rounds": (
+            f"{cost.epsilon:.4g}   (delta {cost.delta:g}; Rényi, which runs count)"
+        ),
+        "the same, tighter": f"{cost.epsilon_tight:.4g}   (privacy loss distributions)",
+    }
+    width = max(map(len, lines))
+    for label, value in lines.items():
+        typer.echo(f"{label:<{width}}  {value}")

@@ -11,10 +11,9 @@ VGG11_WIDTHS = (64, "pool", 128, "pool", 256, 256, "pool", 512, 512, "pool", 512
 
 
 class SmallCNN(nn.Module):
-    """Two strided convolutions and two linear layers.
+    """Two strided convolutions and two linear layers: fast on a laptop.
 
-    Fast on a laptop, yet large enough for masks to matter: 105,962 parameters for 28x28 grey images
-    and 10 classes.
+    Yet large enough for masks to matter: 105,962 parameters for 28x28 grey images and 10 classes.
     """
 
     def __init__(self, channels: int, classes: int, size: int) -> None:
@@ -103,10 +102,9 @@ class ResNet18(nn.Module):
 
 
 class VGG11(nn.Module):
-    """VGG-11 with GroupNorm(32) and a single linear layer.
+    """VGG-11 with GroupNorm(32) and a single linear layer, as in the paper's experiments.
 
-    As in the paper's heterogeneous experiments: 9,231,114 parameters for 3 channels and 10 classes,
-    for images of 32x32 or more.
+    9,231,114 parameters for 3 channels and 10 classes, for images of 32x32 or more.
     """
 
     def __init__(self, channels: int, classes: int) -> None:
