@@ -64,8 +64,8 @@ def test_with_eval_train_every_model_is_scored_on_its_training_data_too(
     assert found.summary["train_score"] == found.metrics[-1]["train_score"]
     row = compare([({"method": "m"}, tmp_path / "run")]).rows[0]
     tested = found.metrics[-1]["scores"]["accuracy"]["mean"]
-    assert row.other("train accuracy") == pytest.approx(sum(scores) / 3)
-    assert row.other("gap") == pytest.approx(sum(scores) / 3 - tested)
+    assert row.extra("train accuracy") == pytest.approx(sum(scores) / 3)
+    assert row.extra("gap") == pytest.approx(sum(scores) / 3 - tested)
 
 
 def test_without_eval_train_no_training_score_is_recorded(points: Points) -> None:

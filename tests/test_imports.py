@@ -32,11 +32,16 @@ RANK = {name: rank for rank, tier in enumerate(TIERS) for name in tier}
 REPORT_MAY = (
     "dispfl.config",
     "dispfl.core.metric",
+    "dispfl.core.quantities",
+    "dispfl.core.report",
     "dispfl.registry",
     "dispfl.runs",
     "dispfl.topology",
 )
-"""Apart from errors, extras, files, settings and terminal: `report` reads run directories only."""
+"""Apart from errors, extras, files, settings and terminal: `report` reads run directories only.
+
+`core.quantities` and `core.report` declare what they contain.
+"""
 
 Import = tuple[Path, int, str, bool]
 """Where an import stands, what it names, and whether it is delayed into a function."""

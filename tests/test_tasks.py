@@ -20,9 +20,9 @@ from dispfl import DisPFL, Federation, Local, Metric, RandomRegular, Run, Train
 from dispfl.cli import app
 from dispfl.errors import ConfigError
 from dispfl.report.comparison import compare
+from dispfl.report.result_tables import comparison_csv, comparison_table, legend
 from dispfl.report.results import read_results
 from dispfl.report.summary import summary_sentences
-from dispfl.report.tables import csv_table, legend, markdown_table
 
 PEERS = 6
 Pair = tuple[Tensor, Tensor]
@@ -187,15 +187,15 @@ def test_show_tables_and_the_report_say_the_metrics_name_and_who_is_better(
     assert main in shown.splitlines()[1]
     assert f"Against Dis-PFL in {main}: Local " in shown
     comparison = compare([({"method": path.name}, path) for path in sorted(folder.iterdir())])
-    assert f" {main} " in markdown_table(comparison).splitlines()[0]
-    assert f"{main}_mean," in csv_table(comparison)
+    assert f" {main} " in comparison_table(comparison).markdown().splitlines()[0]
+    assert f"{main}_mean," in comparison_csv(comparison)
     assert (
         any("lower is better" in sentence for sentence in legend(comparison))
         != case.higher_is_better
     )
-    first, *_ = read_results([folder]).series
+    first, *_ = read_results([folder]).rows
     best = (max if case.higher_is_better else min)(row.score or 0.0 for row in comparison.rows)
-    assert first.row.score == best
+    assert first.score == best
     text = " ".join(summary_sentences(read_results([folder])))
     assert main in text
     if main != "accuracy":

@@ -16,7 +16,7 @@ from dispfl.errors import RunError
 from dispfl.methods.base import Method
 from dispfl.methods.fedavg import FedAvg
 from dispfl.methods.local import Local
-from dispfl.report.markup import format_seconds
+from dispfl.report.wording import format_seconds
 from dispfl.runs.directory import RunDirectory, read_summary
 
 app = typer.Typer()
@@ -57,7 +57,7 @@ def test_a_folder_of_runs_becomes_one_page_with_the_numbers_of_the_summaries(
         assert summary is not None
         (row,) = [
             row
-            for row in re.findall(r'<tr[^>]*role="row">.*?</tr>', html)
+            for row in re.findall(r'<tr[^>]*role="row">.*?</tr>', html, re.S)
             if f">{label}</span>" in row
         ]
         cells = [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row)]

@@ -176,8 +176,13 @@ def test_json_of_several_runs_is_a_list_and_says_which_are_unfinished(tmp_path: 
         "metric": "accuracy",
         "scores": {"accuracy": SPREAD},
         "test_loss": None,
+        "train_score": None,
+        "validation": None,
+        "global_test": None,
         "busiest": {"paper_mb_per_round": 1.5, "wire_mb_per_round": 2.5, "connections": 4},
         "flops_per_peer_round": 3e9,
+        "flops_total_round": 6e9,
+        "failures": 0,
         "seconds": 3.0,
         "seconds_per_peer_round": None,
     }

@@ -3,14 +3,15 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
 import tomli_w
 from PIL import Image
+from recorded_runs import a_line, a_recorded_run, scored
 
 from dispfl import paper
-from dispfl.core.metric import Measure
 from dispfl.paper.comparison import (
     ComparedRow,
     ComparisonTable,
@@ -22,13 +23,14 @@ from dispfl.paper.comparison import (
     table_legend,
 )
 from dispfl.paper.figures import draw_costs, draw_curves, draw_drop, draw_groups, draw_sparsity
-from dispfl.report.comparison import ComparisonRow, RunPoint, SeedRun
+from dispfl.report.comparison import ComparisonRow
 
 TABLES = {table.label: table for table in paper.tables()}
 MAIN, SPARSITY, HETEROGENEOUS = (
     TABLES[name] for name in ("centralized-main-table", "tab:spa", "extended-table")
 )
-ACCURACY = Measure("accuracy", higher_is_better=True)
+UNIQUE = (f"data {number}" for number in count())
+"""Names of data that no other row has, so that rows are not compared peer by peer."""
 ROUNDS, TOPOLOGIES = TABLES["CIFAR10-convergence"], TABLES["tab:de-cifar100"]
 
 
@@ -38,11 +40,11 @@ def a_row(
     """Return a row with one seed per sequence of accuracies; the last accuracy counts."""
     runs = []
     for seed, history in enumerate(histories):
-        points = [
-            RunPoint(t, accuracy, 0.1, mb * t, mb * t, 20 * flops * t, float(t))
-            for t, accuracy in enumerate(history, start=1)
-        ]
-        runs.append(SeedRun(seed, path, ACCURACY, points, flops, points[-1]))
+        lines = []
+        for t, accuracy in enumerate(history):
+            scores = scored({"mean": accuracy, "std": 0.1, "per_peer": [accuracy] * 6})
+            lines.append(a_line(t, scores, mb=2 * mb, flops=flops, peers=20, seconds=1.0))
+        runs.append(a_recorded_run(lines, seed, path, data={"name": next(UNIQUE)}))
     return ComparisonRow({"method": "any"}, runs)
 
 
@@ -199,10 +201,8 @@ def test_rows_of_one_method_are_named_by_what_they_differ_in() -> None:
 def with_peers(row: ComparisonRow, method: str, **names: str) -> ComparisonRow:
     """Return the row of a method with six peers, each with the row's accuracy."""
     [run] = row.runs
-    final = replace(run.points[-1], per_peer=[run.points[-1].score] * 6)
-    return replace(
-        row, name={"method": method, **names}, runs=[replace(run, final=final, method=method)]
-    )
+    config = {**run.config, "method": {"name": method}, "data": {"name": "the same"}}
+    return replace(row, name={"method": method, **names}, runs=[replace(run, config=config)])
 
 
 def test_our_megabytes_are_the_mean_over_nodes_where_the_paper_prints_it() -> None:

@@ -3,34 +3,15 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean, pstdev
 from typing import Any
 
 import pytest
 import tomli_w
 import torch
+from recorded_runs import a_line, scored, spread
 from safetensors.torch import save_file
 
 Scores = Sequence[Sequence[float | None] | None]
-
-
-def spread(values: Sequence[float | None] | None) -> dict[str, Any] | None:
-    known = [value for value in values or () if value is not None]
-    return (
-        {"mean": fmean(known), "std": pstdev(known), "per_peer": list(values or ())}
-        if known
-        else None
-    )
-
-
-def scored(
-    values: Sequence[float | None] | None, metric: str = "accuracy", higher_is_better: bool = True
-) -> dict[str, Any]:
-    """The scores of a round: those of one metric, or none."""
-    found = spread(values)
-    return (
-        {metric: {"higher_is_better": higher_is_better, "format": ".3f", **found}} if found else {}
-    )
 
 
 def write_run(
@@ -41,6 +22,7 @@ def write_run(
     *,
     mb: float = 1.0,
     flops: float = 1e9,
+    connections: int = 0,
     rounds: int | None = None,
     record: Mapping[str, Any] | None = None,
     labels: Sequence[Sequence[int]] | None = None,
@@ -69,22 +51,13 @@ def write_run(
     settings |= config
     settings["method"] = {"name": method, **(own or {})}
     (path / "config.toml").write_bytes(tomli_w.dumps(settings).encode())
-    lines = [
-        {
-            "round": t,
-            "metric": metric,
-            "scores": scored(own, metric, higher_is_better),
-            "mixed": None,
-            "mask_change": None,
-            "busiest": {"paper_mb": mb / 2, "wire_mb": mb, "peer": None},
-            "flops_per_peer": flops,
-            "flops_total": peers * flops,
-            "failures": {},
-            "seconds": 1.5,
-            **(record or {}),
-        }
-        for t, own in enumerate(scores)
-    ]
+    lines = []
+    for t, of_peers in enumerate(scores):
+        in_round = scored(spread(of_peers), metric, higher_is_better)
+        shape: dict[str, Any] = {"mb": mb, "flops": flops, "peers": peers, "metric": metric}
+        line = a_line(t, in_round, **shape)
+        line["busiest"]["connections"] = connections
+        lines.append(line | dict(record or {}))
     (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     if settings["rounds"] == len(scores):
         (path / "summary.json").write_text(

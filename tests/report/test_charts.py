@@ -3,6 +3,7 @@
 import re
 
 import pytest
+from markupsafe import Markup
 
 from dispfl.report.charts import (
     LARGE,
@@ -13,7 +14,9 @@ from dispfl.report.charts import (
     LinearScale,
     bar_chart,
     chart_frame,
+    coordinate,
     dot_chart,
+    element,
     line_chart,
     padded,
     thin_out,
@@ -139,3 +142,28 @@ def test_columns_of_dots_have_a_line_at_their_mean() -> None:
     )
     assert chart.count("<circle") == 3
     assert "0.2: mean 0.500, 0.8: mean 0.900" in chart
+
+
+def test_plain_text_is_escaped_and_markup_is_not() -> None:
+    assert element("p", "a<b", Markup("<b>c</b>")) == "<p>a&lt;b<b>c</b></p>"
+
+
+def test_a_quote_cannot_end_an_attribute() -> None:
+    assert element("a", title='x" onclick="y') == '<a title="x&#34; onclick=&#34;y"></a>'
+
+
+def test_attributes_lose_their_last_underscore_and_none_is_omitted() -> None:
+    assert element("i", class_="x", aria_hidden="true", id=None, width=1.25) == (
+        '<i class="x" aria-hidden="true" width="1.2"></i>'
+    )
+
+
+def test_markup_inside_a_formatted_string_is_escaped_again() -> None:
+    assert element("p", f"{element('b', 'x')} and") == "<p>&lt;b&gt;x&lt;/b&gt; and</p>"
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(2.0, "2"), (2.04, "2"), (2.06, "2.1"), (-0.01, "0"), (100.0, "100")]
+)
+def test_coordinates_have_at_most_one_decimal(number: float, text: str) -> None:
+    assert coordinate(number) == text

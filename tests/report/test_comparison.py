@@ -4,14 +4,17 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+from recorded_runs import a_line, scored, spread
 
 from dispfl.core.metric import Measure
 from dispfl.errors import RunError
-from dispfl.report.comparison import Budget, Comparison, compare, mean_curve
+from dispfl.report.comparison import Comparison, compare, mean_curve
 from dispfl.report.plots import plot_comparison
-from dispfl.report.tables import legend, markdown_table
+from dispfl.report.result_tables import comparison_table, legend
+from dispfl.report.runs import Budget
 
 Write = Callable[..., Path]
 
@@ -29,30 +32,21 @@ def write(tmp_path: Path) -> Write:
         flops: float = 10.0,
         metric: str = "accuracy",
         higher_is_better: bool = True,
-        **more: object,
+        **more: Any,
     ) -> Path:
         path = tmp_path / name / f"seed-{seed}"
         path.mkdir(parents=True)
-        (path / "config.toml").write_text(f"seed = {seed}\npeers = 2\n[method]\nname = '{name}'\n")
-        kind = {"higher_is_better": higher_is_better, "format": ".3f"}
-        lines = [
-            {
-                "round": t,
-                "metric": metric,
-                "scores": (
-                    {}
-                    if mean is None
-                    else {metric: {**kind, "mean": mean, "std": 0.25, "per_peer": [mean]}}
-                ),
-                "busiest": {"paper_mb": mb / 2, "wire_mb": mb},
-                "flops_per_peer": flops,
-                "flops_total": 2 * flops,
-                "failures": {"001": "It broke."} if mean == 0 else {},
-                "seconds": 1.5,
-                **more,
-            }
-            for t, mean in enumerate(means)
-        ]
+        (path / "config.toml").write_text(
+            f"seed = {seed}\nrounds = {len(means)}\npeers = 2\n[method]\nname = '{name}'\n"
+        )
+        lines = []
+        for t, mean in enumerate(means):
+            values = None if mean is None else {"mean": mean, "std": 0.25, "per_peer": [mean] * 2}
+            scores = scored(values, metric, higher_is_better)
+            costs: dict[str, Any] = {"mb": mb, "flops": flops, "peers": 2}
+            failures = {"001": "It broke."} if mean == 0 else {}
+            line = a_line(t, scores, metric=metric, failures=failures, **costs)
+            lines.append(line | more)
         (path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         return path
 
@@ -61,6 +55,10 @@ def write(tmp_path: Path) -> Write:
 
 def by_name(paths: Sequence[Path], budget: Budget = Budget.ROUNDS) -> Comparison:
     return compare([({"method": path.parent.name}, path) for path in paths], budget)
+
+
+def best_rows(comparison: Comparison) -> list[str]:
+    return [row.label for row in comparison.rows if comparison.is_best(row)]
 
 
 def test_accuracy_is_the_mean_and_the_sample_standard_deviation_over_seeds(write: Write) -> None:
@@ -85,7 +83,7 @@ def test_a_lower_is_better_metric_reaches_a_target_from_above_and_its_lowest_row
     comparison = by_name(paths)
     assert [row.rounds_to(0.9) for row in comparison.rows] == [2, 3]
     assert [row.rounds_to(0.5) for row in comparison.rows] == [None, None]
-    assert [row.label for row in comparison.best] == ["b"]
+    assert best_rows(comparison) == ["b"]
     assert comparison.measure == Measure("mse", higher_is_better=False)
 
 
@@ -104,13 +102,13 @@ def test_accuracy_is_that_of_the_last_evaluated_round(write: Write) -> None:
 def test_a_run_that_was_never_evaluated_has_no_accuracy(write: Write) -> None:
     (row,) = by_name([write("a", 0, [None])]).rows
     assert (row.score, row.score_std, row.peer_std) == (None, None, None)
-    assert by_name([row.runs[0].path]).best == []
+    assert best_rows(by_name([row.runs[0].path])) == []
 
 
 def test_costs_are_means_over_rounds_and_time_is_a_sum(write: Write) -> None:
     (row,) = by_name([write("a", 0, [0.5, 0.5], mb=2), write("a", 1, [0.5, 0.5], mb=4)]).rows
-    assert row.mean(lambda run: run.wire_mb) == 3
-    assert row.mean(lambda run: run.paper_mb) == 1.5
+    assert row.wire_mb == 3
+    assert row.paper_mb == 1.5
     assert row.mean_final(lambda point: point.seconds) == 3.0
 
 
@@ -120,14 +118,14 @@ def test_a_federations_flops_are_those_of_the_peers_that_trained(write: Write) -
     cohort, everyone = by_name(
         [write("cohort", 0, [0.5], flops_total=10.0), write("all", 0, [0.5])]
     ).rows
-    assert cohort.mean(lambda run: run.flops_total) == 10
-    assert everyone.mean(lambda run: run.flops_total) == 20
-    assert [row.mean(lambda run: run.flops_per_peer) for row in (cohort, everyone)] == [10, 10]
+    assert (cohort.flops_total, everyone.flops_total) == (10, 20)
+    assert (cohort.flops_per_peer, everyone.flops_per_peer) == (10, 10)
 
 
 def test_failed_steps_are_counted_over_all_rounds(write: Write) -> None:
     (row,) = by_name([write("a", 0, [0.0, 0.5, 0.0])]).rows
-    assert row.runs[0].failures == 2
+    assert [(number, peer) for number, peer, _ in row.runs[0].failures] == [(1, "001"), (3, "001")]
+    assert row.failures == 2
 
 
 def test_rounds_to_a_target_count_from_one_and_skip_rounds_without_evaluation(write: Write) -> None:
@@ -175,7 +173,7 @@ def test_equal_flops_are_those_of_the_whole_federation(write: Write) -> None:
 def test_equal_seconds_are_those_that_a_peer_computes(write: Write) -> None:
     """Three rounds in which one of two peers computes 2 s and the other rests: 3 s. At 1.5 s that
     is two rounds."""
-    one, both = {"mean": 2.0, "per_peer": [2.0, None]}, {"mean": 1.5, "per_peer": [1.5, 1.5]}
+    one, both = spread([2.0, None]), spread([1.5, 1.5])
     paths = [
         write("cheap", 0, [0.1, 0.2, 0.3], peer_seconds=one),
         write("expensive", 0, [0.4, 0.5, 0.6], peer_seconds=both),
@@ -187,8 +185,10 @@ def test_equal_seconds_are_those_that_a_peer_computes(write: Write) -> None:
 
 
 def test_a_run_that_has_not_measured_its_seconds_is_not_taken_for_a_free_one(write: Write) -> None:
-    one = {"mean": 2.0, "per_peer": [2.0, 2.0]}
-    paths = [write("measured", 0, [0.1, 0.2], peer_seconds=one), write("older", 0, [0.4, 0.5])]
+    paths = [
+        write("measured", 0, [0.1, 0.2], peer_seconds=spread([2.0, 2.0])),
+        write("older", 0, [0.4, 0.5]),
+    ]
     with pytest.raises(
         RunError,
         match=r"older/seed-0 has no seconds of computing \(peer_seconds\); compare by rounds",
@@ -197,9 +197,9 @@ def test_a_run_that_has_not_measured_its_seconds_is_not_taken_for_a_free_one(wri
 
 
 def test_scores_on_validation_data_have_a_column(write: Write) -> None:
-    comparison = by_name([write("a", 0, [0.1, 0.2], validation={"mean": 0.25})])
-    assert comparison.rows[0].other("validation") == 0.25
-    heading, _, row = markdown_table(comparison).splitlines()[:3]
+    comparison = by_name([write("a", 0, [0.1, 0.2], validation=spread([0.25, 0.25]))])
+    assert comparison.rows[0].extra("validation") == 0.25
+    heading, _, row = comparison_table(comparison).markdown().splitlines()[:3]
     columns = dict(
         zip(map(str.strip, heading.split("|")), map(str.strip, row.split("|")), strict=True)
     )
@@ -280,9 +280,7 @@ def test_a_row_whose_data_are_not_known_is_compared_with_nobody_if_they_may_be_t
     paths = [write(name, 0, [0.5], flops=1.0) for name in ("a", "b", "byzantine", "b2")]
     for path, digest in zip(paths, ("aa", "bb", None, "bb"), strict=True):
         more = (
-            'byzantine = 0.2\ndata_sha256 = "cc"'
-            if digest is None
-            else f'data_sha256 = "{digest}"'
+            'byzantine = 0.2\ndata_sha256 = "cc"' if digest is None else f'data_sha256 = "{digest}"'
         )
         (path / "config.toml").write_text(f"{more}\n{(path / 'config.toml').read_text()}")
     comparison = by_name(paths)
@@ -296,7 +294,7 @@ def test_a_row_whose_first_evaluated_round_exceeds_the_budget_has_no_accuracy(wr
     comparison = by_name(paths, Budget.BYTES)
     assert comparison.rows[1].score is None
     assert comparison.rows[1].mean_final(lambda point: point.seconds) is None
-    assert [row.label for row in comparison.best] == ["cheap"]
+    assert best_rows(comparison) == ["cheap"]
 
 
 def test_costs_that_differ_in_the_last_bit_are_equal(write: Write) -> None:
@@ -312,7 +310,7 @@ def test_without_traffic_there_is_no_limit_of_bytes(write: Write) -> None:
 
 def test_rows_that_print_the_same_accuracy_are_both_the_best(write: Write) -> None:
     paths = [write("a", 0, [0.80001]), write("b", 0, [0.8]), write("c", 0, [0.79])]
-    assert [row.label for row in by_name(paths).best] == ["a", "b"]
+    assert best_rows(by_name(paths)) == ["a", "b"]
 
 
 def test_a_row_of_a_sweep_is_labelled_by_its_keys(write: Write) -> None:
@@ -337,11 +335,11 @@ def test_a_curve_is_the_mean_over_seeds_of_the_rounds_that_all_evaluated(write: 
     (row,) = by_name(
         [write("a", 0, [0.2, None, 0.5, 0.9], mb=1), write("a", 1, [0.4, 0.5, 0.5], mb=3)]
     ).rows
-    rounds, mean, spread = mean_curve(row, Budget.ROUNDS)
-    assert rounds == [1, 3]
-    assert mean == pytest.approx([0.3, 0.5])
-    assert spread == pytest.approx([0.02**0.5, 0])  # 2 x 0.1 squared, divided by 2 - 1
-    assert mean_curve(row, Budget.BYTES)[0] == [2, 6]
+    curve = mean_curve(row, Budget.ROUNDS)
+    assert curve.x == [1, 3]
+    assert curve.mean == pytest.approx([0.3, 0.5])
+    assert curve.std == pytest.approx([0.02**0.5, 0])  # 2 x 0.1 squared, divided by 2 - 1
+    assert mean_curve(row, Budget.BYTES).x == [2, 6]
 
 
 def test_the_plot_is_a_png_with_more_rows_than_colours(write: Write, tmp_path: Path) -> None:

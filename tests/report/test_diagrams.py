@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from dispfl.report.diagrams import circle_positions, heat_map, peer_graph, server_star
+from dispfl.report.diagrams import HeatMap, circle_positions, peer_graph, server_star
 
 
 def titles(chart: str) -> list[str]:
@@ -14,7 +14,7 @@ def titles(chart: str) -> list[str]:
 
 def test_the_largest_count_has_the_full_colour_and_an_empty_cell_none() -> None:
     counts = [[8, 0], [1, 4]]
-    chart = heat_map(counts, ["000", "001"], ["first", "second"], 8, "label", 2)
+    chart = HeatMap(counts, ["000", "001"], ["first", "second"], 8, 2).svg("label")
     paths = re.findall(r'd="([^"]*)" class="cell" style="--intensity:([^"]*)"', chart)
     cells = {style: path.count("M") for path, style in paths}
     assert {style: count for style, count in cells.items() if count} == {

@@ -19,8 +19,10 @@ def test_traffic_is_drawn_busiest_first_with_the_server_named(write: Write) -> N
         "001": [250_000, 500_000],
         "server": [1_000_000, 1_250_000],
     }
-    html = traffic_section(
-        read_results([write("a", [[0.5, 0.5]], "fedavg", record={"traffic": traffic})])
+    html = str(
+        traffic_section(
+            read_results([write("a", [[0.5, 0.5]], "fedavg", record={"traffic": traffic})])
+        )
     )
     assert "Busiest: the server, 1.00 MB up, 1.25 MB down." in html
     assert re.findall(r"<title>([^<]*)</title>", html) == [
@@ -32,14 +34,14 @@ def test_traffic_is_drawn_busiest_first_with_the_server_named(write: Write) -> N
 
 def test_without_traffic_in_the_metrics_a_sentence_says_so(write: Write) -> None:
     paths = [write("a", [[0.5]]), write("b", [[0.4]], "local", mb=0, record={"traffic": {}})]
-    html = traffic_section(read_results(paths))
+    html = str(traffic_section(read_results(paths)))
     assert "Dis-PFL: the metrics do not record the traffic of each node." in html
     assert "Local: no node sends anything." in html
     assert "<svg" not in html
 
 
 def topology_of(write: Write, *paths: Path) -> str:
-    return topology_section(read_results(paths))
+    return str(topology_section(read_results(paths)))
 
 
 def test_rows_with_the_same_graph_share_one_drawing(write: Write) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 Write = Callable[..., Path]
+SECTIONS = [name for name in CONTENTS if name != "privacy"]
 
 
 def test_the_same_runs_give_the_same_bytes(write: Write, tmp_path: Path) -> None:
@@ -29,20 +30,32 @@ def test_the_same_runs_give_the_same_bytes(write: Write, tmp_path: Path) -> None
 
 
 def test_text_from_files_cannot_become_tags(write: Write, tmp_path: Path) -> None:
-    evil = "<script>alert(1)</script>"
-    write(
-        "a<b>",
-        [[0.5]],
-        f"m{evil}",
-        data={"name": evil},
-        metric=evil,
-        record={"failures": {evil: evil}},
-    )
-    write_report([tmp_path / "a<b>"], tmp_path / "report.html")
-    html = (tmp_path / "report.html").read_text()
-    assert "<script" not in html
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
-    assert "<b>" not in html
+    evil = """<script>alert('1')</script>" onload="x"""
+    spread = {"mean": 0.5, "std": 0.0, "per_peer": [0.5, 0.5]}
+    quantities = {"mixed": spread, "mask_change": spread, "epsilon": spread, "peer_seconds": spread}
+    seen = {"received": 1, "far": 1, "distance": 1.0}
+    written = {
+        "record": {
+            "failures": {evil: evil},
+            "traffic": {evil: [1, 2], "000": [3, 4]},
+            "senders": {evil: seen},
+            **quantities,
+        },
+        "labels": [[1, 2], [3, 4]],
+        "topology": {"name": evil},
+        "metric": evil,
+    }
+    first = write("a<b>", [[0.5, 0.6]], f"m{evil}", data={"name": evil}, **written)
+    write("c", [[0.5, 0.6]], f"n{evil}", data={"name": evil}, own={"cohort": 2}, **written)
+    audit: dict[str, Any] = {"membership": [], "labels": [], "canaries": None}
+    (first / "audit.json").write_text(json.dumps(audit))
+    for paths in ([first], [first, tmp_path / "c"]):
+        write_report(paths, tmp_path / "report.html")
+        html = (tmp_path / "report.html").read_text()
+        assert "<script" not in html
+        assert 'onload="x' not in html
+        assert "&lt;script&gt;alert(&#39;1&#39;)&lt;/script&gt;&#34; onload=&#34;x" in html
+        assert "<b>" not in html
 
 
 def test_the_page_loads_nothing(write: Write, tmp_path: Path) -> None:
@@ -84,7 +97,7 @@ def test_federations_made_in_python_have_all_sections(write: Write, tmp_path: Pa
     (path / "config.toml").write_text(re.sub(r"\[(data|partition)\]\n(\w.*\n)+", "", config))
     write_report([path], tmp_path / "report.html")
     html = (tmp_path / "report.html").read_text()
-    assert re.findall(r'<section id="(\w+)"', html) == list(CONTENTS)
+    assert re.findall(r'<section id="(\w+)"', html) == SECTIONS
     assert "2 peers · ring topology · 1 round · 1 seed · made in Python" in html
     assert "f1, mean over peers" in html
 
@@ -113,7 +126,7 @@ def test_the_headline_has_the_settings_that_all_rows_share(write: Write) -> None
 def test_the_settings_list_common_values_and_those_of_each_row(
     write: Write, tmp_path: Path
 ) -> None:
-    html = settings_section(two_rows(write), tmp_path / "report.html")
+    html = str(settings_section(two_rows(write), tmp_path / "report.html"))
     pairs = re.findall(r"<dt>([^<]*)</dt><dd>([^<]*)</dd>", html)
     assert ("alpha", "0.3") in pairs
     assert ("density", "0.5") in pairs
@@ -179,10 +192,10 @@ def page(browser: "Browser", write: Write, tmp_path: Path) -> Iterator["Page"]:
 
 
 def test_the_browser_shows_every_section_and_the_contents_link_to_them(page: "Page") -> None:
-    for name in CONTENTS:
+    for name in SECTIONS:
         assert page.locator(f"section#{name} h2").is_visible()
     assert page.locator("nav a").evaluate_all("links => links.map(link => link.hash)") == [
-        f"#{name}" for name in CONTENTS
+        f"#{name}" for name in SECTIONS
     ]
     assert (
         page.locator("aside.caveats").inner_text().endswith("First reason: It broke & <stopped>.")

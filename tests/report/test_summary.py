@@ -6,7 +6,7 @@ from pathlib import Path
 from html_cells import cells
 
 from dispfl.report.results import count_wins, read_results
-from dispfl.report.results_table import results_section
+from dispfl.report.sections import results_section
 from dispfl.report.summary import summary_block, summary_sentences
 
 Write = Callable[..., Path]
@@ -40,7 +40,7 @@ def test_a_row_is_ahead_where_the_interval_excludes_zero_and_level_where_it_does
         == "Its busiest node transfers 1.00 MB per round on the wire, 25 % of FedAvg’s; Local sends"
         " nothing; training takes 0.50 GFLOPs per peer and round (the others: 1.00)."
     )
-    html = results_section(read_results(paths))
+    html = str(results_section(read_results(paths)))
     assert [row[:2] for row in cells(html)] == [
         ["Dis-PFL", "0.650"],
         ["Local", "0.600"],
@@ -93,22 +93,21 @@ def test_the_page_says_at_how_many_connections_rows_are_compared(
             name,
             [[0.5]],
             method,
-            record={"busiest": {"paper_mb": 1.0, "wire_mb": 1.0, "connections": count}},
+            connections=count,
         )
 
     equal = read_results([with_connections("a", "dispfl", 4), with_connections("b", "fedavg", 4)])
-    assert (
-        "Compared at equal connections: no node receives more than 4 models in a round."
-        in results_section(equal)
+    assert "Compared at equal connections: no node receives more than 4 models in a round." in str(
+        results_section(equal)
     )
-    assert "connections" not in summary_block(equal, tmp_path / "report.html")
+    assert "connections" not in str(summary_block(equal, tmp_path / "report.html"))
     other = read_results([with_connections("c", "dispfl", 4), with_connections("d", "fedavg", 10)])
     sentence = (
         "Not at equal connections: a node receives at most 4 models with Dis-PFL and 10 models with"
         " FedAvg in a round."
     )
-    assert sentence in results_section(other)
-    assert sentence in summary_block(other, tmp_path / "report.html")
+    assert sentence in str(results_section(other))
+    assert sentence in str(summary_block(other, tmp_path / "report.html"))
 
 
 def test_an_unfinished_run_is_a_caveat_and_the_result_is_so_far(
@@ -119,8 +118,8 @@ def test_an_unfinished_run_is_a_caveat_and_the_result_is_so_far(
     assert summary_sentences(results)[0].startswith(
         "So far, Dis-PFL has the best mean, accuracy 0.700"
     )
-    assert "Dis-PFL is not finished: 2 of 5 rounds (seed 0)." in summary_block(
-        results, tmp_path / "report.html"
+    assert "Dis-PFL is not finished: 2 of 5 rounds (seed 0)." in str(
+        summary_block(results, tmp_path / "report.html")
     )
 
 
@@ -134,13 +133,13 @@ def test_rows_without_a_common_seed_are_not_compared_peer_by_peer(
     write: Write, tmp_path: Path
 ) -> None:
     results = read_results([write("a", [[0.6]], "dispfl", 0), write("b", [[0.4]], "local", 1)])
-    assert count_wins(results) is None
+    assert count_wins(results) == {}
     assert (
         summary_sentences(results)[1]
         == "No seed is common to all rows, so differences may come from the data."
     )
     caveat = "The rows have different seeds and therefore different data: Dis-PFL 0; Local 1."
-    assert caveat in summary_block(results, tmp_path / "report.html")
+    assert caveat in str(summary_block(results, tmp_path / "report.html"))
 
 
 def test_seeds_that_some_rows_lack_are_omitted_with_a_caveat(write: Write, tmp_path: Path) -> None:
@@ -152,25 +151,27 @@ def test_seeds_that_some_rows_lack_are_omitted_with_a_caveat(write: Write, tmp_p
     results = read_results(paths)
     assert summary_sentences(results)[0].startswith("Local has the best mean, accuracy 0.700")
     caveat = "Only seeds that all rows have are shown (0); omitted: Dis-PFL 1."
-    assert caveat in summary_block(results, tmp_path / "report.html")
+    assert caveat in str(summary_block(results, tmp_path / "report.html"))
 
 
 def test_other_differing_settings_are_a_caveat(write: Write, tmp_path: Path) -> None:
     paths = [write("a", [[0.6]], "dispfl"), write("b", [[0.4]] * 2, "local")]
-    text = summary_block(read_results(paths), tmp_path / "report.html")
+    text = str(summary_block(read_results(paths), tmp_path / "report.html"))
     assert "Besides the method, the rows differ in rounds; see Settings." in text
 
 
 def test_a_seed_that_was_run_twice_is_a_caveat(write: Write, tmp_path: Path) -> None:
     results = read_results([write("a", [[0.6]]), write("b", [[0.4]])])
     caveat = "Dis-PFL has several runs of seed 0; each is counted separately."
-    assert caveat in summary_block(results, tmp_path / "report.html")
+    assert caveat in str(summary_block(results, tmp_path / "report.html"))
 
 
 def test_failed_steps_are_counted_and_the_first_reason_given(write: Write, tmp_path: Path) -> None:
     record = {"failures": {"001": "The loss became nan."}}
-    text = summary_block(
-        read_results([write("a", [[0.6, 0.4]] * 3, record=record)]), tmp_path / "report.html"
+    text = str(
+        summary_block(
+            read_results([write("a", [[0.6, 0.4]] * 3, record=record)]), tmp_path / "report.html"
+        )
     )
     caveat = (
         "Dis-PFL: 3 steps of 1 peer failed, and the peers kept their last valid model. First"
@@ -183,14 +184,14 @@ def test_an_omitted_run_is_named_relative_to_the_page(write: Write, tmp_path: Pa
     begun = write("runs/begun", [[0.5]], "local")
     (begun / "metrics.jsonl").unlink()
     results = read_results([begun, write("runs/done", [[0.5]])])
-    assert "runs/begun has no finished round yet and is omitted." in summary_block(
-        results, tmp_path / "report.html"
+    assert "runs/begun has no finished round yet and is omitted." in str(
+        summary_block(results, tmp_path / "report.html")
     )
 
 
 def test_a_page_without_problems_has_no_caveats(write: Write, tmp_path: Path) -> None:
-    assert "caveats" not in summary_block(
-        read_results([write("a", [[0.6]])]), tmp_path / "report.html"
+    assert "caveats" not in str(
+        summary_block(read_results([write("a", [[0.6]])]), tmp_path / "report.html")
     )
 
 
@@ -228,7 +229,7 @@ def test_the_lowest_error_leads_where_lower_is_better(write: Write) -> None:
         write("b", [[0.6, 0.6, 0.6, 0.6, 0.6, 0.7]], "local", **errors),
     ]
     results = read_results(paths)
-    assert [series.label for series in results.series] == ["Local", "Dis-PFL"]
+    assert [row.label for row in results.rows] == ["Local", "Dis-PFL"]
     lead, _, peers, _ = summary_sentences(results)
     assert (
         lead
@@ -236,7 +237,7 @@ def test_the_lowest_error_leads_where_lower_is_better(write: Write) -> None:
         " 1.017."
     )
     assert peers == "It is best for 5 of 6 peers, and worse for 1 (peer 005)."
-    html = results_section(results)
+    html = str(results_section(results))
     assert cells(html)[0][0] == "Local"
     assert cells(html)[0][2].startswith("-0.400, ahead[")
     assert cells(html)[1][3] == "1.20 to 0.50"
@@ -256,7 +257,7 @@ def test_the_table_has_scores_costs_rounds_and_seconds_best_first(write: Write) 
     results = read_results(
         [write("a", [[0.1, 0.1]] * 2, "local", mb=0), write("b", [[0.4, 0.8]] * 2, mb=3, flops=5e8)]
     )
-    assert cells(results_section(results)) == [
+    assert cells(str(results_section(results))) == [
         ["Dis-PFL", "0.600", "–", "0.40 to 0.80", "1.50", "3.00", "0.50", "–", "2", "3.0"],
         [
             "Local",
@@ -276,7 +277,7 @@ def test_the_table_has_scores_costs_rounds_and_seconds_best_first(write: Write) 
 def test_the_spread_of_several_seeds_is_that_over_seeds(write: Write) -> None:
     """0.5 and 0.7: sample deviation 0.141."""
     results = read_results([write("a", [[0.4, 0.6]], seed=0), write("b", [[0.6, 0.8]], seed=1)])
-    html = results_section(results)
+    html = str(results_section(results))
     assert cells(html)[0][1:3] == ["0.600 ± 0.141", "0.40 to 0.80"]
     assert "Accuracy ± std over seeds" in html
 
@@ -287,11 +288,13 @@ def test_a_mean_over_one_seed_has_no_deviation_not_even_beside_rows_of_several_s
     """Rows with other data keep all their seeds: Dis-PFL two, Local one, whose peers' deviation is
     0.1."""
     runs = [write("a", [[0.4, 0.6]], seed=0), write("b", [[0.6, 0.8]], seed=1)]
-    html = results_section(
-        read_results([*runs, write("c", [[0.4, 0.6]], "local", data={"name": "cifar10"})])
+    html = str(
+        results_section(
+            read_results([*runs, write("c", [[0.4, 0.6]], "local", data={"name": "cifar10"})])
+        )
     )
     assert [row[1] for row in cells(html)] == ["0.600 ± 0.141", "0.500"]
-    assert "±" not in results_section(read_results(runs[:1]))
+    assert "±" not in str(results_section(read_results(runs[:1])))
 
 
 def test_other_metrics_and_the_test_loss_have_columns_of_their_own(write: Write) -> None:
@@ -302,7 +305,7 @@ def test_other_metrics_and_the_test_loss_have_columns_of_their_own(write: Write)
         [[0.5]],
         record={"scores": both, "test_loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5]}},
     )
-    html = results_section(read_results([path]))
+    html = str(results_section(read_results([path])))
     assert cells(html)[0][1:5] == ["0.500", "0.50 to 0.50", "0.250", "1.500"]
     assert "Macro_f1" in html
     assert "Test loss" in html
@@ -310,15 +313,16 @@ def test_other_metrics_and_the_test_loss_have_columns_of_their_own(write: Write)
 
 def test_an_unfinished_row_shows_its_rounds_out_of_the_total(write: Write) -> None:
     assert (
-        cells(results_section(read_results([write("a", [[0.5]] * 2, rounds=9)])))[0][7] == "2 of 9"
+        cells(str(results_section(read_results([write("a", [[0.5]] * 2, rounds=9)]))))[0][7]
+        == "2 of 9"
     )
 
 
 def test_no_row_is_marked_best_if_rows_are_not_comparable(write: Write) -> None:
     same = [write("a", [[0.5]]), write("b", [[0.4]], "local")]
-    assert results_section(read_results(same)).count('class="best"') == 1
+    assert str(results_section(read_results(same))).count('class="best"') == 1
     other = [write("c", [[0.5]]), write("d", [[0.4]], "local", data={"name": "cifar10"})]
-    assert 'class="best"' not in results_section(read_results(other))
+    assert 'class="best"' not in str(results_section(read_results(other)))
 
 
 def test_the_table_has_seconds_per_peer_and_its_legend_says_whose_flops_are_saved(
@@ -327,7 +331,7 @@ def test_the_table_has_seconds_per_peer_and_its_legend_says_whose_flops_are_save
     times = {"mean": 0.25, "std": 0.0, "per_peer": [0.25]}
     channels = write("a", [[0.6]], own={"structure": "channels"}, record={"peer_seconds": times})
     results = read_results([channels, write("b", [[0.5]], own={"structure": "weights"})])
-    html = results_section(results)
+    html = str(results_section(results))
     assert [(row[0], row[7]) for row in cells(html)] == [
         ("Dis-PFL (channels)", "0.250"),
         ("Dis-PFL", "–"),

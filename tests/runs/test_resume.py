@@ -29,7 +29,7 @@ Outcome = tuple[list[str], list[dict[str, Any]]]
 
 FORKER = """
 import json, os, resource, signal, sys, traceback
-import dispfl.report.plots, dispfl.report.run_table, dispfl.cli, dispfl.cli.progress, dispfl.runs.execute
+import dispfl.report.plots, dispfl.report.result_tables, dispfl.cli, dispfl.cli.progress, dispfl.runs.execute
 import matplotlib.backends.backend_agg
 from dispfl.engines import checkpoint
 

@@ -18,6 +18,7 @@ from dispfl.terminal import print_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from dispfl.report.runs import RecordedRun
     from dispfl.runs.grid import GridRun
 
 ConfigOption = Annotated[
@@ -247,16 +248,15 @@ def _count_states(cells: "Sequence[GridRun]") -> str:
     return f"{len(cells)} {'run' if len(cells) == 1 else 'runs'}{shared}: {', '.join(parts)}."
 
 
-def _named(cells: "Sequence[GridRun]") -> list[tuple[Mapping[str, str], Path]]:
-    """Return the runs with the names of their rows: the labels of methods, as in a report, or the
-    swept keys."""
+def _row_names(
+    cells: "Sequence[GridRun]", runs: "Sequence[RecordedRun]"
+) -> "list[Mapping[str, str]]":
+    """Return the name of each run's row: the label of its method, or the swept keys."""
     from dispfl.report.labels import row_labels
-    from dispfl.runs.directory import read_config
 
     if any(cell.row.keys() != {"method"} for cell in cells):
-        return [(cell.row, cell.path) for cell in cells]
-    labels = row_labels([read_config(cell.path) for cell in cells])
-    return [({"method": label}, cell.path) for label, cell in zip(labels, cells, strict=True)]
+        return [cell.row for cell in cells]
+    return [{"method": label} for label in row_labels([run.config for run in runs])]
 
 
 def _write_comparison(
@@ -268,26 +268,32 @@ def _write_comparison(
     console: "Console",
 ) -> None:
     from dispfl.extras import can_draw
-    from dispfl.report.comparison import Budget
-    from dispfl.report.comparison import compare as compare_runs
-    from dispfl.report.page import write_report
-    from dispfl.report.tables import legend, omitted_note, rich_table, write_tables
+    from dispfl.report.comparison import compare_runs
+    from dispfl.report.page import write_page
+    from dispfl.report.result_tables import comparison_table, write_tables
+    from dispfl.report.runs import Budget, read_run
+    from dispfl.report.tables import omitted_note
 
-    comparison = compare_runs(_named(cells), Budget(budget), targets)
-    table, omitted = rich_table(comparison, console)
-    console.print(table)
-    for sentence in legend(comparison):
+    runs = [read_run(cell.path) for cell in cells]
+    names = _row_names(cells, runs)
+    comparison = compare_runs(zip(names, runs, strict=True), Budget(budget), targets)
+    table = comparison_table(comparison)
+    drawn, omitted = table.on_console(console)
+    console.print(drawn)
+    for sentence in table.notes:
         print_text(console, sentence, "dim")
     if omitted:
         print_text(console, omitted_note(omitted, "The files contain all columns."))
+
     files = write_tables(comparison, out)
-    write_report([cell.path for cell in cells], out / "report.html")
-    pages = [out / "report.html"]
+    pages = []
     if can_draw():
         from dispfl.report.plots import plot_comparison
 
-        plot_comparison(comparison, out / f"learning-curves.{figure}")
-        pages.insert(0, out / f"learning-curves.{figure}")
+        pages.append(out / f"learning-curves.{figure}")
+        plot_comparison(comparison, pages[0])
+    pages.append(out / "report.html")
+    write_page(runs, out / "report.html")
     suffixes = ", ".join(file.suffix for file in files[1:])
     written = f"Written: {files[0]}, {suffixes}; {'; '.join(map(str, pages))}"
     print_text(console, written)

@@ -204,7 +204,7 @@ def _report(
     from dispfl.costs.estimate import estimate
     from dispfl.paper.comparison import PaperReference
     from dispfl.paper.reproduce import ReproducedRuns, write_report
-    from dispfl.report.comparison import Budget
+    from dispfl.report.runs import Budget
 
     table = experiment.table
     references = {}

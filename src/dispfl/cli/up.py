@@ -143,7 +143,7 @@ def _refuse_simulation_settings(experiment: "Experiment") -> None:
 def show(path: Path, console: "Console") -> None:
     """Write the report and print the results of a run."""
     from dispfl.report.page import write_report
-    from dispfl.report.run_table import print_results
+    from dispfl.report.result_tables import print_results
     from dispfl.runs.directory import read_summary
     from dispfl.runs.execute import draw_learning_curve
 
@@ -207,7 +207,7 @@ def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> 
     from rich import box
     from rich.table import Table
 
-    from dispfl.report.run_table import short
+    from dispfl.report.wording import format_short
 
     shown = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False)
     for heading in HEADINGS:
@@ -235,8 +235,8 @@ def table(processes: "PeerProcesses", rounds: int, metric: str = "accuracy") -> 
             name,
             f"{min(found.get('round', 0), rounds)}/{rounds}",
             "–" if score is None else f"{score:.3f}",
-            short(into / 1e6, 2),
-            short(out / 1e6, 2),
+            format_short(into / 1e6, 2),
+            format_short(out / 1e6, 2),
             f"{100 * (sockets / (into + out) - 1):.1f}" if sockets and into + out else "–",
             str(sum(peer["answered"] for peer in known)),
             str(sum(peer["missed"] for peer in known)),

@@ -6,7 +6,7 @@ what is in `metrics.jsonl` and in its reference, what is checked when a run is r
 get, which columns a DataFrame has, and what tables and reports show.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -28,7 +28,9 @@ class Shape(StrEnum):
     REASONS = "text by peer"
     """By peer: a sentence."""
     NODES = "object by node"
-    """By node: several numbers."""
+    """By node: several numbers by name; or null."""
+    TRAFFIC = "pair by node"
+    """By node: a number for what it sends and one for what it receives; or null."""
 
     def accepts(self, value: Any, peers: int) -> bool:
         """Whether a value that was read from a file has this shape, in a run of so many peers."""
@@ -36,15 +38,17 @@ class Shape(StrEnum):
             case Shape.PEERS:
                 return value is None or _is_spread(value, peers)
             case Shape.METRICS:
-                return isinstance(value, dict) and all(
-                    _is_metric(spread, peers) for spread in value.values()
-                )
+                return _is_object_of(value, lambda spread: _is_metric(spread, peers))
             case Shape.NUMBER:
                 return is_finite_number(value)
             case Shape.NAME:
                 return value is None or isinstance(value, str)
-            case Shape.REASONS | Shape.NODES:
+            case Shape.REASONS:
                 return isinstance(value, dict)
+            case Shape.NODES:
+                return value is None or isinstance(value, dict)
+            case Shape.TRAFFIC:
+                return value is None or _is_object_of(value, _is_pair)
 
 
 @dataclass(frozen=True)
@@ -179,7 +183,7 @@ ROUND_QUANTITIES = (
         "the largest number of nodes that one node receives models from",
     ),
     Quantity(
-        "traffic", Shape.NODES, "sent and received by every node with any traffic", unit="bytes"
+        "traffic", Shape.TRAFFIC, "sent and received by every node with any traffic", unit="bytes"
     ),
     Quantity(
         "senders",
@@ -215,6 +219,14 @@ ROUND_QUANTITIES = (
 def is_finite_number(value: Any) -> bool:
     """Whether a value that was read from a file is a number; true and false are none."""
     return type(value) in (int, float) and isfinite(value)
+
+
+def _is_object_of(value: Any, accepts: Callable[[Any], bool]) -> bool:
+    return isinstance(value, dict) and all(map(accepts, value.values()))
+
+
+def _is_pair(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 2 and all(map(is_finite_number, value))
 
 
 def _is_spread(value: Any, peers: int) -> bool:

@@ -11,7 +11,7 @@ import numpy as np
 from dispfl.paper.printed import PrintedColumn, PrintedNumber, PrintedRow, PrintedTable, errata
 from dispfl.paper.similarity import spearman
 from dispfl.report.comparison import DISPFL, ComparisonRow
-from dispfl.report.labels import UNKNOWN
+from dispfl.report.wording import UNKNOWN
 from dispfl.runs.directory import read_config, read_summary
 
 T = TypeVar("T")
@@ -153,9 +153,9 @@ def row_as_json(compared: ComparedRow) -> dict[str, Any]:
     ours = {
         "accuracy": row.score,
         "accuracy_std": row.score_std,
-        "busiest_mb": row.mean(lambda run: run.paper_mb),
+        "busiest_mb": row.paper_mb,
         "mean_mb": reference.mean_mb,
-        "flops": row.mean(lambda run: run.flops_per_peer),
+        "flops": row.flops_per_peer,
         "rounds_to": {f"{target:g}": row.rounds_to(target) for target in reference.targets},
         "rounds": row.rounds,
         "runs": [str(run.path) for run in row.runs],
@@ -373,11 +373,11 @@ def _printed(line: TableLine, number: Callable[[PrintedRow], T]) -> T | None:
 def _megabytes(line: TableLine, table: PrintedTable) -> float:
     if table.comm == "mean":
         return fmean(row.reference.mean_mb or 0.0 for row in line.values())
-    return fmean(row.row.mean(lambda run: run.paper_mb) for row in line.values())
+    return fmean(row.row.paper_mb for row in line.values())
 
 
 def _flops(line: TableLine) -> float:
-    return fmean(row.row.mean(lambda run: run.flops_per_peer) for row in line.values())
+    return fmean(row.row.flops_per_peer for row in line.values())
 
 
 def _text(printed: PrintedNumber | None) -> str:

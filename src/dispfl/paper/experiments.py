@@ -27,7 +27,7 @@ from dispfl.config import compose, differing_keys, read_toml
 from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment
 from dispfl.paper.printed import WITHOUT_TOPOLOGY, PrintedRow, PrintedTable, tables
-from dispfl.report.labels import UNKNOWN
+from dispfl.report.wording import UNKNOWN
 from dispfl.runs.grid import GridRun
 from dispfl.settings import Settings, did_you_mean
 

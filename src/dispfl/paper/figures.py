@@ -18,9 +18,10 @@ from matplotlib.ticker import MaxNLocator
 from dispfl.paper.comparison import ComparedRow, group_accuracies
 from dispfl.paper.mask_similarity import RunMasks
 from dispfl.paper.similarity import Matrix
-from dispfl.report.comparison import Budget, mean_curve
-from dispfl.report.labels import UNKNOWN
+from dispfl.report.comparison import mean_curve
 from dispfl.report.plots import X_LABELS, save_figure
+from dispfl.report.runs import Budget
+from dispfl.report.wording import UNKNOWN
 from dispfl.runs.directory import read_config
 
 PERCENT = 100
@@ -203,7 +204,8 @@ def _line(
     budget: Budget = Budget.ROUNDS,
 ) -> None:
     """Draw the mean over seeds, with a band of one standard deviation."""
-    spent, mean, spread = mean_curve(row.row, budget)
+    curve = mean_curve(row.row, budget)
+    spent, mean, spread = curve.x, curve.mean, curve.std
     percent = [PERCENT * value for value in mean]
     width = 2.0 if row["method"] == "dispfl" else 1.2
     if not any(spent):

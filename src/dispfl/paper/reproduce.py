@@ -40,9 +40,15 @@ from dispfl.paper.comparison import (
 )
 from dispfl.paper.mask_similarity import compare_masks, print_masks
 from dispfl.paper.printed import PrintedTable
-from dispfl.report import tables as report_tables
-from dispfl.report.comparison import Budget, compare
+from dispfl.report.comparison import compare
 from dispfl.report.differences import paired_over
+from dispfl.report.result_tables import (
+    comparison_json,
+    comparison_table,
+    legend,
+    write_tables,
+)
+from dispfl.report.runs import Budget
 from dispfl.round.context import PeerTask
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.grid import GridRun, RunState
@@ -316,7 +322,7 @@ def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
         for reference, row in zip(results.references, comparison.rows, strict=True)
     ]
     folder = results.folder
-    files = [path.name for path in report_tables.write_tables(comparison, folder)]
+    files = [path.name for path in write_tables(comparison, folder)]
     if results.table:
         tables = comparison_tables(rows, results.table, comparison.against)
         for table in tables:
@@ -327,8 +333,8 @@ def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
         )
         files.insert(0, _write_markdown(results, tables, notes))
     else:
-        console.print(report_tables.rich_table(comparison, console)[0])
-        notes = report_tables.legend(comparison)
+        console.print(comparison_table(comparison).on_console(console)[0])
+        notes = legend(comparison)
     if results.figure and can_draw():
         files.insert(0, f"{results.figure}.{results.figure_format}")
         _draw(results.figure, rows, results.caveat, results.folder / files[0])
@@ -340,12 +346,11 @@ def _numbers(results: ReproducedRuns, console: Console) -> dict[str, Any]:
     if results.budget is not Budget.ROUNDS:
         limited = compare(results.runs, results.budget, list(targets), results.against)
         files += [
-            path.name
-            for path in report_tables.write_tables(limited, folder, f"comparison-{results.budget}")
+            path.name for path in write_tables(limited, folder, f"comparison-{results.budget}")
         ]
-        console.print("", report_tables.rich_table(limited, console)[0], sep="\n")
-        _print_notes(report_tables.legend(limited), console)
-        found["at_equal"] = report_tables.comparison_json(limited, folder)
+        console.print("", comparison_table(limited).on_console(console)[0], sep="\n")
+        _print_notes(legend(limited), console)
+        found["at_equal"] = comparison_json(limited, folder)
     return found
 
 

@@ -7,7 +7,9 @@ from math import ceil, floor, log10
 from statistics import fmean
 from typing import TypeVar
 
-from dispfl.report.markup import Markup, coordinate, element, join_markup
+from markupsafe import Markup
+
+from dispfl.report.wording import with_thousands
 
 MAX_POINTS = 200
 """More points would not be visible on a chart of this width."""
@@ -16,6 +18,38 @@ MAX_DOTS = 40
 MAX_NAMES = 16
 """The names of more bars would overlap."""
 T = TypeVar("T")
+Attribute = str | float | None
+
+
+def element(tag: str, *children: str, **attributes: Attribute) -> Markup:
+    """`element("text", "a<b", class_="tick", x=2)` is `<text class="tick" x="2">a&lt;b</text>`.
+
+    Attributes of None are omitted, numbers are coordinates. Text that is not `Markup` is escaped.
+    """
+    text = Markup("")
+    for key, value in attributes.items():
+        if value is not None:
+            shown = value if isinstance(value, str) else coordinate(value)
+            text += Markup(' {}="{}"').format(key.rstrip("_").replace("_", "-"), shown)
+    return Markup(f"<{tag}{text}>{Markup().join(children)}</{tag}>")
+
+
+def coordinate(number: float) -> str:
+    """Return a coordinate with at most one decimal: a tenth of a pixel is fine enough."""
+    text = f"{number:.1f}".removesuffix(".0")
+    return "0" if text == "-0" else text
+
+
+def point(x: float, y: float) -> str:
+    """Return a position in a path."""
+    return f"{coordinate(x)} {coordinate(y)}"
+
+
+def svg(width: float, height: float, label: str, *children: str, size: str = "") -> Markup:
+    """Return an SVG image that scales with its column. Screen readers read the label."""
+    view = f"0 0 {point(width, height)}"
+    css_class = f"chart {size}".strip()
+    return element("svg", *children, class_=css_class, viewBox=view, role="img", aria_label=label)
 
 
 @dataclass(frozen=True)
@@ -50,6 +84,9 @@ LARGE = ChartSize("large", 540, 320, 56, 14, 36, 54)
 text."""
 SMALL = ChartSize("small", 330, 200, 46, 8, 30, 40)
 """For several similar charts."""
+Range = tuple[float, float]
+Tick = tuple[float, str]
+"""A value and its text."""
 
 
 @dataclass(frozen=True)
@@ -61,66 +98,68 @@ class ChartFrame:
     y: LinearScale
     drawing: Markup
 
+    def position(self, x: float, y: float) -> str:
+        """Return the position of two values in a path."""
+        return point(self.x(x), self.y(y))
+
+    def level(self, y: float, from_x: float, to_x: float) -> str:
+        """Return the path of a horizontal line between two coordinates."""
+        return f"M{point(from_x, self.y(y))}H{coordinate(to_x)}"
+
     def svg(self, label: str, *marks: str) -> Markup:
-        """Return the chart, with the grid below the marks. Screen readers read the label."""
-        return svg(
-            self.size.width, self.size.height, label, self.drawing, *marks, size=self.size.name
-        )
+        """Return the chart, with the grid below the marks."""
+        size = self.size
+        return svg(size.width, size.height, label, self.drawing, *marks, size=size.name)
 
 
-def svg(width: float, height: float, label: str, *children: str, size: str = "") -> Markup:
-    """Return an SVG image that scales with its column."""
-    view = f"0 0 {coordinate(width)} {coordinate(height)}"
-    return element(
-        "svg", *children, class_=f"chart {size}".strip(), viewBox=view, role="img", aria_label=label
-    )
-
-
-def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[tuple[float, str]]:
-    """Return about `count` round numbers within a range, 1, 2 or 5 times a power of ten apart, with
-    their text."""
+def ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[Tick]:
+    """Return about `count` round numbers within a range, 1, 2 or 5 times a power of ten apart."""
     rough = (high - low) / count
     power = 10.0 ** floor(log10(rough))
-    step = min(
-        (power * times for times in (1, 2, 5, 10)), key=lambda near: abs(log10(near / rough))
-    )
+    steps = [power, 2 * power, 5 * power, 10 * power]
+    step = min(steps, key=lambda candidate: abs(log10(candidate / rough)))
     if whole:
         step = max(1.0, step)
     decimals = max(0, -floor(log10(step) + 1e-9))
     multiples = range(ceil(low / step - 1e-9), floor(high / step + 1e-9) + 1)
-    return [(k * step, f"{k * step:,.{decimals}f}".replace(",", "\u202f")) for k in multiples]
+    return [(k * step, with_thousands(k * step, decimals)) for k in multiples]
 
 
-def padded(low: float, high: float) -> tuple[float, float]:
-    """Return a range with a margin at both ends, which does not extend below zero unless the values
-    do."""
+def padded(low: float, high: float) -> Range:
+    """Return a range with margins, which do not extend below zero unless the values do."""
     low, high = widened(low, high)
     margin = 0.05 * (high - low)
-    return (max(0.0, low - margin) if low >= 0 else low - margin), high + margin
+    bottom = low - margin
+    if low >= 0:
+        bottom = max(0.0, bottom)
+    return bottom, high + margin
 
 
-def widened(low: float, high: float) -> tuple[float, float]:
+def widened(low: float, high: float) -> Range:
     """Return a range that is not empty."""
+    if high > low:
+        return low, high
     half = 0.05 * max(1.0, abs(low))
-    return (low, high) if high > low else (low - half, high + half)
+    return low - half, high + half
 
 
 def thin_out(values: Sequence[T], limit: int = MAX_POINTS) -> list[T]:
     """Return at most `limit` evenly spaced values, including the first and the last."""
     if len(values) <= limit:
         return list(values)
-    return [values[round(number * (len(values) - 1) / (limit - 1))] for number in range(limit)]
+    last = len(values) - 1
+    return [values[round(number * last / (limit - 1))] for number in range(limit)]
 
 
 def chart_frame(
     size: ChartSize,
-    x_range: tuple[float, float],
-    y_range: tuple[float, float],
+    x_range: Range,
+    y_range: Range,
     x_label: str,
     y_label: str,
     *,
     whole_x: bool = False,
-    x_names: Sequence[tuple[float, str]] | None = None,
+    x_names: Sequence[Tick] | None = None,
     mirrored: bool = False,
 ) -> ChartFrame:
     """Return axes for these ranges.
@@ -130,46 +169,58 @@ def chart_frame(
     """
     x = LinearScale(*widened(*x_range), size.left, size.width - size.right)
     y = LinearScale(*widened(*y_range), size.height - size.bottom, size.top)
-    across = f"H{coordinate(x.end)}"
+    frame = ChartFrame(size, x, y, Markup(""))
+
     drawing = [element("text", y_label, class_="axis", x=2, y=size.top - 16)]
     for tick, text in ticks(y.low, y.high, count=5 if size is LARGE else 4):
-        text = text.removeprefix("-") if mirrored else text
-        drawing.append(
-            element(
-                "path", d=f"M{coordinate(x.start)} {coordinate(y(tick))}{across}", class_="grid"
-            )
-        )
-        drawing.append(
-            element("text", text, class_="tick y", x=size.left - 8, y=y(tick), dy="0.32em")
-        )
-    base = y(0) if y.low < 0 < y.high else y.start
-    drawing.append(
-        element("path", d=f"M{coordinate(x.start)} {coordinate(base)}{across}", class_="base")
-    )
-    for tick, text in ticks(x.low, x.high, whole=whole_x) if x_names is None else x_names:
-        drawing.append(element("text", text, class_="tick x", x=x(tick), y=y.start + 8, dy="0.8em"))
-    drawing.append(
-        element("text", x_label, class_="axis x", x=(x.start + x.end) / 2, y=size.height - 8)
-    )
-    return ChartFrame(size, x, y, join_markup(drawing))
+        name = text.removeprefix("-") if mirrored else text
+        drawing += [
+            element("path", d=frame.level(tick, x.start, x.end), class_="grid"),
+            element("text", name, class_="tick y", x=size.left - 8, y=y(tick), dy="0.32em"),
+        ]
+    base = 0.0 if y.low < 0 < y.high else y.low
+    drawing.append(element("path", d=frame.level(base, x.start, x.end), class_="base"))
+    if x_names is None:
+        x_names = ticks(x.low, x.high, whole=whole_x)
+    for tick, name in x_names:
+        drawing.append(element("text", name, class_="tick x", x=x(tick), y=y.start + 8, dy="0.8em"))
+    middle = (x.start + x.end) / 2
+    drawing.append(element("text", x_label, class_="axis x", x=middle, y=size.height - 8))
+    return replace(frame, drawing=Markup().join(drawing))
 
 
-@dataclass(frozen=True)
+@dataclass
 class Curve:
     """One line of a chart."""
 
     label: str
-    css_class: str
+    css_class: str = ""
     """The class that gives a row its colour on the whole page."""
-    x: Sequence[float]
-    y: Sequence[float]
-    spread: Sequence[float] = field(default=())
+    x: list[float] = field(default_factory=list)
+    y: list[float] = field(default_factory=list)
+    spread: list[float] = field(default_factory=list)
     """Half the height of the band around each point; empty for no band."""
     constant: bool = False
-    """Whether only the last value is drawn, from edge to edge, because the curve has no extent on
-    x."""
+    """Whether only the last value is drawn, from edge to edge, for a curve of no extent on x."""
     secondary: bool = False
     """Whether the line is thin and dashed."""
+
+    def add(self, x: float, y: float, spread: float | None = None) -> None:
+        """Add a point; all points of a curve have a spread, or none has one."""
+        self.x.append(x)
+        self.y.append(y)
+        if spread is not None:
+            self.spread.append(spread)
+
+    @property
+    def points(self) -> list[tuple[float, float, float]]:
+        """Each point with its spread, which is 0 without a band."""
+        spread = self.spread or [0.0] * len(self.y)
+        return list(zip(self.x, self.y, spread, strict=True))
+
+    @property
+    def thinned(self) -> "Curve":
+        return replace(self, x=thin_out(self.x), y=thin_out(self.y), spread=thin_out(self.spread))
 
 
 def line_chart(
@@ -188,93 +239,89 @@ def line_chart(
     With `x_word`, the name of an x that all lines share, the tooltip of an x shows the values of
     all lines; without it, the tooltip of a point shows the line's value at an x in `x_unit`.
     """
-    curves = [_thin_out(curve) for curve in curves]
-    xs = [x for curve in curves if not curve.constant for x in curve.x] or [0.0, 1.0]
-    pairs = [(y, s) for curve in curves for y, s in zip(curve.y, _spread(curve), strict=True)]
-    lowest, highest = min(y - s for y, s in pairs), max(y + s for y, s in pairs)
-    if all(y >= 0 for y, _ in pairs):  # no room for the part of a band that is below zero
+    curves = [curve.thinned for curve in curves]
+    x_range, y_range = _ranges(curves, from_zero)
+    frame = chart_frame(LARGE, x_range, y_range, x_label, y_label, whole_x=whole_x)
+
+    marks = [_band(frame, curve) for curve in curves if curve.spread]
+    for curve in reversed(curves):  # the first of the legend is on top
+        marks += _line(frame, curve)
+    if x_word:
+        marks.append(_strip_tips(frame, curves, x_word, y_format))
+    else:
+        marks.append(_dot_tips(frame, curves, x_unit, y_format))
+
+    ends = []
+    for curve in curves:
+        if not curve.secondary:
+            ends.append(f"{curve.label} {curve.y[-1]:{y_format}}")
+    return frame.svg(f"{y_label} against {x_label}. Final values: {', '.join(ends)}.", *marks)
+
+
+def _ranges(curves: Sequence[Curve], from_zero: bool) -> tuple[Range, Range]:
+    """Return the ranges of x and y that hold all curves and their bands."""
+    xs: list[float] = []
+    values: list[float] = []
+    edges: list[float] = []
+    for curve in curves:
+        if not curve.constant:
+            xs += curve.x
+        for _, y, spread in curve.points:
+            values.append(y)
+            edges += [y - spread, y + spread]
+    xs = xs or [0.0, 1.0]
+    lowest = min(edges)
+    if min(values) >= 0:  # no room for the part of a band that is below zero
         lowest = max(0.0, lowest)
-    frame = chart_frame(
-        LARGE,
-        (0.0 if from_zero else min(xs), max(xs)),
-        padded(lowest, highest),
-        x_label,
-        y_label,
-        whole_x=whole_x,
-    )
-    bands = [_band(frame, curve) for curve in curves if curve.spread]
-    lines = [_line(frame, curve) for curve in reversed(curves)]  # the first of the legend is on top
-    tips = (
-        _strip_tips(frame, curves, x_word, y_format)
-        if x_word
-        else _dot_tips(frame, curves, x_unit, y_format)
-    )
-    ends = ", ".join(
-        f"{curve.label} {curve.y[-1]:{y_format}}" for curve in curves if not curve.secondary
-    )
-    return frame.svg(f"{y_label} against {x_label}. Final values: {ends}.", *bands, *lines, tips)
+    return (0.0 if from_zero else min(xs), max(xs)), padded(lowest, max(edges))
 
 
-def _thin_out(curve: Curve) -> Curve:
-    return replace(curve, x=thin_out(curve.x), y=thin_out(curve.y), spread=thin_out(curve.spread))
-
-
-def _spread(curve: Curve) -> Sequence[float]:
-    return curve.spread or [0.0] * len(curve.y)
-
-
-def _line(frame: ChartFrame, curve: Curve) -> Markup:
+def _line(frame: ChartFrame, curve: Curve) -> list[Markup]:
     css_class = curve.css_class
     if curve.constant:
-        d = (
-            f"M{coordinate(frame.x.start)}"
-            f" {coordinate(frame.y(curve.y[-1]))}H{coordinate(frame.x.end)}"
-        )
-        return element("path", d=d, class_=f"line constant {css_class}")
-    points = [
-        f"{coordinate(frame.x(x))} {coordinate(frame.y(y))}"
-        for x, y in zip(curve.x, curve.y, strict=True)
-    ]
-    line = element(
-        "path", d="M" + "L".join(points), class_=f"line {'secondary ' * curve.secondary}{css_class}"
-    )
-    if curve.secondary or len(points) > MAX_DOTS:
-        return line
-    return join_markup(
-        [
-            line,
-            element(
-                "path", d="".join(f"M{point}h0" for point in points), class_=f"dots {css_class}"
-            ),
-        ]
-    )
+        path = frame.level(curve.y[-1], frame.x.start, frame.x.end)
+        return [element("path", d=path, class_=f"line constant {css_class}")]
+    points = [frame.position(x, y) for x, y, _ in curve.points]
+    path = "M" + "L".join(points)
+    if curve.secondary:
+        return [element("path", d=path, class_=f"line secondary {css_class}")]
+    line = element("path", d=path, class_=f"line {css_class}")
+    if len(points) > MAX_DOTS:
+        return [line]
+    dots = "".join(f"M{position}h0" for position in points)
+    return [line, element("path", d=dots, class_=f"dots {css_class}")]
 
 
 def _band(frame: ChartFrame, curve: Curve) -> Markup:
-    triples = list(zip(curve.x, curve.y, curve.spread, strict=True))
-    upper = [f"{coordinate(frame.x(x))} {coordinate(frame.y(y + s))}" for x, y, s in triples]
-    lower = [
-        f"{coordinate(frame.x(x))} {coordinate(frame.y(max(y - s, frame.y.low)))}"
-        for x, y, s in reversed(triples)
-    ]
-    return element(
-        "path", d="M" + "L".join([*upper, *lower]) + "Z", class_=f"band {curve.css_class}"
-    )
+    upper = []
+    lower = []
+    for x, y, spread in curve.points:
+        upper.append(frame.position(x, y + spread))
+        lower.append(frame.position(x, max(y - spread, frame.y.low)))
+    path = "M" + "L".join([*upper, *reversed(lower)]) + "Z"
+    return element("path", d=path, class_=f"band {curve.css_class}")
 
 
 def _strip_tips(frame: ChartFrame, curves: Sequence[Curve], x_word: str, y_format: str) -> Markup:
     """Return an invisible strip over every x, with the values of all lines as its tooltip."""
-    values: dict[float, list[str]] = {}
+    lines: dict[float, list[str]] = {}
     for curve in curves:
-        for x, y, s in zip(curve.x, curve.y, _spread(curve), strict=True):
-            text = f"{y:{y_format}}" + (f" ± {s:{y_format}}" if curve.spread else "")
-            values.setdefault(x, []).append(f"{curve.label}: {text}")
-    xs = sorted(values)
-    edges = [frame.x.start, *(frame.x((a + b) / 2) for a, b in pairwise(xs)), frame.x.end]
-    top, height = frame.y.end, frame.y.start - frame.y.end
+        for x, y, spread in curve.points:
+            text = f"{curve.label}: {y:{y_format}}"
+            if curve.spread:
+                text += f" ± {spread:{y_format}}"
+            lines.setdefault(x, [f"{x_word} {x:g}"]).append(text)
+
+    xs = sorted(lines)
+    edges = [frame.x.start]
+    for before, after in pairwise(xs):
+        edges.append(frame.x((before + after) / 2))
+    edges.append(frame.x.end)
+
     strips = []
+    top, height = frame.y.end, frame.y.start - frame.y.end
     for x, (left, right) in zip(xs, pairwise(edges), strict=True):
-        title = element("title", "\n".join([f"{x_word} {x:g}", *values[x]]))
+        title = element("title", "\n".join(lines[x]))
         strips.append(element("rect", title, x=left, y=top, width=right - left, height=height))
     return element("g", *strips, class_="tips")
 
@@ -285,7 +332,7 @@ def _dot_tips(frame: ChartFrame, curves: Sequence[Curve], unit: str, y_format: s
     for curve in curves:
         if curve.constant:
             continue
-        for x, y in thin_out(list(zip(curve.x, curve.y, strict=True)), MAX_DOTS):
+        for x, y, _ in thin_out(curve.points, MAX_DOTS):
             title = element("title", f"{curve.label}: {y:{y_format}} at {x:.4g} {unit}")
             dots.append(element("circle", title, cx=frame.x(x), cy=frame.y(y), r=7))
     return element("g", *dots, class_="tips")
@@ -307,36 +354,36 @@ def bar_chart(
     label: str,
     *,
     size: ChartSize = SMALL,
-    y_range: tuple[float, float] | None = None,
+    y_range: Range | None = None,
     mirrored: bool = False,
 ) -> Markup:
     """Return bars side by side. Charts that share a scale are given the same `y_range`."""
-    values = [value for bar in bars for value, _ in bar.parts]
-    low, high = y_range or (min(0.0, *values), max(0.0, *values))
-    names = [(float(k), bar.name) for k, bar in enumerate(bars)] if len(bars) <= MAX_NAMES else []
-    frame = chart_frame(
-        size,
-        (-0.5, len(bars) - 0.5),
-        (low, high),
-        x_label,
-        y_label,
-        x_names=names,
-        mirrored=mirrored,
-    )
+    if y_range is None:
+        values = [0.0]
+        for bar in bars:
+            values += [value for value, _ in bar.parts]
+        y_range = (min(values), max(values))
+    names: list[Tick] = []
+    if len(bars) <= MAX_NAMES:
+        names = [(float(k), bar.name) for k, bar in enumerate(bars)]
+    x_range = (-0.5, len(bars) - 0.5)
+    frame = chart_frame(size, x_range, y_range, x_label, y_label, x_names=names, mirrored=mirrored)
     gap = 0.2 if len(bars) <= 60 else 0.0
     return frame.svg(label, *(_bar(frame, k, bar, gap) for k, bar in enumerate(bars)))
 
 
 def _bar(frame: ChartFrame, k: int, bar: Bar, gap: float) -> Markup:
-    left, right = frame.x(k - 0.5 + gap / 2), frame.x(k + 0.5 - gap / 2)
+    left = frame.x(k - 0.5 + gap / 2)
+    width = frame.x(k + 0.5 - gap / 2) - left
+    if not gap:
+        width += 0.5  # overlaps the next bar, so that no seam is visible
     children = [element("title", bar.tooltip)]
     for value, css_class in bar.parts:
         top, bottom = sorted((frame.y(value), frame.y(0)))
-        width = (
-            right - left + (0 if gap else 0.5)
-        )  # overlaps the next bar, so that no seam is visible
-        shape = {"x": left, "y": top, "width": width, "height": max(bottom - top, 0.5)}
-        children.append(element("rect", class_=f"bar {css_class}", **shape))
+        height = max(bottom - top, 0.5)
+        children.append(
+            element("rect", class_=f"bar {css_class}", x=left, y=top, width=width, height=height)
+        )
     return element("g", *children)
 
 
@@ -356,33 +403,32 @@ class DotColumn:
 def dot_chart(
     columns: Sequence[DotColumn], x_label: str, y_label: str, y_format: str = ".3f"
 ) -> Markup:
-    """Return a dot for every value and a line at every group's mean; dots are spread sideways to
-    stay visible."""
-    values = [value for column in columns for value in column.values]
-    names = [(float(k), column.name) for k, column in enumerate(columns)]
+    """Return a dot for every value and a line at every group's mean."""
+    names: list[Tick] = []
+    means = []
+    values: list[float] = []
+    for k, column in enumerate(columns):
+        names.append((float(k), column.name))
+        means.append(f"{column.name}: mean {column.mean:{y_format}}")
+        values += column.values
     y_range = padded(min(values), max(values))
     frame = chart_frame(LARGE, (-0.5, len(columns) - 0.5), y_range, x_label, y_label, x_names=names)
-    drawn = []
+    marks: list[Markup] = []
     for k, column in enumerate(columns):
-        for number, value in enumerate(column.values):
-            offset = ((number * 7) % 11 - 5) / 5 * 0.22  # deterministic jitter
-            shape = {"cx": frame.x(k + offset), "cy": frame.y(value), "r": 4.0}
-            drawn.append(
-                element(
-                    "circle",
-                    element("title", f"{value:{y_format}}"),
-                    class_=f"dot {column.css_class}",
-                    **shape,
-                )
-            )
-        line = (
-            f"M{coordinate(frame.x(k - 0.32))}"
-            f" {coordinate(frame.y(column.mean))}H{coordinate(frame.x(k + 0.32))}"
-        )
-        drawn.append(
-            element(
-                "path", element("title", f"mean {column.mean:{y_format}}"), d=line, class_="mean"
-            )
-        )
-    means = ", ".join(f"{column.name}: mean {column.mean:{y_format}}" for column in columns)
-    return frame.svg(f"{y_label} by {x_label}. {means}.", *drawn)
+        marks += _dots(frame, k, column, y_format)
+    return frame.svg(f"{y_label} by {x_label}. {', '.join(means)}.", *marks)
+
+
+def _dots(frame: ChartFrame, k: int, column: DotColumn, y_format: str) -> list[Markup]:
+    """Return the dots of a group, spread sideways to stay visible, and the line of its mean."""
+    marks = []
+    css_class = f"dot {column.css_class}"
+    for number, value in enumerate(column.values):
+        jitter = ((number * 7) % 11 - 5) / 5 * 0.22  # the same every time
+        title = element("title", f"{value:{y_format}}")
+        x, y = frame.x(k + jitter), frame.y(value)
+        marks.append(element("circle", title, class_=css_class, cx=x, cy=y, r=4))
+    title = element("title", f"mean {column.mean:{y_format}}")
+    path = frame.level(column.mean, frame.x(k - 0.32), frame.x(k + 0.32))
+    marks.append(element("path", title, d=path, class_="mean"))
+    return marks

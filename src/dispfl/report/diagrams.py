@@ -1,88 +1,114 @@
 """Heat maps of label counts and graphs of the peers, as SVG."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from math import cos, hypot, pi, sin
 
-from dispfl.report.charts import svg
-from dispfl.report.markup import Markup, coordinate, element
+from markupsafe import Markup
+
+from dispfl.report.charts import coordinate, element, point, svg
 
 LEVELS = 8
 """Colour levels of a heat map. Cells of one level are one path, which keeps large maps small."""
 MAP_WIDTH, MAP_LEFT, MAP_TOP, MAP_BOTTOM = 540.0, 40.0, 22.0, 44.0
 MAX_CELL_WIDTH = 36.0
 GRAPH_WIDTH, GRAPH_RADIUS = 460.0, 186.0
+CENTRE = (GRAPH_WIDTH / 2, GRAPH_WIDTH / 2)
 MAX_ARROWS = 120
 """The arrow heads of more links would overlap."""
 MAX_LISTED = 12
 """Number of neighbours that a tooltip lists."""
 
 Position = tuple[float, float]
+Link = tuple[str, str]
+"""Sender and receiver."""
 
 
-def heat_map(
-    counts: Sequence[Sequence[int]],
-    names: Sequence[str],
-    tooltips: Sequence[str],
-    most: int,
-    label: str,
-    columns: int,
-) -> Markup:
-    """Return a column for each name and a row for each of its counts; a count of `most` has the
-    full colour.
+@dataclass(frozen=True)
+class HeatMap:
+    """A column for each peer and a row for each class; a count of `most` has the full colour."""
 
-    `columns` is the number of columns that fit, so that maps side by side have cells of the same
-    size.
-    """
-    rows, width = len(counts[0]), min(MAX_CELL_WIDTH, (MAP_WIDTH - MAP_LEFT - 4) / columns)
-    height = max(2.5, min(18.0, 300 / rows))
-    right, bottom = MAP_LEFT + len(counts) * width, MAP_TOP + rows * height
-    drawn = [element("text", "class", class_="axis", x=2, y=12)]
-    drawn += [_cells(counts, level, width, height, most) for level in range(1, LEVELS + 1)]
-    every = next(step for step in (1, 2, 5, 10) if step * height >= 15)
-    for row in range(0, rows, every):
-        y = MAP_TOP + (row + 0.5) * height
-        drawn.append(element("text", str(row), class_="tick y", x=MAP_LEFT - 6, y=y, dy="0.32em"))
-    for k, (name, tooltip) in enumerate(zip(names, tooltips, strict=True)):
-        left, title = MAP_LEFT + k * width, element("title", tooltip)
+    counts: Sequence[Sequence[int]]
+    """By peer and class."""
+    names: Sequence[str]
+    tooltips: Sequence[str]
+    most: int
+    columns: int
+    """How many columns fit, so that maps side by side have cells of the same size."""
+
+    @property
+    def classes(self) -> int:
+        return len(self.counts[0])
+
+    @property
+    def cell_width(self) -> float:
+        return min(MAX_CELL_WIDTH, (MAP_WIDTH - MAP_LEFT - 4) / self.columns)
+
+    @property
+    def cell_height(self) -> float:
+        return max(2.5, min(18.0, 300 / self.classes))
+
+    def left(self, column: float) -> float:
+        return MAP_LEFT + column * self.cell_width
+
+    def top(self, row: float) -> float:
+        return MAP_TOP + row * self.cell_height
+
+    def svg(self, label: str) -> Markup:
+        """Return the drawing."""
+        bottom = self.top(self.classes)
+        drawn = [element("text", "class", class_="axis", x=2, y=12)]
+        for level in range(1, LEVELS + 1):
+            drawn.append(self._cells(level))
+        drawn += self._class_numbers()
+        drawn += self._columns(bottom)
         drawn.append(
             element(
-                "rect", title, class_="tip", x=left, y=MAP_TOP, width=width, height=rows * height
+                "rect",
+                class_="outline",
+                x=MAP_LEFT,
+                y=MAP_TOP,
+                width=self.left(len(self.counts)) - MAP_LEFT,
+                height=bottom - MAP_TOP,
             )
         )
-        if k % (2 if width >= 30 else 5) == 0:
-            drawn.append(
-                element("text", name, class_="tick x", x=left + width / 2, y=bottom + 6, dy="0.8em")
+        middle = self.left(len(self.counts) / 2)
+        drawn.append(element("text", "peer", class_="axis x", x=middle, y=bottom + MAP_BOTTOM - 4))
+        return svg(MAP_WIDTH, bottom + MAP_BOTTOM, label, *drawn, size="map")
+
+    def _cells(self, level: int) -> Markup:
+        """Return all cells of one colour level."""
+        width, height = self.cell_width, self.cell_height
+        shape = f"h{width:.2f}v{height:.2f}h-{width:.2f}z"
+        path = ""
+        for k, counts in enumerate(self.counts):
+            for row, count in enumerate(counts):
+                if count and -(-count * LEVELS // self.most) == level:
+                    path += f"M{point(self.left(k), self.top(row))}{shape}"
+        return element("path", d=path, class_="cell", style=f"--intensity:{level / LEVELS:g}")
+
+    def _class_numbers(self) -> Iterable[Markup]:
+        every = next(step for step in (1, 2, 5, 10) if step * self.cell_height >= 15)
+        for row in range(0, self.classes, every):
+            y = self.top(row + 0.5)
+            yield element("text", str(row), class_="tick y", x=MAP_LEFT - 6, y=y, dy="0.32em")
+
+    def _columns(self, bottom: float) -> Iterable[Markup]:
+        """Yield an invisible strip over each peer with its tooltip, and the names of some."""
+        every = 2 if self.cell_width >= 30 else 5
+        for k, (name, tooltip) in enumerate(zip(self.names, self.tooltips, strict=True)):
+            yield element(
+                "rect",
+                element("title", tooltip),
+                class_="tip",
+                x=self.left(k),
+                y=MAP_TOP,
+                width=self.cell_width,
+                height=bottom - MAP_TOP,
             )
-    drawn.append(
-        element(
-            "rect",
-            class_="outline",
-            x=MAP_LEFT,
-            y=MAP_TOP,
-            width=right - MAP_LEFT,
-            height=rows * height,
-        )
-    )
-    drawn.append(
-        element(
-            "text", "peer", class_="axis x", x=(MAP_LEFT + right) / 2, y=bottom + MAP_BOTTOM - 4
-        )
-    )
-    return svg(MAP_WIDTH, bottom + MAP_BOTTOM, label, *drawn, size="map")
-
-
-def _cells(
-    counts: Sequence[Sequence[int]], level: int, width: float, height: float, most: int
-) -> Markup:
-    """Return all cells of one colour level."""
-    shape = f"h{width:.2f}v{height:.2f}h-{width:.2f}z"
-    path = [
-        f"M{coordinate(MAP_LEFT + k * width)} {coordinate(MAP_TOP + row * height)}{shape}"
-        for k, column in enumerate(counts)
-        for row, count in enumerate(column)
-        if count and -(-count * LEVELS // most) == level
-    ]
-    return element("path", d="".join(path), class_="cell", style=f"--intensity:{level / LEVELS:g}")
+            if k % every == 0:
+                middle = self.left(k + 0.5)
+                yield element("text", name, class_="tick x", x=middle, y=bottom + 6, dy="0.8em")
 
 
 def peer_graph(
@@ -92,119 +118,138 @@ def peer_graph(
     example: str,
     label: str,
 ) -> Markup:
-    """Return peers on a circle, with a link to each peer from its neighbours; those to `example`
-    are highlighted."""
-    positions = circle_positions(roster)
-    links = [(sender, peer) for peer, senders in neighbours.items() for sender in senders]
-    arrows = len(links) <= MAX_ARROWS
-    others = _links([link for link in links if link[1] != example], positions, arrows)
-    highlighted = _links([link for link in links if link[1] == example], positions, arrows)
-    opacity = f"--link-opacity:{max(0.12, min(0.6, 60 / max(1, len(links)))):.2f}"
-    drawn = [
-        element("path", d=others, class_="links", style=opacity),
-        element("path", d=highlighted, class_="links highlighted"),
-    ]
+    """Return peers on a circle, with a link to each peer from its neighbours.
+
+    Those to `example` are highlighted.
+    """
+    links: list[Link] = []
+    highlighted: list[Link] = []
     receivers: dict[str, list[str]] = {peer: [] for peer in roster}
-    for sender, peer in links:
-        receivers[sender].append(peer)
+    for peer, senders in neighbours.items():
+        for sender in senders:
+            receivers[sender].append(peer)
+            (highlighted if peer == example else links).append((sender, peer))
+
+    positions = circle_positions(roster)
+    count = len(links) + len(highlighted)
+    arrows = count <= MAX_ARROWS
+    opacity = f"--link-opacity:{max(0.12, min(0.6, 60 / max(1, count))):.2f}"
+    path = _links(links, positions, arrows)
+    drawn = [
+        element("path", d=path, class_="links", style=opacity),
+        element("path", d=_links(highlighted, positions, arrows), class_="links highlighted"),
+    ]
     for peer in roster:
-        exchange = (
-            f"receives from {_first_few(neighbours.get(peer, []))}; sends to"
-            f" {_first_few(receivers[peer])}"
-        )
-        tooltip = f"peer {peer}: {'offline' if peer in offline else exchange}"
-        kind = "offline" if peer in offline else "highlighted" if peer == example else ""
-        drawn.append(_node(positions[peer], tooltip, kind, len(roster)))
+        if peer in offline:
+            state, kind = "offline", "offline"
+        else:
+            senders = _first_few(neighbours.get(peer, []))
+            state = f"receives from {senders}; sends to {_first_few(receivers[peer])}"
+            kind = "highlighted" if peer == example else ""
+        drawn.append(_node(positions[peer], f"peer {peer}: {state}", kind, len(roster)))
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
 
 
 def server_star(
     centre: str, roster: Sequence[str], cohort: Collection[str] | None, label: str
 ) -> Markup:
-    """Return peers around a server; the links of the last round's cohort are highlighted if it is
-    known."""
+    """Return peers around a server; the links of a known cohort are highlighted."""
     positions = circle_positions(roster)
-    middle = (GRAPH_WIDTH / 2, GRAPH_WIDTH / 2)
-    spokes = {peer: f"M{_pair(middle)}L{_pair(positions[peer])}" for peer in roster}
-    chosen = set(cohort or ())
-    drawn = [
-        element(
-            "path",
-            d="".join(spokes[peer] for peer in roster if peer not in chosen),
-            class_="links spokes",
-        ),
-        element(
-            "path",
-            d="".join(spokes[peer] for peer in roster if peer in chosen),
-            class_="links highlighted",
-        ),
-    ]
+    spokes = highlighted = ""
+    nodes = []
     for peer in roster:
-        state = "participated" if peer in chosen else "idle"
-        tooltip = f"peer {peer}" if cohort is None else f"peer {peer}: {state} in the last round"
-        drawn.append(
-            _node(positions[peer], tooltip, "highlighted" if peer in chosen else "", len(roster))
-        )
-    drawn.append(
-        element(
-            "circle", element("title", centre), class_="node hub", cx=middle[0], cy=middle[1], r=24
-        )
-    )
-    drawn.append(element("text", centre, class_="hub", x=middle[0], y=middle[1], dy="0.32em"))
+        spoke = f"M{point(*CENTRE)}L{point(*positions[peer])}"
+        participated = cohort is not None and peer in cohort
+        if participated:
+            highlighted += spoke
+        else:
+            spokes += spoke
+        tooltip = f"peer {peer}"
+        if cohort is not None:
+            tooltip += f": {'participated' if participated else 'idle'} in the last round"
+        kind = "highlighted" if participated else ""
+        nodes.append(_node(positions[peer], tooltip, kind, len(roster)))
+
+    x, y = CENTRE
+    drawn = [
+        element("path", d=spokes, class_="links spokes"),
+        element("path", d=highlighted, class_="links highlighted"),
+        *nodes,
+        element("circle", element("title", centre), class_="node hub", cx=x, cy=y, r=24),
+        element("text", centre, class_="hub", x=x, y=y, dy="0.32em"),
+    ]
     return svg(GRAPH_WIDTH, GRAPH_WIDTH, label, *drawn, *_names(roster), size="graph")
+
+
+def range_bar(low: float, high: float, mean: float, css_class: str) -> Markup:
+    """Return a line between two values in [0, 1] with a dot at the mean."""
+
+    def x(value: float) -> float:
+        return 6 + 108 * value
+
+    line = f"M{coordinate(x(low))} 8H{coordinate(x(high))}"
+    return element(
+        "svg",
+        element("path", d="M6 8H114", class_="rail"),
+        element("path", d=line, class_=f"range-bar {css_class}"),
+        element("circle", class_=f"dot {css_class}", cx=x(mean), cy=8, r=5),
+        class_="ranges",
+        viewBox="0 0 120 16",
+        width=120,
+        height=16,
+        aria_hidden="true",
+    )
 
 
 def circle_positions(roster: Sequence[str], radius: float = GRAPH_RADIUS) -> dict[str, Position]:
     """Return positions on a circle, clockwise from the top."""
-    centre, positions = GRAPH_WIDTH / 2, {}
+    x, y = CENTRE
+    positions = {}
     for k, peer in enumerate(roster):
         angle = 2 * pi * k / len(roster)
-        positions[peer] = (centre + radius * sin(angle), centre - radius * cos(angle))
+        positions[peer] = (x + radius * sin(angle), y - radius * cos(angle))
     return positions
 
 
-def _links(
-    links: Sequence[tuple[str, str]], positions: Mapping[str, Position], arrows: bool
-) -> str:
+def _links(links: Sequence[Link], positions: Mapping[str, Position], arrows: bool) -> str:
     return "".join(_link(positions[sender], positions[peer], arrows) for sender, peer in links)
 
 
 def _link(start: Position, end: Position, arrow: bool) -> str:
-    line = f"M{_pair(start)}L{_pair(end)}"
-    length = hypot(end[0] - start[0], end[1] - start[1])
+    line = f"M{point(*start)}L{point(*end)}"
+    along_x, along_y = end[0] - start[0], end[1] - start[1]
+    length = hypot(along_x, along_y)
     if not arrow or length < 20:
         return line
-    along = ((end[0] - start[0]) / length, (end[1] - start[1]) / length)
-    tip = (end[0] - 8 * along[0], end[1] - 8 * along[1])  # at the rim of the peer's dot
-    back = (tip[0] - 7 * along[0], tip[1] - 7 * along[1])
-    wings = [(back[0] + side * along[1], back[1] - side * along[0]) for side in (3.5, -3.5)]
-    return f"{line}M{_pair(wings[0])}L{_pair(tip)}L{_pair(wings[1])}"
+    along_x, along_y = along_x / length, along_y / length
+    tip = (end[0] - 8 * along_x, end[1] - 8 * along_y)  # at the rim of the peer's dot
+    back = (tip[0] - 7 * along_x, tip[1] - 7 * along_y)
+    left = (back[0] + 3.5 * along_y, back[1] - 3.5 * along_x)
+    right = (back[0] - 3.5 * along_y, back[1] + 3.5 * along_x)
+    return f"{line}M{point(*left)}L{point(*tip)}L{point(*right)}"
 
 
 def _node(position: Position, tooltip: str, kind: str, peers: int) -> Markup:
     """Return a dot with a tooltip, smaller if many peers would overlap."""
     radius = max(1.5, min(6.0, 0.45 * 2 * pi * GRAPH_RADIUS / peers))
-    shape = {"cx": position[0], "cy": position[1], "r": radius}
-    return element("circle", element("title", tooltip), class_=f"node {kind}".strip(), **shape)
+    css_class = f"node {kind}".strip()
+    title = element("title", tooltip)
+    return element("circle", title, class_=css_class, cx=position[0], cy=position[1], r=radius)
 
 
-def _names(roster: Sequence[str]) -> list[Markup]:
-    """Return the names outside the circle: of all peers, or of every second, fifth, ... if there
-    are many."""
-    every = next((step for step in (1, 2, 5, 10, 25, 50, 100) if len(roster) <= 32 * step), 1000)
+def _names(roster: Sequence[str]) -> Iterable[Markup]:
+    """Yield the names outside the circle; of many peers every second, fifth, ..."""
+    steps = (step for step in (1, 2, 5, 10, 25, 50, 100) if len(roster) <= 32 * step)
+    every = next(steps, 1000)
     positions = circle_positions(roster, GRAPH_RADIUS + 24)
-    shown = [(peer, *positions[peer]) for peer in roster[::every]]
-    return [
-        element("text", peer, class_="tick name", x=x, y=y, dy="0.32em") for peer, x, y in shown
-    ]
+    for peer in roster[::every]:
+        x, y = positions[peer]
+        yield element("text", peer, class_="tick name", x=x, y=y, dy="0.32em")
 
 
 def _first_few(peers: Sequence[str]) -> str:
     if not peers:
         return "none"
-    more = f" and {len(peers) - MAX_LISTED} more" if len(peers) > MAX_LISTED else ""
-    return ", ".join(peers[:MAX_LISTED]) + more
-
-
-def _pair(position: Position) -> str:
-    return f"{coordinate(position[0])} {coordinate(position[1])}"
+    listed = ", ".join(peers[:MAX_LISTED])
+    more = len(peers) - MAX_LISTED
+    return f"{listed} and {more} more" if more > 0 else listed

@@ -1,5 +1,4 @@
-"""Paired differences between two rows: the same peers of the same seeds, with a 95 % bootstrap
-interval.
+"""Paired differences between two rows: the same peers of the same seeds, with an interval.
 
 Resampling follows how the runs were made: seeds first, then, within each drawn seed, its peers (a
 hierarchical bootstrap; with one seed, its peers alone). The random numbers are the same every time.
@@ -12,6 +11,7 @@ from enum import StrEnum
 import numpy as np
 
 from dispfl.core.metric import Measure
+from dispfl.report.wording import number_range
 
 RESAMPLES = 5000
 CONFIDENCE = 0.95
@@ -44,16 +44,25 @@ class Difference:
         """Return whether the row is ahead, behind or, if the interval contains 0, level."""
         if self.interval is None:
             return Verdict.UNTESTED
-        worst = min(measure.gain(bound, 0.0) for bound in self.interval)
-        best = max(measure.gain(bound, 0.0) for bound in self.interval)
-        return Verdict.AHEAD if worst > 0 else Verdict.BEHIND if best < 0 else Verdict.LEVEL
+        gains = [measure.gain(bound, 0.0) for bound in self.interval]
+        if min(gains) > 0:
+            return Verdict.AHEAD
+        return Verdict.BEHIND if max(gains) < 0 else Verdict.LEVEL
+
+    def mean_text(self, measure: Measure) -> str:
+        """`-0.031`."""
+        return f"{self.mean:+{measure.format}}"
+
+    def interval_text(self, measure: Measure) -> str:
+        """`[-0.045, -0.017]`; empty if there are too few pairs."""
+        if self.interval is None:
+            return ""
+        low, high = self.interval
+        return f"[{low:+{measure.format}}, {high:+{measure.format}}]"
 
     def text(self, measure: Measure) -> str:
         """`-0.031 [-0.045, -0.017]`."""
-        mean = f"{self.mean:+{measure.format}}"
-        if self.interval is None:
-            return mean
-        return f"{mean} [{', '.join(f'{bound:+{measure.format}}' for bound in self.interval)}]"
+        return f"{self.mean_text(measure)} {self.interval_text(measure)}".strip()
 
 
 Scores = Mapping[int, Sequence[float | None]]
@@ -64,20 +73,28 @@ def paired_difference(row: Scores, reference: Scores) -> Difference | None:
     """Return the difference over the peers and seeds that both have; None if there are none."""
     by_seed = []
     for seed in sorted(row.keys() & reference.keys()):
-        pairs = zip(row[seed], reference[seed], strict=True)
-        differences = [own - other for own, other in pairs if own is not None and other is not None]
-        if differences:
-            by_seed.append(np.array(differences))
+        differences = _differences(row[seed], reference[seed])
+        if len(differences):
+            by_seed.append(differences)
     if not by_seed:
         return None
-    count = sum(map(len, by_seed))
+    pairs = sum(map(len, by_seed))
     mean = float(np.mean([differences.mean() for differences in by_seed]))
-    return Difference(mean, _interval(by_seed) if count >= MIN_PAIRS else None, count, len(by_seed))
+    interval = _interval(by_seed) if pairs >= MIN_PAIRS else None
+    return Difference(mean, interval, pairs, len(by_seed))
+
+
+def _differences(scores: Sequence[float | None], reference: Sequence[float | None]) -> np.ndarray:
+    """Return the difference of each peer that has both scores."""
+    differences = []
+    for score, reference_score in zip(scores, reference, strict=True):
+        if score is not None and reference_score is not None:
+            differences.append(score - reference_score)
+    return np.array(differences)
 
 
 def _interval(by_seed: Sequence[np.ndarray]) -> tuple[float, float]:
-    """Return the percentile interval of the mean over resampled seeds of the mean over their
-    resampled peers."""
+    """Return the percentile interval of the mean over resampled seeds and their resampled peers."""
     rng = np.random.default_rng(0)
     means = np.zeros(RESAMPLES)
     for drawn in rng.integers(len(by_seed), size=(len(by_seed), RESAMPLES)):
@@ -89,20 +106,17 @@ def _interval(by_seed: Sequence[np.ndarray]) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def _range(counts: Sequence[int]) -> str:
-    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
-
-
 def paired_over(differences: Mapping[str, Difference]) -> str:
     """Say what the differences are taken over, and what ahead, behind and level mean."""
-    peers, seeds = (
-        _range([getattr(one, name) for one in differences.values()]) for name in ("peers", "seeds")
-    )
+    peers = number_range([difference.peers for difference in differences.values()])
+    seeds = number_range([difference.seeds for difference in differences.values()])
     over = f"{peers} pairs of peers"
-    over += f" in {seeds} seeds (seeds, then their peers, resampled)" if seeds != "1" else ""
-    untested = any(one.interval is None for one in differences.values())
-    few = f"; untested: fewer than {MIN_PAIRS} pairs" if untested else ""
-    return (
+    if seeds != "1":
+        over += f" in {seeds} seeds (seeds, then their peers, resampled)"
+    sentence = (
         f"paired difference over {over}, with its 95 % bootstrap interval; ahead or behind where"
-        f" that excludes 0, otherwise level{few}."
+        " that excludes 0, otherwise level"
     )
+    if any(difference.interval is None for difference in differences.values()):
+        sentence += f"; untested: fewer than {MIN_PAIRS} pairs"
+    return f"{sentence}."

@@ -1,8 +1,9 @@
-"""From the configs of runs: their labels in tables, plots and reports, and whether FLOPs are
-counted or saved."""
+"""From the configs of runs: their labels in tables, plots and reports, and notes on their costs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from dispfl.report.wording import join_and, plural
 
 METHOD_LABELS = {
     "dispfl": "Dis-PFL",
@@ -27,151 +28,154 @@ IGNORED_KEYS = {
 }
 """Keys in which runs of one row may differ: they do not affect results, or follow from the seed."""
 DATA_TABLES = ("data.", "partition.")
+DATA_KEYS = {"peers", "unseen_peers", "samples", "metric", "made_in_python"}
+"""Keys outside of tables that say which peers, data and metrics a run has."""
 COUNTED, SAVED = "counted", "saved"
-UNKNOWN = "–"
-"""A cell without a value."""
+MAX_NAMED = 3
+"""Labels that a sentence names before it counts the others."""
 
 
 def flops_kind(config: Mapping[str, Any]) -> str:
-    """Return whether a run's FLOPs are saved, because peers train small networks, or counted, by
-    dense kernels."""
+    """Return whether a run's FLOPs are saved or counted.
+
+    They are saved where peers train small networks, and counted where dense kernels do the work.
+    """
     return SAVED if config["method"].get("structure") == "channels" else COUNTED
 
 
 def flops_note(kinds: Mapping[str, str]) -> str:
-    """Return a sentence that says which rows' FLOPs are counted and which are saved; `kinds` are by
-    label."""
+    """Say which rows' FLOPs are counted and which are saved; `kinds` are by label."""
     saved = [label for label, kind in kinds.items() if kind == SAVED]
     if not saved:
         return "FLOPs are counted: the kernels are dense."
-    small = "peers train small networks that compute only these"
+    reason = "peers train small networks that compute only these"
     if len(saved) == len(kinds):
-        return f"FLOPs are saved: {small}."
+        return f"FLOPs are saved: {reason}."
     return (
-        f"FLOPs of {join_and(saved)} are saved: {small}; those of the others are counted: the"
+        f"FLOPs of {join_and(saved)} are saved: {reason}; those of the others are counted: the"
         " kernels are dense."
     )
 
 
 def connections_note(counts: Mapping[str, int]) -> str:
-    """Return a sentence on how many models a node receives in a round at most; `counts` are by
-    label."""
+    """Say how many models a node receives in a round at most; `counts` are by label."""
     labels: dict[int, list[str]] = {}
-    for label, count in counts.items():
-        labels.setdefault(count, []).append(label)
-    sending = {count: own for count, own in sorted(labels.items()) if count}
-    if not sending:
+    for label, count in sorted(counts.items(), key=lambda pair: pair[1]):
+        if count:
+            labels.setdefault(count, []).append(label)
+    if not labels:
         return ""
-    if len(sending) == 1:
-        (count,) = sending
-        return (
-            f"Compared at equal connections: no node receives more than {_models(count)} in a"
-            " round."
-        )
-    most = max(sending, key=lambda count: len(sending[count]))
-    if len(sending[most]) > 2:
-        sending.pop(most)
-        sending[most] = ["the others"]
-    parts = [f"{_models(count)} with {join_and(_first(own))}" for count, own in sending.items()]
+    if len(labels) == 1:
+        (count,) = labels
+        models = plural(count, "model")
+        return f"Compared at equal connections: no node receives more than {models} in a round."
+
+    most_common = max(labels, key=lambda count: len(labels[count]))
+    if len(labels[most_common]) > 2:
+        del labels[most_common]
+        labels[most_common] = ["the others"]
+    parts = []
+    for count, names in labels.items():
+        parts.append(f"{plural(count, 'model')} with {join_and(first_labels(names))}")
     return f"Not at equal connections: a node receives at most {join_and(parts)} in a round."
 
 
-def _first(labels: Sequence[str], most: int = 3) -> list[str]:
+def first_labels(labels: Sequence[str]) -> list[str]:
     """Return a few labels and the number of the others."""
-    more = len(labels) - most + 1
-    return [*labels] if more < 2 else [*labels[: most - 1], f"{more} other rows"]
-
-
-def _models(count: int) -> str:
-    return "1 model" if count == 1 else f"{count} models"
+    if len(labels) <= MAX_NAMED:
+        return list(labels)
+    more = len(labels) - MAX_NAMED + 1
+    return [*labels[: MAX_NAMED - 1], f"{more} other rows"]
 
 
 def prevents_comparison(key: str) -> bool:
     """Return whether rows that differ in this key have different peers, data or metrics."""
-    return key in (
-        "peers",
-        "unseen_peers",
-        "samples",
-        "metric",
-        "made_in_python",
-    ) or key.startswith(DATA_TABLES)
-
-
-def join_and(words: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return key in DATA_KEYS or key.startswith(DATA_TABLES)
 
 
 def flat_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """Return a run's config as dotted keys with formatted values, without the ignored keys."""
     flat: dict[str, str] = {}
     for key, value in config.items():
-        fields = (
-            {f"{key}.{field}": v for field, v in value.items()}
-            if isinstance(value, Mapping)
-            else {key: value}
-        )
-        flat |= {name: format_value(v) for name, v in fields.items() if name not in IGNORED_KEYS}
+        if isinstance(value, Mapping):
+            for field, field_value in value.items():
+                flat[f"{key}.{field}"] = format_setting(field_value)
+        else:
+            flat[key] = format_setting(value)
+    for key in IGNORED_KEYS:
+        flat.pop(key, None)
     return flat
 
 
-def format_value(value: Any) -> str:
+def format_setting(value: Any) -> str:
     """Return a config value as short text."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list):
-        return "/".join(map(format_value, value))
-    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+        return "/".join(map(format_setting, value))
+    if isinstance(value, float):
+        return str(value).removesuffix(".0")
+    return str(value)
 
 
 def row_labels(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the label of each config: `Dis-PFL`, `Dis-PFL (channels)`, `Dis-PFL (channels, density
-    0.2)`.
+    """Return the label of each config: `Dis-PFL`, `Dis-PFL (channels, density 0.2)`.
 
     Configs of the same method and kind of mask are told apart by the settings in which they differ.
     Configs that differ in their seed alone have the same label.
     """
-    labels: dict[_Settings, str] = {}
-    for settings in (rows := list(dict.fromkeys(map(_hashable, configs)))):
-        name, channels = _kind(settings)
-        rivals = [dict(other) for other in rows if _kind(other) == (name, channels)]
-        details = ["channels"] if channels else []
-        details += [
-            _short(key, dict(settings).get(key, "not set")) for key in _distinguishing_keys(rivals)
-        ]
-        label = METHOD_LABELS.get(name, name) + (f" ({', '.join(details)})" if details else "")
-        labels[settings] = (
-            f"{label} ({name})" if label in labels.values() else label
-        )  # a custom method called Dis-PFL
-    return [labels[_hashable(config)] for config in configs]
+    all_settings = [flat_settings(config) for config in configs]
+    rivals: dict[tuple[str, bool], list[dict[str, str]]] = {}
+    for settings in all_settings:
+        same_kind = rivals.setdefault(_kind(settings), [])
+        if settings not in same_kind:
+            same_kind.append(settings)
+    distinguishing = {kind: _distinguishing_keys(rows) for kind, rows in rivals.items()}
+
+    labels: list[str] = []
+    owners: dict[str, dict[str, str]] = {}
+    for settings in all_settings:
+        kind = _kind(settings)
+        label = _label(settings, distinguishing[kind])
+        if owners.setdefault(label, settings) != settings:
+            # A custom method that is called Dis-PFL.
+            label = f"{label} ({kind[0]})"
+        labels.append(label)
+    return labels
 
 
-_Settings = tuple[tuple[str, str], ...]
+def _label(settings: Mapping[str, str], distinguishing_keys: Sequence[str]) -> str:
+    name, channels = _kind(settings)
+    details = ["channels"] if channels else []
+    for key in distinguishing_keys:
+        details.append(_short(key, settings.get(key, "not set")))
+    label = METHOD_LABELS.get(name, name)
+    return f"{label} ({', '.join(details)})" if details else label
 
 
-def _hashable(config: Mapping[str, Any]) -> _Settings:
-    return tuple(sorted(flat_settings(config).items()))
-
-
-def _kind(settings: _Settings) -> tuple[str, bool]:
+def _kind(settings: Mapping[str, str]) -> tuple[str, bool]:
     """Return the method, and whether it masks channels."""
-    flat = dict(settings)
-    return flat["method.name"], flat.get("method.structure") == "channels"
+    return settings["method.name"], settings.get("method.structure") == "channels"
 
 
 def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return a few keys in which no two rows agree, preferring those that all rows have and with
-    many values."""
-    keys = sorted({key for row in rows for key in row})
-    keys.sort(
-        key=lambda key: (not all(key in row for row in rows), -len({row.get(key) for row in rows}))
-    )
-    chosen: list[str] = []
+    """Return a few keys in which no two rows agree.
+
+    Keys that all rows have and with many values are preferred.
+    """
 
     def distinct(keys: Sequence[str]) -> int:
         return len({tuple(row.get(key) for key in keys) for row in rows})
 
-    for key in keys:
+    def preference(key: str) -> tuple[bool, int, str]:
+        in_all_rows = all(key in row for row in rows)
+        return not in_all_rows, -distinct([key]), key
+
+    all_keys: set[str] = set()
+    for row in rows:
+        all_keys.update(row)
+    chosen: list[str] = []
+    for key in sorted(all_keys, key=preference):
         if distinct([*chosen, key]) > distinct(chosen):
             chosen.append(key)
     return chosen
@@ -179,5 +183,5 @@ def _distinguishing_keys(rows: Sequence[Mapping[str, str]]) -> list[str]:
 
 def _short(key: str, value: str) -> str:
     """`degree 4` for topology.degree, and `ring` for topology.name."""
-    last = key.rpartition(".")[2]
-    return value if last == "name" else f"{last} {value}"
+    field = key.rpartition(".")[2]
+    return value if field == "name" else f"{field} {value}"

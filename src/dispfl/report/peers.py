@@ -1,7 +1,8 @@
-"""Sections about single peers: their scores, and the label distribution of their data."""
+"""Sections about single peers: their scores, how they were received, and their labels."""
 
-import statistics
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from statistics import fmean, median
 
 from dispfl.core.metric import Measure
 from dispfl.report.charts import (
@@ -14,36 +15,36 @@ from dispfl.report.charts import (
     line_chart,
     thin_out,
 )
-from dispfl.report.diagrams import heat_map
-from dispfl.report.labels import DATA_TABLES, UNKNOWN, flat_settings
-from dispfl.report.markup import (
-    Markup,
-    capitalized,
-    colour_legend,
-    details,
-    element,
-    figure,
-    figures,
-    format_seconds,
-    html_table,
-    plural,
-    remark,
-    section,
+from dispfl.report.comparison import ComparisonRow
+from dispfl.report.diagrams import HeatMap
+from dispfl.report.html import (
+    Block,
+    ColourLegend,
+    Details,
+    Figure,
+    Figures,
+    Heading,
+    HtmlTable,
+    Remark,
+    Section,
+    css_class,
 )
+from dispfl.report.labels import DATA_TABLES
 from dispfl.report.results import (
     TIE,
     ReportResults,
-    ReportSeries,
     count_wins,
     scores_by_density,
     seconds_by_density,
 )
-from dispfl.report.runs import ReportRun
-from dispfl.report.senders import senders_parts
-from dispfl.runs.metrics import main_scores
+from dispfl.report.runs import RecordedRun
+from dispfl.report.wording import UNKNOWN, capitalized, format_seconds, plural
+from dispfl.runs.metrics import byzantine_of, main_scores
 
 MAX_BARS = 200
 MAX_LISTED = 1000
+MAX_SENDERS = 20
+"""Senders that are listed for each row."""
 PEERS_PER_MAP = 25
 """Two maps fit side by side on a desktop."""
 MAX_MAPPED_PEERS, MAX_SPLITS = 100, 3
@@ -51,60 +52,56 @@ MAX_CLASSES = 12
 """Number of classes that a tooltip lists."""
 
 
-def peers_section(results: ReportResults) -> Markup:
+def peers_section(results: ReportResults) -> Section:
     """Return the scores of every peer."""
-    evaluated = [series for series in results.series if any(run.scores for run in series.runs)]
-    if not evaluated:
-        return section("peers", "Results per peer", remark("No peer has been evaluated."))
+    section = Section("peers", "Results per peer")
+    evaluated = results.evaluated_rows
     measure = results.measure
-    grouped = [series for series in evaluated if series.runs[0].densities]
-    groups = [
-        part
-        for one in grouped
-        for part in (_density_figure(one, measure), *_seconds_figures(one, measure))
-    ]
+    if not evaluated:
+        section.remark("No peer has been evaluated.")
+        return section
+
+    groups: list[Figure] = []
+    for row in evaluated:
+        groups += _density_figures(row, measure)
     if len(evaluated) == 1:
-        parts = [
-            figures(
-                [
-                    _sorted_bars(evaluated[0], measure),
-                    *groups,
-                    _extremes_by_round(evaluated[0], measure),
-                ]
-            )
-        ]
+        run = next(run for run in evaluated[0].runs if run.scores)
+        colour = css_class(evaluated[0])
+        first = _sorted_bars(run, measure, colour)
+        section.add(Figures([first, *groups, _extremes_by_round(run, measure, colour)]))
     else:
-        parts = [
-            colour_legend(evaluated),
-            figures([_sorted_lines(evaluated, measure), *_wins_figure(results), *groups]),
-        ]
-        parts += (
-            [figures(differences, "many")] if (differences := _difference_figures(results)) else []
-        )
-    return section(
-        "peers",
-        "Results per peer",
-        *parts,
-        *senders_parts(results),
-        _all_scores(evaluated, measure),
-    )
+        section.add(ColourLegend(evaluated))
+        figures = [_sorted_lines(evaluated, measure), *_wins_figure(results), *groups]
+        section.add(Figures(figures))
+        differences = list(_difference_figures(results))
+        if differences:
+            section.add(Figures(differences, "many"))
+    section.add(*sender_blocks(results))
+    section.add(_all_scores(evaluated, measure))
+    return section
 
 
 def _sorted_title(measure: Measure) -> str:
     return f"Peers sorted by {measure.name}"
 
 
-def _sorted_lines(evaluated: list[ReportSeries], measure: Measure) -> Markup:
+def _worst_first(run: RecordedRun, measure: Measure) -> dict[str, float]:
+    """Return the scores of a run's peers, the worst first."""
+    return dict(sorted(run.scores.items(), key=lambda pair: measure.gain(pair[1], 0.0)))
+
+
+def _sorted_lines(evaluated: Sequence[ComparisonRow], measure: Measure) -> Figure:
     """Draw every row's k-th worst score, mean over seeds."""
     curves = []
-    for series in evaluated:
-        by_seed = [_worst_first(run, measure).values() for run in series.runs if run.scores]
-        ranked = [statistics.fmean(scores) for scores in zip(*by_seed, strict=False)]
-        curves.append(
-            Curve(series.label, series.css_class, [k + 1.0 for k in range(len(ranked))], ranked)
-        )
-    several = any(len(series.runs) > 1 for series in evaluated)
-    note = f"Each row sorts its own peers{'; mean over seeds' if several else ''}."
+    for row in evaluated:
+        by_seed = [_worst_first(run, measure).values() for run in row.runs if run.scores]
+        curve = Curve(row.label, css_class(row))
+        for rank, scores in enumerate(zip(*by_seed, strict=False), start=1):
+            curve.add(float(rank), fmean(scores))
+        curves.append(curve)
+    note = "Each row sorts its own peers"
+    if any(len(row.runs) > 1 for row in evaluated):
+        note += "; mean over seeds"
     chart = line_chart(
         curves,
         "peers, worst to best",
@@ -113,279 +110,405 @@ def _sorted_lines(evaluated: list[ReportSeries], measure: Measure) -> Markup:
         x_word="rank",
         y_format=measure.format,
     )
-    return figure(_sorted_title(measure), chart, note=note)
+    return Figure(_sorted_title(measure), chart, f"{note}.")
 
 
-def _worst_first(run: ReportRun, measure: Measure) -> dict[str, float]:
-    """Return the scores of a run's peers, the worst first."""
-    return dict(sorted(run.scores.items(), key=lambda pair: measure.gain(pair[1], 0.0)))
+def _sorted_bars(run: RecordedRun, measure: Measure, colour: str) -> Figure:
+    """Draw one bar per peer of a single run."""
+    scores = _worst_first(run, measure)
+    bars = []
+    for peer, score in scores.items():
+        bars.append(Bar(peer, [(score, colour)], f"peer {peer}: {measure.text(score)}"))
+    texts = list(map(measure.text, scores.values()))
+    label = f"{measure.name} of every peer, from {texts[0]} to {texts[-1]}."
+    shown = thin_out(bars, MAX_BARS)
+    chart = bar_chart(shown, "peers, worst to best", measure.name, label, size=LARGE)
+    return Figure(_sorted_title(measure), chart, f"Seed {run.seed}.")
 
 
-def _wins_figure(results: ReportResults) -> list[Markup]:
-    """Show for how many peers each row is the best."""
-    counts = count_wins(results)
-    if counts is None:
-        return []
-    rows = []
-    for series in results.series:
-        wins, ties = counts.wins[series.label], counts.ties[series.label]
-        bars = [
-            element("span", class_="part", style=f"--share:{wins / counts.peers:.4f}"),
-            element("span", class_="part tied", style=f"--share:{ties / counts.peers:.4f}"),
-        ]
-        track = element("span", *bars, class_=f"track {series.css_class}", aria_hidden="true")
-        text = f"{wins}" + (f" + {ties} tied" if ties else "")
-        rows.append(
-            element(
-                "li", element("span", series.label), track, element("span", text, class_="count")
-            )
-        )
-    seeds = len(results.common_seeds)
-    note = (
-        f"Out of {plural(counts.peers, 'peer')}{f' over {seeds} seeds' if seeds > 1 else ''}; ties"
-        " are lighter."
-    )
-    title = "Number of peers for which each row is best"
-    return [figure(title, element("ul", *rows, class_="wins", role="list"), note=note)]
-
-
-def _difference_figures(results: ReportResults) -> list[Markup]:
-    """Compare the leader with each other row, peer by peer, if the peers are the same."""
-    if not results.comparable:
-        return []
-    measure = results.measure
-    leader, *others = results.series
-    differences = {series.label: _differences(results, leader, series) for series in others}
-    values = [value for pairs in differences.values() for value, _ in pairs]
-    if not values:
-        return []
-    y_range = (min(0.0, *values), max(0.0, *values))
-    drawn = []
-    for series in others:
-        pairs = sorted(differences[series.label], reverse=True)
-        if not pairs:
-            continue
-        gains = [measure.gain(value, 0.0) for value, _ in pairs]
-        better, worse = sum(gain > TIE for gain in gains), sum(gain < -TIE for gain in gains)
-        bars = [
-            Bar(
-                "",
-                [(value, leader.css_class if gain > 0 else series.css_class)],
-                f"{peer}: {value:+{measure.format}}",
-            )
-            for (value, peer), gain in zip(pairs, gains, strict=True)
-        ]
-        note = f"Better for {better} of {plural(len(pairs), 'peer')}, worse for {worse}."
-        title = f"{leader.label} minus {series.label}"
-        chart = bar_chart(
-            thin_out(bars, MAX_BARS), "peers", measure.name, f"{title}. {note}", y_range=y_range
-        )
-        drawn.append(figure(title, chart, note=note))
-    return drawn
-
-
-def _differences(
-    results: ReportResults, leader: ReportSeries, other: ReportSeries
-) -> list[tuple[float, str]]:
-    differences = []
-    for seed in results.common_seeds:
-        first, second = leader.seeds[seed].scores, other.seeds[seed].scores
-        suffix = f", seed {seed}" if len(results.common_seeds) > 1 else ""
-        differences += [
-            (first[peer] - second[peer], f"peer {peer}{suffix}") for peer in first if peer in second
-        ]
-    return differences
-
-
-def _sorted_bars(series: ReportSeries, measure: Measure) -> Markup:
-    """Draw one bar per peer of a single row, for the first seed that has scores."""
-    run = next(run for run in series.runs if run.scores)
-    ranked = [*_worst_first(run, measure).items()]
-    bars = [
-        Bar(peer, [(value, series.css_class)], f"peer {peer}: {measure.text(value)}")
-        for peer, value in ranked
-    ]
-    label = (
-        f"{measure.name} of every peer, from {measure.text(ranked[0][1])} to"
-        f" {measure.text(ranked[-1][1])}."
-    )
-    chart = bar_chart(
-        thin_out(bars, MAX_BARS), "peers, worst to best", measure.name, label, size=LARGE
-    )
-    return figure(_sorted_title(measure), chart, note=f"Seed {run.seed}.")
-
-
-def _extremes_by_round(series: ReportSeries, measure: Measure) -> Markup:
-    """Draw the best, median and worst score of a single row in each round, for the same seed."""
-    run = next(run for run in series.runs if run.scores)
-    scores = {
-        record["round"] + 1.0: [value for value in found["per_peer"] if value is not None]
-        for record in run.records
-        if (found := main_scores(record))
-    }
-    picks: dict[str, Callable[[list[float]], float]] = {
-        "best peer": measure.best,
-        "median": statistics.median,
-        "worst peer": measure.worst,
-    }
-    curves = [
-        Curve(
-            name,
-            series.css_class,
-            [*scores],
-            [pick(values) for values in scores.values()],
-            secondary=name != "median",
-        )
-        for name, pick in picks.items()
-    ]
+def _extremes_by_round(run: RecordedRun, measure: Measure, colour: str) -> Figure:
+    """Draw the best, median and worst score of a single run in each round."""
+    best = Curve("best peer", colour, secondary=True)
+    middle = Curve("median", colour)
+    worst = Curve("worst peer", colour, secondary=True)
+    for record in run.records:
+        scores = main_scores(record)
+        if scores:
+            values = [score for score in scores["per_peer"] if score is not None]
+            number = record["round"] + 1.0
+            best.add(number, measure.best(values))
+            middle.add(number, median(values))
+            worst.add(number, measure.worst(values))
     chart = line_chart(
-        curves,
+        [best, middle, worst],
         "communication round",
         measure.name,
         whole_x=True,
         x_word="round",
         y_format=measure.format,
     )
-    return figure("Best, median and worst peer of each round", chart, note=f"Seed {run.seed}.")
+    return Figure("Best, median and worst peer of each round", chart, f"Seed {run.seed}.")
 
 
-def _density_figure(series: ReportSeries, measure: Measure) -> Markup:
-    groups = scores_by_density(series)
-    columns = [
-        DotColumn(f"{density:g}", values, series.css_class) for density, values in groups.items()
-    ]
-    means = ", ".join(f"{measure.text(column.mean)} at {column.name}" for column in columns)
-    chart = dot_chart(
-        columns, "density: share of weights that a peer keeps", measure.name, measure.format
-    )
-    return figure(
-        f"{series.label} by density", chart, note=f"Dots are peers, lines are group means: {means}."
-    )
+@dataclass(frozen=True)
+class WinBar:
+    """The shares of peers for which a row is best, alone and tied."""
+
+    label: str
+    css_class: str
+    won: float
+    tied: float
+    text: str
 
 
-def _seconds_figures(series: ReportSeries, measure: Measure) -> list[Markup]:
-    """Return a table with the score and the computing time of each group of peers, if times were
-    measured."""
-    scores, seconds = (
-        {density: statistics.fmean(values) for density, values in groups.items()}
-        for groups in (scores_by_density(series), seconds_by_density(series))
-    )
-    if scores.keys() != seconds.keys():
-        return []
-    densities = list((series.runs[0].densities or {}).values())
-    densest = seconds[max(seconds)]
-    rows = [
-        [
-            f"{density:g}",
-            str(densities.count(density)),
-            measure.text(scores[density]),
-            format_seconds(seconds[density]),
-            f"{seconds[density] / densest:.2f}" if densest else UNKNOWN,
-        ]
-        for density in seconds
-    ]
+@dataclass
+class WinBars(Block):
+    """One bar for each row."""
+
+    template = "wins.html"
+    bars: list[WinBar] = field(default_factory=list)
+
+
+def _wins_figure(results: ReportResults) -> Iterator[Figure]:
+    """Show for how many peers each row is the best."""
+    counts = count_wins(results)
+    if not counts:
+        return
+    block = WinBars()
+    for row in results.rows:
+        count = counts[row.label]
+        text = f"{count.wins} + {count.ties} tied" if count.ties else f"{count.wins}"
+        won, tied = count.wins / count.peers, count.ties / count.peers
+        block.bars.append(WinBar(row.label, css_class(row), won, tied, text))
+    over = plural(counts[results.rows[0].label].peers, "peer")
+    seeds = len(results.common_seeds)
+    if seeds > 1:
+        over += f" over {seeds} seeds"
+    note = f"Out of {over}; ties are lighter."
+    yield Figure("Number of peers for which each row is best", block, note)
+
+
+def _difference_figures(results: ReportResults) -> Iterator[Figure]:
+    """Compare the leader with each other row, peer by peer, if the peers are the same."""
+    if not results.comparable:
+        return
+    leader, *rivals = results.rows
+    by_rival = [(rival, _differences(results, leader, rival)) for rival in rivals]
+    values = [0.0]
+    for _, differences in by_rival:
+        values += [value for value, _ in differences]
+    y_range = (min(values), max(values))
+    for rival, differences in by_rival:
+        if differences:
+            yield _difference_figure(results, leader, rival, differences, y_range)
+
+
+def _differences(
+    results: ReportResults, leader: ComparisonRow, rival: ComparisonRow
+) -> list[tuple[float, str]]:
+    """Return the difference and the name of each peer, the largest first."""
+    differences = []
+    for seed in results.common_seeds:
+        suffix = f", seed {seed}" if len(results.common_seeds) > 1 else ""
+        rival_scores = rival.by_seed[seed].scores
+        for peer, score in leader.by_seed[seed].scores.items():
+            if peer in rival_scores:
+                differences.append((score - rival_scores[peer], f"peer {peer}{suffix}"))
+    return sorted(differences, reverse=True)
+
+
+def _difference_figure(
+    results: ReportResults,
+    leader: ComparisonRow,
+    rival: ComparisonRow,
+    differences: Sequence[tuple[float, str]],
+    y_range: tuple[float, float],
+) -> Figure:
+    measure = results.measure
+    bars = []
+    better = worse = 0
+    for value, peer in differences:
+        gain = measure.gain(value, 0.0)
+        better += gain > TIE
+        worse += gain < -TIE
+        winner = leader if gain > 0 else rival
+        bars.append(Bar("", [(value, css_class(winner))], f"{peer}: {value:+{measure.format}}"))
+    note = f"Better for {better} of {plural(len(differences), 'peer')}, worse for {worse}."
+    title = f"{leader.label} minus {rival.label}"
+    shown = thin_out(bars, MAX_BARS)
+    chart = bar_chart(shown, "peers", measure.name, f"{title}. {note}", y_range=y_range)
+    return Figure(title, chart, note)
+
+
+def _density_figures(row: ComparisonRow, measure: Measure) -> Iterator[Figure]:
+    """Yield the scores by density, and the computing times if they were measured."""
+    groups = scores_by_density(row)
+    if not groups:
+        return
+    columns = []
+    means = []
+    for density, scores in groups.items():
+        column = DotColumn(f"{density:g}", scores, css_class(row))
+        columns.append(column)
+        means.append(f"{measure.text(column.mean)} at {column.name}")
+    x_label = "density: share of weights that a peer keeps"
+    chart = dot_chart(columns, x_label, measure.name, measure.format)
+    note = f"Dots are peers, lines are group means: {', '.join(means)}."
+    yield Figure(f"{row.label} by density", chart, note)
+    if seconds_by_density(row).keys() == groups.keys():
+        yield _seconds_figure(row, measure)
+
+
+def _seconds_figure(row: ComparisonRow, measure: Measure) -> Figure:
+    """Return a table with the score and the computing time of each group of peers."""
     metric = capitalized(measure.name)
-    headings = [
-        ("Density", ""),
-        *((text, "number") for text in ("Peers", metric, "Seconds", "Ratio")),
-    ]
+    headings = [Heading("Density")]
+    for title in ("Peers", metric, "Seconds", "Ratio"):
+        headings.append(Heading(title, "number"))
+    table = HtmlTable(f"{metric} and seconds of each group", headings, scrolling=True)
+
+    densities = list((row.runs[0].densities or {}).values())
+    scores = scores_by_density(row)
+    seconds = {density: fmean(values) for density, values in seconds_by_density(row).items()}
+    densest = seconds[max(seconds)]
+    for density, mean_seconds in seconds.items():
+        ratio = f"{mean_seconds / densest:.2f}" if densest else UNKNOWN
+        table.rows.append(
+            [
+                f"{density:g}",
+                str(densities.count(density)),
+                measure.text(fmean(scores[density])),
+                format_seconds(mean_seconds),
+                ratio,
+            ]
+        )
     note = (
         "Seconds that a peer computes in a round, mean over the group; the ratio is to the densest"
         " group."
     )
-    table = html_table(f"{metric} and seconds of each group", headings, rows, "plain")
-    return [
-        figure(
-            f"{series.label}: computing time by density",
-            element("div", table, class_="scrolling"),
-            note=note,
-        )
-    ]
+    return Figure(f"{row.label}: computing time by density", table, note)
 
 
-def _all_scores(evaluated: list[ReportSeries], measure: Measure) -> Markup:
+def _all_scores(evaluated: Sequence[ComparisonRow], measure: Measure) -> Details:
     """Return a collapsed table of all scores."""
-    peers = list(
-        dict.fromkeys(
-            (run.seed, peer) for series in evaluated for run in series.runs for peer in run.roster
-        )
-    )
-    several = len({seed for seed, _ in peers}) > 1
-    scores = {
-        (series.label, seed): run.scores
-        for series in evaluated
-        for seed, run in series.seeds.items()
-    }
-    headings = [("Peer", ""), *((series.label, "number") for series in evaluated)]
-    rows = [
-        [
-            f"{peer} (seed {seed})" if several else peer,
-            *(measure.text(scores.get((series.label, seed), {}).get(peer)) for series in evaluated),
-        ]
-        for seed, peer in peers[:MAX_LISTED]
-    ]
-    suffix = f", the first {MAX_LISTED} of {len(peers)}" if len(peers) > MAX_LISTED else ""
-    return details(
-        "All scores as a table", html_table(f"Scores of all peers{suffix}", headings, rows, "plain")
-    )
+    peers: dict[tuple[int, str], None] = {}
+    headings = [Heading("Peer")]
+    for row in evaluated:
+        headings.append(Heading(row.label, "number"))
+        for run in row.runs:
+            peers |= dict.fromkeys((run.seed, peer) for peer in run.roster)
+
+    caption = "Scores of all peers"
+    if len(peers) > MAX_LISTED:
+        caption += f", the first {MAX_LISTED} of {len(peers)}"
+    table = HtmlTable(caption, headings)
+    several_seeds = len({seed for seed, _ in peers}) > 1
+    for seed, peer in list(peers)[:MAX_LISTED]:
+        cells = [f"{peer} (seed {seed})" if several_seeds else peer]
+        for row in evaluated:
+            scores = row.by_seed[seed].scores if seed in row.by_seed else {}
+            cells.append(measure.text(scores.get(peer)))
+        table.rows.append(cells)
+    return Details("All scores as a table", table)
 
 
-def labels_section(results: ReportResults) -> Markup:
+# Senders: how far received models were from the receivers' own, under a robust rule
+
+
+@dataclass
+class Senders:
+    """Peers as those that received them saw them, over all rounds."""
+
+    count: int = 0
+    """How many peers."""
+    received: int = 0
+    """How often they were received."""
+    far: int = 0
+    """How often they were clipped or ignored."""
+    measured: int = 0
+    """How many of the received models have a distance."""
+    total_distance: float = 0.0
+
+    def add(self, senders: "Senders") -> None:
+        self.count += senders.count
+        self.received += senders.received
+        self.far += senders.far
+        self.measured += senders.measured
+        self.total_distance += senders.total_distance
+
+    @property
+    def far_share(self) -> float:
+        return self.far / max(1, self.received)
+
+    @property
+    def cells(self) -> list[str]:
+        """The mean distance and how often they were far."""
+        distance = f"{self.total_distance / self.measured:.3g}" if self.measured else UNKNOWN
+        return [distance, f"{self.far_share:.0%}"]
+
+
+@dataclass
+class Sender(Senders):
+    """One of them."""
+
+    name: str = ""
+    seed: int = 0
+    byzantine: bool = False
+
+
+def senders_of(run: RecordedRun) -> list[Sender]:
+    """Return all peers that were received, in the order of their names.
+
+    There are none if the run has no robust rule.
+    """
+    byzantine = byzantine_of(run.config)
+    senders: dict[str, Sender] = {}
+    for record in run.records:
+        for name, seen in record.get("senders", {}).items():
+            if name not in senders:
+                senders[name] = Sender(1, name=name, seed=run.seed, byzantine=name in byzantine)
+            sender = senders[name]
+            sender.received += seen["received"]
+            sender.far += seen["far"]
+            if seen["distance"] is not None:
+                sender.measured += seen["received"]
+                sender.total_distance += seen["distance"] * seen["received"]
+    return [senders[name] for name in sorted(senders)]
+
+
+def sender_blocks(results: ReportResults) -> list[Block]:
+    """Return how far honest and Byzantine senders were, and who was far most often.
+
+    There is nothing if no run has a robust rule.
+    """
+    table = HtmlTable(
+        "Senders under a robust rule", _sender_headings("Row", "Senders", "Number"), scrolling=True
+    )
+    lists: list[Block] = []
+    for row in results.rows:
+        senders: list[Sender] = []
+        for run in row.runs:
+            senders += senders_of(run)
+        if senders:
+            for kind, group in _sender_groups(senders).items():
+                table.rows.append([row.label, kind, str(group.count), *group.cells])
+            lists.append(_most_often_far(row, senders))
+    if not lists:
+        return []
+    note = (
+        "Distance: root mean square difference to a receiver's own weights, on what both hold; mean"
+        " over receivers and rounds. Far: how often a sender was beyond the rule's threshold, so"
+        " that it was clipped, or did not decide weights that few hold."
+    )
+    return [Figures([Figure("Distances of senders", table, note)]), *lists]
+
+
+def _sender_groups(senders: Sequence[Sender]) -> dict[str, Senders]:
+    """Return honest and Byzantine senders; all together if there is no attack."""
+    attacked = any(sender.byzantine for sender in senders)
+    honest = "honest" if attacked else "all"
+    groups: dict[str, Senders] = {}
+    for byzantine, kind in ((False, honest), (True, "Byzantine")):
+        for sender in senders:
+            if sender.byzantine == byzantine:
+                groups.setdefault(kind, Senders()).add(sender)
+    return groups
+
+
+def _most_often_far(row: ComparisonRow, senders: Sequence[Sender]) -> Details:
+    title = f"Senders that were far most often: {row.label}"
+    table = HtmlTable(title, _sender_headings("Peer", "", "Received"))
+    ranked = sorted(senders, key=lambda sender: (-sender.far_share, sender.seed, sender.name))
+    for sender in ranked[:MAX_SENDERS]:
+        name = f"{sender.name} (seed {sender.seed})" if len(row.runs) > 1 else sender.name
+        kind = "Byzantine" if sender.byzantine else ""
+        table.rows.append([name, kind, str(sender.received), *sender.cells])
+    return Details(title, table)
+
+
+def _sender_headings(first: str, second: str, third: str) -> list[Heading]:
+    numbers = [Heading(third, "number"), Heading("Distance", "number"), Heading("Far", "number")]
+    return [Heading(first), Heading(second), *numbers]
+
+
+# The labels of the peers' data
+
+
+def labels_section(results: ReportResults) -> Section:
     """Return one heat map of class counts for every 25 peers of each split."""
-    parts: list[Markup] = []
+    section = Section("labels", "Label distribution")
     splits = _splits(results)
     for name, run in list(splits.items())[:MAX_SPLITS]:
-        counts = run.label_counts()
-        parts += [remark(name)] if len(splits) > 1 else []
-        parts += [remark(_why_no_split(run))] if counts is None else _maps(run, counts)
+        if len(splits) > 1:
+            section.remark(name)
+        section.add(*_label_maps(run))
     if len(splits) > MAX_SPLITS:
-        parts.append(remark(f"{plural(len(splits) - MAX_SPLITS, 'more split')} not shown."))
-    return section("labels", "Label distribution", *parts)
+        section.remark(f"{plural(len(splits) - MAX_SPLITS, 'more split')} not shown.")
+    return section
 
 
-def _splits(results: ReportResults) -> dict[str, ReportRun]:
+def _splits(results: ReportResults) -> dict[str, RecordedRun]:
     """Return one run, of the lowest seed, for every way in which the data is split."""
-    splits: dict[str, ReportRun] = {}
+    splits: dict[str, RecordedRun] = {}
     for run in sorted(results.runs, key=lambda run: run.seed):
-        settings = flat_settings(run.config)
-        keys = [key for key in settings if key.startswith(DATA_TABLES) or key == "peers"]
-        splits.setdefault(", ".join(f"{key} {settings[key]}" for key in keys), run)
+        parts = []
+        for key, value in run.settings.items():
+            if key.startswith(DATA_TABLES) or key == "peers":
+                parts.append(f"{key} {value}")
+        splits.setdefault(", ".join(parts), run)
     return splits
 
 
-def _why_no_split(run: ReportRun) -> str:
-    if run.made_in_python:
-        return "No split was saved, because the federation was made in Python with its own data."
-    return "No split was saved with the run."
-
-
-def _maps(run: ReportRun, counts: list[list[int]]) -> list[Markup]:
-    shown, roster = counts[:MAX_MAPPED_PEERS], run.roster
-    most = max(max(row, default=0) for row in counts) or 1
-    maps = []
+def _label_maps(run: RecordedRun) -> Iterator[Block]:
+    """Yield a remark and the maps of a run's split."""
+    counts = run.label_counts()
+    if counts is None:
+        reason = ", because the federation was made in Python with its own data"
+        yield Remark(f"No split was saved{reason if run.made_in_python else ' with the run'}.")
+        return
+    shown = counts[:MAX_MAPPED_PEERS]
+    most = max(max(of_peer, default=0) for of_peer in counts) or 1
+    yield Remark(" ".join(_labels_note(run, counts, len(shown), most)))
+    figures = []
     for start in range(0, len(shown), PEERS_PER_MAP):
-        part = shown[start : start + PEERS_PER_MAP]
-        names = roster[start : start + PEERS_PER_MAP]
-        tooltips = [_labels_tooltip(name, labels) for name, labels in zip(names, part, strict=True)]
-        title = f"Peers {names[0]} to {names[-1]}" if len(names) > 1 else f"Peer {names[0]}"
-        label = f"Training samples of each class. {title}. The largest count is {most}."
-        columns = min(PEERS_PER_MAP, len(shown))
-        maps.append(figure(title, heat_map(part, names, tooltips, most, label, columns)))
-    totals = {sum(row) for row in counts}
-    each = (
-        f"{plural(totals.pop(), 'training sample')} each"
-        if len(totals) == 1
-        else "different numbers of samples"
-    )
-    note = f"{plural(len(counts), 'peer')}, {each}, in {len(counts[0])} classes (seed {run.seed}). "
-    note += f"The stronger the colour, the more samples of that class; the largest count is {most}."
-    if len(shown) < len(counts):
-        note += f" The first {len(shown)} peers are shown."
-    return [remark(note), figures(maps, "two")]
+        figures.append(_label_map(run.roster, shown, start, most))
+    yield Figures(figures)
 
 
-def _labels_tooltip(name: str, labels: list[int]) -> str:
-    ranked = sorted((-count, label) for label, count in enumerate(labels) if count)
-    lines = [f"class {label}: {-count}" for count, label in ranked[:MAX_CLASSES]]
-    more = [f"and {len(ranked) - MAX_CLASSES} more classes"] if len(ranked) > MAX_CLASSES else []
-    return "\n".join([f"peer {name}: {plural(sum(labels), 'sample')}", *lines, *more])
+def _labels_note(
+    run: RecordedRun, counts: Sequence[Sequence[int]], shown: int, most: int
+) -> Iterator[str]:
+    totals = set(map(sum, counts))
+    samples = "different numbers of samples"
+    if len(totals) == 1:
+        samples = f"{plural(totals.pop(), 'training sample')} each"
+    peers = plural(len(counts), "peer")
+    yield f"{peers}, {samples}, in {len(counts[0])} classes (seed {run.seed})."
+    yield f"The stronger the colour, the more samples of that class; the largest count is {most}."
+    if shown < len(counts):
+        yield f"The first {shown} peers are shown."
+
+
+def _label_map(
+    roster: Sequence[str], counts: Sequence[Sequence[int]], start: int, most: int
+) -> Figure:
+    mapped = counts[start : start + PEERS_PER_MAP]
+    names = roster[start : start + len(mapped)]
+    tooltips = list(map(_labels_tooltip, names, mapped))
+    title = f"Peer {names[0]}"
+    if len(names) > 1:
+        title = f"Peers {names[0]} to {names[-1]}"
+    label = f"Training samples of each class. {title}. The largest count is {most}."
+    drawing = HeatMap(mapped, names, tooltips, most, min(PEERS_PER_MAP, len(counts)))
+    return Figure(title, drawing.svg(label))
+
+
+def _labels_tooltip(name: str, counts: Sequence[int]) -> str:
+    lines = [f"peer {name}: {plural(sum(counts), 'sample')}"]
+    held = [label for label, count in enumerate(counts) if count]
+    held.sort(key=lambda label: -counts[label])
+    for label in held[:MAX_CLASSES]:
+        lines.append(f"class {label}: {counts[label]}")
+    if len(held) > MAX_CLASSES:
+        lines.append(f"and {len(held) - MAX_CLASSES} more classes")
+    return "\n".join(lines)

@@ -1,5 +1,7 @@
-"""Learning curves as PNG, PDF or SVG, drawn with matplotlib; imported only where they are drawn,
-because it is slow."""
+"""Learning curves as PNG, PDF or SVG, drawn with matplotlib.
+
+Imported only where they are drawn, because matplotlib is slow to import.
+"""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -11,10 +13,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from dispfl.files import write_atomically
-from dispfl.report.comparison import Budget, Comparison, mean_curve
+from dispfl.report.comparison import Comparison, MeanCurve, mean_curve
 from dispfl.report.labels import row_labels
-from dispfl.runs.directory import read_config, read_metrics
-from dispfl.runs.metrics import main_scores, measure_of
+from dispfl.report.runs import Budget, RecordedRun, load_run
+from dispfl.runs.metrics import main_scores
 
 MARKER_LIMIT = 40
 """Curves with fewer points have markers."""
@@ -35,71 +37,70 @@ def plot_runs(paths: Sequence[Path], to: Path) -> None:
     """
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    labels = row_labels([read_config(path) for path in paths])
-    for number, (path, name) in enumerate(zip(paths, labels, strict=True)):
-        records = [record for record in read_metrics(path) if main_scores(record)]
-        scores = [found for record in records if (found := main_scores(record))]
-        rounds = [record["round"] + 1 for record in records]
-        mean = [found["mean"] for found in scores]
-        colour = f"C{number}"
-        axes.plot(rounds, mean, color=colour, marker=_marker(mean), label=name)
-        if len(paths) == 1:
-            _band(
-                axes, rounds, mean, [found["std"] for found in scores], colour, "one std over peers"
-            )
-        mixed = [
-            (record["round"] + 1, record["mixed"]["mean"]) for record in records if record["mixed"]
-        ]
-        if mixed:
-            axes.plot(
-                *zip(*mixed, strict=True),
-                color=colour,
-                linestyle="--",
-                linewidth=1,
-                label=f"{name}, after mixing",
-            )
-    _label(axes, Budget.ROUNDS, measure_of(read_metrics(paths[0])).name)
+    runs = [load_run(path) for path in paths]
+    labels = row_labels([run.config for run in runs])
+    for number, (run, label) in enumerate(zip(runs, labels, strict=True)):
+        _plot_run(axes, run, label, f"C{number}", with_band=len(runs) == 1)
+    _label(axes, Budget.ROUNDS, runs[0].measure.name)
     figure.legend(loc="outside lower center", ncols=LEGEND_COLUMNS, fontsize="small", frameon=False)
     save_figure(figure, to)
 
 
+def _plot_run(axes: Axes, run: RecordedRun, label: str, colour: str, with_band: bool) -> None:
+    curve = MeanCurve([], [], [])
+    mixed_rounds = []
+    mixed_scores = []
+    for record in run.records:
+        scores = main_scores(record)
+        if not scores:
+            continue
+        curve.x.append(record["round"] + 1)
+        curve.mean.append(scores["mean"])
+        curve.std.append(scores["std"])
+        if record["mixed"]:
+            mixed_rounds.append(record["round"] + 1)
+            mixed_scores.append(record["mixed"]["mean"])
+
+    axes.plot(curve.x, curve.mean, color=colour, marker=_marker(curve), label=label)
+    if with_band:
+        _band(axes, curve, colour, "one std over peers")
+    if mixed_rounds:
+        label = f"{label}, after mixing"
+        axes.plot(
+            mixed_rounds, mixed_scores, color=colour, linestyle="--", linewidth=1, label=label
+        )
+
+
 def plot_comparison(comparison: Comparison, to: Path) -> None:
-    """Plot the main metric against what is held equal: one line per row, with a band of one std
-    over seeds."""
+    """Plot the main metric against what is held equal, with a band of one std over seeds."""
     figure = Figure(figsize=(8, 4.2), layout="constrained")
     axes = figure.subplots()
     for number, row in enumerate(comparison.rows):
-        spent, mean, std = mean_curve(row, comparison.budget)
+        curve = mean_curve(row, comparison.budget)
         colour = f"C{number % 10}"
         style = "-" if number < 10 else "--"
-        axes.plot(spent, mean, style, color=colour, marker=_marker(mean), label=row.label)
-        _band(axes, spent, mean, std, colour)
+        marker = _marker(curve)
+        axes.plot(curve.x, curve.mean, style, color=colour, marker=marker, label=row.label)
+        _band(axes, curve, colour)
     if comparison.limit is not None:
         axes.axvline(comparison.limit, color="grey", linestyle=":", linewidth=1)
     _label(axes, comparison.budget, comparison.measure.name)
-    title = (
-        "band: one standard\ndeviation over seeds"
-        if any(len(row.runs) > 1 for row in comparison.rows)
-        else None
-    )
+    title = "band: one standard\ndeviation over seeds" if comparison.most_seeds > 1 else None
     figure.legend(loc="outside right upper", fontsize="small", title=title, title_fontsize="small")
     save_figure(figure, to)
 
 
-def _marker(values: Sequence[float]) -> str:
-    return "." if len(values) < MARKER_LIMIT else ""
+def _marker(curve: MeanCurve) -> str:
+    return "." if len(curve.x) < MARKER_LIMIT else ""
 
 
-def _band(
-    axes: Axes,
-    x: Sequence[float],
-    mean: Sequence[float],
-    std: Sequence[float],
-    colour: str,
-    label: str | None = None,
-) -> None:
-    low, high = ([m + sign * s for m, s in zip(mean, std, strict=True)] for sign in (-1, 1))
-    axes.fill_between(x, low, high, color=colour, alpha=0.12, linewidth=0, label=label)
+def _band(axes: Axes, curve: MeanCurve, colour: str, label: str | None = None) -> None:
+    low = []
+    high = []
+    for mean, std in zip(curve.mean, curve.std, strict=True):
+        low.append(mean - std)
+        high.append(mean + std)
+    axes.fill_between(curve.x, low, high, color=colour, alpha=0.12, linewidth=0, label=label)
 
 
 def _label(axes: Axes, budget: Budget, metric: str) -> None:
@@ -113,8 +114,9 @@ def _label(axes: Axes, budget: Budget, metric: str) -> None:
 
 def save_figure(figure: Figure, to: Path) -> None:
     """Write a figure in the format of the file's name; the same figure gives the same bytes."""
-    kind, image = to.suffix.lower().removeprefix("."), BytesIO()
+    kind = to.suffix.lower().removeprefix(".")
     undated = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(kind)
+    image = BytesIO()
     with rc_context({"svg.hashsalt": "dispfl", "pdf.fonttype": 42}):  # fonts that publishers accept
         figure.savefig(image, format=kind, dpi=150, metadata=undated)
     write_atomically(to, image.getvalue())

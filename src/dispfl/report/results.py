@@ -1,64 +1,24 @@
 """Runs grouped into the rows of a report: labels, differing settings, and wins per peer."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dispfl.core.metric import Measure
 from dispfl.errors import RunError
-from dispfl.report.comparison import Comparison, ComparisonRow, compare
-from dispfl.report.labels import flat_settings, prevents_comparison, row_labels
-from dispfl.report.runs import ReportRun, find_runs, read_run
+from dispfl.report.comparison import Comparison, ComparisonRow, compare_runs
+from dispfl.report.labels import prevents_comparison, row_labels
+from dispfl.report.runs import RecordedRun, read_runs
 
-COLOURS = 9
 TIE = 1e-9
 """Scores are ratios of counts: smaller differences are rounding errors."""
-
-
-@dataclass(frozen=True)
-class ReportSeries:
-    """One row of the report: the runs of one configuration over its seeds."""
-
-    label: str
-    colour: int
-    """Index of its colour, which is its position in the order given."""
-    runs: Sequence[ReportRun]
-    row: ComparisonRow
-
-    @property
-    def css_class(self) -> str:
-        """The CSS classes for its colour and, after the ninth, another dash pattern."""
-        return f"s{self.colour % COLOURS}" + (" repeated" if self.colour >= COLOURS else "")
-
-    @property
-    def seeds(self) -> dict[int, ReportRun]:
-        return {run.seed: run for run in self.runs}
-
-    @property
-    def unfinished(self) -> bool:
-        return any(run.summary is None for run in self.runs)
-
-    @property
-    def wire_mb(self) -> float:
-        """Traffic of the busiest node in MB per round, as sent, mean over seeds."""
-        return self.row.mean(lambda run: run.wire_mb)
-
-    @property
-    def paper_mb(self) -> float:
-        """The same as the paper counts it."""
-        return self.row.mean(lambda run: run.paper_mb)
-
-    @property
-    def flops(self) -> float:
-        """Training FLOPs of a peer per round, mean over seeds."""
-        return self.row.mean(lambda run: run.flops_per_peer)
 
 
 @dataclass(frozen=True)
 class ReportResults:
     """All data that the page shows."""
 
-    series: Sequence[ReportSeries]
+    rows: Sequence[ComparisonRow]
     """Best first; those without a score last."""
     comparison: Comparison
     differing: Mapping[str, Mapping[str, str]]
@@ -74,149 +34,185 @@ class ReportResults:
         return self.comparison.measure
 
     @property
-    def runs(self) -> list[ReportRun]:
-        return [run for series in self.series for run in series.runs]
+    def runs(self) -> list[RecordedRun]:
+        """All runs, row by row."""
+        runs: list[RecordedRun] = []
+        for row in self.rows:
+            runs += row.runs
+        return runs
+
+    @property
+    def labels(self) -> list[str]:
+        return [row.label for row in self.rows]
+
+    @property
+    def evaluated_rows(self) -> list[ComparisonRow]:
+        """The rows with peers that have a score."""
+        return [row for row in self.rows if any(run.scores for run in row.runs)]
+
+    @property
+    def several_seeds(self) -> bool:
+        return self.comparison.most_seeds > 1
 
     @property
     def comparable(self) -> bool:
         """Whether the scores of different rows can be compared."""
+        if any(map(prevents_comparison, self.differing)):
+            return False
         first = self.comparison.rows[0]
-        same_data = all(row.has_data_of(first) for row in self.comparison.rows)
-        return same_data and not any(map(prevents_comparison, self.differing))
+        return all(row.has_data_of(first) for row in self.comparison.rows)
 
     @property
     def common_seeds(self) -> list[int]:
         """The seeds that every row has."""
-        seeds = [set(series.seeds) for series in self.series]
-        return sorted(set.intersection(*seeds))
+        return sorted(set.intersection(*(set(row.by_seed) for row in self.rows)))
 
 
 def read_results(paths: Iterable[Path]) -> ReportResults:
     """Read all run directories among the paths and group them into rows."""
-    runs = [read_run(path) for path in find_runs(paths)]
+    return group_runs(read_runs(paths))
+
+
+def group_runs(runs: Sequence[RecordedRun]) -> ReportResults:
+    """Group runs into rows: those that differ in their seed alone are one."""
     shown = [run for run in runs if run.records]
     omitted = [run.path for run in runs if not run.records]
     if not shown:
         raise RunError(f"{runs[0].path} has no finished round to report; run it first.")
-    groups = _group_by_settings(shown)
-    rows = dict(zip(row_labels([group[0].config for group in groups]), groups, strict=True))
-    differing = _differing({label: flat_settings(group[0].config) for label, group in rows.items()})
+
+    groups = _group_by_label(shown)
+    differing = _differing_settings(groups)
     omitted_seeds: dict[str, list[int]] = {}
     if not any(map(prevents_comparison, differing)):
-        rows, omitted_seeds = _keep_common_seeds(rows)
-    comparison = compare(
-        [({"method": label}, run.path) for label, group in rows.items() for run in group]
-    )
-    series = [
-        ReportSeries(row.label, colour, rows[row.label], row)
-        for colour, row in enumerate(comparison.rows)
-    ]
-    series.sort(
-        key=lambda one: (one.row.score is None, -comparison.measure.gain(one.row.score or 0.0, 0.0))
-    )
-    return ReportResults(series, comparison, differing, omitted, omitted_seeds)
+        omitted_seeds = _omit_uncommon_seeds(groups)
+
+    named_runs = []
+    for label, group in groups.items():
+        for run in group:
+            named_runs.append(({"method": label}, run))
+    comparison = compare_runs(named_runs)
+    return ReportResults(_best_first(comparison), comparison, differing, omitted, omitted_seeds)
 
 
-def scores_by_density(series: ReportSeries) -> dict[float, list[float]]:
-    """Return the scores of all peers of each density, over all seeds; empty if the method has one
-    density."""
-    return _by_density(series, lambda run: run.scores)
+def _group_by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
+    """Return the runs that differ in their seed alone, by their common label."""
+    groups: dict[str, list[RecordedRun]] = {}
+    labels = row_labels([run.config for run in runs])
+    for label, run in zip(labels, runs, strict=True):
+        groups.setdefault(label, []).append(run)
+    for group in groups.values():
+        group.sort(key=lambda run: run.seed)
+    return groups
 
 
-def seconds_by_density(series: ReportSeries) -> dict[float, list[float]]:
+def _differing_settings(
+    groups: Mapping[str, Sequence[RecordedRun]],
+) -> dict[str, dict[str, str]]:
+    """Return the keys outside the method's table in which rows differ, with every row's value."""
+    keys: set[str] = set()
+    for group in groups.values():
+        keys |= group[0].settings.keys()
+
+    differing = {}
+    for key in sorted(keys):
+        values = {label: group[0].settings.get(key, "not set") for label, group in groups.items()}
+        if not key.startswith("method.") and len(set(values.values())) > 1:
+            differing[key] = values
+    return differing
+
+
+def _omit_uncommon_seeds(groups: dict[str, list[RecordedRun]]) -> dict[str, list[int]]:
+    """Remove the runs of seeds that not every row has, which would bias a mean; return the seeds.
+
+    Without any common seed all runs stay.
+    """
+    common = set.intersection(*({run.seed for run in group} for group in groups.values()))
+    omitted: dict[str, list[int]] = {}
+    if not common:
+        return omitted
+    for label, group in groups.items():
+        for run in list(group):
+            if run.seed not in common:
+                group.remove(run)
+                omitted.setdefault(label, []).append(run.seed)
+    return omitted
+
+
+def _best_first(comparison: Comparison) -> list[ComparisonRow]:
+    def rank(row: ComparisonRow) -> tuple[bool, float]:
+        unknown = row.score is None
+        return unknown, -comparison.measure.gain(row.score or 0.0, 0.0)
+
+    return sorted(comparison.rows, key=rank)
+
+
+def scores_by_density(row: ComparisonRow) -> dict[float, list[float]]:
+    """Return the scores of all peers of each density; empty if the method has one density."""
+    return _by_density(row, lambda run: run.scores)
+
+
+def seconds_by_density(row: ComparisonRow) -> dict[float, list[float]]:
     """Return the same of the seconds that peers compute in a round."""
-    return _by_density(series, lambda run: run.peer_seconds)
+    return _by_density(row, lambda run: run.peer_seconds)
 
 
 def _by_density(
-    series: ReportSeries, values_of: Callable[[ReportRun], Mapping[str, float]]
+    row: ComparisonRow, values_of: Callable[[RecordedRun], Mapping[str, float]]
 ) -> dict[float, list[float]]:
-    found: dict[float, list[float]] = {}
-    for run in series.runs:
+    by_density: dict[float, list[float]] = {}
+    for run in row.runs:
         values = values_of(run)
         for peer, density in (run.densities or {}).items():
             if peer in values:
-                found.setdefault(density, []).append(values[peer])
-    return dict(sorted(found.items()))
+                by_density.setdefault(density, []).append(values[peer])
+    return dict(sorted(by_density.items()))
 
 
-@dataclass(frozen=True)
+@dataclass
 class PeerWins:
-    """Number of peers for which each row is the best, over all seeds that every row has."""
+    """Number of peers for which a row is the best, over all seeds that every row has."""
 
-    peers: int
-    """Peers that have a score in every row."""
-    wins: dict[str, int]
-    """By row: peers for which it beats all others."""
-    ties: dict[str, int]
-    """By row: peers for which it shares the best score."""
-    losses: dict[str, list[str]]
-    """By row: peers that do better in another row."""
+    wins: int = 0
+    """Peers for which it beats all others."""
+    ties: int = 0
+    """Peers for which it shares the best score."""
+    losses: list[str] = field(default_factory=list)
+    """Peers that do better in another row."""
+
+    @property
+    def peers(self) -> int:
+        """Peers that have a score in every row."""
+        return self.wins + self.ties + len(self.losses)
 
 
-def count_wins(results: ReportResults) -> PeerWins | None:
-    """Compare the rows peer by peer; None if there is nothing to compare or the rows have different
-    peers."""
-    scores = _scores_of_common_peers(results)
-    if not scores:
-        return None
-    labels = [series.label for series in results.series]
-    wins, ties = dict.fromkeys(labels, 0), dict.fromkeys(labels, 0)
-    losses: dict[str, list[str]] = {label: [] for label in labels}
-    for peer, by_label in scores:
-        highest = results.measure.best(by_label.values())
-        best = [label for label in labels if abs(by_label[label] - highest) <= TIE]
-        for label in labels:
+def count_wins(results: ReportResults) -> dict[str, PeerWins]:
+    """Compare the rows peer by peer, by label; empty if the rows have different peers."""
+    all_scores = _scores_of_common_peers(results)
+    if not all_scores:
+        return {}
+    counts = {label: PeerWins() for label in results.labels}
+    for peer, scores in all_scores:
+        best_score = results.measure.best(scores.values())
+        best = [label for label, score in scores.items() if abs(score - best_score) <= TIE]
+        for label, count in counts.items():
             if label not in best:
-                losses[label].append(peer)
+                count.losses.append(peer)
             elif len(best) == 1:
-                wins[label] += 1
+                count.wins += 1
             else:
-                ties[label] += 1
-    return PeerWins(len(scores), wins, ties, losses)
+                count.ties += 1
+    return counts
 
 
 def _scores_of_common_peers(results: ReportResults) -> list[tuple[str, dict[str, float]]]:
     """Return each peer of each common seed with its score in every row, if it has them all."""
-    if len(results.series) < 2 or not results.comparable:
+    if len(results.rows) < 2 or not results.comparable:
         return []
     common = []
     for seed in results.common_seeds:
-        scores = {series.label: series.seeds[seed].scores for series in results.series}
-        for peer in results.series[0].seeds[seed].roster:
-            by_label = {label: peers[peer] for label, peers in scores.items() if peer in peers}
-            if len(by_label) == len(scores):
-                common.append((peer, by_label))
+        runs = {row.label: row.by_seed[seed] for row in results.rows}
+        for peer in runs[results.rows[0].label].roster:
+            scores = {label: run.scores[peer] for label, run in runs.items() if peer in run.scores}
+            if len(scores) == len(runs):
+                common.append((peer, scores))
     return common
-
-
-def _group_by_settings(runs: Iterable[ReportRun]) -> list[list[ReportRun]]:
-    groups: dict[tuple[tuple[str, str], ...], list[ReportRun]] = {}
-    for run in runs:
-        groups.setdefault(tuple(sorted(flat_settings(run.config).items())), []).append(run)
-    return [sorted(group, key=lambda run: run.seed) for group in groups.values()]
-
-
-def _keep_common_seeds(
-    rows: Mapping[str, list[ReportRun]],
-) -> tuple[dict[str, list[ReportRun]], dict[str, list[int]]]:
-    """Return the runs of seeds that every row has, and the other seeds: they would bias a mean."""
-    common = set.intersection(*({run.seed for run in runs} for runs in rows.values()))
-    if not common:
-        return dict(rows), {}
-    others = {
-        label: [run.seed for run in runs if run.seed not in common] for label, runs in rows.items()
-    }
-    kept = {label: [run for run in runs if run.seed in common] for label, runs in rows.items()}
-    return kept, {label: seeds for label, seeds in others.items() if seeds}
-
-
-def _differing(rows: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, str]]:
-    keys = sorted(
-        {key for settings in rows.values() for key in settings if not key.startswith("method.")}
-    )
-    values = {
-        key: {label: settings.get(key, "not set") for label, settings in rows.items()}
-        for key in keys
-    }
-    return {key: by_label for key, by_label in values.items() if len(set(by_label.values())) > 1}

@@ -1,40 +1,147 @@
-"""Find run directories, and read and validate them for a report."""
+"""Find run directories, and read each one into the one model that tables, plots and pages use."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from functools import cached_property
+from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from dispfl.config import MADE_IN_PYTHON
-from dispfl.core.metric import is_number_format
+from dispfl.core.metric import Measure
+from dispfl.core.report import QUANTITIES
 from dispfl.errors import RunError
+from dispfl.report.labels import flat_settings, flops_kind, prevents_comparison
 from dispfl.runs.directory import label_counts, read_config, read_metrics, read_summary
-from dispfl.runs.metrics import last_scores, mean_peer_seconds
+from dispfl.runs.metrics import (
+    last_scores,
+    main_scores,
+    mean_peer_seconds,
+    measure_of,
+    seconds_per_peer_round,
+)
 from dispfl.topology import peer_names
 
 Record = dict[str, Any]
-NUMBERS = (
-    ("busiest", "paper_mb"),
-    ("busiest", "wire_mb"),
-    ("flops_per_peer",),
-    ("flops_total",),
-    ("seconds",),
-)
-"""Keys that hold a finite number in every line of the metrics."""
-SPREADS = ("mixed", "test_loss", "train_loss", "mask_change", "overlap", "peer_seconds")
-"""Keys that hold a mean, a standard deviation and one value per peer, or nothing."""
+"""A line of the metrics."""
+GAP = "gap"
+"""How much better models are on training data than on test data."""
+ROUNDING = 1e-9
+"""Equal costs may differ in the last bits of their sums."""
+
+
+class Budget(StrEnum):
+    """The quantity that is held equal when runs are compared."""
+
+    ROUNDS = "rounds"
+    BYTES = "bytes"
+    FLOPS = "flops"
+    SECONDS = "seconds"
 
 
 @dataclass(frozen=True)
-class ReportRun:
-    """The contents of a run directory."""
+class RunPoint:
+    """A run after some round: its scores then and its total cost so far."""
+
+    round: int = 0
+    """1 is the first."""
+    score: float | None = None
+    """The main metric, mean over the peers; None if the round was not evaluated."""
+    peer_std: float | None = None
+    per_peer: Sequence[float | None] = ()
+    """The main metric of every peer."""
+    extras: Mapping[str, float] = field(default_factory=dict)
+    """The other metrics and quantities that tables show, mean over the peers, by name."""
+    paper_mb: float = 0.0
+    """Traffic of each round's busiest node, summed, as the paper counts it (values only)."""
+    wire_mb: float = 0.0
+    """Traffic of each round's busiest node, summed, as sent."""
+    flops: float = 0.0
+    """Total training FLOPs of all peers."""
+    seconds: float = 0.0
+    """Wall time of all rounds so far."""
+    peer_seconds: float = 0.0
+    """Time that a peer has computed so far, mean over all peers; 0 if it was not measured."""
+
+    def after(self, record: Record) -> "RunPoint":
+        """Return the point after one more round."""
+        scores = main_scores(record) or {"mean": None, "std": None, "per_peer": []}
+        return RunPoint(
+            round=record["round"] + 1,
+            score=scores["mean"],
+            peer_std=scores["std"],
+            per_peer=scores["per_peer"],
+            extras=_extras(record),
+            paper_mb=self.paper_mb + record["busiest"]["paper_mb"],
+            wire_mb=self.wire_mb + record["busiest"]["wire_mb"],
+            flops=self.flops + record["flops_total"],
+            seconds=round(self.seconds + record["seconds"], 3),
+            peer_seconds=self.peer_seconds + _mean_seconds(record),
+        )
+
+    def spent(self, budget: Budget) -> float:
+        """Return the total cost in the unit of a budget."""
+        match budget:
+            case Budget.ROUNDS:
+                return float(self.round)
+            case Budget.BYTES:
+                return self.wire_mb
+            case Budget.FLOPS:
+                return self.flops
+            case Budget.SECONDS:
+                return self.peer_seconds
+
+
+def _extras(record: Record) -> dict[str, float]:
+    """Return the means of all metrics but the main one, and of quantities that have a column."""
+    metric = record["metric"]
+    extras = {}
+    for name, values in record["scores"].items():
+        if name != metric:
+            extras[name] = values["mean"]
+    for quantity in QUANTITIES:
+        values = quantity.value(record)
+        if quantity.column and values:
+            extras[quantity.column.name.format(metric=metric)] = values["mean"]
+
+    trained, tested = record.get("train_score"), main_scores(record)
+    if trained and tested:
+        extras[GAP] = measure_of([record]).gain(trained["mean"], tested["mean"])
+    return extras
+
+
+def _mean_seconds(record: Record) -> float:
+    """Return the seconds that a peer computed in a round.
+
+    They are the mean over all peers, of which some may not have trained; null: no peer trained.
+    """
+    measured = record.get("peer_seconds")
+    if not measured:
+        return 0.0
+    per_peer = measured["per_peer"]
+    return float(sum(seconds or 0.0 for seconds in per_peer) / len(per_peer))
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedRun:
+    """The contents of a run directory, and what follows from them."""
 
     path: Path
     config: Mapping[str, Any]
     records: Sequence[Record]
-    summary: Record | None
+    """The lines of the metrics."""
+    summary: Record | None = None
     """None while the run is not finished."""
+    budget: Budget = Budget.ROUNDS
+    limit: float | None = None
+    """How much of the budget counts; None: all rounds."""
+
+    @property
+    def finished(self) -> bool:
+        return self.summary is not None
 
     @property
     def seed(self) -> int:
@@ -52,48 +159,142 @@ class ReportRun:
     def roster(self) -> list[str]:
         return peer_names(self.config["peers"])
 
-    @property
-    def scores(self) -> dict[str, float]:
-        """Each peer's score in the last evaluated round; peers without a score are omitted."""
-        last = last_scores(self.records)
-        pairs = zip(self.roster, last["per_peer"], strict=True) if last else ()
-        return {peer: score for peer, score in pairs if score is not None}
+    @cached_property
+    def settings(self) -> dict[str, str]:
+        """The config as dotted keys with formatted values."""
+        return flat_settings(self.config)
 
     @property
+    def data(self) -> dict[str, str]:
+        """The settings that must be equal for peers to be compared one by one."""
+        return {key: text for key, text in self.settings.items() if prevents_comparison(key)}
+
+    @property
+    def data_digest(self) -> str | None:
+        """Of a run made in Python: the digest of its peers' data.
+
+        None with Byzantine peers, whose data may be poisoned.
+        """
+        return None if self.config.get("byzantine") else self.config.get("data_sha256")
+
+    @cached_property
+    def measure(self) -> Measure:
+        """What its scores measure."""
+        return measure_of(self.records)
+
+    @cached_property
+    def points(self) -> list[RunPoint]:
+        """One per round."""
+        points = []
+        point = RunPoint()
+        for record in self.records:
+            point = point.after(record)
+            points.append(point)
+        return points
+
+    @cached_property
+    def final(self) -> RunPoint | None:
+        """The last evaluated round within the budget; None if there is none."""
+        limit = inf if self.limit is None else self.limit * (1 + ROUNDING)
+        for point in reversed(self.points):
+            if point.score is not None and point.spent(self.budget) <= limit:
+                return point
+        return None
+
+    def within(self, budget: Budget, limit: float | None) -> "RecordedRun":
+        """Return the run with another budget."""
+        return replace(self, budget=budget, limit=limit)
+
+    def rounds_to(self, target: float) -> int | None:
+        """Return the first evaluated round that is at least as good as a target, or None."""
+        for point in self.points:
+            if point.score is not None and self.measure.reaches(point.score, target):
+                return point.round
+        return None
+
+    @cached_property
+    def scores(self) -> dict[str, float]:
+        """Each peer's score in the last evaluated round; peers without a score are omitted."""
+        values = last_scores(self.records)
+        return self._by_peer(values["per_peer"]) if values else {}
+
+    @cached_property
     def peer_seconds(self) -> dict[str, float]:
         """The seconds that each peer computes in a round, where they were measured."""
-        pairs = zip(
-            self.roster, mean_peer_seconds(self.records) or [None] * len(self.roster), strict=True
-        )
-        return {peer: seconds for peer, seconds in pairs if seconds is not None}
+        return self._by_peer(mean_peer_seconds(self.records) or [])
+
+    def _by_peer(self, per_peer: Sequence[float | None]) -> dict[str, float]:
+        by_peer = {}
+        for peer, value in zip(self.roster, per_peer, strict=False):
+            if value is not None:
+                by_peer[peer] = value
+        return by_peer
+
+    @property
+    def seconds_per_peer(self) -> float | None:
+        """Seconds that a peer computes in a round; None if they were not measured."""
+        return seconds_per_peer_round(self.records)
 
     @property
     def densities(self) -> dict[str, float] | None:
-        """Each peer's density if the method lists several: groups of equal size in roster order."""
-        densities, peers = self.config["method"].get("density"), self.config["peers"]
+        """Each peer's density if the method lists several: equal groups in roster order."""
+        densities = self.config["method"].get("density")
         if not isinstance(densities, list) or len(set(densities)) < 2:
             return None
-        return {peer: densities[k * len(densities) // peers] for k, peer in enumerate(self.roster)}
+        by_peer = {}
+        for index, peer in enumerate(self.roster):
+            by_peer[peer] = densities[index * len(densities) // self.config["peers"]]
+        return by_peer
+
+    @property
+    def paper_mb(self) -> float:
+        """Traffic of the busiest node in MB per round, as the paper counts it."""
+        return self.points[-1].paper_mb / len(self.points)
+
+    @property
+    def wire_mb(self) -> float:
+        """Traffic of the busiest node in MB per round, as sent."""
+        return self.points[-1].wire_mb / len(self.points)
+
+    @property
+    def flops_total(self) -> float:
+        """Training FLOPs of all peers per round."""
+        return self.points[-1].flops / len(self.points)
+
+    @property
+    def flops_per_peer(self) -> float:
+        """Training FLOPs of a peer per round."""
+        return fmean(record["flops_per_peer"] for record in self.records)
+
+    @property
+    def flops_kind(self) -> str:
+        """Whether its FLOPs are counted, by dense kernels, or saved by small networks."""
+        return flops_kind(self.config)
+
+    @property
+    def connections(self) -> int:
+        """The largest number of nodes that one node receives models from in a round."""
+        return int(max(record["busiest"]["connections"] for record in self.records))
 
     @property
     def failures(self) -> list[tuple[int, str, str]]:
         """Round (1 is the first), peer and reason of each failed step."""
-        return [
-            (r["round"] + 1, peer, str(reason))
-            for r in self.records
-            for peer, reason in r["failures"].items()
-        ]
+        failures = []
+        for record in self.records:
+            for peer, reason in record["failures"].items():
+                failures.append((record["round"] + 1, peer, str(reason)))
+        return failures
 
     @property
     def traffic(self) -> dict[str, tuple[float, float]] | None:
         """Each node's MB per round, up and down; None if the metrics do not record it."""
-        if not all("traffic" in record for record in self.records):
-            return None
         total = dict.fromkeys(self.roster, (0.0, 0.0))
         for record in self.records:
+            if "traffic" not in record:
+                return None
             for node, (up, down) in record["traffic"].items():
-                before = total.get(node, (0.0, 0.0))
-                total[node] = (before[0] + up, before[1] + down)
+                up_before, down_before = total.get(node, (0.0, 0.0))
+                total[node] = (up_before + up, down_before + down)
         scale = 1e6 * len(self.records)
         return {node: (up / scale, down / scale) for node, (up, down) in total.items()}
 
@@ -108,25 +309,59 @@ class ReportRun:
                 f"The split in {self.path} does not have {peers} peers; restore it, or start the"
                 " run again."
             )
-        return [[int(count) for count in peer] for peer in counts.tolist()]
+        return [list(map(int, of_peer)) for of_peer in counts.tolist()]
+
+
+def load_run(path: Path) -> RecordedRun:
+    """Read a run directory, of which little may be written yet."""
+    return RecordedRun(path, read_config(path), read_metrics(path), read_summary(path))
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Read a run directory and check everything that tables and reports use."""
+    run = load_run(path)
+    _check_config(path / "config.toml", run.config)
+    for number, record in enumerate(run.records, start=1):
+        for key in _invalid_keys(record, run.config["peers"]):
+            raise RunError(
+                f"{path / 'metrics.jsonl'}, line {number}: {key} is missing or invalid. Restore the"
+                " file, or start the run again."
+            )
+    return run
+
+
+def read_runs(paths: Iterable[Path]) -> list[RecordedRun]:
+    """Read all run directories among these paths and in folders among them."""
+    return [read_run(path) for path in find_runs(paths)]
+
+
+def _check_config(file: Path, config: Mapping[str, Any]) -> None:
+    for key in ("seed", "rounds", "peers"):
+        if type(config.get(key)) is not int:
+            raise RunError(f"{file} is not the config of a run: {key} must be an integer.")
+    method = config.get("method")
+    if not isinstance(method, dict) or not isinstance(method.get("name"), str):
+        raise RunError(f"{file} is not the config of a run: method.name must be a string.")
+
+
+def _invalid_keys(record: Record, peers: int) -> Iterator[str]:
+    """Yield the missing and invalid keys of a line of the metrics."""
+    if not isinstance(record.get("metric"), str):
+        yield "metric"
+    for quantity in QUANTITIES:
+        if not quantity.shape.accepts(quantity.value(record), peers):
+            yield quantity.name
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """Return the run directories among these paths and in the folders among them, without
-    duplicates."""
+    """Return the run directories among these paths and in folders among them, each once."""
     unique: dict[Path, Path] = {}
     for path in paths:
         if not path.exists():
             raise RunError(
                 f"{path} does not exist; name a run directory, or a folder that contains some."
             )
-        if (path / "config.toml").exists():
-            runs = [path]
-        else:
-            found = {file.parent for file in path.rglob("config.toml")}
-            runs = sorted(
-                (run for run in found if not found & {*run.parents}), key=_natural_order
-            )  # not a run's sites
+        runs = _runs_in(path)
         if not runs:
             raise RunError(
                 f"{path} neither is nor contains a run directory: there is no config.toml."
@@ -136,89 +371,26 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     return list(unique.values())
 
 
-def read_run(path: Path) -> ReportRun:
-    """Read a run directory and validate everything that a report uses."""
-    config, records = read_config(path), read_metrics(path)
-    for key in ("seed", "rounds", "peers"):
-        if type(config.get(key)) is not int:
-            raise RunError(
-                f"{path / 'config.toml'} is not the config of a run: {key} must be an integer."
-            )
-    if not isinstance(config.get("method"), dict) or not isinstance(
-        config["method"].get("name"), str
-    ):
-        raise RunError(
-            f"{path / 'config.toml'} is not the config of a run: method.name must be a string."
-        )
-    for number, record in enumerate(records, start=1):
-        invalid = _invalid_key(record, config["peers"])
-        if invalid:
-            raise RunError(
-                f"{path / 'metrics.jsonl'}, line {number}: {invalid} is missing or invalid. Restore"
-                " the file, or start the run again."
-            )
-    return ReportRun(path, config, records, read_summary(path))
-
-
-def _invalid_key(record: Record, peers: int) -> str | None:
-    """Return the first missing or invalid key of a line of the metrics."""
-    for keys in NUMBERS:
-        value: Any = record
-        for key in keys:
-            value = value.get(key) if isinstance(value, dict) else None
-        if not _is_number(value):
-            return ".".join(keys)
-    for key in SPREADS:
-        value = record.get(key)
-        if value is not None and not _is_spread(value, peers):
-            return key
-    if not isinstance(record.get("metric"), str):
-        return "metric"
-    scores = record.get("scores")
-    if not isinstance(scores, dict) or not all(
-        _is_scores(value, peers) for value in scores.values()
-    ):
-        return "scores"
-    if not isinstance(record.get("failures"), dict):
-        return "failures"
-    traffic = record.get("traffic", {})
-    if not isinstance(traffic, dict) or not all(_is_pair(value) for value in traffic.values()):
-        return "traffic"
-    return None
-
-
-def _is_spread(value: Any, peers: int) -> bool:
-    if (
-        not isinstance(value, dict)
-        or not _is_number(value.get("mean"))
-        or not _is_number(value.get("std"))
-    ):
-        return False
-    per_peer = value.get("per_peer")
-    if not isinstance(per_peer, list) or len(per_peer) != peers:
-        return False
-    return all(score is None or _is_number(score) for score in per_peer)
-
-
-def _is_scores(value: Any, peers: int) -> bool:
-    """Whether a value is the spread of a metric, with its direction and a format for numbers."""
-    directed = _is_spread(value, peers) and isinstance(value.get("higher_is_better"), bool)
-    return directed and is_number_format(value.get("format"))
-
-
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, list) and len(value) == 2 and all(map(_is_number, value))
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float) and isfinite(value)
+def _runs_in(path: Path) -> list[Path]:
+    if (path / "config.toml").exists():
+        return [path]
+    folders = {file.parent for file in path.rglob("config.toml")}
+    outermost = [folder for folder in folders if folders.isdisjoint(folder.parents)]  # no sites
+    return sorted(outermost, key=_natural_order)
 
 
 def _natural_order(path: Path) -> tuple[str, int, str]:
     """Sort folders by name, and `seed-2` before `seed-10`."""
     start, _, number = path.name.rpartition("-")
-    return (
-        (str(path.parent), int(number), start)
-        if number.isdecimal()
-        else (str(path.parent), 0, path.name)
-    )
+    if number.isdecimal():
+        return str(path.parent), int(number), start
+    return str(path.parent), 0, path.name
+
+
+def relative_to_page(page: Path, path: Path) -> str:
+    """Return a run directory relative to the page's folder.
+
+    Both can be moved then, and no home directory is shown.
+    """
+    relative = os.path.relpath(path.resolve(), page.resolve().parent)
+    return path.resolve().name if relative == "." else relative

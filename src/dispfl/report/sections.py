@@ -1,405 +1,684 @@
-"""Sections of the page: learning curves, mask changes, traffic and topology."""
+"""Sections of the page: results, learning curves, masks, traffic, topology and privacy."""
 
-import statistics
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
 
-from dispfl.core.metric import Measure
-from dispfl.errors import ConfigError
+from markupsafe import Markup
+
+from dispfl.core.quantities import Quantity
+from dispfl.core.report import QUANTITIES
+from dispfl.errors import ConfigError, RunError
 from dispfl.registry import TOPOLOGIES
 from dispfl.report.charts import Bar, Curve, bar_chart, line_chart, thin_out
-from dispfl.report.comparison import Budget, Sample, SeedRun, mean_curve, mean_over_seeds
-from dispfl.report.diagrams import peer_graph, server_star
-from dispfl.report.labels import flat_settings, join_and
-from dispfl.report.markup import (
-    Markup,
-    colour_legend,
-    figure,
-    figures,
-    format_amount,
-    plural,
-    remark,
-    section,
+from dispfl.report.comparison import (
+    ComparisonRow,
+    Sample,
+    mean_curve,
+    mean_over_seeds,
 )
-from dispfl.report.results import ReportResults, ReportSeries
-from dispfl.report.runs import Record, ReportRun
-from dispfl.runs.metrics import main_scores
+from dispfl.report.diagrams import peer_graph, range_bar, server_star
+from dispfl.report.differences import Difference, paired_over
+from dispfl.report.html import (
+    Block,
+    Cell,
+    ColourLegend,
+    Figure,
+    Figures,
+    Heading,
+    HtmlTable,
+    Remark,
+    RowLabel,
+    Section,
+    css_class,
+)
+from dispfl.report.labels import connections_note, flops_note
+from dispfl.report.results import ReportResults
+from dispfl.report.runs import Budget, RecordedRun
+from dispfl.report.wording import (
+    UNKNOWN,
+    capitalized,
+    flops_unit_of_largest,
+    format_amount,
+    format_number,
+    format_seconds,
+    join_and,
+    number_range,
+    plural,
+)
+from dispfl.runs.metrics import last, main_scores
 from dispfl.topology import Topology
-
-
-def curves_section(results: ReportResults) -> Markup:
-    """Return the scores by round and by traffic of the busiest node."""
-    evaluated = [series for series in results.series if mean_curve(series.row, Budget.ROUNDS)[0]]
-    if not evaluated:
-        return section(
-            "curves", "Learning curves", remark("No round has been evaluated in all seeds.")
-        )
-    y_label, y_format = f"{results.measure.name}, mean over peers", results.measure.format
-    by_round = [
-        curve for series in evaluated for curve in _by_round(series, alone=len(evaluated) == 1)
-    ]
-    left = figure(
-        "By communication round",
-        line_chart(
-            by_round,
-            "communication round",
-            y_label,
-            whole_x=True,
-            x_word="round",
-            y_format=y_format,
-        ),
-        note=_band_note(evaluated),
-    )
-    drawn, remarks = [left, *_seconds_figure(evaluated, y_label, y_format)], []
-    if any(series.wire_mb for series in evaluated):
-        drawn.append(
-            figure(
-                "By traffic",
-                _traffic_chart(evaluated, y_label, y_format),
-                note=_equal_traffic_note(results),
-            )
-        )
-    else:
-        remarks.append(remark("No peer sends anything, so there is no curve against traffic."))
-    return section("curves", "Learning curves", colour_legend(evaluated), figures(drawn), *remarks)
-
-
-def _by_round(series: ReportSeries, alone: bool) -> list[Curve]:
-    rounds, mean, std = mean_curve(series.row, Budget.ROUNDS)
-    if len(series.runs) > 1:
-        return [Curve(series.label, series.css_class, rounds, mean, std)]
-    if not alone:
-        return [Curve(series.label, series.css_class, rounds, mean)]
-    records = series.runs[0].records
-    peer_std = [found["std"] for record in records if (found := main_scores(record))]
-    curves = [Curve(series.label, series.css_class, rounds, mean, peer_std)]
-    mixed = {r["round"] + 1.0: r["mixed"]["mean"] for r in records if r.get("mixed")}
-    if mixed:
-        label = "after mixing, before training"
-        curves.append(Curve(label, series.css_class, [*mixed], [*mixed.values()], secondary=True))
-    return curves
-
-
-def _seconds_figure(evaluated: Sequence[ReportSeries], y_label: str, y_format: str) -> list[Markup]:
-    """Return the scores by the seconds that a peer has computed, if all rows have measured them."""
-    curves = []
-    for series in evaluated:
-        spent, mean, std = mean_curve(series.row, Budget.SECONDS)
-        if not spent[-1]:
-            return []
-        curves.append(
-            Curve(series.label, series.css_class, spent, mean, std if len(series.runs) > 1 else [])
-        )
-    x_label = "seconds that a peer has computed so far"
-    chart = line_chart(curves, x_label, y_label, from_zero=True, x_unit="s", y_format=y_format)
-    note = "Computing time of a peer, mean over peers; waiting and transfers are not included."
-    return [figure("By seconds of computing", chart, note=note)]
-
-
-def _traffic_chart(evaluated: Sequence[ReportSeries], y_label: str, y_format: str) -> Markup:
-    curves = []
-    for series in evaluated:
-        spent, mean, std = mean_curve(series.row, Budget.BYTES)
-        silent = spent[-1] == 0
-        band = std if len(series.runs) > 1 and not silent else []
-        label = f"{series.label}, which sends nothing" if silent else series.label
-        curves.append(Curve(label, series.css_class, spent, mean, band, constant=silent))
-    x_label = "MB through the busiest node so far, on the wire"
-    return line_chart(curves, x_label, y_label, from_zero=True, x_unit="MB", y_format=y_format)
-
-
-def _band_note(evaluated: Sequence[ReportSeries]) -> str:
-    if any(len(series.runs) > 1 for series in evaluated):
-        return "Mean over seeds; the band is one standard deviation over seeds."
-    if len(evaluated) > 1:
-        return "One seed each."
-    mixed = any(record.get("mixed") for record in evaluated[0].runs[0].records)
-    return (
-        "The band is one standard deviation over"
-        f" peers{'; dashed: after mixing, before training' if mixed else ''}."
-    )
-
-
-def _equal_traffic_note(results: ReportResults) -> str:
-    """Give the score of each sending row at the total traffic of the cheapest run of its seed."""
-    sending = [series for series in results.series if series.wire_mb]
-    silent = [series.label for series in results.series if not series.wire_mb]
-    dotted = (
-        f" Dotted: {join_and(silent)}, which {'sends' if len(silent) == 1 else 'send'} nothing."
-        if silent
-        else ""
-    )
-    if not all(series.seeds.keys() == sending[0].seeds.keys() for series in sending):
-        return dotted.strip()
-    if len(sending) == 1:
-        total = sending[0].row.mean(lambda run: run.points[-1].wire_mb)
-        return f"{format_amount(total)} MB in total.{dotted}"
-    limits: dict[int, float] = {}
-    for run in (run for series in sending for run in series.row.runs):
-        limits[run.seed] = min(run.points[-1].wire_mb, limits.get(run.seed, run.points[-1].wire_mb))
-    scores = [
-        f"{series.label} {_score_within(series.row.runs, limits, results.measure)}"
-        for series in sending
-    ]
-    limit = sum(limits.values()) / len(limits)
-    return f"After equal traffic, {format_amount(limit)} MB: {', '.join(scores)}.{dotted}"
-
-
-def _score_within(runs: Sequence[SeedRun], limits: dict[int, float], measure: Measure) -> str:
-    points = [run.within(Budget.BYTES, limits[run.seed]).final for run in runs]
-    known = [point.score for point in points if point is not None and point.score is not None]
-    return (
-        measure.text(sum(known) / len(known))
-        if len(known) == len(runs)
-        else "not evaluated by then"
-    )
-
-
-def masks_section(results: ReportResults) -> Markup:
-    """Return the share of kept weights that each round replaces, and the share that neighbours keep
-    too."""
-    changing = [
-        series for series in results.series if _mask_curve(series, "mask_change", several=False)
-    ]
-    if not changing:
-        return section(
-            "masks",
-            "Mask changes",
-            remark("No method here prunes and regrows weights in every round."),
-        )
-    drawn = [
-        _mask_figure(results, "mask_change", "Weights pruned and regrown per round"),
-        _mask_figure(results, "overlap", "Kept weights that the neighbours keep too"),
-    ]
-    others = [series.label for series in results.series if series not in changing]
-    parts = [colour_legend(changing)] if len(results.series) > 1 else []
-    parts.append(figures([part for part in drawn if part]))
-    if others:
-        parts.append(
-            remark(f"Not recorded for {join_and(others)}: no pruning and regrowing in every round.")
-        )
-    return section("masks", "Mask changes", *parts)
-
-
-def _mask_figure(results: ReportResults, key: str, title: str) -> Markup | None:
-    several = any(len(series.runs) > 1 for series in results.series)
-    curves = [curve for series in results.series if (curve := _mask_curve(series, key, several))]
-    if not curves:
-        return None
-    chart = line_chart(
-        curves, "communication round", "share of kept weights", whole_x=True, x_word="round"
-    )
-    over = "seeds" if several else "peers"
-    return figure(
-        title, chart, note=f"Mean over peers; the band is one standard deviation over {over}."
-    )
-
-
-def _mask_curve(series: ReportSeries, key: str, several: bool) -> Curve | None:
-    """Return the mean over peers and seeds, with the spread over seeds, or over peers if no row has
-    several seeds."""
-    rounds, mean, std = mean_over_seeds(
-        [[_sample(record, key) for record in run.records] for run in series.runs]
-    )
-    if not rounds:
-        return None
-    if len(series.runs) == 1:
-        std = (
-            []
-            if several
-            else [record[key]["std"] for record in series.runs[0].records if record.get(key)]
-        )
-    return Curve(series.label, series.css_class, rounds, mean, std)
-
-
-def _sample(record: Record, key: str) -> Sample:
-    return (record["round"] + 1.0, record[key]["mean"]) if record.get(key) else None
-
 
 MAX_BARS = 200
 MAX_LINKS = 6000
 """A drawing of more links would be large and illegible."""
 SERVER = "server"
+
+
+# The results table
+
+
+@dataclass(frozen=True)
+class DifferenceCell(Block):
+    """`-0.031, behind`, and below it `[-0.045, -0.017]`."""
+
+    template = "difference.html"
+    mean: str
+    verdict: str
+    interval: str
+
+
+@dataclass(frozen=True)
+class RangeCell(Block):
+    """A line from the worst to the best peer, and both scores."""
+
+    template = "range.html"
+    drawing: Markup
+    text: str
+
+
+def results_section(results: ReportResults) -> Section:
+    """Return a table with the score and the costs of every row, best first."""
+    measure = results.measure
+    scale, unit = flops_unit_of_largest(row.flops_per_peer for row in results.rows)
+    caption = f"{capitalized(measure.name)} and costs"
+    if len(results.rows) > 1:
+        caption += ", best first"
+    headings = list(_result_headings(results, unit))
+    table = HtmlTable(caption, headings, kind="cards", scrolling=True)
+    for number, row in enumerate(results.rows):
+        table.rows.append(list(_result_cells(results, row, scale)))
+        if results.comparison.is_best(row):
+            table.best.add(number)
+
+    section = Section("results", "Results")
+    section.add(table)
+    section.remark(" ".join(_results_legend(results)))
+    return section
+
+
+def _result_headings(results: ReportResults, flops_unit: str) -> Iterator[Heading]:
+    metric = capitalized(results.measure.name)
+    references = results.comparison.reference_labels
+    yield Heading("Method")
+    spread = " ± std over seeds" if results.several_seeds else ""
+    yield Heading(f"{metric}{spread}", "number score")
+    if len(references) == 1:
+        yield Heading(f"Difference to {references[0]}", "number difference")
+    elif references:
+        yield Heading("Difference to the reference of the same data", "number difference")
+    yield Heading("Worst to best peer", "range")
+    for name in results.comparison.extras:
+        yield Heading(capitalized(name), "number")
+    costs = ("Busiest MB/round", "On wire MB/round", f"{flops_unit} per peer", "Seconds per peer")
+    for title in (*costs, "Rounds", "Time s"):
+        yield Heading(title, "number")
+
+
+def _result_cells(results: ReportResults, row: ComparisonRow, flops_scale: float) -> Iterator[Cell]:
+    measure = results.measure
+    yield RowLabel(row)
+    if row.score_std is None:
+        yield measure.text(row.score)
+    else:
+        yield f"{measure.text(row.score)} ± {measure.text(row.score_std)}"
+    if results.comparison.reference_labels:
+        yield _difference_cell(results, results.comparison.differences.get(row.label))
+    yield _range_cell(results, row)
+    for name in results.comparison.extras:
+        yield format_number(row.extra(name), 3)
+    yield format_amount(row.paper_mb)
+    yield format_amount(row.wire_mb)
+    yield format_amount(row.flops_per_peer / flops_scale)
+    yield format_seconds(row.seconds_per_peer)
+    rounds = number_range([len(run.records) for run in row.runs], "–")
+    yield f"{rounds} of {row.runs[0].config['rounds']}" if row.unfinished else rounds
+    yield f"{fmean(run.points[-1].seconds for run in row.runs):.1f}"
+
+
+def _difference_cell(results: ReportResults, difference: Difference | None) -> Cell:
+    if difference is None:
+        return UNKNOWN
+    measure = results.measure
+    return DifferenceCell(
+        difference.mean_text(measure),
+        difference.verdict(measure),
+        difference.interval_text(measure),
+    )
+
+
+def _range_cell(results: ReportResults, row: ComparisonRow) -> Cell:
+    """Return a line from the worst to the best peer with a dot at the mean, all on one scale."""
+    measure = results.measure
+    scores = _peer_scores(row.runs)
+    if not scores or row.score is None:
+        return UNKNOWN
+    all_scores = _peer_scores(results.runs)
+    low = min(all_scores)
+    extent = max(all_scores) - low or 1
+
+    def share(score: float) -> float:
+        return (score - low) / extent
+
+    drawing = range_bar(share(min(scores)), share(max(scores)), share(row.score), css_class(row))
+    text = f"{measure.worst(scores):.2f} to {measure.best(scores):.2f}"
+    return RangeCell(drawing, text)
+
+
+def _peer_scores(runs: Sequence[RecordedRun]) -> list[float]:
+    scores: list[float] = []
+    for run in runs:
+        scores += run.scores.values()
+    return scores
+
+
+def _results_legend(results: ReportResults) -> Iterator[str]:
+    """Yield the sentences below the table."""
+    measure = results.measure
+    rows = results.rows
+    metric = capitalized(measure.name)
+    direction = "" if measure.higher_is_better else " (lower is better)"
+    spread = ""
+    if results.several_seeds:
+        seeds = results.comparison.most_seeds
+        spread = f"; ± is the sample standard deviation over {seeds} seeds"
+    yield (
+        f"{metric}{direction}: mean over the peers, each on its own test data, in the last"
+        f" evaluated round{spread}."
+    )
+    if results.comparison.differences:
+        yield f"Difference: {paired_over(results.comparison.differences)}"
+    connections = connections_note({row.label: row.connections for row in rows})
+    if len(rows) > 1 and connections:
+        yield connections
+    yield (
+        "MB: megabytes (10⁶ bytes) per round through the busiest node, first as the paper counts"
+        " them (values only), then on the wire (as sent). FLOPs: training of one peer in one round."
+    )
+    yield flops_note({row.label: row.flops_kind for row in rows})
+    yield (
+        "Seconds per peer: computing time of a peer’s whole step in one round. Time: wall time of"
+        " all rounds."
+    )
+
+
+# Learning curves
+
+
+def curves_section(results: ReportResults) -> Section:
+    """Return the scores by round, by seconds of computing and by traffic of the busiest node."""
+    section = Section("curves", "Learning curves")
+    evaluated = [row for row in results.rows if mean_curve(row, Budget.ROUNDS).x]
+    if not evaluated:
+        section.remark("No round has been evaluated in all seeds.")
+        return section
+
+    figures = [_figure_by_round(results, evaluated)]
+    if all(row.runs[0].points[-1].peer_seconds for row in evaluated):
+        figures.append(_figure_by_seconds(results, evaluated))
+    traffic = any(row.wire_mb for row in evaluated)
+    if traffic:
+        figures.append(_figure_by_traffic(results, evaluated))
+    figures += _quantity_figures(results, "curves")
+    section.add(ColourLegend(evaluated), Figures(figures))
+    if not traffic:
+        section.remark("No peer sends anything, so there is no curve against traffic.")
+    return section
+
+
+def _figure_by_round(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
+    curves = [_score_curve(row, Budget.ROUNDS) for row in evaluated]
+    note = "One seed each."
+    if any(len(row.runs) > 1 for row in evaluated):
+        note = "Mean over seeds; the band is one standard deviation over seeds."
+    elif len(evaluated) == 1:
+        curves = _curves_of_run(evaluated[0])
+        note = "The band is one standard deviation over peers"
+        note += "; dashed: after mixing, before training." if len(curves) > 1 else "."
+    chart = line_chart(
+        curves,
+        "communication round",
+        _score_label(results),
+        whole_x=True,
+        x_word="round",
+        y_format=results.measure.format,
+    )
+    return Figure("By communication round", chart, note)
+
+
+def _score_label(results: ReportResults) -> str:
+    return f"{results.measure.name}, mean over peers"
+
+
+def _score_curve(row: ComparisonRow, budget: Budget) -> Curve:
+    """Return the score by what was spent, with a band over seeds where there are several."""
+    curve = mean_curve(row, budget)
+    band = curve.std if len(row.runs) > 1 else []
+    return Curve(row.label, css_class(row), curve.x, curve.mean, band)
+
+
+def _curves_of_run(row: ComparisonRow) -> list[Curve]:
+    """Return the scores of the only run with a band over peers, and those after mixing."""
+    trained = Curve(row.label, css_class(row))
+    mixed = Curve("after mixing, before training", css_class(row), secondary=True)
+    for record in row.runs[0].records:
+        number = record["round"] + 1.0
+        scores = main_scores(record)
+        if scores:
+            trained.add(number, scores["mean"], scores["std"])
+        if record.get("mixed"):
+            mixed.add(number, record["mixed"]["mean"])
+    return [trained, mixed] if mixed.x else [trained]
+
+
+def _figure_by_seconds(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
+    chart = line_chart(
+        [_score_curve(row, Budget.SECONDS) for row in evaluated],
+        "seconds that a peer has computed so far",
+        _score_label(results),
+        from_zero=True,
+        x_unit="s",
+        y_format=results.measure.format,
+    )
+    note = "Computing time of a peer, mean over peers; waiting and transfers are not included."
+    return Figure("By seconds of computing", chart, note)
+
+
+def _figure_by_traffic(results: ReportResults, evaluated: Sequence[ComparisonRow]) -> Figure:
+    curves = []
+    for row in evaluated:
+        curve = _score_curve(row, Budget.BYTES)
+        if not row.wire_mb:
+            curve.label += ", which sends nothing"
+            curve.constant = True
+            curve.spread = []
+        curves.append(curve)
+    chart = line_chart(
+        curves,
+        "MB through the busiest node so far, on the wire",
+        _score_label(results),
+        from_zero=True,
+        x_unit="MB",
+        y_format=results.measure.format,
+    )
+    return Figure("By traffic", chart, " ".join(_traffic_notes(results)))
+
+
+def _traffic_notes(results: ReportResults) -> Iterator[str]:
+    """Give the score of each sending row at the total traffic of the cheapest run of its seed."""
+    sending = [row for row in results.rows if row.wire_mb]
+    silent = [row.label for row in results.rows if not row.wire_mb]
+    if len(sending) == 1:
+        total = fmean(run.points[-1].wire_mb for run in sending[0].runs)
+        yield f"{format_amount(total)} MB in total."
+    elif all(row.by_seed.keys() == sending[0].by_seed.keys() for row in sending):
+        yield _scores_at_equal_traffic(results, sending)
+    if silent:
+        sends = "sends" if len(silent) == 1 else "send"
+        yield f"Dotted: {join_and(silent)}, which {sends} nothing."
+
+
+def _scores_at_equal_traffic(results: ReportResults, sending: Sequence[ComparisonRow]) -> str:
+    limits: dict[int, float] = {}
+    for row in sending:
+        for run in row.runs:
+            total = run.points[-1].wire_mb
+            limits[run.seed] = min(total, limits.get(run.seed, total))
+    scores = []
+    for row in sending:
+        limited = [run.within(Budget.BYTES, limits[run.seed]) for run in row.runs]
+        score = ComparisonRow(row.name, limited).score
+        text = "not evaluated by then" if score is None else results.measure.text(score)
+        scores.append(f"{row.label} {text}")
+    limit = format_amount(fmean(limits.values()))
+    return f"After equal traffic, {limit} MB: {', '.join(scores)}."
+
+
+# Mask changes, and other quantities that have a figure
+
+
+def masks_section(results: ReportResults) -> Section:
+    """Return the share of kept weights that rounds replace, and that neighbours keep too."""
+    section = Section("masks", "Mask changes")
+    figures = list(_quantity_figures(results, "masks"))
+    if not figures:
+        section.remark("No method here prunes and regrows weights in every round.")
+        return section
+    changing = [row for row in results.rows if last(row.runs[0].records, "mask_change")]
+    unchanging = [row.label for row in results.rows if row not in changing]
+    if len(results.rows) > 1:
+        section.add(ColourLegend(changing))
+    section.add(Figures(figures))
+    if unchanging:
+        rows = join_and(unchanging)
+        section.remark(f"Not recorded for {rows}: no pruning and regrowing in every round.")
+    return section
+
+
+def _quantity_figures(results: ReportResults, section: str) -> Iterator[Figure]:
+    """Yield a chart by round of each recorded quantity that is declared for a section."""
+    over = "seeds" if results.several_seeds else "peers"
+    for quantity in QUANTITIES:
+        figure = quantity.figure
+        if figure is None or figure.section != section:
+            continue
+        curves = []
+        for row in results.rows:
+            curve = _quantity_curve(row, quantity, over)
+            if curve.x:
+                curves.append(curve)
+        if curves:
+            chart = line_chart(
+                curves, "communication round", figure.y_label, whole_x=True, x_word="round"
+            )
+            note = f"Mean over peers; the band is one standard deviation over {over}."
+            yield Figure(figure.title, chart, note)
+
+
+def _quantity_curve(row: ComparisonRow, quantity: Quantity, over: str) -> Curve:
+    """Return the mean over peers and seeds, with the spread over seeds or over peers."""
+    samples: list[list[Sample]] = []
+    peer_stds = []
+    for run in row.runs:
+        of_run: list[Sample] = []
+        for record in run.records:
+            values = quantity.value(record)
+            of_run.append((record["round"] + 1.0, values["mean"]) if values else None)
+            if values:
+                peer_stds.append(values["std"])
+        samples.append(of_run)
+    curve = mean_over_seeds(samples)
+    band = curve.std
+    if len(row.runs) == 1:
+        band = peer_stds if over == "peers" else []
+    return Curve(row.label, css_class(row), curve.x, curve.mean, band)
+
+
+# Traffic of each node
+
 UpDown = tuple[float, float]
 """Megabytes per round sent and received."""
 
 
-def traffic_section(results: ReportResults) -> Markup:
+def traffic_section(results: ReportResults) -> Section:
     """Return the megabytes per round of each node, busiest first."""
-    loads = {series.label: _mean_traffic(series) for series in results.series}
-    unknown = [series.label for series in results.series if loads[series.label] is None]
-    silent = [series.label for series in results.series if loads[series.label] == {}]
-    shown = [series for series in results.series if loads[series.label]]
-    remarks = []
+    section = Section("traffic", "Traffic per node")
+    shown: list[tuple[ComparisonRow, dict[str, UpDown]]] = []
+    silent = []
+    unknown = []
+    for row in results.rows:
+        traffic = _mean_traffic(row)
+        if traffic is None:
+            unknown.append(row.label)
+        elif any(map(max, traffic.values())):
+            shown.append((row, traffic))
+        else:
+            silent.append(row.label)
+
+    if shown:
+        note = (
+            "Megabytes per round on the wire, mean over rounds: sent above the line, received below"
+            " it."
+        )
+        scale_note = "The busiest nodes come first."
+        if len(shown) > 1:
+            scale_note = "All charts have the same scale."
+        section.remark(f"{note} {scale_note}")
+        y_range = _common_range([traffic for _, traffic in shown])
+        figures = [_traffic_figure(row, traffic, y_range) for row, traffic in shown]
+        section.add(Figures(figures, "many"))
     if silent:
-        remarks.append(remark(f"{join_and(silent)}: no node sends anything."))
+        section.remark(f"{join_and(silent)}: no node sends anything.")
     if unknown:
-        remarks.append(
-            remark(f"{join_and(unknown)}: the metrics do not record the traffic of each node.")
-        )
-    if not shown:
-        return section("traffic", "Traffic per node", *remarks)
-    all_loads = [load for series in shown for load in (loads[series.label] or {}).values()]
-    y_range = (-max(down for _, down in all_loads), max(up for up, _ in all_loads))
-    drawn = [_traffic_figure(series, loads[series.label] or {}, y_range) for series in shown]
-    note = (
-        "Megabytes per round on the wire, mean over rounds: sent above the line, received below"
-        " it. "
-    )
-    note += "All charts have the same scale." if len(shown) > 1 else "The busiest nodes come first."
-    return section("traffic", "Traffic per node", remark(note), figures(drawn, "many"), *remarks)
+        rows = join_and(unknown)
+        section.remark(f"{rows}: the metrics do not record the traffic of each node.")
+    return section
 
 
-def _mean_traffic(series: ReportSeries) -> dict[str, UpDown] | None:
-    """Return each node's traffic, mean over seeds; empty if no node sends anything, None if it is
-    not recorded."""
-    by_seed = [run.traffic for run in series.runs]
-    known = [traffic for traffic in by_seed if traffic is not None]
-    if len(known) < len(by_seed):
-        return None
-    mean = {
-        node: (
-            statistics.fmean(traffic.get(node, (0.0, 0.0))[0] for traffic in known),
-            statistics.fmean(traffic.get(node, (0.0, 0.0))[1] for traffic in known),
-        )
-        for node in dict.fromkeys(node for traffic in known for node in traffic)
-    }
-    return mean if any(max(load) for load in mean.values()) else {}
+def _mean_traffic(row: ComparisonRow) -> dict[str, UpDown] | None:
+    """Return each node's traffic, mean over seeds; None if a run does not record it."""
+    by_node: dict[str, list[UpDown]] = {}
+    for run in row.runs:
+        traffic = run.traffic
+        if traffic is None:
+            return None
+        for node, up_down in traffic.items():
+            by_node.setdefault(node, []).append(up_down)
+    seeds = len(row.runs)
+    means = {}
+    for node, loads in by_node.items():
+        means[node] = (sum(up for up, _ in loads) / seeds, sum(down for _, down in loads) / seeds)
+    return means
+
+
+def _common_range(traffics: Sequence[Mapping[str, UpDown]]) -> tuple[float, float]:
+    """Return the range from the most that a node receives, downwards, to the most it sends."""
+    most_up = most_down = 0.0
+    for traffic in traffics:
+        for up, down in traffic.values():
+            most_up = max(most_up, up)
+            most_down = max(most_down, down)
+    return -most_down, most_up
 
 
 def _traffic_figure(
-    series: ReportSeries, loads: dict[str, UpDown], y_range: tuple[float, float]
-) -> Markup:
-    ranked = sorted(loads.items(), key=lambda pair: (-max(pair[1]), pair[0]))
-    bars = [
-        Bar(
-            "",
-            [(up, series.css_class), (-down, f"{series.css_class} below")],
-            f"{_node_name(node)}: {format_amount(up)} MB up, {format_amount(down)} MB down",
-        )
-        for node, (up, down) in ranked
-    ]
-    busiest, (up, down) = ranked[0]
-    note = (
-        f"Busiest: {_node_name(busiest)}, {format_amount(up)} MB up, {format_amount(down)} MB down."
-    )
+    row: ComparisonRow, traffic: dict[str, UpDown], y_range: tuple[float, float]
+) -> Figure:
+    ranked = sorted(traffic.items(), key=lambda pair: (-max(pair[1]), pair[0]))
+    bars = []
+    colour = css_class(row)
+    for node, (up, down) in ranked:
+        parts = [(up, colour), (-down, f"{colour} below")]
+        bars.append(Bar("", parts, f"{_node_name(node)}: {_up_and_down(up, down)}"))
+    busiest, load = ranked[0]
+    note = f"Busiest: {_node_name(busiest)}, {_up_and_down(*load)}."
     chart = bar_chart(
         thin_out(bars, MAX_BARS),
         "nodes, busiest first",
         "MB per round",
-        f"{series.label}. {note}",
+        f"{row.label}. {note}",
         y_range=y_range,
         mirrored=True,
     )
-    return figure(series.label, chart, note=note)
+    return Figure(row.label, chart, note)
+
+
+def _up_and_down(up: float, down: float) -> str:
+    return f"{format_amount(up)} MB up, {format_amount(down)} MB down"
 
 
 def _node_name(node: str) -> str:
     return f"peer {node}" if node.isdecimal() else f"the {node}"
 
 
-def topology_section(results: ReportResults) -> Markup:
-    """Return one drawing for every distinct graph of the last round; the seed and the topology
-    determine it."""
-    groups: dict[tuple[str, ...], list[ReportSeries]] = {}
-    for series in results.series:
-        groups.setdefault(_graph_key(series.runs[0]), []).append(series)
-    drawn = [_draw(group) for group in groups.values()]
-    drawings = [part for part in drawn if isinstance(part, Markup)]
-    sentences = [remark(part) for part in drawn if not isinstance(part, Markup)]
-    return section("topology", "Topology", *([figures(drawings)] if drawings else []), *sentences)
+# The graph of the last round
 
 
-def _graph_key(run: ReportRun) -> tuple[str, ...]:
-    """Return a key that rows with the same graph share."""
+def topology_section(results: ReportResults) -> Section:
+    """Return one drawing for every distinct graph of the last round."""
+    groups: dict[tuple[str, ...], list[ComparisonRow]] = {}
+    for row in results.rows:
+        groups.setdefault(_graph_key(row.runs[0]), []).append(row)
+    figures = []
+    remarks = []
+    for group in groups.values():
+        drawn = _draw(group)
+        if isinstance(drawn, Figure):
+            figures.append(drawn)
+        else:
+            remarks.append(drawn)
+    section = Section("topology", "Topology")
+    if figures:
+        section.add(Figures(figures))
+    section.add(*remarks)
+    return section
+
+
+def _graph_key(run: RecordedRun) -> tuple[str, ...]:
+    """Return a key that rows with the same graph share; seed and topology determine it."""
     if _is_silent(run):
         return ("silent",)
-    common = [str(run.seed), str(run.config["peers"]), str(len(run.records))]
+    key = [str(run.seed), str(run.config["peers"]), str(len(run.records))]
     if _has_server(run):
-        return (SERVER, *common, str(run.config["method"]["cohort"]), *_cohort(run))
-    settings = flat_settings(run.config)
-    topology = [f"{key}={settings[key]}" for key in sorted(settings) if key.startswith("topology.")]
-    return ("gossip", *common, *topology)
+        return (SERVER, *key, str(run.config["method"]["cohort"]), *_cohort(run))
+    for setting, value in sorted(run.settings.items()):
+        if setting.startswith("topology."):
+            key.append(f"{setting}={value}")
+    return ("gossip", *key)
 
 
-def _draw(group: Sequence[ReportSeries]) -> Markup | str:
+def _draw(group: Sequence[ComparisonRow]) -> Figure | Remark:
     """Return a figure for rows with the same graph, or a sentence in its place."""
-    run, labels = group[0].runs[0], join_and([series.label for series in group])
+    run = group[0].runs[0]
+    labels = join_and([row.label for row in group])
     if _is_silent(run):
-        return f"{labels}: no peer receives anything."
+        return Remark(f"{labels}: no peer receives anything.")
     if _has_server(run):
         return _draw_server(run, labels)
-    topology = _topology(run)
-    if isinstance(topology, str):
-        return f"{labels}: {topology}"
-    last, roster = len(run.records) - 1, run.roster
-    neighbours = topology.online_neighbours(run.seed, last, roster)
+    try:
+        topology = _topology(run)
+    except ConfigError as problem:
+        return Remark(f"{labels}: {problem}")
+
+    neighbours = topology.online_neighbours(run.seed, len(run.records) - 1, run.roster)
     links = sum(map(len, neighbours.values()))
-    where = f"round {last + 1} of seed {run.seed}"
+    last_round = f"round {len(run.records)} of seed {run.seed}"
     if links > MAX_LINKS:
-        return f"{labels}: {plural(links, 'link')} in {where}, too many to draw."
-    offline = [peer for peer in roster if peer not in neighbours]
-    example = next((peer for peer in roster if neighbours.get(peer)), "")
-    degrees = _degrees([len(senders) for senders in neighbours.values()])
-    note = f"{topology.name.capitalize()} topology in {where}: {degrees}"
-    note += f"; highlighted: the neighbours of peer {example}" if example else ""
-    note += f"; hollow: {plural(len(offline), 'peer')} offline." if offline else "."
-    if any(series.runs[0].method == "fedfomo" for series in group):
+        return Remark(f"{labels}: {plural(links, 'link')} in {last_round}, too many to draw.")
+
+    offline = [peer for peer in run.roster if peer not in neighbours]
+    connected = (peer for peer in run.roster if neighbours.get(peer))
+    example = next(connected, "")
+    note = f"{topology.name.capitalize()} topology in {last_round}: {_degrees(neighbours)}"
+    if example:
+        note += f"; highlighted: the neighbours of peer {example}"
+    if offline:
+        note += f"; hollow: {plural(len(offline), 'peer')} offline"
+    note += "."
+    if any(row.runs[0].method == "fedfomo" for row in group):
         note += " FedFOMO may instead choose other peers whose models have helped."
-    return figure(
-        labels, peer_graph(neighbours, roster, offline, example, f"{labels}. {note}"), note=note
-    )
+    graph = peer_graph(neighbours, run.roster, offline, example, f"{labels}. {note}")
+    return Figure(labels, graph, note)
 
 
-def _draw_server(run: ReportRun, labels: str) -> Markup:
+def _draw_server(run: RecordedRun, labels: str) -> Figure:
     cohort = _cohort(run)
     note = f"A server selects at most {plural(run.config['method']['cohort'], 'peer')} per round"
-    where = f"round {len(run.records)} of seed {run.seed}"
-    note += (
-        f"; highlighted: the cohort of {where} ({plural(len(cohort), 'peer')})." if cohort else "."
-    )
-    return figure(
-        labels, server_star(SERVER, run.roster, cohort or None, f"{labels}. {note}"), note=note
-    )
+    if cohort:
+        last_round = f"round {len(run.records)} of seed {run.seed}"
+        peers = plural(len(cohort), "peer")
+        note += f"; highlighted: the cohort of {last_round} ({peers})"
+    note += "."
+    star = server_star(SERVER, run.roster, cohort or None, f"{labels}. {note}")
+    return Figure(labels, star, note)
 
 
-def _cohort(run: ReportRun) -> Sequence[str]:
-    """Return the peers that exchanged data with the server in the last round, if the metrics record
-    it."""
-    return sorted(
-        node
-        for node, load in run.records[-1].get("traffic", {}).items()
-        if any(load) and node in run.roster
-    )
+def _cohort(run: RecordedRun) -> list[str]:
+    """Return the peers that exchanged data with the server in the last round, if recorded."""
+    traffic = run.records[-1].get("traffic", {})
+    return [peer for peer in run.roster if any(traffic.get(peer, ()))]
 
 
-def _is_silent(run: ReportRun) -> bool:
-    return not any(record["busiest"]["wire_mb"] for record in run.records)
+def _is_silent(run: RecordedRun) -> bool:
+    return run.points[-1].wire_mb == 0
 
 
-def _has_server(run: ReportRun) -> bool:
+def _has_server(run: RecordedRun) -> bool:
     """Return whether the method has a cohort, as only server methods do."""
     return type(run.config["method"].get("cohort")) is int
 
 
-def _topology(run: ReportRun) -> Topology | str:
-    """Return the run's topology, or the reason why it cannot be drawn."""
+def _topology(run: RecordedRun) -> Topology:
+    """Return the run's topology; a `ConfigError` says why it cannot be drawn."""
     table = run.config.get("topology")
     if not isinstance(table, dict) or table.get("name") not in TOPOLOGIES:
-        return "a custom topology, which cannot be drawn from the config."
+        raise ConfigError("a custom topology, which cannot be drawn from the config.")
+    settings = dict(table)
+    name = settings.pop("name")
     try:
-        topology = TOPOLOGIES[table["name"]](
-            **{key: value for key, value in table.items() if key != "name"}
-        )
+        topology = TOPOLOGIES[name](**settings)
         topology.check(run.config["peers"])
     except ConfigError as problem:
-        return f"the config’s topology cannot be read. {problem}"
+        raise ConfigError(f"the config’s topology cannot be read. {problem}") from problem
     return topology
 
 
-def _degrees(degrees: Sequence[int]) -> str:
-    low, high = min(degrees, default=0), max(degrees, default=0)
-    return (
-        f"every peer has {plural(low, 'neighbour')}"
-        if low == high
-        else f"peers have {low} to {high} neighbours"
-    )
+def _degrees(neighbours: Mapping[str, Sequence[str]]) -> str:
+    degrees = list(map(len, neighbours.values())) or [0]
+    if min(degrees) == max(degrees):
+        return f"every peer has {plural(degrees[0], 'neighbour')}"
+    return f"peers have {number_range(degrees)} neighbours"
+
+
+# Privacy: what each run has spent, and what its audit has found
+
+PRIVACY_NOTE = (
+    "AUC: how well members of the training data are told from others by attacking the personal"
+    " model, and what a neighbour received of it; 0.5 is a blind guess. Epsilon is at least what"
+    " canaries have shown, with 95 % confidence, and at most what was accounted. Distance: of class"
+    " histograms guessed from masks at best, and in brackets without masks; 0 is exact."
+)
+PRIVACY_HEADINGS = (
+    Heading("Row"),
+    Heading("Seed", "number"),
+    Heading("AUC, model", "number"),
+    Heading("AUC, received", "number"),
+    Heading("Distance, masks", "number"),
+    Heading("Epsilon at least", "number"),
+    Heading("Epsilon at most", "number"),
+)
+
+
+def privacy_section(results: ReportResults) -> Section | None:
+    """Return a row for each run that is private or was audited; None if there is none."""
+    table = HtmlTable("Privacy of the runs", PRIVACY_HEADINGS)
+    for row in results.rows:
+        for run in row.runs:
+            found_by_audit = _read_audit(run)
+            spent = last(run.records, "epsilon")
+            if found_by_audit or spent:
+                audited = found_by_audit or ["not audited"] * 4
+                table.rows.append([row.label, str(run.seed), *audited, _accounted(spent)])
+    if not table.rows:
+        return None
+    section = Section("privacy", "Privacy")
+    section.add(table)
+    section.remark(PRIVACY_NOTE)
+    return section
+
+
+def _accounted(spent: Mapping[str, Any] | None) -> str:
+    if not spent:
+        return "not private"
+    return f"{max(epsilon for epsilon in spent['per_peer'] if epsilon is not None):.2f}"
+
+
+def _read_audit(run: RecordedRun) -> list[str] | None:
+    """Return the cells of a run's audit; None if it was not audited."""
+    file = run.path / "audit.json"
+    try:
+        return _audit_cells(json.loads(file.read_text()))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as problem:
+        raise RunError(
+            f"{file} cannot be read: {problem}. Repeat: dispfl audit {run.path}"
+        ) from problem
+
+
+def _audit_cells(audit: Mapping[str, Any]) -> list[str]:
+    """Return how well members were told from others, labels guessed, and canaries detected."""
+    auc = {attack["view"]: attack["auc"]["value"] for attack in audit["membership"]}
+    masks = UNKNOWN
+    if audit["labels"]:
+        guess = min(audit["labels"], key=lambda labels: float(labels["distance"]))
+        masks = f"{guess['distance']:.2f} ({guess['baseline']:.2f})"
+    canaries = audit["canaries"]
+    return [
+        format_number(auc.get("personal model"), 3),
+        format_number(auc.get("what a neighbour received"), 3),
+        masks,
+        format_number(canaries and canaries["epsilon"], 2),
+    ]

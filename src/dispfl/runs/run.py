@@ -221,6 +221,6 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return the run for a notebook: what it is, and its learning curve."""
-        from dispfl.report.notebook import run_markup
+        from dispfl.report.html import run_markup
 
         return run_markup(repr(self), self.metrics)

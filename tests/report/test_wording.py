@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
-from dispfl.report.labels import join_and
-from dispfl.report.markup import (
+from dispfl.report.runs import relative_to_page
+from dispfl.report.wording import (
     flops_unit_of_largest,
     format_amount,
     format_ratio,
     format_seconds,
-    relative_to_page,
+    join_and,
 )
 
 

@@ -6,47 +6,68 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean
+from typing import Any
 
 import pytest
+from recorded_runs import a_line, a_recorded_run, scored, spread
 from rich.console import Console
 
-from dispfl.core.metric import Measure
-from dispfl.report.comparison import Budget, Comparison, ComparisonRow, RunPoint, SeedRun
-from dispfl.report.tables import (
+from dispfl.report.comparison import Comparison, ComparisonRow
+from dispfl.report.result_tables import (
     against_sentence,
+    comparison_csv,
     comparison_json,
-    csv_table,
-    latex_table,
+    comparison_table,
     legend,
-    markdown_table,
-    rich_table,
     write_tables,
 )
+from dispfl.report.runs import Budget
 
 OUT = Path("out")
-ACCURACY = Measure("accuracy", higher_is_better=True)
 
 
 def row(
-    name: str, accuracies: Sequence[float | None], mb: float = 0.5, flops: float = 2e9
+    name: str,
+    accuracies: Sequence[float | None],
+    mb: float = 0.5,
+    flops: float = 2e9,
+    failures: int = 0,
+    peer_seconds: Sequence[float] = (),
+    rounds: int = 2,
+    **more: Any,
 ) -> ComparisonRow:
-    """A method whose seeds have these accuracies after their second and last round."""
+    """A method of ten peers whose seeds have these accuracies after their last round.
+
+    It is 0.25 in the first round; None: no round was evaluated. `mb` is what the paper counts.
+    """
     runs = []
     for seed, accuracy in enumerate(accuracies):
-        first = RunPoint(1, 0.25, 0.1, mb, mb * 2, flops * 10, 1.0)
-        last = RunPoint(2, accuracy, 0.2, mb * 2, mb * 4, flops * 20, 2.5)
-        final = None if accuracy is None else last
-        runs.append(
-            SeedRun(seed, OUT / name / f"seed-{seed}", ACCURACY, [first, last], flops, final)
-        )
+        lines = []
+        changes: dict[str, Any] = {"mb": 2 * mb, "flops": flops, "peers": 10}
+        if peer_seconds:
+            changes["peer_seconds"] = spread([peer_seconds[seed]])
+        for t in range(rounds):
+            mean = 0.25 if t == 0 else accuracy
+            std = 0.1 if t == 0 else 0.2
+            values: dict[str, Any] = {"mean": mean, "std": std, "per_peer": []}
+            scores = scored(None if accuracy is None else values)
+            lines.append(a_line(t, scores, seconds=1.0 + t / 2, **changes))
+        lines[0]["failures"] = {f"{k:03d}": "It broke." for k in range(failures)}
+        runs.append(a_recorded_run(lines, seed, OUT / name / f"seed-{seed}", **more))
     return ComparisonRow({"method": name}, runs)
 
 
-def two_methods(**changes: object) -> Comparison:
+def two_methods(**changes: Any) -> Comparison:
     rows = [row("dispfl", [0.8, 0.9]), row("a_b|c", [0.5, 0.7], mb=0, flops=1e9)]
-    given: dict[str, object] = {"rows": rows, "budget": Budget.ROUNDS, "targets": (0.25, 0.8)}
-    return Comparison(**{**given, "measure": ACCURACY, **changes})  # type: ignore[arg-type]
+    return Comparison(**{"rows": rows, "targets": (0.25, 0.8), **changes})
+
+
+def markdown_table(comparison: Comparison) -> str:
+    return comparison_table(comparison).markdown()
+
+
+def latex_table(comparison: Comparison) -> str:
+    return comparison_table(comparison).latex()
 
 
 def test_markdown_is_aligned_and_the_best_is_bold() -> None:
@@ -67,10 +88,12 @@ def test_markdown_is_aligned_and_the_best_is_bold() -> None:
     assert lines[5] == "- Compared after 2 rounds."
 
 
-def paired(name: str, scores: Sequence[float], method: str = "", **more: object) -> ComparisonRow:
+def paired(
+    name: str, scores: Sequence[float], method: str = "any", data: str = "any"
+) -> ComparisonRow:
     """A method with one seed whose peers have these scores."""
-    last = RunPoint(1, fmean(scores), 0.1, 1, 1, 1, 1, per_peer=scores)
-    run = SeedRun(0, OUT, ACCURACY, [last], 1, last, method=method, **more)  # type: ignore[arg-type]
+    lines = [a_line(0, scored(spread(scores)))]
+    run = a_recorded_run(lines, path=OUT, method=method, data={"name": data})
     return ComparisonRow({"method": name}, [run])
 
 
@@ -81,7 +104,7 @@ def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
         paired("Local", [0.4] * 6),
         paired("Dis-PFL", [0.5] * 6, "dispfl"),
         paired("Ditto", [0.7, 0.3] * 3),
-        paired("Other data", [0.5] * 6, data={"data.name": "mnist"}),
+        paired("Other data", [0.5] * 6, data="mnist"),
     ]
     comparison = two_methods(rows=rows, targets=())
     heading, _, *lines = (
@@ -97,11 +120,14 @@ def test_rows_are_compared_with_dispfl_peer_by_peer() -> None:
     )
     found = comparison_json(comparison, OUT)
     assert found["rows"][0]["difference"] == {
-        "to": "Dis-PFL", "mean": pytest.approx(-0.1), "low": pytest.approx(-0.1), "high": pytest.approx(-0.1),
+        "to": "Dis-PFL",
+        "mean": pytest.approx(-0.1),
+        "low": pytest.approx(-0.1),
+        "high": pytest.approx(-0.1),
         "verdict": "behind",
-    }  # fmt: skip
+    }
     assert set(found["rows"][1]["difference"].values()) == {None}
-    first, *_ = csv.DictReader(io.StringIO(csv_table(comparison)))
+    first, *_ = csv.DictReader(io.StringIO(comparison_csv(comparison)))
     assert first["difference_verdict"] == "behind"
     assert float(first["difference_high"]) == pytest.approx(-0.1)
 
@@ -124,13 +150,13 @@ def test_without_dispfl_the_first_row_is_the_reference_and_a_long_label_is_not_i
 def test_every_data_set_has_its_own_reference_and_its_own_best_row() -> None:
     """On clothes Dis-PFL is ahead of Local by 0.1, on digits Local of Dis-PFL by 0.2; one row has
     data of its own."""
-    clothes, digits = {"data.name": "fashion-mnist"}, {"data.name": "mnist"}
+    clothes, digits = "fashion-mnist", "mnist"
     rows = [
         paired("Local, clothes", [0.4] * 6, data=clothes),
         paired("Dis-PFL, clothes", [0.5] * 6, "dispfl", data=clothes),
         paired("Dis-PFL, digits", [0.7] * 6, "dispfl", data=digits),
         paired("Local, digits", [0.9] * 6, data=digits),
-        paired("Local, CIFAR-10", [0.3] * 6, data={"data.name": "cifar10"}),
+        paired("Local, CIFAR-10", [0.3] * 6, data="cifar10"),
     ]
     comparison = two_methods(rows=rows, targets=())
     lines = [line.split("|")[1:6] for line in markdown_table(comparison).splitlines()[2:7]]
@@ -205,7 +231,7 @@ def test_latex_escapes_every_special_character() -> None:
 
 
 def test_csv_has_plain_numbers_and_empty_cells_where_there_is_none() -> None:
-    first, second = csv.DictReader(io.StringIO(csv_table(two_methods())))
+    first, second = csv.DictReader(io.StringIO(comparison_csv(two_methods())))
     assert first["method"] == "dispfl"
     assert float(first["accuracy_mean"]) == pytest.approx(0.85)
     assert float(first["accuracy_std"]) == pytest.approx(0.005**0.5)
@@ -217,7 +243,7 @@ def test_csv_has_plain_numbers_and_empty_cells_where_there_is_none() -> None:
 
 def test_csv_of_a_sweep_has_a_column_for_each_key() -> None:
     runs = row("a", [0.5]).runs
-    text = csv_table(
+    text = comparison_csv(
         two_methods(rows=[ComparisonRow({"method.density": "[0.2,0.4]", "train.lr": "0.1"}, runs)])
     )
     (line,) = csv.DictReader(io.StringIO(text))
@@ -236,7 +262,9 @@ def test_json_has_every_seeds_values_and_directories_relative_to_the_folder() ->
 
 
 def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
-    comparison = two_methods(budget=Budget.BYTES, rows=[limited(row("a", [0.8, 0.9]), 2.0, 3.0)])
+    comparison = two_methods(
+        budget=Budget.BYTES, rows=[limited(row("a", [0.8, 0.9]), Budget.BYTES, 2.0, 3.0)]
+    )
     assert (
         legend(comparison)[0]
         == "Compared at equal bytes: 2.50 MB on the wire of the busiest node, mean over seeds."
@@ -245,10 +273,14 @@ def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
         "of": "bytes", "unit": "MB", "mean": 2.5, "by_seed": {"0": 2.0, "1": 3.0},
     }  # fmt: skip
     assert "| at round |" in markdown_table(comparison)
-    flops = two_methods(budget=Budget.FLOPS, rows=[limited(row("a", [0.8]), 3.5e12)])
+    flops = two_methods(budget=Budget.FLOPS, rows=[limited(row("a", [0.8]), Budget.FLOPS, 3.5e12)])
     assert legend(flops)[0] == "Compared at equal FLOPs: 3.50 TFLOPs of training by all peers."
     two = two_methods(
-        budget=Budget.BYTES, rows=[limited(row("a", [0.8]), 2.0), limited(row("b", [0.8]), 3.0)]
+        budget=Budget.BYTES,
+        rows=[
+            limited(row("a", [0.8]), Budget.BYTES, 2.0),
+            limited(row("b", [0.8]), Budget.BYTES, 3.0),
+        ],
     )
     assert (
         legend(two)[0]
@@ -259,21 +291,15 @@ def test_a_budget_is_in_the_legend_the_json_and_a_column() -> None:
     ] == [2.0, 3.0]
 
 
-def limited(row: ComparisonRow, *limits: float) -> ComparisonRow:
+def limited(row: ComparisonRow, budget: Budget, *limits: float) -> ComparisonRow:
     """Return the row with a budget for each seed."""
-    return replace(
-        row, runs=[replace(run, limit=limit) for run, limit in zip(row.runs, limits, strict=True)]
-    )
+    runs = [run.within(budget, limit) for run, limit in zip(row.runs, limits, strict=True)]
+    return replace(row, runs=runs)
 
 
 def test_runs_of_different_lengths_are_compared_after_their_last_round() -> None:
-    longer = row("b", [0.5])
-    points = [*longer.runs[0].points, RunPoint(3, 0.5, 0.1, 1, 1, 1, 1)]
-    longer = ComparisonRow(longer.name, [SeedRun(0, OUT, ACCURACY, points, 1, points[-1])])
-    assert (
-        legend(two_methods(rows=[row("a", [0.5]), longer]))[0]
-        == "Compared after each run's last round."
-    )
+    rows = [row("a", [0.5]), row("b", [0.5], rounds=3)]
+    assert legend(two_methods(rows=rows))[0] == "Compared after each run's last round."
 
 
 def test_one_seed_has_no_plus_minus_and_unknown_accuracy_is_a_dash_that_is_explained() -> None:
@@ -286,8 +312,7 @@ def test_one_seed_has_no_plus_minus_and_unknown_accuracy_is_a_dash_that_is_expla
 
 
 def test_failed_steps_are_listed_below_the_table() -> None:
-    sound, broken = row("sound", [0.5]), row("broken", [0.5, 0.5])
-    broken = ComparisonRow(broken.name, [replace(run, failures=3) for run in broken.runs])
+    sound, broken = row("sound", [0.5]), row("broken", [0.5, 0.5], failures=3)
     assert legend(two_methods(rows=[sound, broken]))[-1].endswith(
         "keeps its last valid state: broken 6."
     )
@@ -296,7 +321,7 @@ def test_failed_steps_are_listed_below_the_table() -> None:
 
 def shown(comparison: Comparison, width: int) -> tuple[list[str], list[str]]:
     console = Console(file=io.StringIO(), width=width)
-    table, omitted = rich_table(comparison, console)
+    table, omitted = comparison_table(comparison).on_console(console)
     with console.capture() as captured:
         console.print(table)
     return captured.get().splitlines(), omitted
@@ -332,14 +357,8 @@ def test_all_four_files_are_written(tmp_path: Path) -> None:
 
 
 def test_seconds_per_peer_and_the_kind_of_flops_are_in_every_format() -> None:
-    weights, channels = row("Dis-PFL", [0.5, 0.5]), row("Dis-PFL (channels)", [0.5, 0.5])
-    channels = ComparisonRow(
-        channels.name,
-        [
-            replace(r, seconds_per_peer=s, flops_kind="saved")
-            for r, s in zip(channels.runs, (0.2, 0.4), strict=True)
-        ],
-    )
+    weights = row("Dis-PFL", [0.5, 0.5])
+    channels = row("Dis-PFL (channels)", [0.5, 0.5], peer_seconds=(0.2, 0.4), structure="channels")
     comparison = two_methods(rows=[weights, channels], targets=())
     heading, _, first, second = markdown_table(comparison).splitlines()[:4]
     assert "| s per peer and round |" in heading
@@ -348,7 +367,7 @@ def test_seconds_per_peer_and_the_kind_of_flops_are_in_every_format() -> None:
     assert any(
         "FLOPs of Dis-PFL (channels) are saved" in sentence for sentence in legend(comparison)
     )
-    plain, small = csv.DictReader(io.StringIO(csv_table(comparison)))
+    plain, small = csv.DictReader(io.StringIO(comparison_csv(comparison)))
     assert (plain["flops"], plain["seconds_per_peer_round"]) == ("counted", "")
     assert small["flops"] == "saved"
     assert float(small["seconds_per_peer_round"]) == pytest.approx(0.3)

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from dispfl.report.run_table import overview, print_results
+from dispfl.report.result_tables import overview, print_results
+from dispfl.report.runs import load_run
 from dispfl.runs.directory import RunDirectory
 
 
@@ -182,7 +183,7 @@ def test_failed_steps_are_noted(tmp_path: Path) -> None:
 def test_the_overview_of_a_finished_run_is_its_summary_even_if_its_metrics_are_gone(
     tmp_path: Path,
 ) -> None:
-    assert overview(a_run(tmp_path / "run"))["rounds"] == 20
+    assert overview(load_run(a_run(tmp_path / "run")))["rounds"] == 20
 
 
 def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -> None:
@@ -192,11 +193,11 @@ def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -
         measured["scores"] = {} if t else scores(mean=0.5, std=0.0, per_peer=[0.5])
         measured["test_loss"] = None if t else {"mean": 1.5, "std": 0.0, "per_peer": [1.5]}
         busiest = {"paper_mb": mb, "wire_mb": 2 * mb, "connections": 4 - t}
-        directory.append(
-            {"round": t, **measured, "busiest": busiest, "flops_per_peer": mb, "seconds": mb}
-        )
+        costs = {"flops_per_peer": mb, "flops_total": 2 * mb, "seconds": mb}
+        measured |= {"busiest": busiest, "failures": {"000": "It broke."} if t else {}, **costs}
+        directory.append({"round": t, **measured})
     directory.close()
-    assert overview(tmp_path / "run") == {
+    assert overview(load_run(tmp_path / "run")) == {
         "method": "local",
         "rounds": 2,
         "unfinished": f"2 of 5 rounds; resume with: dispfl run --resume {tmp_path / 'run'}",
@@ -204,7 +205,12 @@ def test_the_overview_of_an_unfinished_run_averages_its_rounds(tmp_path: Path) -
         "scores": scores(mean=0.5, std=0.0, per_peer=[0.5]),
         "test_loss": {"mean": 1.5, "std": 0.0, "per_peer": [1.5]},
         "busiest": {"paper_mb_per_round": 2.0, "wire_mb_per_round": 4.0, "connections": 4},
+        "train_score": None,
+        "validation": None,
+        "global_test": None,
         "flops_per_peer_round": 2.0,
+        "flops_total_round": 4.0,
+        "failures": 1,
         "seconds": 4.0,
         "seconds_per_peer_round": None,
     }

@@ -1,0 +1,185 @@
+"""The building blocks of the HTML report: plain values here, their layout in `templates/`.
+
+A block becomes HTML where a template inserts it. All other text is escaped when it is inserted, so
+the contents of files cannot become tags.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, ClassVar
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from dispfl.report.charts import Curve, line_chart
+from dispfl.report.comparison import ComparisonRow
+from dispfl.runs.metrics import main_scores, measure_of
+
+COLOURS = 9
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("dispfl.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def render(template: str, **values: Any) -> Markup:
+    """Return a template of `templates/`, filled in."""
+    return Markup(_environment().get_template(template).render(**values))
+
+
+class Block:
+    """A part of the page with a template of its own, which has the block as `block`."""
+
+    template: ClassVar[str]
+
+    def __html__(self) -> Markup:
+        return render(self.template, block=self)
+
+    def __str__(self) -> str:
+        return self.__html__()
+
+
+def css_class(row: ComparisonRow) -> str:
+    """Return the classes for a row's colour and, after the ninth, another dash pattern."""
+    colour = f"s{row.position % COLOURS}"
+    return f"{colour} repeated" if row.position >= COLOURS else colour
+
+
+@dataclass(frozen=True)
+class RowLabel(Block):
+    """The label of a row beside a short piece of its line."""
+
+    template = "row_label.html"
+    row: ComparisonRow
+
+    @property
+    def css_class(self) -> str:
+        return css_class(self.row)
+
+
+@dataclass(frozen=True)
+class ColourLegend(Block):
+    """A list of rows with their colours."""
+
+    template = "legend.html"
+    rows: Sequence[ComparisonRow]
+
+    @property
+    def labels(self) -> list[RowLabel]:
+        return list(map(RowLabel, self.rows))
+
+
+@dataclass(frozen=True)
+class Remark(Block):
+    """A paragraph in small print."""
+
+    template = "remark.html"
+    text: str
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A chart, or another block, below its title and a note."""
+
+    title: str
+    content: Markup | Block
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Figures(Block):
+    """Figures side by side where there is room: `two` large ones, or `many` small ones."""
+
+    template = "figures.html"
+    figures: Sequence[Figure]
+    kind: str = "two"
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The heading of a column and the CSS classes of its cells."""
+
+    text: str
+    css_class: str = ""
+
+
+Cell = str | Block
+
+
+@dataclass
+class HtmlTable(Block):
+    """A table whose first column has the headings of its rows.
+
+    On a phone, `cards` become one card per row, so cells carry their headings; the roles keep them
+    a table for screen readers.
+    """
+
+    template = "table.html"
+    caption: str
+    headings: Sequence[Heading]
+    rows: list[Sequence[Cell]] = field(default_factory=list)
+    kind: str = "plain"
+    scrolling: bool = False
+    best: set[int] = field(default_factory=set)
+    """Indices of the best rows."""
+
+
+@dataclass(frozen=True)
+class Details(Block):
+    """A collapsed table."""
+
+    template = "details.html"
+    summary: str
+    table: HtmlTable
+
+
+@dataclass
+class Section(Block):
+    """A part of the page with an anchor and a heading."""
+
+    template = "section.html"
+    name: str
+    heading: str
+    blocks: list[Block] = field(default_factory=list)
+
+    def add(self, *blocks: Block) -> None:
+        self.blocks += blocks
+
+    def remark(self, text: str) -> None:
+        self.blocks.append(Remark(text))
+
+
+# A run in a notebook
+
+
+def run_markup(title: str, records: Sequence[Mapping[str, Any]]) -> str:
+    """Return a title and the learning curve of a run, as HTML that affects nothing else.
+
+    The curve is the main metric, mean over peers, with a band of one standard deviation.
+    """
+    metric = measure_of(records).name
+    trained = Curve(metric)
+    mixed = Curve(f"{metric} after mixing", secondary=True)
+    for record in records:
+        scores = main_scores(record)
+        if scores:
+            trained.add(record["round"] + 1, scores["mean"], scores["std"])
+        if record["mixed"]:
+            mixed.add(record["round"] + 1, record["mixed"]["mean"])
+
+    chart = None
+    curves = [curve for curve in (trained, mixed) if curve.x]
+    if curves:
+        y_label = f"{metric}, mean over peers"
+        if mixed.x:
+            y_label += " (dashed: after mixing)"
+        chart = line_chart(curves, "round", y_label, whole_x=True, x_word="round")
+    return render("notebook.html", title=title, chart=chart)

@@ -1,0 +1,104 @@
+"""Numbers and lists as text, for cells and sentences."""
+
+from collections.abc import Iterable, Sequence
+
+UNKNOWN = "–"
+"""A cell without a value."""
+FLOPS_UNITS = ((1e12, "TFLOPs"), (1e9, "GFLOPs"), (1e6, "MFLOPs"))
+NARROW_SPACE = "\u202f"
+
+
+def join_and(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    if len(words) == 1:
+        return words[0]
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
+def join_numbers(numbers: Iterable[int]) -> str:
+    """`0, 1, 2`."""
+    return ", ".join(map(str, numbers))
+
+
+def plural(number: int, noun: str) -> str:
+    """`1 peer`, `2 peers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def number_range(numbers: Sequence[int], separator: str = " to ") -> str:
+    """`4`, or `2 to 4`."""
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low}{separator}{high}"
+
+
+def capitalized(word: str) -> str:
+    """Return the word with its first letter in upper case and the others unchanged: `F1`."""
+    return word[:1].upper() + word[1:]
+
+
+def format_number(value: float | None, decimals: int) -> str:
+    """Return a number with a fixed number of decimals, or a dash for None."""
+    return UNKNOWN if value is None else f"{value:.{decimals}f}"
+
+
+def format_short(number: float, decimals: int) -> str:
+    """Return a number with some decimals, or with none if it is large, to fit 80 columns."""
+    return f"{number:.{decimals}f}" if number < 1000 else f"{number:.0f}"
+
+
+def format_seconds(value: float | None) -> str:
+    """Return seconds with three decimals, or a dash for None.
+
+    Large values have one decimal, small ones two significant digits.
+    """
+    if value is None:
+        return UNKNOWN
+    if 0 < value < 0.01:
+        return f"{value:.2g}"
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def format_amount(value: float) -> str:
+    """Return megabytes or FLOPs with two decimals.
+
+    Large values have fewer decimals, small ones two significant digits.
+    """
+    if 0 < value < 0.1:
+        return f"{value:.2g}"
+    if value < 100:
+        return f"{value:.2f}"
+    decimals = 1 if value < 1000 else 0
+    return with_thousands(value, decimals)
+
+
+def with_thousands(value: float, decimals: int) -> str:
+    """Return a number whose thousands are separated by narrow spaces."""
+    return f"{value:,.{decimals}f}".replace(",", NARROW_SPACE)
+
+
+def format_ratio(value: float, reference: float, label: str) -> str:
+    """`51 % of D-PSGD's`, `as much as D-PSGD's` or `2.1 times D-PSGD's`."""
+    ratio = value / reference
+    if abs(ratio - 1) < 0.005:
+        return f"as much as {label}’s"
+    if ratio < 1:
+        return f"{100 * ratio:.0f} % of {label}’s"
+    return f"{ratio:.1f} times {label}’s"
+
+
+def flops_unit_of_largest(values: Iterable[float]) -> tuple[float, str]:
+    """Return scale and unit that suit the largest of some FLOPs."""
+    largest = max(values, default=0.0)
+    for scale, unit in FLOPS_UNITS:
+        if largest >= 0.1 * scale:
+            return scale, unit
+    return FLOPS_UNITS[-1]
+
+
+def flops_unit_of_smallest(values: Iterable[float]) -> tuple[float, str]:
+    """Return scale and unit in which the smallest positive FLOPs are at least 1, if possible."""
+    smallest = min((value for value in values if value > 0), default=0.0)
+    for scale, unit in FLOPS_UNITS:
+        if smallest >= scale:
+            return scale, unit
+    return FLOPS_UNITS[-1]
