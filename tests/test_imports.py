@@ -24,7 +24,7 @@ TIERS = [
     {"runs"},
     {"federation", "peer"},
     {"privacy.audit", "export", "reference", "testing"},
-    {"paper"},
+    {"paper", "peer.peer"},
     {"cli"},
 ]
 """A module may import from its own tier and those before it in this list."""
@@ -78,7 +78,7 @@ def place(file: Path) -> str:
 
 
 def room(module: str) -> str:
-    """The room of a module: `privacy.audit` has a tier of its own, all others their first name."""
+    """The room of a module: its first name, unless a part of that room has a tier of its own."""
     first_two = ".".join(module.split(".")[:2])
     return first_two if first_two in RANK else module.partition(".")[0]
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from dispfl.models.networks import VGG11 as VGG11
     from dispfl.models.networks import ResNet18 as ResNet18
     from dispfl.models.networks import SmallCNN as SmallCNN
+    from dispfl.peer.peer import Peer as Peer
     from dispfl.privacy.steps import Privacy as Privacy
     from dispfl.runs.callbacks import EarlyStopping as EarlyStopping
     from dispfl.runs.callbacks import StopRun as StopRun
@@ -103,6 +104,7 @@ _MODULES = {
     "PackedModel": "core.packed",
     "Partition": "data.partition",
     "Pathological": "data.partition",
+    "Peer": "peer.peer",
     "PeerState": "methods.base",
     "Privacy": "privacy.steps",
     "RandomRegular": "topology",

@@ -270,9 +270,9 @@ def test_a_random_topology_may_be_configured_before_there_are_members(tmp_path: 
         (["average_buffers=true"], "average_buffers is for simulated runs"),
         (
             ["allow_networks=10.0.0.0/8"],
-            r"allow_networks is no setting of the training: add it to site\.toml of the new site",
+            r"allow_networks is not a training setting: add it to site\.toml of the new site",
         ),
-        (["listen=a:2"], "listen is no setting of the training: pass --listen"),
+        (["listen=a:2"], "listen is not a training setting: pass --listen"),
         (["method=ditto"], "method ditto needs a server"),
         (["method.densty=0.3"], r"Unknown key method\.densty\. Did you mean method\.density\?"),
         (

@@ -2,12 +2,14 @@
 
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
 
-from dispfl.cli.status import _traffic, facts, print_status
+from dispfl.cli.status import _traffic, print_status
 from dispfl.peer.membership.identity import Identity, readable_fingerprint
+from dispfl.peer.peer import Peer
 from dispfl.peer.site import Site, SiteInfo
 
 
@@ -30,7 +32,7 @@ def test_in_80_columns_every_member_is_one_line_and_every_fingerprint_two_that_c
     (alice.folder / "run" / "status.json").write_text(json.dumps({"known": [known]}))
     written = io.StringIO()
     narrow = Console(file=written, width=80, force_terminal=True, color_system=None)
-    print_status(facts(alice), tmp_path / "alice", narrow)
+    print_status(Peer(alice).status(), tmp_path / "alice", narrow)
     lines = [" ".join(line.split()) for line in written.getvalue().splitlines()]
     assert "bob-the-hospital accepted bob.hospital.example.org:7600 - 0" in lines
     for name, print_ in (
@@ -52,8 +54,8 @@ def test_rounds_that_are_only_in_memory_are_shown_while_the_node_runs(tmp_path: 
         "save_problem": "No space left in run",
     }
     written = io.StringIO()
-    found = facts(site) | {"running": True, "node": node}
-    print_status(found, tmp_path / "alice", Console(file=written, width=80, color_system=None))
+    status = replace(Peer(site).status(), running=True, node=node)
+    print_status(status, tmp_path / "alice", Console(file=written, width=80, color_system=None))
     assert (
         "3 rounds are only in memory: No space left in run. Free some space, and do not stop"
         in written.getvalue()

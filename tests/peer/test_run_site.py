@@ -32,7 +32,7 @@ from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.records import MemberRecord
 from dispfl.peer.membership.sync import SiteMembership
 from dispfl.peer.node import Node
-from dispfl.peer.run_site import SiteNetwork, open_node, run_node
+from dispfl.peer.run_site import open_node, run_node
 from dispfl.peer.setup.local_setup import local_setup
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import STATUS, Site, SiteInfo
@@ -40,6 +40,7 @@ from dispfl.peer.state.status import ServiceManager
 from dispfl.peer.state.store import SavingThread, report_of, rounds_of
 from dispfl.peer.transport.base import Limits, Request, Response, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.site_network import SiteNetwork
 from dispfl.round.context import StepResult
 
 PATIENCE = 60.0
@@ -330,10 +331,10 @@ def test_members_that_a_full_disk_kept_from_being_trusted_are_trusted_when_there
         )  # a context's key passes through it
         small_disk.fill()
         with pytest.raises(OSError, match="No space left"):
-            await network.follow_members(alice)
+            await network.follow_members()
         small_disk.free()
-        await network.follow_members(alice)
-        return [entry["subject"][0][0][1] for entry in network.contexts[1].get_ca_certs()]
+        await network.follow_members()
+        return [entry["subject"][0][0][1] for entry in network.server_tls.get_ca_certs()]
 
     assert asyncio.run(story()) == ["eve"]
 

@@ -1,9 +1,14 @@
 """`dispfl peer`: create, connect, run and inspect one site of a real federation."""
 
+import json
+import shutil
 import sys
+import textwrap
+from collections import Counter
+from dataclasses import asdict
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,6 +17,7 @@ from dispfl.cli.roster import app as roster_app
 from dispfl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from dispfl.peer.doctor.findings import Finding
     from dispfl.peer.site import Site
 
 app = typer.Typer(
@@ -20,6 +26,13 @@ app = typer.Typer(
 app.add_typer(roster_app, name="roster")
 
 Directory = Annotated[Path, typer.Argument(metavar="DIR", help="The site's folder.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+LEVEL_WIDTH = 9
+TOPIC_WIDTH = 13
+MAX_WIDTH = 100
+"""Columns of the output of `doctor`."""
+COLOURS = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "failure": typer.colors.RED}
 
 
 @app.command()
@@ -61,57 +74,26 @@ def init(
     Example: dispfl peer init alice --name alice --listen 0.0.0.0:7600 --advertise
     alice.example.org:7600
     """
-    from dispfl.peer.site import Site, SiteInfo
+    from dispfl.peer.peer import Peer
 
-    info = SiteInfo(name=name, listen=listen, advertise=advertise, federation=federation)
-    site = Site.create(directory, info, _site_config(config, overrides or [], smallest_density))
-    typer.echo(f"Created the site {site.name} of the federation {federation} in {directory}.")
-    typer.echo(f"Others reach it at {info.address}. The fingerprint of its certificate:\n")
-    _echo_fingerprint(site.identity.fingerprint)
-    typer.echo(
-        f"\nNext: send every other site the output of: dispfl peer invite {quote(str(directory))}"
-    )
-
-
-def _site_config(
-    config: Path | None, overrides: list[str], smallest_density: float | None
-) -> dict[str, Any]:
-    """Return the complete settings of a site, from a config file and `key=value` overrides."""
-    from dispfl.config import read_toml
-    from dispfl.experiment import Experiment
-    from dispfl.peer.setup.site_config import SiteConfig
-    from dispfl.peer.site import SiteInfo
-
-    given = read_toml(config) if config else {}
-    for key in (
-        *given,
-        *(override.partition("=")[0].partition(".")[0].strip() for override in overrides),
-    ):
-        if key in Experiment.model_fields.keys() - SiteConfig.model_fields.keys():
-            raise ConfigError(
-                f"{key} is for simulated runs: a site is one peer with its own data. Omit it.",
-                key=key,
-            )
-        if key in SiteInfo.model_fields:
-            where = (
-                "add it to site.toml of the new site"
-                if key == "allow_networks"
-                else f"pass --{key}"
-            )
-            raise ConfigError(f"{key} is no setting of the training: {where}.", key=key)
+    overrides = overrides or []
     if smallest_density is not None:
-        given["smallest_density"] = smallest_density
-    values = SiteConfig.compose(given, overrides).to_toml()
-    data = values["data"]
-    for key in (
-        ["dir"] if "dir" in data else {"path", "test_path"} & data.keys()
-    ):  # paths are relative to `dir`
-        data[key] = str(Path(data[key]).expanduser().absolute())
-    if (
-        "dir" not in data and "hub" in data and Path(data["hub"]).expanduser().exists()
-    ):  # otherwise a name on the hub
-        data["hub"] = str(Path(data["hub"]).expanduser().absolute())
-    return values
+        overrides = [f"smallest_density={smallest_density}", *overrides]
+    peer = Peer.create(
+        directory,
+        name=name,
+        listen=listen,
+        advertise=advertise,
+        federation=federation,
+        config=config,
+        overrides=overrides,
+    )
+    typer.echo(f"Created the site {peer.name} of the federation {federation} in {directory}.")
+    address = peer.site.info.address
+    typer.echo(f"Others reach it at {address}. The fingerprint of its certificate:\n")
+    _echo_fingerprint(peer.fingerprint)
+    command = f"dispfl peer invite {quote(str(directory))}"
+    typer.echo(f"\nNext: send every other site the output of: {command}")
 
 
 @app.command()
@@ -120,13 +102,13 @@ def invite(directory: Directory) -> None:
 
     Example: dispfl peer invite alice
     """
-    from dispfl.peer.site import Site
+    from dispfl.peer.peer import Peer
 
-    site = Site.open(directory)
-    typer.echo(str(site.invite()))
+    peer = Peer.open(directory)
+    typer.echo(peer.invite())
     if sys.stdout.isatty():
-        typer.echo(f"\nThe fingerprint of {site.name}, to compare by phone:\n", err=True)
-        _echo_fingerprint(site.identity.fingerprint, err=True)
+        typer.echo(f"\nThe fingerprint of {peer.name}, to compare by phone:\n", err=True)
+        _echo_fingerprint(peer.fingerprint, err=True)
 
 
 @app.command()
@@ -157,20 +139,15 @@ def accept(
     Example: dispfl peer accept alice dispfl1-AAhob3NwaXRhbHMAA2JvYg... --fingerprint "9db1 e899
     ..."
     """
-    from dispfl.peer.membership.invite import Invite, InviteError
-    from dispfl.peer.site import Site
+    from dispfl.peer.peer import Peer
 
-    site, text = Site.open(directory), _invite_text(invite)
+    peer = Peer.open(directory)
+    text = _invite_text(invite)
     if text.lstrip().startswith("{"):
-        _accept_roster(site, text, fingerprint)
+        _accept_roster(peer.site, text, fingerprint)
         return
-    found = Invite.read(text)
-    if not site.info.may_connect(found.address.host):
-        raise InviteError(
-            f"{found.name} is at {found.address}, which is not in allow_networks of"
-            f" {directory}/site.toml."
-        )
-    member = site.members.accept(found, fingerprint, confirmed=False)
+
+    member = peer.accept(text, fingerprint)
     if member.state == "accepted":
         typer.echo(f"Accepted {member.name} at {member.address}.")
         return
@@ -191,23 +168,24 @@ def _accept_roster(site: "Site", text: str, fingerprint: str | None) -> None:
     roster = Roster.read(text)
     before = site.members.file.current()
     after = site.members.accept_roster(roster, fingerprint)
-    names = [member.name for member in site.members.accepted() if member.by == "roster"]
     if after.forks != before.forks:
         typer.echo(
             f"Refused: version {roster.version} of the roster was signed with another content, see"
             " peer status."
         )
         raise typer.Exit(1)
+
     version = after.roster.version if after.roster else 0
+    count = sum(member.by == "roster" for member in site.members.accepted())
     typer.echo(
-        f"Version {version} of the roster is in force: {len(names)} other sites are accepted by it."
+        f"Version {version} of the roster is in force: {count} other sites are accepted by it."
     )
     for problem in roster.unusable:
         typer.echo(problem)
-    own = roster.members().get(site.name)
-    if own is None:
+    own_invite = roster.members().get(site.name)
+    if own_invite is None:
         typer.echo(f"This site, {site.name}, is not on it: send an administrator its invite.")
-    elif own.certificate not in site.identity.chain:
+    elif own_invite.certificate not in site.identity.chain:
         typer.echo(
             f"It lists {site.name} with another key than this site's: send an administrator a new"
             " invite."
@@ -222,9 +200,9 @@ def confirm(
 
     Example: dispfl peer confirm alice bob
     """
-    from dispfl.peer.site import Site
+    from dispfl.peer.peer import Peer
 
-    member = Site.open(directory).members.confirm(name)
+    member = Peer.open(directory).confirm(name)
     typer.echo(f"Accepted {member.name} at {member.address}.")
 
 
@@ -251,9 +229,9 @@ def revoke(
 
     Example: dispfl peer revoke alice bob
     """
-    from dispfl.peer.site import Site
+    from dispfl.peer.peer import Peer
 
-    member = Site.open(directory).members.revoke(name)
+    member = Peer.open(directory).revoke(name)
     typer.echo(f"Revoked {member.name}: this site no longer sends requests to it or answers it.")
 
 
@@ -279,55 +257,58 @@ def rotate(directory: Directory) -> None:
 @app.command()
 def status(
     directory: Directory,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Show the members, their traffic, and what was refused and why.
 
     Example: dispfl peer status alice
     """
-    import json
-
     from rich.console import Console
 
-    from dispfl.cli.status import facts, print_status
-    from dispfl.peer.site import Site
+    from dispfl.cli.status import print_status
+    from dispfl.peer.peer import Peer
 
-    found = facts(Site.open(directory))
+    site_status = Peer.open(directory).status()
     if as_json:
-        typer.echo(json.dumps(found, indent=2))
+        typer.echo(json.dumps(asdict(site_status), indent=2))
     else:
-        print_status(found, directory, Console())
+        print_status(site_status, directory, Console())
 
 
 @app.command()
 def log(
     directory: Directory,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Show the audit log: who was accepted, confirmed and revoked, which keys, addresses and
-    rosters changed.
+    """Show the audit log: accepted and revoked sites, changed keys, addresses and rosters.
 
     Example: dispfl peer log alice
     """
-    import json
-
     from dispfl.peer.membership.audit_log import read_audit
     from dispfl.peer.site import Site
 
     for entry in read_audit(Site.open(directory).folder):
         if as_json:
             typer.echo(json.dumps(entry))
-            continue
-        shown = ("time", "event", "member", "fingerprint", "by")
-        rest = "".join(f"  {key}={value}" for key, value in entry.items() if key not in shown)
-        time, event, member, print_, by = (str(entry.get(key, "")) for key in shown)
-        typer.echo(f"{time}  {event:<15} {member:<12} {print_[:16]}  by {by}{rest}")
+        else:
+            typer.echo(_audit_line(entry))
+
+
+def _audit_line(entry: dict[str, object]) -> str:
+    """`2026-11-16T03:10:08+00:00  accepted  bob  9db1e899c82a7ac9  by user ann  address=...`"""
+    columns = ("time", "event", "member", "fingerprint", "by")
+    time, event, member, fingerprint, by = (str(entry.get(key, "")) for key in columns)
+    line = f"{time}  {event:<15} {member:<12} {fingerprint[:16]}  by {by}"
+    for key, value in entry.items():
+        if key not in columns:
+            line += f"  {key}={value}"
+    return line
 
 
 @app.command()
 def doctor(
     directory: Directory,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the site, its machine and its members, and say what to do.
 
@@ -337,10 +318,56 @@ def doctor(
 
     Example: dispfl peer doctor alice
     """
-    from dispfl.cli.doctor import print_findings
+    from dispfl.peer.doctor.examine import examine
 
-    if not print_findings(directory, as_json):
+    findings = []
+    for finding in examine(directory):
+        findings.append(finding)
+        if not as_json:
+            _echo_finding(finding)
+
+    levels = Counter(str(finding.level) for finding in findings)
+    failures, warnings = levels["failure"], levels["warning"]
+    if as_json:
+        report = {
+            "failures": failures,
+            "warnings": warnings,
+            "findings": [asdict(finding) for finding in findings],
+        }
+        typer.echo(json.dumps(report, indent=2))
+    else:
+        typer.echo(f"\n{_count(failures, 'failure')}, {_count(warnings, 'warning')}.")
+    if failures:
         raise typer.Exit(1)
+
+
+def _count(number: int, noun: str) -> str:
+    """`no failures`, `1 failure` or `2 failures`."""
+    return f"{number or 'no'} {noun}" if number == 1 else f"{number or 'no'} {noun}s"
+
+
+def _echo_finding(finding: "Finding") -> None:
+    """`ok  key  readable by its owner alone`, and below it what to do, as wide as the terminal."""
+    topic = f"{finding.topic:<{TOPIC_WIDTH}}"
+    if len(finding.topic) >= TOPIC_WIDTH:
+        topic = f"{finding.topic} "
+    level = typer.style(f"{finding.level:<{LEVEL_WIDTH}}", fg=COLOURS[finding.level])
+    text = _wrapped(" " * LEVEL_WIDTH + topic, finding.text)
+    typer.echo(level + text[LEVEL_WIDTH:])
+    if finding.advice:
+        typer.echo(_wrapped(" " * (LEVEL_WIDTH + TOPIC_WIDTH) + "-> ", finding.advice, indent=3))
+
+
+def _wrapped(beginning: str, text: str, indent: int = 0) -> str:
+    terminal_width = shutil.get_terminal_size((80, 24)).columns
+    wrapper = textwrap.TextWrapper(
+        min(MAX_WIDTH, terminal_width),
+        initial_indent=beginning,
+        subsequent_indent=" " * (LEVEL_WIDTH + TOPIC_WIDTH + indent),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+    return wrapper.fill(text)
 
 
 @app.command()
@@ -357,10 +384,30 @@ def run(
 
     Example: dispfl peer run alice
     """
-    from dispfl.peer.run_site import run_site
-    from dispfl.peer.site import Site
+    from dispfl.peer.peer import Peer
 
-    run_site(Site.open(directory), log_json, alone=alone)
+    Peer.open(directory).run(alone=alone, log_json=log_json)
+
+
+@app.command()
+def stop(
+    directory: Directory,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for it to end.")] = 60.0,
+) -> None:
+    """Stop the site's node, which runs in another process, and wait until it has ended.
+
+    It ends between two batches, as after Ctrl-C, and saves its finished
+    rounds. `dispfl peer run` resumes it.
+
+    Example: dispfl peer stop alice
+    """
+    from dispfl.peer.peer import Peer
+
+    peer = Peer.open(directory)
+    if peer.stop(timeout):
+        typer.echo(f"Stopped {peer.name}. Resume with: dispfl peer run {quote(str(directory))}")
+    else:
+        typer.echo(f"{peer.name} does not run.")
 
 
 def _echo_fingerprint(fingerprint: str, err: bool = False) -> None:

@@ -1,9 +1,11 @@
 """The folder of a site: everything that one participant has on its machine.
 
-site.toml       its name, addresses and settings (config.py) identity/       key and certificate
-members.json    accepted and revoked members, and the roster audit.jsonl     who was accepted,
-confirmed and revoked, changed keys and addresses; only ever appended to run/            written by
-the node: a run directory (checkpoints, metrics.jsonl) and status.json
+site.toml       its name, addresses and settings
+identity/       key and certificate
+members.json    accepted and revoked members, and the roster
+audit.jsonl     accepted, confirmed and revoked members, changed keys and addresses
+run/            written by the node: a run directory (checkpoints, metrics.jsonl) and
+                status.json
 """
 
 import fcntl
@@ -34,7 +36,11 @@ from dispfl.settings import Settings
 if TYPE_CHECKING:
     from dispfl.peer.setup.site_config import SiteConfig
 
-IDENTITY, MEMBERS, STATUS = "identity", "members.json", "status.json"
+IDENTITY = "identity"
+MEMBERS = "members.json"
+STATUS = "status.json"
+STOP = ".stop"
+"""An empty file in the run folder: a request to its node to stop."""
 STATUS_SPARE = 1024
 """Blanks at the end of the status file, so that a longer one can be written in its place on a full
 disk."""
@@ -60,7 +66,7 @@ class SiteInfo(Settings):
     """The federation's name; the same at every site."""
     allow_networks: tuple[str, ...] = ()
     """Networks that the site may connect to, such as 10.0.0.0/8; empty for all. Members announce
-    their addresses."""
+    their own addresses."""
 
     @field_validator("name", "federation")
     @classmethod
@@ -95,15 +101,15 @@ class SiteInfo(Settings):
             )
 
     def may_connect(self, host: str) -> bool:
-        """Whether the site may connect to an IP address. A host name is decided about when it is
-        resolved."""
+        """Whether the site may connect to an IP address; a host name is checked once resolved."""
+        if not self.allow_networks:
+            return True
         try:
             ip = ipaddress.ip_address(host)
         except ValueError:
             return True
         ip = getattr(ip, "ipv4_mapped", None) or ip
-        networks = [ipaddress.ip_network(network) for network in self.allow_networks]
-        return not networks or any(ip in network for network in networks)
+        return any(ip in ipaddress.ip_network(network) for network in self.allow_networks)
 
     @property
     def listen_address(self) -> Address:
@@ -128,8 +134,7 @@ class Site:
 
     @classmethod
     def create(cls, folder: Path, info: SiteInfo, config: Mapping[str, Any]) -> "Site":
-        """Create a site with a new key; `config` is a `SiteConfig` as TOML. site.toml is written
-        last."""
+        """Create a site with a new key; `config` is a `SiteConfig` as TOML."""
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise RunError(
                 f"{folder} exists and is not empty; choose another folder for the new site."
@@ -139,16 +144,15 @@ class Site:
             folder.chmod(0o700)  # it holds models and the key
         Identity.make(info.name).save(folder / IDENTITY)
         MembersFile.create(folder / MEMBERS, info.name, info.federation)
-        _write(folder, info, config)
+        _write(folder, info, config)  # last: it makes the folder a site
         return cls.open(folder)
 
     @classmethod
     def open(cls, folder: Path) -> "Site":
         """Open an existing site. Its settings are checked by `config`."""
         content = _read(folder)
-        info = SiteInfo(
-            **{key: content.pop(key) for key in SiteInfo.model_fields if key in content}
-        )
+        info_keys = content.keys() & SiteInfo.model_fields.keys()
+        info = SiteInfo(**{key: content.pop(key) for key in info_keys})
         identity = Identity.load(folder / IDENTITY)
         if identity.name != info.name:
             raise RunError(
@@ -161,9 +165,8 @@ class Site:
 
     def moved(self, listen: str) -> "Site":
         """Change the listening address; the node announces it to the members in a signed record."""
-        info = self.info.model_copy(
-            update={"listen": str(Address.parse(listen)), "advertise": None}
-        )
+        address = str(Address.parse(listen))
+        info = self.info.model_copy(update={"listen": address, "advertise": None})
         _write(self.folder, info, self._config)
         return Site.open(self.folder)
 
@@ -179,9 +182,8 @@ class Site:
 
     def config(self, **overrides: Any) -> "SiteConfig":
         """The settings in site.toml, with overrides."""
-        from dispfl.peer.setup.site_config import (
-            SiteConfig,  # imports torch, which most commands do not need
-        )
+        # It imports torch, which most commands do not need.
+        from dispfl.peer.setup.site_config import SiteConfig
 
         return SiteConfig.from_values({**self._config, **overrides}, self.folder)
 
@@ -190,26 +192,29 @@ class Site:
         return Invite(self.info.federation, self.name, self.info.address, self.identity.certificate)
 
     def rotate(self) -> Identity:
-        """Create a new key, with a certificate issued by the current one; a node uses it after a
-        restart."""
+        """Create a new key, certified by the current one; a node uses it after a restart."""
         folder = self.folder / IDENTITY
         with file_lock(folder / ".lock"):
-            old = Identity.load(folder)
-            if (
-                old.issuers and 0 <= (age := old.age) < ROTATION_INTERVAL
-            ):  # a clock may have been set back meanwhile
-                raise ConfigError(
-                    f"{self.name} replaced its key {age / 60:.0f} minutes ago, and other sites"
-                    " accept one rotation an hour: repeat the command in"
-                    f" {(ROTATION_INTERVAL - age) / 60:.0f} minutes."
-                )
-            identity = old.rotate()
-            rotated = Change(
-                "rotated", self.name, identity.fingerprint, {"before": old.fingerprint}
+            current = Identity.load(folder)
+            self._check_rotation(current)
+            successor = current.rotate()
+            detail = {"before": current.fingerprint}
+            change = Change("rotated", self.name, successor.fingerprint, detail)
+            append_changes(self.folder, [change], operator())
+            successor.save(folder)
+        return successor
+
+    def _check_rotation(self, identity: Identity) -> None:
+        """Refuse a rotation that other sites would refuse, so soon after the last one."""
+        if not identity.issuers:
+            return
+        age = identity.age
+        if 0 <= age < ROTATION_INTERVAL:  # negative: the clock was set back meanwhile
+            remaining = ROTATION_INTERVAL - age
+            raise ConfigError(
+                f"{self.name} replaced its key {age / 60:.0f} minutes ago, and other sites accept"
+                f" one rotation an hour: repeat the command in {remaining / 60:.0f} minutes."
             )
-            append_changes(self.folder, [rotated], operator())
-            identity.save(folder)
-        return identity
 
     def is_running(self) -> bool:
         """Whether a node holds the run folder's lock, which ends with its process."""
@@ -225,10 +230,24 @@ class Site:
             os.close(lock)  # at once, so that a starting node finds it free
         return False
 
+    def request_stop(self) -> None:
+        """Ask the running node to stop, as SIGTERM does."""
+        with plain_disk_errors(self.run_folder / STOP):
+            (self.run_folder / STOP).touch()
+
+    def is_stop_requested(self) -> bool:
+        """Whether the node was asked to stop."""
+        return (self.run_folder / STOP).exists()
+
+    def withdraw_stop_request(self) -> None:
+        """Remove the request to stop, if there is one."""
+        with plain_disk_errors(self.run_folder / STOP):
+            (self.run_folder / STOP).unlink(missing_ok=True)
+
     def write_status(self, status: Mapping[str, Any]) -> None:
-        """Write the status that `status` reads; on a full disk in the place of the last one, which
-        needs no space."""
-        file, content = self.run_folder / STATUS, json.dumps(finite(status)).encode()
+        """Write the status file; on a full disk in place of the last one, which needs no space."""
+        file = self.run_folder / STATUS
+        content = json.dumps(finite(status)).encode()
         try:
             write_atomically(file, content + b" " * STATUS_SPARE, durable=False)
         except RunError:
@@ -245,16 +264,16 @@ class Site:
         """The last status that the node wrote; None if it never ran."""
         file = self.run_folder / STATUS
         try:
-            found = json.loads(file.read_bytes())
+            status = json.loads(file.read_bytes())
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as problem:
             raise RunError(
                 f"{file} cannot be read: {problem}. A running node rewrites it."
             ) from None
-        if not isinstance(found, dict):
+        if not isinstance(status, dict):
             raise RunError(f"{file} does not hold a JSON object. A running node rewrites it.")
-        return found
+        return status
 
 
 def _write(folder: Path, info: SiteInfo, config: Mapping[str, Any]) -> None:

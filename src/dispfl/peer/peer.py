@@ -1,0 +1,329 @@
+"""One site of a real federation from Python: what `dispfl peer` does."""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from dispfl.errors import ConfigError, RunError
+from dispfl.peer.membership.invite import Invite, InviteError
+from dispfl.peer.membership.member_list import Member, State
+from dispfl.peer.membership.roster import Roster
+from dispfl.peer.site import Site, SiteInfo
+
+if TYPE_CHECKING:
+    from dispfl.export.formats import SavedModel
+    from dispfl.runs.run import Run
+
+POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class MemberStatus:
+    """Another site, as this one knows it."""
+
+    name: str
+    state: State
+    """`pending`, `accepted` or `revoked`."""
+    by: Literal["hand", "roster"]
+    """Who decided the state: this site's operator, or the administrators who signed the roster."""
+    address: str | None
+    fingerprint: str
+    density: float | None
+    """The share of weights that it keeps; None before its first record."""
+    first_round: int
+    """The first round that it takes part in."""
+    serial: int
+    """The number of its newest record."""
+
+    @classmethod
+    def of(cls, member: Member) -> "MemberStatus":
+        """Describe an entry of the member list."""
+        return cls(
+            member.name,
+            member.state,
+            member.by,
+            str(member.address) if member.address else None,
+            member.fingerprint,
+            member.density,
+            member.first_round,
+            member.serial,
+        )
+
+
+@dataclass(frozen=True)
+class RosterStatus:
+    """The roster that a site has accepted."""
+
+    version: int
+    digest: str
+    fingerprint: str
+    """The fingerprint of its administrators."""
+    signed_by: list[str]
+    members: int
+    """The number of sites on it."""
+    forks: list[str]
+    """Digests of other rosters with the same version, which are refused."""
+
+    @classmethod
+    def of(cls, roster: Roster, forks: Iterable[str]) -> "RosterStatus":
+        """Describe a roster."""
+        return cls(
+            roster.version,
+            roster.digest,
+            roster.fingerprint,
+            sorted(roster.signatures),
+            len(roster.invites),
+            list(forks),
+        )
+
+
+@dataclass(frozen=True)
+class SiteStatus:
+    """A site, its members, and the status that its node last wrote."""
+
+    name: str
+    federation: str
+    listen: str
+    address: str
+    """Where other sites reach it."""
+    fingerprint: str
+    members: list[MemberStatus]
+    roster: RosterStatus | None
+    problems: list[str]
+    """A sentence for each entry of the members file that cannot be used."""
+    running: bool
+    known: list[dict[str, Any]]
+    """Members that only other sites have accepted: name, address and fingerprint."""
+    node: dict[str, Any] | None
+    """The node's own report, as in `run/status.json`; None if it never ran."""
+
+    @property
+    def state(self) -> str:
+        """What the node does: `starting`, `fetching`, `training`, `serving`, `finished`,
+        `stopped`; `not started`, or `not running` after a crash."""
+        if self.node is None:
+            return "starting" if self.running else "not started"
+        state = str(self.node.get("state", "state unknown"))
+        if not self.running and state not in ("finished", "stopped"):
+            return "not running"  # it was killed before it could write another state
+        return state
+
+    @property
+    def round(self) -> int:
+        """The node's current round."""
+        return int((self.node or {}).get("round", 0))
+
+    @property
+    def score(self) -> float | None:
+        """The main metric of the site's model on its own test data, when last evaluated."""
+        score: float | None = (self.node or {}).get("score")
+        return score
+
+
+class Peer:
+    """A site of a real federation, by its folder.
+
+        peer = Peer.open("alice")
+        peer.run()
+        peer.export("model.onnx")
+
+    `status`, `stop` and `export` also work while the node runs in another process.
+    """
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def __repr__(self) -> str:
+        return f"Peer({self.name!r}, federation={self.site.info.federation!r}, in {self.folder})"
+
+    @classmethod
+    def open(cls, folder: str | Path) -> "Peer":
+        """Open the site in a folder."""
+        return cls(Site.open(Path(folder)))
+
+    @classmethod
+    def create(
+        cls,
+        folder: str | Path,
+        *,
+        name: str,
+        listen: str,
+        advertise: str | None = None,
+        federation: str = "dispfl",
+        config: Mapping[str, Any] | str | Path | None = None,
+        overrides: Iterable[str] = (),
+    ) -> "Peer":
+        """Create a site with a new key, as `dispfl peer init`.
+
+        `config` is a config file or its content, `overrides` are `key=value` settings that take
+        precedence over it.
+        """
+        info = SiteInfo(name=name, listen=listen, advertise=advertise, federation=federation)
+        return cls(Site.create(Path(folder), info, site_settings(config, overrides)))
+
+    @property
+    def name(self) -> str:
+        """The site's name."""
+        return self.site.name
+
+    @property
+    def folder(self) -> Path:
+        """The site's folder."""
+        return self.site.folder
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the site's certificate, to be compared by phone."""
+        return self.site.identity.fingerprint
+
+    # members
+
+    def invite(self) -> str:
+        """Return the invite that other sites need to accept this one. It holds no secret."""
+        return str(self.site.invite())
+
+    def accept(self, invite: str, fingerprint: str | None = None) -> MemberStatus:
+        """Accept another site by its invite.
+
+        Without the fingerprint that the other site's operator has told you, it is pending until
+        `confirm`.
+        """
+        parsed_invite = Invite.read(invite)
+        if not self.site.info.may_connect(parsed_invite.address.host):
+            raise InviteError(
+                f"{parsed_invite.name} is at {parsed_invite.address}, which is not in"
+                f" allow_networks of {self.folder}/site.toml."
+            )
+        member = self.site.members.accept(parsed_invite, fingerprint, confirmed=False)
+        return MemberStatus.of(member)
+
+    def confirm(self, name: str) -> MemberStatus:
+        """Make a pending site a member, after its fingerprint was compared."""
+        return MemberStatus.of(self.site.members.confirm(name))
+
+    def revoke(self, name: str) -> MemberStatus:
+        """Refuse a member from now on, also on open connections."""
+        return MemberStatus.of(self.site.members.revoke(name))
+
+    # the node
+
+    def status(self) -> SiteStatus:
+        """Return the site's members and what its node last reported."""
+        site = self.site
+        member_list = site.members.file.current()
+        roster = None
+        if member_list.roster is not None:
+            roster = RosterStatus.of(member_list.roster, member_list.forks)
+        node = site.status()
+        return SiteStatus(
+            name=site.name,
+            federation=site.info.federation,
+            listen=site.info.listen,
+            address=str(site.info.address),
+            fingerprint=site.identity.fingerprint,
+            members=[MemberStatus.of(member) for member in site.members.all()],
+            roster=roster,
+            problems=site.members.file.problems,
+            running=site.is_running(),
+            known=(node or {}).get("known") or [],
+            node=node,
+        )
+
+    def run(self, *, alone: bool = False, log_json: bool = False) -> "Run":
+        """Train with the accepted sites to the last round, or until the node is stopped.
+
+        A stopped node resumes. The log goes to stderr. A site without members only starts if it
+        may train `alone`. Returns the run so far.
+        """
+        from dispfl.peer.run_site import run_site
+        from dispfl.runs.run import Run
+
+        run_site(self.site, log_json, alone=alone)
+        return Run.load(self.folder)
+
+    def stop(self, timeout: float = 60.0) -> bool:
+        """Stop the node, which may run in another process, and wait until it has ended.
+
+        It ends between two batches, as after SIGTERM, and saves its finished rounds. Returns
+        whether it was running; raises `RunError` if it still runs after `timeout` seconds.
+        """
+        if not self.site.is_running():
+            return False
+        deadline = time.monotonic() + timeout
+        while self.site.is_running():
+            self.site.request_stop()  # again: a node that just starts withdraws earlier requests
+            if time.monotonic() >= deadline:
+                raise RunError(
+                    f"The node of {self.name} still runs after {timeout:g} s. It ends after its"
+                    " current batch; `dispfl peer status` shows what it does."
+                )
+            time.sleep(POLL_SECONDS)
+        self.site.withdraw_stop_request()
+        return True
+
+    def export(self, to: str | Path, *, data_dir: str | Path | None = None) -> "SavedModel":
+        """Write the site's model as one file, .onnx, .pt2 or .safetensors, as `dispfl export`.
+
+        It is the model after the newest complete round. `data_dir` is the folder of the data set's
+        files, if it has moved.
+        """
+        from dispfl.export.formats import check_writable, save_model
+        from dispfl.export.personal import site_model
+
+        file = Path(to)
+        check_writable(file)
+        personal = site_model(self.folder, None if data_dir is None else Path(data_dir))
+        return save_model(personal.network, personal.card, file)
+
+
+def site_settings(
+    config: Mapping[str, Any] | str | Path | None, overrides: Iterable[str] = ()
+) -> dict[str, Any]:
+    """Return the complete settings of a new site, from a config and `key=value` overrides."""
+    from dispfl.config import read_toml
+    from dispfl.peer.setup.site_config import SiteConfig
+
+    if config is None:
+        config = {}
+    elif isinstance(config, str | Path):
+        config = read_toml(Path(config))
+    overrides = list(overrides)
+    for key in config:
+        _check_key(key)
+    for override in overrides:
+        path, _, _ = override.partition("=")
+        _check_key(path.partition(".")[0].strip())
+    settings = SiteConfig.compose(config, overrides).to_toml()
+    _make_paths_absolute(settings["data"])
+    return settings
+
+
+def _check_key(key: str) -> None:
+    """Refuse the keys of simulations, and those that identify the site."""
+    from dispfl.experiment import Experiment
+    from dispfl.peer.setup.site_config import SiteConfig
+
+    if key in Experiment.model_fields.keys() - SiteConfig.model_fields.keys():
+        raise ConfigError(
+            f"{key} is for simulated runs: a site is one peer with its own data. Omit it.", key=key
+        )
+    if key == "allow_networks":
+        raise ConfigError(
+            f"{key} is not a training setting: add it to site.toml of the new site.", key=key
+        )
+    if key in SiteInfo.model_fields:
+        raise ConfigError(f"{key} is not a training setting: pass --{key}.", key=key)
+
+
+def _make_paths_absolute(data: dict[str, Any]) -> None:
+    """Keep the paths in the settings of the data valid from any working directory."""
+    if "dir" in data:
+        keys = ["dir"]  # the others are relative to it
+    else:
+        keys = [key for key in ("path", "test_path") if key in data]
+        if "hub" in data and Path(data["hub"]).expanduser().exists():  # else a name on the hub
+            keys.append("hub")
+    for key in keys:
+        data[key] = str(Path(data[key]).expanduser().absolute())

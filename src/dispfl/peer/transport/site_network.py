@@ -1,0 +1,117 @@
+"""The network of a site: its transport, and TLS contexts that follow the member list."""
+
+import asyncio
+from collections import Counter
+
+from cryptography import x509
+
+from dispfl.errors import DispflError
+from dispfl.peer.membership import sync
+from dispfl.peer.membership.audit_log import changes, limited
+from dispfl.peer.membership.identity import client_context, pin, server_context
+from dispfl.peer.membership.member_list import MemberList
+from dispfl.peer.membership.sync import SiteMembership
+from dispfl.peer.node_context import NodeContext
+from dispfl.peer.setup.local_setup import LocalSetup
+from dispfl.peer.site import Site
+from dispfl.peer.transport.base import Limits
+from dispfl.peer.transport.guard import RequestGuard
+from dispfl.peer.transport.https import HttpsTransport
+from dispfl.wire.codec import HEADER
+
+MEMBERS_INTERVAL = 0.5
+"""Seconds between two checks of the members file."""
+BODY_MARGIN = 4096
+"""Bytes that a body may exceed the largest message by, so that the codec reports what is wrong with
+it."""
+
+
+class SiteNetwork:
+    """The transport and its TLS contexts, which trust new members while it runs."""
+
+    def __init__(
+        self,
+        site: Site,
+        setup: LocalSetup,
+        membership: SiteMembership,
+        limits: Limits,
+        guard: RequestGuard,
+    ) -> None:
+        self._site = site
+        self._generation = site.members.generation
+        self._pinned: set[x509.Certificate] = set(site.members.pinned())
+        self.client_tls = client_context(site.identity, self._pinned)
+        self.server_tls = server_context(site.identity, self._pinned)
+
+        layout = setup.layout
+        mask_bytes = layout.size // 8
+        value_bytes = 4 * (layout.size + len(layout.sizes))
+        largest_request = HEADER.size + mask_bytes + BODY_MARGIN
+        max_request = {"sync": sync.MAX_BODY_BYTES, "model": largest_request}
+        max_response = {"sync": sync.MAX_BODY_BYTES, "model": largest_request + value_bytes}
+        self.transport = HttpsTransport(
+            site.name,
+            site.info.listen_address,
+            client=self.client_tls,
+            server=self.server_tls,
+            identify=membership.identify,
+            address=membership.address,
+            max_request=lambda kind: max_request.get(kind, 0),
+            max_response=lambda kind: max_response.get(kind, 0),
+            limits=limits,
+            guard=guard,
+            may_connect=site.info.may_connect,
+        )
+
+    @property
+    def traffic(self) -> dict[str, int]:
+        """Bytes sent and received on the sockets, including TLS and HTTP."""
+        counters = self.transport.counters.traffic.values()
+        return {
+            "sent": sum(counter.sent for counter in counters),
+            "received": sum(counter.received for counter in counters),
+        }
+
+    async def follow_members(self) -> None:
+        """Trust certificates that were accepted since the last call, and only current ones."""
+        generation = self._site.members.generation
+        if generation == self._generation:
+            return
+        pinned = set(self._site.members.pinned())
+        if self._pinned - pinned:  # certificates cannot be removed from a context
+            self.server_tls = await asyncio.to_thread(server_context, self._site.identity, pinned)
+            self.transport.use_server_context(self.server_tls)
+        for certificate in pinned - self._pinned:
+            pin(self.client_tls, certificate)
+            pin(self.server_tls, certificate)
+        self._generation = generation  # last: what fails is tried again
+        self._pinned = pinned
+
+    async def watch_members(self, ctx: NodeContext, members: MemberList) -> None:
+        """Apply, save and log changes of the member list, by other processes and by members.
+
+        `members` is the list that was read when the node started.
+        """
+        list_file = self._site.members.file
+        address_changes = Counter[str]()
+        last_problem = ""
+        for problem in list_file.problems:
+            ctx.log("problem", {"detail": f"{list_file.path}: {problem}"})
+        while True:
+            try:
+                before = members
+                members = list_file.current()
+                try:
+                    await self.follow_members()
+                finally:  # also if that fails: it needs some space on the disk
+                    for change in limited(changes(before, members), address_changes):
+                        if change.event == "revoked":
+                            await self.transport.disconnect(change.member)
+                        ctx.log(change.event, {"peer": change.member or None, **change.detail})
+                await ctx.compute(list_file.save)
+                last_problem = ""
+            except (DispflError, OSError) as problem:
+                if str(problem) != last_problem:
+                    last_problem = str(problem)
+                    ctx.log("problem", {"detail": last_problem})
+            await asyncio.sleep(MEMBERS_INTERVAL)
