@@ -26,6 +26,10 @@ async def everyone(world: World, *but: str) -> dict[str, "asyncio.Task[None]"]:
     return {name: asyncio.create_task(world.live(name)) for name in world.names if name not in but}
 
 
+def replace_transport(node: Node, transport: MemoryTransport) -> None:
+    node.client.transport = node.client.members.transport = transport
+
+
 def test_a_peer_restarted_after_half_a_minute_is_within_two_rounds_of_the_others() -> None:
     world = World(1, reliable)
 
@@ -86,7 +90,7 @@ def test_a_peer_that_only_sends_requests_costs_the_others_one_deadline_and_then_
     async def story() -> None:
         living = await everyone(world, "003")
         silent = world.node("003")
-        silent.client.transport = Unresponsive(world.network, "003")
+        replace_transport(silent, Unresponsive(world.network, "003"))
         running = asyncio.create_task(silent.run(0, world.start["003"]))
         await asyncio.gather(*living.values())
         running.cancel()
@@ -134,7 +138,7 @@ def test_a_peer_on_a_slow_link_is_heard_again_as_soon_as_it_can_be_reached() -> 
 
     def slow(name: str) -> Node:
         node = make(name)
-        node.client.transport = SlowLink(world.network, name)
+        replace_transport(node, SlowLink(world.network, name))
         return node
 
     world.node = slow  # type: ignore[method-assign]
@@ -525,7 +529,7 @@ def test_an_unexpected_error_about_one_peer_is_logged_with_its_type_and_ends_no_
 
     def failing(name: str) -> Node:
         node = make(name)
-        node.client.transport = FailingTransport(world.network, name)
+        replace_transport(node, FailingTransport(world.network, name))
         return node
 
     world.node = failing  # type: ignore[method-assign]

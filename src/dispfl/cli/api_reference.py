@@ -28,6 +28,7 @@ class Section:
 
 SECTIONS = (
     Section("Run a federation", "Federation Run Experiment EarlyStopping StopRun"),
+    Section("Run a real site", "Peer"),
     Section(
         "Methods",
         "Method GossipMethod ServerMethod PeerState Neighbourhood Density spread_densities "
