@@ -24,13 +24,13 @@ def test_the_printed_noise_keeps_the_budget_for_all_rounds() -> None:
         "train.batch_size=16",
         "--json",
     ]
-    found = json.loads(CliRunner().invoke(app, arguments).output)
+    cost = json.loads(CliRunner().invoke(app, arguments).output)
     assert (
-        found["steps_per_round"] == 5 * 6 + 1
+        cost["steps_per_round"] == 5 * 6 + 1
     )  # 96 samples; the gradient of the mask search is one more
-    assert found["rounds"] == 10
-    assert found["epsilon_tight"] < found["epsilon"] <= 4
-    assert spent_epsilon(16 / 96, found["noise_multiplier"], 310, 1e-6) == found["epsilon"]
+    assert cost["rounds"] == 10
+    assert cost["epsilon_tight"] < cost["epsilon"] <= 4
+    assert spent_epsilon(16 / 96, cost["noise_multiplier"], 310, 1e-6) == cost["epsilon"]
 
 
 def test_a_server_plans_for_the_peer_that_it_selects_most_often() -> None:
@@ -43,12 +43,12 @@ def test_a_server_plans_for_the_peer_that_it_selects_most_often() -> None:
         "peers=10",
         "rounds=20",
     ]
-    found = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
+    cost = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).output)
     method, names = FedAvg(cohort=2), peer_names(10)
     picked = [peer for t in range(20) for peer in method.pick(0, t, names)]
-    assert found["rounds"] == max(map(picked.count, names)) < 12
+    assert cost["rounds"] == max(map(picked.count, names)) < 12
     assert (
-        f"{found['rounds']} of {found['rounds']} rounds: the server selects no peer more often"
+        f"{cost['rounds']} of {cost['rounds']} rounds: the server selects no peer more often"
         " in 20" in (CliRunner().invoke(app, arguments).output)
     )
 

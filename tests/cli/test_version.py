@@ -40,9 +40,9 @@ def ask(**environment: str) -> str:
 
 def test_a_shell_completes_commands_and_options() -> None:
     """After `dispfl com<TAB>` and `dispfl compare --jo<TAB>`."""
-    asked = {"_DISPFL_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
-    assert ask(**asked, COMP_WORDS="dispfl com").split() == ["compare"]
-    assert ask(**asked | {"COMP_CWORD": "2"}, COMP_WORDS="dispfl compare --jo").split() == [
+    environment = {"_DISPFL_COMPLETE": "complete_bash", "COMP_CWORD": "1"}
+    assert ask(**environment, COMP_WORDS="dispfl com").split() == ["compare"]
+    assert ask(**environment | {"COMP_CWORD": "2"}, COMP_WORDS="dispfl compare --jo").split() == [
         "--jobs"
     ]
 

@@ -42,12 +42,12 @@ def sizes(samples: ResidentSamples | DatasetSamples, size: int) -> list[int]:
 
 
 def test_normalization_is_the_pixel_over_255_minus_the_mean_over_the_deviation() -> None:
-    given = images(2)
-    floats = ImageTransform(MEAN, STD)(given)
+    originals = images(2)
+    floats = ImageTransform(MEAN, STD)(originals)
     assert floats.shape == (2, 3, 5, 6)
     assert floats.dtype == torch.float32
     for channel in range(3):
-        expected = (given[..., channel].double() / 255 - MEAN[channel]) / STD[channel]
+        expected = (originals[..., channel].double() / 255 - MEAN[channel]) / STD[channel]
         torch.testing.assert_close(floats[:, channel].double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -72,9 +72,9 @@ def test_without_a_generator_nothing_is_random() -> None:
 
 
 def test_transforming_does_not_modify_the_images() -> None:
-    given = images(4)
-    ImageTransform(MEAN, STD, crop=True, flip=True)(given, rng=stream(0, "batches"))
-    assert given.equal(images(4))
+    originals = images(4)
+    ImageTransform(MEAN, STD, crop=True, flip=True)(originals, rng=stream(0, "batches"))
+    assert originals.equal(images(4))
 
 
 def window(image: Tensor, top: int, left: int) -> Tensor:
@@ -90,18 +90,18 @@ def window(image: Tensor, top: int, left: int) -> Tensor:
 
 
 def test_each_crop_is_one_of_the_81_windows_of_the_padded_image_and_they_vary() -> None:
-    given = images(12)
-    cropped = random_crop(given, stream(0, "batches"))
+    originals = images(12)
+    cropped = random_crop(originals, stream(0, "batches"))
     places = set()
-    for before, after in zip(given, cropped, strict=True):
-        found = [
+    for before, after in zip(originals, cropped, strict=True):
+        positions = [
             (top, left)
             for top in range(9)
             for left in range(9)
             if window(before, top, left).equal(after)
         ]
-        assert found, "not a window of the padded image"
-        places.add(found[0])
+        assert positions, "not a window of the padded image"
+        places.add(positions[0])
     assert len(places) > 6
 
 
@@ -113,10 +113,10 @@ def test_crops_reach_every_offset_from_0_to_8_in_both_directions() -> None:
 
 
 def test_each_flip_is_the_image_or_its_mirror_image_about_half_of_the_time() -> None:
-    given = images(200)
-    flipped = random_flip(given, stream(0, "batches"))
+    originals = images(200)
+    flipped = random_flip(originals, stream(0, "batches"))
     mirrored = 0
-    for before, after in zip(given, flipped, strict=True):
+    for before, after in zip(originals, flipped, strict=True):
         mirror = torch.stack([before[:, x] for x in reversed(range(before.shape[1]))], dim=1)
         assert after.equal(before) or after.equal(mirror)
         mirrored += int(after.equal(mirror))
@@ -191,40 +191,42 @@ def rows_of(samples: ResidentSamples | DatasetSamples) -> list[list[float]]:
 
 
 def test_take_returns_the_given_rows_in_order() -> None:
-    some = numbered(10).take(torch.tensor([7, 2, 5]))
-    assert len(some) == 3
-    assert rows_of(some) == [[7, 2, 5, 7, 2, 5]]
+    subset = numbered(10).take(torch.tensor([7, 2, 5]))
+    assert len(subset) == 3
+    assert rows_of(subset) == [[7, 2, 5, 7, 2, 5]]
 
 
 def test_take_counts_rows_within_the_peers_index() -> None:
-    own = ResidentSamples(torch.arange(10), torch.arange(10), index=torch.tensor([9, 8, 4, 1]))
-    assert rows_of(own.take(torch.tensor([3, 0, 2])).take(torch.tensor([1, 2]))) == [[9, 4, 9, 4]]
-    assert len(own) == 4
+    samples = ResidentSamples(torch.arange(10), torch.arange(10), index=torch.tensor([9, 8, 4, 1]))
+    assert rows_of(samples.take(torch.tensor([3, 0, 2])).take(torch.tensor([1, 2]))) == [
+        [9, 4, 9, 4]
+    ]
+    assert len(samples) == 4
 
 
 def test_taking_copies_no_inputs_and_keeps_the_transform() -> None:
     transform = ImageTransform(MEAN, STD)
     samples = ResidentSamples(images(6), torch.arange(6), transform=transform)
-    some = samples.take(torch.tensor([4, 1]))
-    assert some.inputs is samples.inputs
-    [(inputs, labels)] = some.batches(8)
+    subset = samples.take(torch.tensor([4, 1]))
+    assert subset.inputs is samples.inputs
+    [(inputs, labels)] = subset.batches(8)
     assert labels.tolist() == [4, 1]
     assert inputs.equal(transform(images(6)[[4, 1]]))
 
 
 def test_take_from_a_users_dataset_fetches_its_rows() -> None:
-    whole = DatasetSamples(Numbered(10))
-    some = whole.take(torch.tensor([7, 2, 5])).take(torch.tensor([2, 0]))
-    assert len(some) == 2
-    [(whole_inputs, whole_labels)], [(inputs, labels)] = whole.batches(10), some.batches(10)
+    dataset = DatasetSamples(Numbered(10))
+    subset = dataset.take(torch.tensor([7, 2, 5])).take(torch.tensor([2, 0]))
+    assert len(subset) == 2
+    [(whole_inputs, whole_labels)], [(inputs, labels)] = dataset.batches(10), subset.batches(10)
     assert inputs.equal(whole_inputs[[5, 7]])
     assert labels.equal(whole_labels[[5, 7]])
 
 
 def test_tensors_and_a_tensor_dataset_are_equivalent() -> None:
     inputs, labels = torch.randn(4, 2), torch.arange(4)
-    for given in ((inputs, labels), [inputs, labels], TensorDataset(inputs, labels)):
-        samples = samples_from(given, "It")  # type: ignore[arg-type]
+    for originals in ((inputs, labels), [inputs, labels], TensorDataset(inputs, labels)):
+        samples = samples_from(originals, "It")  # type: ignore[arg-type]
         assert isinstance(samples, ResidentSamples)
         assert samples.inputs is inputs
 

@@ -58,8 +58,8 @@ def sites_of(found: Experiment) -> list[set[float]]:
     values = []
     for train, test in zip(split.train, split.test, strict=True):
         inputs = [
-            samples.take(mine).batches(1000)
-            for samples, mine in ((data.train, train), (data.test, test))
+            samples.take(peer_rows).batches(1000)
+            for samples, peer_rows in ((data.train, train), (data.test, test))
         ]
         values.append({float(b) for batches in inputs for x, _ in batches for b in x[:, 1]})
     return values
@@ -70,8 +70,8 @@ def test_each_peer_has_the_samples_of_one_site_in_the_order_of_their_names(table
     found = experiment(f"data.path={table}", "partition.column=site")
     split = found.split(load_dataset(found.data))
     assert sites_of(found) == [{0.0}, {1.0}, {2.0}]
-    assert [len(mine) for mine in split.train] == [24, 16, 8]
-    assert [len(mine) for mine in split.test] == [6, 4, 2]
+    assert [len(peer_rows) for peer_rows in split.train] == [24, 16, 8]
+    assert [len(peer_rows) for peer_rows in split.test] == [6, 4, 2]
 
 
 def test_fewer_peers_are_those_with_the_most_samples(table: Path) -> None:
@@ -91,10 +91,10 @@ def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
         "partition.validation=0.25",
     )
     split = found.split(load_dataset(found.data))
-    assert [len(mine) for mine in split.train] == [15, 12]
-    assert [len(mine) for mine in split.validation] == [5, 4]
+    assert [len(peer_rows) for peer_rows in split.train] == [15, 12]
+    assert [len(peer_rows) for peer_rows in split.validation] == [5, 4]
     assert split.unseen is not None
-    assert [len(mine) for mine in split.unseen.train] == [6]
+    assert [len(peer_rows) for peer_rows in split.unseen.train] == [6]
 
 
 def test_a_run_by_column_can_be_repeated_from_its_config_and_resumed(
@@ -186,11 +186,14 @@ def test_a_saved_data_set_is_divided_by_a_column(tmp_path: Path, datasets: Any) 
 def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(
     tmp_path: Path, datasets: Any
 ) -> None:
-    whole = datasets.Dataset.from_list(rows())
+    dataset = datasets.Dataset.from_list(rows())
     classes = datasets.ClassLabel(names=["well", "ill"])
     folder = tmp_path / "parquet"
     folder.mkdir()
-    for name, part in (("train", whole.select(range(40))), ("test", whole.select(range(40, 60)))):
+    for name, part in (
+        ("train", dataset.select(range(40))),
+        ("test", dataset.select(range(40, 60))),
+    ):
         part.cast_column("label", classes).to_parquet(str(folder / f"{name}.parquet"))
     found = experiment(f"data.hub={folder}", "partition.column=site")
     data = load_dataset(found.data)
@@ -199,7 +202,7 @@ def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(
     assert (len(data.train), len(data.test)) == (40, 20)
     split = found.split(data)
     expected = Counter(row["site"] for row in rows()[:40])
-    assert [len(mine) for mine in split.train] == [expected[site] for site in SITES]
+    assert [len(peer_rows) for peer_rows in split.train] == [expected[site] for site in SITES]
 
 
 def test_images_and_arrays_of_a_saved_data_set_become_inputs(tmp_path: Path, datasets: Any) -> None:
@@ -211,19 +214,19 @@ def test_images_and_arrays_of_a_saved_data_set_become_inputs(tmp_path: Path, dat
     for name, saved in (("pictures", pictures), ("signals", signals)):
         saved.save_to_disk(str(tmp_path / name))
     settings = ["peers=1", "model=mlp", "topology=full"]
-    seen = load_dataset(
+    from_folder = load_dataset(
         compose({}, [*settings, f"data.hub={tmp_path / 'pictures'}", "data.size=8"]).data
     )
     received = load_dataset(compose({}, [*settings, f"data.hub={tmp_path / 'signals'}"]).data)
-    assert isinstance(seen, ImageDataset)
-    assert (seen.shape, seen.train_inputs.dtype, len(seen.train_labels)) == (
+    assert isinstance(from_folder, ImageDataset)
+    assert (from_folder.shape, from_folder.train_inputs.dtype, len(from_folder.train_labels)) == (
         (3, 8, 8),
         torch.uint8,
         6,
     )
-    assert set(torch.cat([seen.train_inputs, seen.test_inputs])[:, 0, 0, 0].tolist()) == {
-        20 * k for k in range(8)
-    }
+    assert set(
+        torch.cat([from_folder.train_inputs, from_folder.test_inputs])[:, 0, 0, 0].tolist()
+    ) == {20 * k for k in range(8)}
     assert (received.shape, received.classes) == ((2, 2), ("x", "y"))
 
 

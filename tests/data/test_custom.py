@@ -45,9 +45,9 @@ def test_the_seed_and_the_sites_name_determine_the_test_data(tmp_path: Path) -> 
     settings = CustomData(path=str(write_points(tmp_path)))
 
     def tested(site: str, seed: int) -> list[list[float]]:
-        found = load_custom(settings, site=site, seed=seed)
-        assert isinstance(found, CustomDataset)
-        rows: list[list[float]] = next(found.test.batches(99))[0].tolist()
+        data = load_custom(settings, site=site, seed=seed)
+        assert isinstance(data, CustomDataset)
+        rows: list[list[float]] = next(data.test.batches(99))[0].tolist()
         return rows
 
     assert tested("alice", 0) == tested("alice", 0)
@@ -107,6 +107,6 @@ def test_simulated_peers_partition_a_custom_table_and_learn_from_it(tmp_path: Pa
     experiment = compose({}, [*words, f"data.path={path}"])
     data = load_dataset(experiment.data)
     split = experiment.split(data)
-    assert len({int(row) for mine in split.train for row in mine}) == 4 * 60
+    assert len({int(row) for rows in split.train for row in rows}) == 4 * 60
     run = execute(experiment.split_context(data, split), None, 1, RunCallbacks())
     assert min(run.accuracy) > 0.6  # three classes: guessing gives a third

@@ -26,9 +26,9 @@ def test_a_path_alone_implies_custom_data() -> None:
 
 
 def test_a_factory_alone_implies_a_custom_model() -> None:
-    made = compose({"model": {"factory": "mine:net"}})
-    assert made.model == CustomModel(factory="mine:net")
-    assert made.data == Data(augment=False)  # the default
+    experiment = compose({"model": {"factory": "mine:net"}})
+    assert experiment.model == CustomModel(factory="mine:net")
+    assert experiment.data == Data(augment=False)  # the default
 
 
 def test_an_override_changes_one_key_and_a_name_replaces_the_table() -> None:

@@ -74,8 +74,8 @@ def test_the_bundled_sample_has_400_training_and_200_test_images_of_each_class()
 
 def test_no_image_of_the_sample_is_in_it_twice() -> None:
     images = load_images(Data())
-    both = torch.cat([images.train_inputs, images.test_inputs])
-    assert len({image.tobytes() for image in both.numpy()}) == 6000
+    pixels = torch.cat([images.train_inputs, images.test_inputs])
+    assert len({image.tobytes() for image in pixels.numpy()}) == 6000
 
 
 @pytest.mark.parametrize("directions", [2, 4])

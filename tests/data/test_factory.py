@@ -29,9 +29,9 @@ def load(): return Points(6), Points(4)
 
 
 def loaded(site: Path, name: str = "", **settings: Any) -> CustomDataset:
-    found = load_custom(CustomData(factory="mine:load", **settings), folder=site, site=name)
-    assert isinstance(found, CustomDataset)
-    return found
+    data = load_custom(CustomData(factory="mine:load", **settings), folder=site, site=name)
+    assert isinstance(data, CustomDataset)
+    return data
 
 
 def refusal(site: Path, name: str = "", factory: str = "mine:load", **settings: Any) -> str:
@@ -42,9 +42,9 @@ def refusal(site: Path, name: str = "", factory: str = "mine:load", **settings: 
 
 def test_pairs_of_tensors_count_their_classes_by_the_largest_label(site: Path, code: Code) -> None:
     code(PAIRS)
-    found = loaded(site)
-    assert (found.shape, found.classes) == ((2,), ("0", "1", "2"))
-    assert found.train_labels.tolist() == [0, 1, 2, 1]
+    data = loaded(site)
+    assert (data.shape, data.classes) == ((2,), ("0", "1", "2"))
+    assert data.train_labels.tolist() == [0, 1, 2, 1]
     assert loaded(site, classes=["a", "b", "c", "d"]).classes == ("a", "b", "c", "d")
 
 
@@ -52,10 +52,10 @@ def test_a_dataset_is_read_completely_for_its_labels_and_can_be_partitioned(
     site: Path, code: Code
 ) -> None:
     code(DATASET)
-    found = loaded(site)
-    assert found.train_labels.tolist() == [0, 1, 0, 1, 0, 1]
-    train, _ = found.samples()
-    [(inputs, labels)] = train.take(found.train_labels.nonzero().squeeze(1)).batches(9)
+    data = loaded(site)
+    assert data.train_labels.tolist() == [0, 1, 0, 1, 0, 1]
+    train, _ = data.samples()
+    [(inputs, labels)] = train.take(data.train_labels.nonzero().squeeze(1)).batches(9)
     assert inputs[:, 0].tolist() == [1, 3, 5]
     assert labels.tolist() == [1, 1, 1]
 
@@ -78,11 +78,11 @@ def test_random_draws_are_reproducible_and_do_not_touch_the_callers_generator(
     site: Path, code: Code
 ) -> None:
     code(PAIRS.replace("torch.ones(4, 2)", "torch.rand(4, 2)"))
-    one, again, other = (
+    first, again, different = (
         next(loaded(site, name).train.batches(4))[0] for name in ("alice", "alice", "bob")
     )
-    assert one.equal(again)
-    assert not one.equal(other)
+    assert first.equal(again)
+    assert not first.equal(different)
 
 
 def test_float64_inputs_and_small_integer_labels_are_converted(site: Path, code: Code) -> None:
@@ -193,11 +193,11 @@ def test_a_dataset_is_not_read_completely_before_its_labels_are_needed(
     site: Path, code: Code
 ) -> None:
     code(DATASET.replace("k % 2", "k"))
-    found = loaded(site, classes=["a", "b", "c"])
+    data = loaded(site, classes=["a", "b", "c"])
     with pytest.raises(
         DataError, match=r"training data have the label 5, but data\.classes lists 3 classes"
     ):
-        _ = found.train_labels
+        _ = data.train_labels
 
 
 @pytest.mark.parametrize(
@@ -252,11 +252,11 @@ def test_missing_or_failing_code_is_refused_with_one_sentence(
 
 def test_another_loaded_module_of_the_same_name_is_refused(site: Path) -> None:
     (site / "json.py").write_text("def load(): pass")
-    said = refusal(site, factory="json:load")
-    assert said.startswith(
+    message = refusal(site, factory="json:load")
+    assert message.startswith(
         "data.factory refers to SITE/json.py, but another module json is already loaded from "
     )
-    assert said.endswith(". Rename yours.")
+    assert message.endswith(". Rename yours.")
 
 
 def test_code_on_pythonpath_is_found_too(

@@ -66,8 +66,8 @@ def test_no_training_sample_is_used_twice_and_peers_get_equally_many(
     assert len(split.train) == len(split.test) == peers
     assert len(set(used.tolist())) == len(used) > 0
     assert 0 <= int(used.min()) <= int(used.max()) < sum(supply)
-    assert len({len(mine) for mine in split.train}) == 1
-    assert all(len(mine) == 100 for mine in split.test)
+    assert len({len(rows) for rows in split.train}) == 1
+    assert all(len(rows) == 100 for rows in split.test)
 
 
 @settings(max_examples=60, deadline=None)
@@ -93,8 +93,8 @@ def test_dirichlet_uses_all_it_can_and_respects_the_supply_for_any_alpha(
 def test_partition_samples_is_met_exactly(
     partition: Partition, supply: list[int], n: int, seed: int
 ) -> None:
-    wanted = partition.model_copy(update={"samples_per_peer": n})
-    assert counts_of(wanted, supply, 4, seed).sum(axis=1).tolist() == [n] * 4
+    limited = partition.model_copy(update={"samples_per_peer": n})
+    assert counts_of(limited, supply, 4, seed).sum(axis=1).tolist() == [n] * 4
 
 
 BY_LABELS = {name: PARTITIONS[name] for name in PARTITIONS if name != "by_column"}
@@ -103,10 +103,12 @@ BY_LABELS = {name: PARTITIONS[name] for name in PARTITIONS if name != "by_column
 @pytest.mark.parametrize("name", BY_LABELS)
 def test_same_seed_same_split_and_another_seed_another(name: str) -> None:
     train, test = labels_of(60, 60, 60), labels_of(20, 20, 20)
-    one, again, other = (PARTITIONS[name]().split(train, test, 6, rng=seeded(s)) for s in (7, 7, 8))
-    assert as_lists(one) == as_lists(again)
-    assert as_lists(one)[0] != as_lists(other)[0]
-    assert as_lists(one)[1] != as_lists(other)[1]
+    first, again, different = (
+        PARTITIONS[name]().split(train, test, 6, rng=seeded(s)) for s in (7, 7, 8)
+    )
+    assert as_lists(first) == as_lists(again)
+    assert as_lists(first)[0] != as_lists(different)[0]
+    assert as_lists(first)[1] != as_lists(different)[1]
 
 
 def test_partitions_are_found_by_the_names_that_users_type() -> None:
@@ -116,10 +118,10 @@ def test_partitions_are_found_by_the_names_that_users_type() -> None:
 
 def test_indices_are_ascending_and_own_their_memory() -> None:
     split = IID().split(labels_of(40, 40), labels_of(9, 9), 4, rng=seeded())
-    for mine in (*split.train, *split.test):
-        assert mine.dtype == torch.int64
-        assert bool((mine.diff() >= 0).all())
-        assert mine.untyped_storage().nbytes() == mine.nbytes
+    for rows in (*split.train, *split.test):
+        assert rows.dtype == torch.int64
+        assert bool((rows.diff() >= 0).all())
+        assert rows.untyped_storage().nbytes() == rows.nbytes
 
 
 def test_label_counts_agree_with_the_assigned_counts() -> None:
@@ -239,7 +241,7 @@ def test_each_class_goes_to_equally_many_peers_and_is_equally_frequent_there(
     exact = peers * classes / len(supply)
     assert (held.sum(axis=1) == classes).all()
     assert set(held.sum(axis=0)) <= {int(np.floor(exact)), int(np.ceil(exact))}
-    assert all(np.ptp(mine[mine > 0]) <= 1 for mine in counts)
+    assert all(np.ptp(rows[rows > 0]) <= 1 for rows in counts)
     assert (counts.sum(axis=0) <= supply).all()
 
 
@@ -435,10 +437,10 @@ def test_with_unequal_sizes_no_training_sample_is_used_twice_and_everyone_has_th
         return
     used = torch.cat(split.train)
     assert len(set(used.tolist())) == len(used)
-    assert min(len(mine) for mine in split.train) >= 3
+    assert min(len(rows) for rows in split.train) >= 3
     if not isinstance(partition, Pathological):
         assert len(used) == sum(supply)
-    assert all(len(mine) == 100 for mine in split.test)
+    assert all(len(rows) == 100 for rows in split.test)
 
 
 def test_dirichlet_sizes_have_the_mean_and_variance_of_the_distribution() -> None:
@@ -481,7 +483,7 @@ def test_unequal_pathological_peers_have_their_classes_with_equal_counts_up_to_o
         Pathological(classes=2, sizes="dirichlet", samples_per_peer=100), [5000] * 10, peers=20
     )
     assert ((counts > 0).sum(axis=1) == 2).all()
-    assert all(np.ptp(mine[mine > 0]) <= 1 for mine in counts)
+    assert all(np.ptp(rows[rows > 0]) <= 1 for rows in counts)
     assert counts.sum() == 2000
 
 
@@ -579,9 +581,9 @@ def test_every_peer_trains_on_a_sample_and_validates_with_another(
 ) -> None:
     held = partition.model_copy(update={"validation": share})
     split = held.split(labels_of(*supply), labels_of(*[5] * len(supply)), 4, rng=seeded(seed))
-    for mine, held_out in zip(split.train, split.validation, strict=True):
-        assert min(len(mine), len(held_out)) >= 1
-        assert not set(mine.tolist()) & set(held_out.tolist())
+    for rows, held_out in zip(split.train, split.validation, strict=True):
+        assert min(len(rows), len(held_out)) >= 1
+        assert not set(rows.tolist()) & set(held_out.tolist())
 
 
 def test_a_peer_with_one_sample_cannot_hold_one_out() -> None:

@@ -11,8 +11,8 @@ from dispfl.models.settings import Model
 
 
 def a_card(**changes: Any) -> Card:
-    wanted = {"classes": ("boot", "größe"), "shape": (1, 28, 28), "mean": (0.25,), "std": (0.5,)}
-    return Card(**wanted | changes)
+    fields = {"classes": ("boot", "größe"), "shape": (1, 28, 28), "mean": (0.25,), "std": (0.5,)}
+    return Card(**fields | changes)
 
 
 def test_strings_are_stored_as_they_are_and_the_rest_as_json() -> None:

@@ -45,10 +45,14 @@ def test_an_unreadable_image_does_not_affect_the_others(tmp_path: Path) -> None:
         image(tmp_path / "b.png", 0, 0, 0, 0, 255, 255),
     ]
     found = BRIGHTEST.predict(paths)
-    assert [one.path for one in found] == paths
-    assert [one.guesses[0][0] if one.guesses else None for one in found] == ["left", None, "right"]
+    assert [prediction.path for prediction in found] == paths
+    assert [prediction.guesses[0][0] if prediction.guesses else None for prediction in found] == [
+        "left",
+        None,
+        "right",
+    ]
     assert found[1].problem == f"The image {paths[1]} does not exist."
-    assert [one.resized_from for one in found] == [None, None, (6, 1)]
+    assert [prediction.resized_from for prediction in found] == [None, None, (6, 1)]
 
 
 def test_more_images_than_fit_a_batch_keep_their_order(tmp_path: Path) -> None:
@@ -61,7 +65,7 @@ def test_more_images_than_fit_a_batch_keep_their_order(tmp_path: Path) -> None:
     first, second = image(tmp_path / "a.png", 255, 0, 0), image(tmp_path / "b.png", 0, 255, 0)
     found = Classifier(CARD, counting).predict([first] * BATCH + [second])
     assert batches == [BATCH, 1]
-    assert [one.guesses[0][0] for one in found] == ["left"] * BATCH + ["middle"]
+    assert [prediction.guesses[0][0] for prediction in found] == ["left"] * BATCH + ["middle"]
 
 
 def test_no_images_give_no_predictions() -> None:

@@ -32,8 +32,8 @@ def test_a_deployed_network_normalizes_and_gives_probabilities() -> None:
     """(0.75 - 0.5) / 0.25 = 1 and (0.5 - 0.5) / 0.25 = 0; softmax of (1, 0) is e / (e + 1) = 0.7311
     and 0.2689."""
     card = Card(classes=("a", "b"), shape=(1, 1, 2), mean=(0.5,), std=(0.25,))
-    found = DeployedModel(nn.Flatten(), card)(torch.tensor([[[[0.75, 0.5]]]]))
-    assert found.tolist() == [pytest.approx([0.7311, 0.2689], abs=1e-4)]
+    probabilities = DeployedModel(nn.Flatten(), card)(torch.tensor([[[[0.75, 0.5]]]]))
+    assert probabilities.tolist() == [pytest.approx([0.7311, 0.2689], abs=1e-4)]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -45,8 +45,8 @@ def test_a_file_gives_the_card_and_torchs_probabilities_for_any_batch_size(
     for count in (1, 5):
         images = torch.rand(count, 1, 28, 28, generator=torch.Generator().manual_seed(count))
         with torch.no_grad():
-            wanted = DeployedModel(personal.network, personal.card)(images)
-        assert torch.allclose(model.probabilities(images), wanted, atol=1e-6)
+            expected = DeployedModel(personal.network, personal.card)(images)
+        assert torch.allclose(model.probabilities(images), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)

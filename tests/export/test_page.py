@@ -62,8 +62,8 @@ def test_dispfl_predict_and_the_ten_lines_with_onnxruntime_agree(
     assert shown.stdout.startswith(best["class"])
 
     exec(compile(DEPLOY, "export.md", "exec"), {})  # our own text
-    said, probability = capsys.readouterr().out.rsplit(maxsplit=1)
-    assert said == best["class"]
+    name, probability = capsys.readouterr().out.rsplit(maxsplit=1)
+    assert name == best["class"]
     assert float(probability) == pytest.approx(best["probability"], abs=1e-6)
     assert (
         len(
@@ -86,5 +86,5 @@ def test_a_custom_network_is_exported_from_python(
     model = load_model(Path("site-3.onnx"))
     assert model.card == names["card"]
     with torch.no_grad():
-        wanted = names["run"].model(3)(names["inputs"][3]).softmax(1)
-    assert torch.allclose(model.probabilities(names["images"][3]), wanted, atol=1e-5)
+        expected = names["run"].model(3)(names["inputs"][3]).softmax(1)
+    assert torch.allclose(model.probabilities(names["images"][3]), expected, atol=1e-5)

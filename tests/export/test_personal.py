@@ -143,8 +143,8 @@ def hundred_classes(tmp_path: Path) -> Path:
     names."""
     folder = tmp_path / "cifar-100-binary"
     folder.mkdir()
-    for name, each in (("train", 4), ("test", 1)):
-        labels = np.tile(np.arange(100, dtype=np.uint8), each)
+    for name, count in (("train", 4), ("test", 1)):
+        labels = np.tile(np.arange(100, dtype=np.uint8), count)
         pixels = np.zeros((len(labels), 3 * 32 * 32), np.uint8)
         (folder / f"{name}.bin").write_bytes(np.column_stack([labels, labels, pixels]).tobytes())
     (folder / "fine_label_names.txt").write_text(

@@ -94,8 +94,8 @@ def test_a_missing_file_a_folder_and_a_text_file_are_refused(tmp_path: Path) -> 
 
 
 def test_a_truncated_image_is_refused(tmp_path: Path) -> None:
-    whole = save(tmp_path / "whole.png", "L", (30, 30), *range(30 * 30)).read_bytes()
-    (tmp_path / "cut.png").write_bytes(whole[: len(whole) // 2])
+    content = save(tmp_path / "whole.png", "L", (30, 30), *range(30 * 30)).read_bytes()
+    (tmp_path / "cut.png").write_bytes(content[: len(content) // 2])
     with pytest.raises(DataError, match=r"The image .*cut.png cannot be read: "):
         read_image(tmp_path / "cut.png", (1, 30, 30))
 

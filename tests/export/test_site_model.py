@@ -74,9 +74,9 @@ def test_the_exported_model_predicts(finished: Site, tmp_path: Path) -> None:
     assert result.stdout.startswith(
         f"{to}: peer alice of {finished.folder} after 2 rounds, accuracy "
     )
-    said = dispfl("predict", to, finished.folder / "scans/light/3.png", "--json")
-    assert said.exit_code == 0
-    [prediction] = json.loads(said.stdout)
+    predicted = dispfl("predict", to, finished.folder / "scans/light/3.png", "--json")
+    assert predicted.exit_code == 0
+    [prediction] = json.loads(predicted.stdout)
     assert {guess["class"] for guess in prediction["top"]} == {"dark", "light"}
 
 

@@ -168,10 +168,10 @@ def test_a_file_computes_what_the_masked_whole_network_does_and_has_the_runs_acc
     rows = saved[0].test[1]
     images = data.test_inputs[rows] / 255
     with masked(small.whole(), small.mask) as whole, torch.no_grad():
-        wanted = DeployedModel(whole, model.card)(images)
-    found = model.probabilities(images)
-    assert torch.allclose(found, wanted, atol=1e-5)
-    right = int((found.argmax(1) == data.test_labels[rows]).sum())
+        expected = DeployedModel(whole, model.card)(images)
+    probabilities = model.probabilities(images)
+    assert torch.allclose(probabilities, expected, atol=1e-5)
+    right = int((probabilities.argmax(1) == data.test_labels[rows]).sum())
     assert right / len(rows) == model.card.score
 
 
@@ -236,9 +236,9 @@ def test_a_federation_made_in_python_gives_the_small_network_and_saves_it(tmp_pa
     card = Card(classes=("a", "b"), shape=(1, 28, 28), mean=(0.0,), std=(1.0,), model=Model())
     save_model(network, card, tmp_path / "small.safetensors")
     with torch.no_grad():
-        wanted = network(images[1]).softmax(1)
+        expected = network(images[1]).softmax(1)
     assert torch.allclose(
-        load_model(tmp_path / "small.safetensors").probabilities(images[1]), wanted, atol=1e-6
+        load_model(tmp_path / "small.safetensors").probabilities(images[1]), expected, atol=1e-6
     )
 
 
@@ -262,17 +262,17 @@ def test_a_site_exports_its_small_network_and_predicts_with_it(tmp_path: Path) -
     assert (card.structure, card.parameters) == ("channels", mask.model.mask.kept)
 
     to = tmp_path / "alice.safetensors"
-    told = CliRunner().invoke(app, ["export", str(site.folder), "--to", str(to)])
-    assert told.exit_code == 0, told.output
+    exported = CliRunner().invoke(app, ["export", str(site.folder), "--to", str(to)])
+    assert exported.exit_code == 0, exported.output
     assert (
-        told.stdout.splitlines()[1]
+        exported.stdout.splitlines()[1]
         == f"Small network: {card.parameters:,} of the {card.whole_parameters:,} parameters of the"
         " whole one."
     )
     image = str(site.folder / "scans/light/3.png")
-    said = CliRunner().invoke(app, ["predict", str(to), image, "--json"])
-    assert said.exit_code == 0, said.output
-    assert {guess["class"] for guess in json.loads(said.stdout)[0]["top"]} == {"dark", "light"}
+    predicted = CliRunner().invoke(app, ["predict", str(to), image, "--json"])
+    assert predicted.exit_code == 0, predicted.output
+    assert {guess["class"] for guess in json.loads(predicted.stdout)[0]["top"]} == {"dark", "light"}
 
 
 Tensors = dict[str, Tensor]

@@ -94,17 +94,18 @@ def test_raw_rows_get_the_probabilities_of_the_sites_own_model(
     scaled, labels = next(site_data(clinic, clinic.config()).samples()[1].batches(20))
     personal = site_model(clinic.folder)
     with torch.no_grad():
-        wanted = personal.network.eval()(scaled).softmax(1)
+        expected = personal.network.eval()(scaled).softmax(1)
     classifier = load_model(path, trust=True)
     assert classifier.card == personal.card
     raw = torch.tensor([[float(age), float(more)] for age, more, _ in ROWS[40:]])
-    assert torch.allclose(classifier.probabilities(raw), wanted, atol=1e-5)
-    found = classifier.predict([clinic.folder / "others.csv"])
-    assert [one.guesses[0][0] for one in found] == [
-        personal.card.classes[k] for k in wanted.argmax(1)
+    assert torch.allclose(classifier.probabilities(raw), expected, atol=1e-5)
+    predictions = classifier.predict([clinic.folder / "others.csv"])
+    assert [one.guesses[0][0] for one in predictions] == [
+        personal.card.classes[k] for k in expected.argmax(1)
     ]
     right = sum(
-        one.guesses[0][0] == personal.card.classes[k] for one, k in zip(found, labels, strict=True)
+        one.guesses[0][0] == personal.card.classes[k]
+        for one, k in zip(predictions, labels, strict=True)
     )
     assert right / 20 == personal.card.score
 

@@ -67,12 +67,12 @@ def test_a_function_without_parameters_or_with_defaults_is_called_without_argume
 def test_every_call_gives_a_new_network_from_torchs_generator(code: Code) -> None:
     model = code(VIEWING)
     torch.manual_seed(0)
-    one, other = model.network((4,), 2), model.network((4,), 2)
+    first, second = model.network((4,), 2), model.network((4,), 2)
     torch.manual_seed(0)
     again = model.network((4,), 2)
-    assert one is not other
-    assert one.get_parameter("linear.weight").equal(again.get_parameter("linear.weight"))
-    assert not one.get_parameter("linear.weight").equal(other.get_parameter("linear.weight"))
+    assert first is not second
+    assert first.get_parameter("linear.weight").equal(again.get_parameter("linear.weight"))
+    assert not first.get_parameter("linear.weight").equal(second.get_parameter("linear.weight"))
 
 
 def test_checking_a_network_does_not_touch_the_callers_generator(code: Code) -> None:
@@ -166,9 +166,7 @@ def test_simulated_peers_train_a_custom_network_on_built_in_images(code: Code) -
     assert min(run.accuracy) > 0.3  # ten classes
 
 
-def test_the_mlp_takes_inputs_of_any_shape_and_has_6530_parameters_for_30_columns_and_2_classes() -> (
-    None
-):
+def test_the_mlp_takes_any_shape_and_has_6530_parameters_for_30_columns_and_2_classes() -> None:
     """30*64+64 and 64*64+64 of hidden layers, 2*(64+64) of norms, 64*2+2 of outputs."""
     network = Model(name="mlp").network((30,), 2)
     assert sum(parameter.numel() for parameter in network.parameters()) == 6_530

@@ -45,8 +45,8 @@ def test_randomized_response_is_bounded_below_its_epsilon_and_near_it(epsilon: f
     bounds = []
     for _ in range(60):
         coins = rng.random(1000) < 0.5
-        told = coins ^ (rng.random(1000) < 1 / (1 + exp(epsilon)))
-        scores = np.where(told, 1.0, -1.0) + 0.1 * rng.random(1000)
+        answers = coins ^ (rng.random(1000) < 1 / (1 + exp(epsilon)))
+        scores = np.where(answers, 1.0, -1.0) + 0.1 * rng.random(1000)
         bounds.append(best_guesses(scores, coins, 0.0).epsilon)
     assert np.mean(np.array(bounds) > epsilon) <= 0.05
     assert np.median(bounds) > epsilon - 0.35
@@ -67,6 +67,6 @@ def test_the_most_certain_guesses_count_where_the_others_are_blind() -> None:
     coins[:100] = np.arange(100) % 2 == 0
     scores = rng.normal(size=800)
     scores[:100] += np.where(coins[:100], 9.0, -9.0)  # one canary in eight leaks entirely
-    found = best_guesses(scores, coins, 1e-5)
-    assert (found.canaries, found.guesses, found.correct) == (800, 100, 100)
-    assert 3.0 < found.epsilon <= found.largest
+    guesses = best_guesses(scores, coins, 1e-5)
+    assert (guesses.canaries, guesses.guesses, guesses.correct) == (800, 100, 100)
+    assert 3.0 < guesses.epsilon <= guesses.largest

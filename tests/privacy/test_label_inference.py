@@ -26,14 +26,14 @@ def test_masks_that_keep_the_weights_of_frequent_classes_give_the_histogram_away
     counts = histograms()
     shares = counts / counts.sum(1, keepdims=True)
     masks = []
-    for k, own in enumerate(shares):
-        kept = np.concatenate([np.arange(400) < round(400 * share) for share in own])
+    for k, histogram in enumerate(shares):
+        kept = np.concatenate([np.arange(400) < round(400 * share) for share in histogram])
         noise = np.random.default_rng(k).random(400) < 0.5
         masks.append(WeightMask.pack(torch.from_numpy(np.concatenate([kept, noise]))))
-    found = guess_labels("similar masks", mask_products(masks), counts, rng())
-    assert found.distance < 0.4 * found.baseline
-    assert found.hits > found.baseline_hits
-    assert found.p_value == 1 / 201
+    guess = guess_labels("similar masks", mask_products(masks), counts, rng())
+    assert guess.distance < 0.4 * guess.baseline
+    assert guess.hits > guess.baseline_hits
+    assert guess.p_value == 1 / 201
 
 
 def test_random_masks_are_no_better_than_the_mean_of_the_others() -> None:
@@ -42,9 +42,9 @@ def test_random_masks_are_no_better_than_the_mean_of_the_others() -> None:
         WeightMask.pack(torch.rand(1000, generator=torch.Generator().manual_seed(k)) < 0.5)
         for k in range(len(counts))
     ]
-    found = guess_labels("similar masks", mask_products(masks), counts, rng())
-    assert found.distance > 0.9 * found.baseline
-    assert found.p_value > 0.05
+    guess = guess_labels("similar masks", mask_products(masks), counts, rng())
+    assert guess.distance > 0.9 * guess.baseline
+    assert guess.p_value > 0.05
 
 
 def test_similar_units_are_those_of_which_as_many_weights_are_kept_wherever_they_are() -> None:
@@ -72,6 +72,6 @@ def test_the_kept_weights_of_the_last_layer_are_counted_for_each_class() -> None
 def test_a_last_layer_that_keeps_more_for_frequent_classes_gives_the_histogram_away() -> None:
     counts = histograms()
     shares = counts / counts.sum(1, keepdims=True)
-    found = guess_labels("last layer", 0.3 + 0.4 * shares, counts, rng())
-    assert found.distance < 1e-6
-    assert (found.hits, found.p_value) == (1.0, 1 / 201)
+    guess = guess_labels("last layer", 0.3 + 0.4 * shares, counts, rng())
+    assert guess.distance < 1e-6
+    assert (guess.hits, guess.p_value) == (1.0, 1 / 201)

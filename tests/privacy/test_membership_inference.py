@@ -57,10 +57,10 @@ def test_the_area_under_the_curve_counts_pairs_and_halves_ties() -> None:
 
 
 def test_the_true_positive_rate_is_taken_above_the_allowed_false_positives() -> None:
-    others = np.arange(100.0)  # one in a hundred may be above: the threshold is 98
-    assert true_positive_rate(np.array([97.0, 98.0, 98.5, 200.0]), others, 0.01) == 0.5
-    assert true_positive_rate(np.array([97.0]), others, 0.001) is None
-    assert true_positive_rate(np.array([-5.0]), others, 1.0) == 1.0
+    outsiders = np.arange(100.0)  # one in a hundred may be above: the threshold is 98
+    assert true_positive_rate(np.array([97.0, 98.0, 98.5, 200.0]), outsiders, 0.01) == 0.5
+    assert true_positive_rate(np.array([97.0]), outsiders, 0.001) is None
+    assert true_positive_rate(np.array([-5.0]), outsiders, 1.0) == 1.0
 
 
 def test_an_attack_that_finds_everything_and_one_that_finds_nothing() -> None:

@@ -30,11 +30,11 @@ def refusal(path: Path, **settings: Any) -> str:
 
 @pytest.mark.parametrize("shape", [(6, 4), (6, 4, 3), (6, 2, 5, 7)])
 def test_floats_of_any_shape_become_float32(tmp_path: Path, shape: tuple[int, ...]) -> None:
-    found = load_custom(CustomData(path=str(save(tmp_path, x=np.ones(shape), y=Y))))
-    assert isinstance(found, CustomDataset)
-    assert found.shape == shape[1:]
-    assert found.classes == ("0", "1", "2")
-    assert next(found.train.batches(1))[0].dtype == torch.float32
+    data = load_custom(CustomData(path=str(save(tmp_path, x=np.ones(shape), y=Y))))
+    assert isinstance(data, CustomDataset)
+    assert data.shape == shape[1:]
+    assert data.classes == ("0", "1", "2")
+    assert next(data.train.batches(1))[0].dtype == torch.float32
 
 
 @pytest.mark.parametrize(
@@ -45,11 +45,11 @@ def test_bytes_are_images_with_their_channels_last(
 ) -> None:
     pixels = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
     path = save(tmp_path, x_train=pixels, y_train=Y, x_test=pixels[:3], y_test=Y[:3])
-    found = load_custom(CustomData(path=str(path)))
-    assert isinstance(found, ImageDataset)
-    assert found.shape == (channels, 8, 8)
+    data = load_custom(CustomData(path=str(path)))
+    assert isinstance(data, ImageDataset)
+    assert data.shape == (channels, 8, 8)
     assert (
-        found.train_inputs[5, channels - 1, 7, 6]
+        data.train_inputs[5, channels - 1, 7, 6]
         == pixels.reshape(6, 8, 8, channels)[5, 7, 6, channels - 1]
     )
 
@@ -68,10 +68,10 @@ def test_standardized_images_have_mean_0_and_deviation_1_in_each_channel(tmp_pat
     pixels = np.zeros((6, 8, 8, 2), np.uint8)
     pixels[:, :4, :, 0] = 255
     pixels[..., 1] = 51
-    found = load_custom(CustomData(path=str(save(tmp_path, x=pixels, y=Y)), standardize=True))
-    assert isinstance(found, ImageDataset)
-    assert found.mean == pytest.approx((0.5, 0.5))
-    assert found.std == pytest.approx((0.5, 0.5))
+    data = load_custom(CustomData(path=str(save(tmp_path, x=pixels, y=Y)), standardize=True))
+    assert isinstance(data, ImageDataset)
+    assert data.mean == pytest.approx((0.5, 0.5))
+    assert data.std == pytest.approx((0.5, 0.5))
 
 
 def test_labels_may_be_strings_or_booleans(tmp_path: Path) -> None:
@@ -90,15 +90,15 @@ def test_labels_may_be_strings_or_booleans(tmp_path: Path) -> None:
 def test_a_file_with_training_and_test_data_is_not_split_again(tmp_path: Path) -> None:
     x = np.arange(12, dtype=np.float32).reshape(6, 2)
     path = save(tmp_path, x_train=x[:4], y_train=Y[:4], x_test=x[4:], y_test=Y[4:])
-    found = load_custom(CustomData(path=str(path)))
-    assert (len(found.train_labels), found.test_labels.tolist()) == (4, [1, 2])
+    data = load_custom(CustomData(path=str(path)))
+    assert (len(data.train_labels), data.test_labels.tolist()) == (4, [1, 2])
     assert (
         refusal(path, test_share=0.5)
         == "data.test_share does not apply: FILE contains test data. Omit it."
     )
     assert refusal(path, test_path=str(path)) == "FILE contains test data; omit data.test_path."
-    whole = save(tmp_path, "whole.npz", x=x, y=Y)
-    assert refusal(whole, test_path=str(path)).endswith(
+    single = save(tmp_path, "whole.npz", x=x, y=Y)
+    assert refusal(single, test_path=str(path)).endswith(
         "site.npz must contain test data alone: x and y."
     )
 

@@ -40,12 +40,13 @@ def python2_protocol_2(
 ) -> bytes:
     """What Python 2's cPickle wrote, opcode by opcode, as in the official files."""
     raw = images(labels).tobytes(order="F" if fortran else "C")
-    kind = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+    dtype = b"cnumpy\ndtype\nU\x02u1K\x00K\x01\x87R(K\x03U\x01|NNN"
+    dtype += b"J\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
     shape = b"K" + bytes([len(labels)]) + b"M\x00\x0c\x86"
     array = (
         b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R(K\x01"
         + shape
-        + kind
+        + dtype
     )
     array += (b"\x88" if fortran else b"\x89") + b"T" + struct.pack("<i", len(raw)) + raw + b"tb"
     numbers = b"](" + b"".join(b"K" + bytes([label]) for label in labels) + b"e"
@@ -55,9 +56,9 @@ def python2_protocol_2(
 def python2_protocol_0(labels: Sequence[int]) -> bytes:
     """The same as text, as Python 2's pickle wrote it by default."""
     raw = repr(images(labels).tobytes())[1:].encode()
-    kind = b"cnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntb"
+    dtype = b"cnumpy\ndtype\n(S'u1'\nI0\nI1\ntR(I3\nS'|'\nNNNI-1\nI-1\nI0\ntb"
     array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n"
-    array += b"(I%d\nI3072\nt" % len(labels) + kind + b"I00\nS" + raw + b"\ntb"
+    array += b"(I%d\nI3072\nt" % len(labels) + dtype + b"I00\nS" + raw + b"\ntb"
     numbers = b"(l" + b"".join(b"I%d\na" % label for label in labels)
     return b"(dS'data'\n" + array + b"sS'labels'\n" + numbers + b"s."
 

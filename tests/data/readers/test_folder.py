@@ -32,9 +32,9 @@ def pets(tmp_path: Path) -> Path:
 
 
 def loaded(path: Path, **settings: Any) -> ImageDataset:
-    found = load_custom(CustomData(path=str(path), **settings))
-    assert isinstance(found, ImageDataset)
-    return found
+    dataset = load_custom(CustomData(path=str(path), **settings))
+    assert isinstance(dataset, ImageDataset)
+    return dataset
 
 
 def refusal(path: Path, **settings: Any) -> str:
@@ -44,11 +44,11 @@ def refusal(path: Path, **settings: Any) -> str:
 
 
 def test_each_sub_folder_is_a_class_and_images_are_resized_to_a_square(pets: Path) -> None:
-    found = loaded(pets, size=16)
-    assert found.classes == ("cat", "dog")
-    assert found.shape == (3, 16, 16)
-    assert (len(found.train_labels), len(found.test_labels)) == (8, 2)  # a fifth of each class
-    for inputs, label in zip(found.train_inputs, found.train_labels.tolist(), strict=True):
+    dataset = loaded(pets, size=16)
+    assert dataset.classes == ("cat", "dog")
+    assert dataset.shape == (3, 16, 16)
+    assert (len(dataset.train_labels), len(dataset.test_labels)) == (8, 2)  # a fifth of each class
+    for inputs, label in zip(dataset.train_inputs, dataset.train_labels.tolist(), strict=True):
         assert inputs.amax((1, 2)).tolist() == ([255, 0, 0] if label == 0 else [0, 255, 0])
 
 
@@ -60,8 +60,8 @@ def test_images_are_32_by_32_in_colour_by_default_and_grey_if_set(pets: Path) ->
 
 
 def test_listed_classes_give_the_order_and_one_may_have_no_folder(pets: Path) -> None:
-    found = loaded(pets, classes=["horse", "dog", "cat"])
-    assert sorted(set(found.train_labels.tolist())) == [1, 2]
+    dataset = loaded(pets, classes=["horse", "dog", "cat"])
+    assert sorted(set(dataset.train_labels.tolist())) == [1, 2]
     assert refusal(pets, classes=["cat", "horse"]) == (
         "FOLDER has the label dog, which data.classes does not list: cat, horse."
     )
@@ -77,33 +77,33 @@ def test_hidden_files_and_folders_are_ignored(pets: Path, caplog: pytest.LogCapt
     (pets / ".cache").mkdir()
     draw(pets / "cat" / ".thumbnails", "red", 3)
     (pets / "README.txt").write_text("not in a sub-folder")
-    found = loaded(pets)
-    assert found.classes == ("cat", "dog")
-    assert len(found.train_labels) + len(found.test_labels) == 10
+    dataset = loaded(pets)
+    assert dataset.classes == ("cat", "dog")
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 10
     assert not caplog.messages
 
 
 def test_images_in_nested_folders_belong_to_the_class_above(pets: Path) -> None:
     draw(pets / "cat" / "2024" / "may", "red", 5, "jpg")
-    found = loaded(pets)
-    assert (found.train_labels == 0).sum() + (found.test_labels == 0).sum() == 10
+    dataset = loaded(pets)
+    assert (dataset.train_labels == 0).sum() + (dataset.test_labels == 0).sum() == 10
 
 
 def test_unreadable_files_are_skipped_with_a_warning(
     pets: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (pets / "cat" / "notes.txt").write_text("meow")
-    whole = (pets / "dog" / "0.png").read_bytes()
-    (pets / "dog" / "cut.png").write_bytes(whole[: len(whole) // 2])
+    content = (pets / "dog" / "0.png").read_bytes()
+    (pets / "dog" / "cut.png").write_bytes(content[: len(content) // 2])
     Image.fromarray(np.zeros((8, 8), np.uint16)).save(pets / "dog" / "xray.png")
     with caplog.at_level(logging.WARNING, "dispfl.data"):
-        found = loaded(pets)
-    assert len(found.train_labels) + len(found.test_labels) == 10
-    [said] = caplog.messages
-    assert said.startswith(f"3 of 13 files in {pets} cannot be read and are skipped: ")
-    assert "cat/notes.txt (not an image)" in said
-    assert "dog/cut.png (" in said
-    assert "dog/xray.png (more than 8 bits per channel)" in said
+        dataset = loaded(pets)
+    assert len(dataset.train_labels) + len(dataset.test_labels) == 10
+    [warning] = caplog.messages
+    assert warning.startswith(f"3 of 13 files in {pets} cannot be read and are skipped: ")
+    assert "cat/notes.txt (not an image)" in warning
+    assert "dog/cut.png (" in warning
+    assert "dog/xray.png (more than 8 bits per channel)" in warning
 
 
 def test_an_image_is_rotated_by_its_exif_data_and_transparency_is_black(tmp_path: Path) -> None:
@@ -117,23 +117,25 @@ def test_an_image_is_rotated_by_its_exif_data_and_transparency_is_black(tmp_path
         half.save(tmp_path / "turned" / f"{k}.png", exif=exif)
         draw(tmp_path / "clear", "red", 2)
         Image.new("RGBA", (16, 16), (255, 255, 255, 0)).save(tmp_path / "clear" / f"{k}.png")
-    found = loaded(tmp_path, size=16, colour=False)
-    clear, turned = found.train_inputs[:, 0]
+    dataset = loaded(tmp_path, size=16, colour=False)
+    clear, turned = dataset.train_inputs[:, 0]
     assert clear.unique().tolist() == [0]
     assert turned[:8].unique().tolist() == [255]
     assert turned[8:].unique().tolist() == [0]
 
 
 def test_progress_ends_with_all_files(pets: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    load_custom(CustomData(path=str(pets)), progress=lambda done, total: seen.append((done, total)))
-    assert seen[-1] == (10, 10)
+    calls: list[tuple[int, int]] = []
+    load_custom(
+        CustomData(path=str(pets)), progress=lambda done, total: calls.append((done, total))
+    )
+    assert calls[-1] == (10, 10)
 
 
 def test_test_images_may_be_in_a_separate_folder(pets: Path, tmp_path: Path) -> None:
     draw(tmp_path / "later" / "dog", "lime", 3)
-    found = loaded(pets, test_path=str(tmp_path / "later"))
-    assert (len(found.train_labels), found.test_labels.tolist()) == (10, [1, 1, 1])
+    dataset = loaded(pets, test_path=str(tmp_path / "later"))
+    assert (len(dataset.train_labels), dataset.test_labels.tolist()) == (10, [1, 1, 1])
 
 
 def test_invalid_folders_are_refused_with_one_sentence(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ def write(folder: Path, text: str, name: str = "site.csv") -> Path:
 
 
 def loaded(path: Path, **settings: Any) -> CustomDataset:
-    found = load_custom(CustomData(path=str(path), **settings))
-    assert isinstance(found, CustomDataset)
-    return found
+    data = load_custom(CustomData(path=str(path), **settings))
+    assert isinstance(data, CustomDataset)
+    return data
 
 
 def refusal(path: Path, **settings: Any) -> str:
@@ -35,18 +35,18 @@ def refusal(path: Path, **settings: Any) -> str:
 
 
 def test_columns_become_float32_inputs_without_the_label(tmp_path: Path) -> None:
-    part = read_table(write(tmp_path, FOUR))
-    assert part.inputs.tolist() == [[30, 70.5], [40, 80], [50, 60], [60, 90]]
-    assert part.inputs.dtype == torch.float32
-    assert part.labels == ["ill", "well", "ill", "well"]
-    assert part.columns == ("age", "weight")
+    samples = read_table(write(tmp_path, FOUR))
+    assert samples.inputs.tolist() == [[30, 70.5], [40, 80], [50, 60], [60, 90]]
+    assert samples.inputs.dtype == torch.float32
+    assert samples.labels == ["ill", "well", "ill", "well"]
+    assert samples.columns == ("age", "weight")
 
 
 def test_labels_are_numbered_in_the_order_of_their_names(tmp_path: Path) -> None:
-    found = loaded(write(tmp_path, FOUR), test_share=0.5)
-    assert found.classes == ("ill", "well")
-    assert sorted(found.train_labels.tolist()) == sorted(found.test_labels.tolist()) == [0, 1]
-    assert found.shape == (2,)
+    data = loaded(write(tmp_path, FOUR), test_share=0.5)
+    assert data.classes == ("ill", "well")
+    assert sorted(data.train_labels.tolist()) == sorted(data.test_labels.tolist()) == [0, 1]
+    assert data.shape == (2,)
 
 
 def test_whole_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
@@ -55,14 +55,14 @@ def test_whole_numbers_are_ordered_as_numbers(tmp_path: Path) -> None:
 
 
 def test_listed_classes_give_the_order_and_some_may_be_missing(tmp_path: Path) -> None:
-    found = loaded(write(tmp_path, FOUR), classes=["well", "unknown", "ill"])
-    assert found.classes == ("well", "unknown", "ill")
-    assert set(found.train_labels.tolist()) == {0, 2}
+    data = loaded(write(tmp_path, FOUR), classes=["well", "unknown", "ill"])
+    assert data.classes == ("well", "unknown", "ill")
+    assert set(data.train_labels.tolist()) == {0, 2}
 
 
 def test_numbers_may_stand_for_listed_names(tmp_path: Path) -> None:
-    found = loaded(write(tmp_path, "x,label\n5,0\n6,1\n7,0\n8,1\n"), classes=["ill", "well"])
-    assert sorted(found.train_labels.tolist()) == [0, 1]
+    data = loaded(write(tmp_path, "x,label\n5,0\n6,1\n7,0\n8,1\n"), classes=["ill", "well"])
+    assert sorted(data.train_labels.tolist()) == [0, 1]
 
 
 def test_a_label_that_is_not_listed_is_refused(tmp_path: Path) -> None:
@@ -87,11 +87,9 @@ def test_without_a_column_called_label_the_last_is_used_with_a_warning(
 def test_the_label_may_be_any_column_by_name(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    found = loaded(
-        write(tmp_path, "kind,age,label\na,30,1\nb,40,2\na,50,3\nb,60,4\n"), label="kind"
-    )
-    assert found.columns == ("age", "label")
-    assert found.classes == ("a", "b")
+    data = loaded(write(tmp_path, "kind,age,label\na,30,1\nb,40,2\na,50,3\nb,60,4\n"), label="kind")
+    assert data.columns == ("age", "label")
+    assert data.classes == ("a", "b")
     assert not caplog.messages
 
 
@@ -113,30 +111,30 @@ def test_standardized_columns_have_mean_0_and_deviation_1_over_the_training_data
     becomes 5."""
     train = write(tmp_path, "x,same,label\n1,4,a\n3,4,b\n")
     test = write(tmp_path, "x,same,label\n7,9,a\n", "test.csv")
-    found = loaded(train, test_path=str(test), standardize=True)
-    assert next(found.train.batches(2))[0].tolist() == [
+    data = loaded(train, test_path=str(test), standardize=True)
+    assert next(data.train.batches(2))[0].tolist() == [
         [-1, 4],
         [1, 4],
     ]  # a constant column is unchanged
-    assert next(found.test.batches(2))[0].tolist() == [[5, 9]]
-    assert found.scaling is not None
-    assert found.scaling.mean.tolist() == [2, 0]
-    assert found.scaling.std.tolist() == [1, 1]
+    assert next(data.test.batches(2))[0].tolist() == [[5, 9]]
+    assert data.scaling is not None
+    assert data.scaling.mean.tolist() == [2, 0]
+    assert data.scaling.std.tolist() == [1, 1]
 
 
 def test_a_constant_column_of_large_numbers_is_unchanged(tmp_path: Path) -> None:
     """Its computed deviation is a rounding error, not 0: dividing by it would give nonsense."""
     rows = "".join(f"0.1,{k},{'ab'[k % 2]}\n" for k in range(10))
-    found = loaded(write(tmp_path, f"same,x,label\n{rows}"), standardize=True)
-    assert set(next(found.train.batches(20))[0][:, 0].tolist()) == {torch.tensor(0.1).item()}
+    data = loaded(write(tmp_path, f"same,x,label\n{rows}"), standardize=True)
+    assert set(next(data.train.batches(20))[0][:, 0].tolist()) == {torch.tensor(0.1).item()}
 
 
 def test_separate_test_data_may_have_their_columns_in_another_order(tmp_path: Path) -> None:
     test = write(tmp_path, "weight,label,age\n65,ill,35\n", "test.csv")
-    found = loaded(write(tmp_path, FOUR), test_path=str(test))
-    assert len(found.train) == 4
-    assert next(found.test.batches(9))[0].tolist() == [[35, 65]]
-    assert found.test_labels.tolist() == [0]
+    data = loaded(write(tmp_path, FOUR), test_path=str(test))
+    assert len(data.train) == 4
+    assert next(data.test.batches(9))[0].tolist() == [[35, 65]]
+    assert data.test_labels.tolist() == [0]
 
 
 def test_test_data_with_other_columns_are_refused(tmp_path: Path) -> None:

@@ -73,8 +73,8 @@ def test_second_read_decodes_nothing_and_returns_the_same(folder: Path, cache: P
     calls: list[tuple[int, int]] = []
     first = read_tiny_imagenet(folder, lambda done, total: calls.append((done, total)))
     assert calls == [(6, 6)]
-    kept = list(cache.iterdir())
-    assert len(kept) == 1
+    cached = list(cache.iterdir())
+    assert len(cached) == 1
     second = read_tiny_imagenet(folder, lambda done, total: calls.append((done, total)))
     assert calls == [(6, 6)]
     assert second.train.inputs.equal(first.train.inputs)
@@ -96,10 +96,10 @@ def test_changed_image_is_decoded_again_and_the_old_copy_deleted(folder: Path, c
 
 def test_broken_copy_in_the_cache_is_decoded_again(folder: Path, cache: Path) -> None:
     read_tiny_imagenet(folder)
-    (kept,) = cache.iterdir()
-    kept.write_bytes(kept.read_bytes()[:-1])
+    (cached,) = cache.iterdir()
+    cached.write_bytes(cached.read_bytes()[:-1])
     assert read_tiny_imagenet(folder).train.labels.tolist() == [0, 0, 1, 1]
-    assert len(kept.read_bytes()) > 6 * 3 * 64 * 64
+    assert len(cached.read_bytes()) > 6 * 3 * 64 * 64
 
 
 def test_unwritable_cache_gives_a_warning_and_the_data(folder: Path, cache: Path) -> None:

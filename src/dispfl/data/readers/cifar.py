@@ -9,7 +9,7 @@ import math
 import pickle
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,34 @@ from dispfl.errors import DataError
 
 SHAPE = (3, 32, 32)
 PIXELS = math.prod(SHAPE)
-TRAIN_FILES = {
-    10: ("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
-    100: ("train",),
-}
-TEST_FILES = {10: ("test_batch",), 100: ("test",)}
+
+
+class _Layout(NamedTuple):
+    """How the files of one of the two data sets are organized."""
+
+    classes: int
+    train_files: tuple[str, ...]
+    test_files: tuple[str, ...]
+    label_bytes: int
+    """Binary version: the bytes before the pixels, the last of which is the label."""
+    label_key: str
+    """Python version."""
+
+
+_CIFAR10 = _Layout(
+    classes=10,
+    train_files=("data_batch_1", "data_batch_2", "data_batch_3", "data_batch_4", "data_batch_5"),
+    test_files=("test_batch",),
+    label_bytes=1,
+    label_key="labels",
+)
+_CIFAR100 = _Layout(
+    classes=100,
+    train_files=("train",),
+    test_files=("test",),
+    label_bytes=2,  # the coarse label, then the fine label
+    label_key="fine_labels",
+)
 
 Batch = tuple[NDArray[np.uint8], NDArray[Any]]
 """Pixels and labels of one file."""
@@ -31,12 +54,13 @@ Batch = tuple[NDArray[np.uint8], NDArray[Any]]
 
 def read_cifar(folder: Path, classes: int) -> RawDataset:
     """Read CIFAR-10 (`classes=10`) or CIFAR-100; the binary version if both are there."""
-    binary = folder / f"{TRAIN_FILES[classes][0]}.bin"
+    layout = _CIFAR100 if classes == 100 else _CIFAR10
+    binary = folder / f"{layout.train_files[0]}.bin"
     read_split = _read_binary if binary.exists() else _read_python
     return RawDataset(
-        train=read_split(folder, TRAIN_FILES[classes], classes),
-        test=read_split(folder, TEST_FILES[classes], classes),
-        classes=_class_names(folder) if classes == 100 else (),
+        train=read_split(folder, layout.train_files, layout),
+        test=read_split(folder, layout.test_files, layout),
+        classes=_class_names(folder) if layout is _CIFAR100 else (),
     )
 
 
@@ -55,18 +79,17 @@ def _join(paths: Sequence[Path], batches: Sequence[Batch], classes: int) -> Read
     return to_split(np.ascontiguousarray(images), np.concatenate(all_labels))
 
 
-# The binary version: one record per image, with its label (CIFAR-100: coarse label, fine label)
-# and its pixels.
+# The binary version: one record per image, with its label and its pixels.
 
 
-def _read_binary(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
+def _read_binary(folder: Path, names: Sequence[str], layout: _Layout) -> ReadSplit:
     paths = [folder / f"{name}.bin" for name in names]
-    labels = 2 if classes == 100 else 1
     batches = []
     for path in paths:
-        records = _records(path, labels + PIXELS)
-        batches.append((records[:, labels:], records[:, labels - 1]))
-    return _join(paths, batches, classes)
+        records = _records(path, layout.label_bytes + PIXELS)
+        labels = records[:, layout.label_bytes - 1]
+        batches.append((records[:, layout.label_bytes :], labels))
+    return _join(paths, batches, layout.classes)
 
 
 def _records(path: Path, length: int) -> NDArray[np.uint8]:
@@ -81,10 +104,10 @@ def _records(path: Path, length: int) -> NDArray[np.uint8]:
 # The python version: a pickled dict per file, written by Python 2.
 
 
-def _read_python(folder: Path, names: Sequence[str], classes: int) -> ReadSplit:
-    label_key = "fine_labels" if classes == 100 else "labels"
+def _read_python(folder: Path, names: Sequence[str], layout: _Layout) -> ReadSplit:
     paths = [folder / name for name in names]
-    return _join(paths, [_batch(path, label_key) for path in paths], classes)
+    batches = [_batch(path, layout.label_key) for path in paths]
+    return _join(paths, batches, layout.classes)
 
 
 def _batch(path: Path, label_key: str) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
