@@ -45,8 +45,7 @@ def _devices() -> dict[str, int]:
 
 
 _ALIVE: WeakSet[nn.Module] = WeakSet()
-"""Modules whose parameters are views already: a second FlatModule would detach them from the
-first."""
+"""Modules whose parameters are views already: a second FlatModule would detach them."""
 
 
 class FlatModule:
@@ -69,42 +68,30 @@ class FlatModule:
                 "The model function returned the same module twice; it must build a new one each"
                 " time."
             )
-        if any(nn.parameter.is_lazy(parameter) for parameter in module.parameters()):
-            raise ConfigError(
-                "The model has lazy parameters; give their sizes, or run one batch through it"
-                " first."
-            )
+        _check_parameters(module)
         _ALIVE.add(module)
         self.mask: Mask | None = None
-        """Of a small network: the channels that it has. A peer's buffers are those of the whole
-        network."""
+        """Of a small network: the channels that it has.
+
+        A peer's buffers are those of the whole network.
+        """
         self._small: dict[Shapes, FlatModule] = {}
         self._buffers: Mapping[str, Tensor] = {}
         self.uncharged = 0
-        """Samples that a method passed forward with gradients in a loop of its own, not yet
-        charged."""
+        """Samples that a method passed forward in a loop of its own, not yet charged."""
         self.module = module.to(device)
         self.device = torch.device(device)
         self.precision = precision
         self.layout = Layout.of(module)
         self.buffer_names = [name for name, _ in module.named_buffers()]
-        if not self.layout.size:
-            raise ConfigError(
-                "The model has no trainable parameters: at least one must have requires_grad=True."
-            )
-        parameters = [p for p in module.parameters() if p.requires_grad]
-        if odd := {str(p.dtype) for p in parameters} - {"torch.float32"}:
-            raise ConfigError(
-                f"The model's parameters must be float32, got {', '.join(sorted(odd))}: call"
-                " .float() on it."
-            )
-        self.weights = torch.cat([p.detach().reshape(-1) for p in parameters])
+        parameters = _trainable(module)  # those on the device
+        self.weights = torch.cat([parameter.detach().reshape(-1) for parameter in parameters])
         self.grad = torch.zeros_like(self.weights)
-        for parameter, w, g in zip(
-            parameters, *map(self.layout.views, (self.weights, self.grad)), strict=True
-        ):
-            parameter.data = w
-            parameter.grad = g
+        weight_views = self.layout.views(self.weights)
+        grad_views = self.layout.views(self.grad)
+        for parameter, weights, grad in zip(parameters, weight_views, grad_views, strict=True):
+            parameter.data = weights
+            parameter.grad = grad
 
     def for_mask(self, mask: Mask) -> "FlatModule":
         """Return the network of a model under this mask: this one, or the mask's small network.
@@ -126,11 +113,11 @@ class FlatModule:
         return self._small[shapes]
 
     def discard_weights(self) -> None:
-        """Free the memory of weights and gradients: from now on the network only serves
-        `for_mask`."""
+        """Free the memory of weights and gradients; the network then only serves `for_mask`."""
         for parameter in self.module.parameters():
             if parameter.requires_grad:
-                parameter.data, parameter.grad = parameter.data.new_empty(0), None
+                parameter.data = parameter.data.new_empty(0)
+                parameter.grad = None
         self.weights = self.grad = torch.empty(0)
 
     def __call__(self, inputs: Tensor) -> Tensor:
@@ -150,9 +137,9 @@ class FlatModule:
         return outputs.float()  # so loss and metric compute in float32
 
     def to_device(self, host: Tensor) -> Tensor:
-        """Move a tensor to the device, to cuda through pinned memory: the host does not wait for
-        the device."""
+        """Move a tensor to the device."""
         if self.device.type == "cuda" and host.device.type == "cpu":
+            # Through pinned memory: the host does not wait for the device.
             return host.pin_memory().to(self.device, non_blocking=True)
         return host.to(self.device)
 
@@ -161,10 +148,9 @@ class FlatModule:
         self.weights.copy_(weights)
         self._buffers = buffers
         for name in self.buffer_names:
-            held = self._held(name)
-            self.module.get_buffer(name).copy_(
-                buffers[name] if held is None else buffers[name][held]
-            )
+            positions = self._buffer_positions(name)
+            buffer = buffers[name] if positions is None else buffers[name][positions]
+            self.module.get_buffer(name).copy_(buffer)
 
     def read(self) -> Tensor:
         """Return a copy of the module's weights on the host."""
@@ -175,21 +161,48 @@ class FlatModule:
         buffers = {}
         for name in self.buffer_names:
             buffer = self.module.get_buffer(name)
-            buffers[name] = buffer.to("cpu", copy=True, memory_format=torch.contiguous_format)
-            if (held := self._held(name)) is not None:
-                buffers[name] = self._buffers[name].index_copy(0, held, buffers[name])
+            buffer = buffer.to("cpu", copy=True, memory_format=torch.contiguous_format)
+            positions = self._buffer_positions(name)
+            if positions is not None:
+                buffer = self._buffers[name].index_copy(0, positions, buffer)
+            buffers[name] = buffer
         return buffers
 
-    def _held(self, buffer: str) -> Tensor | None:
+    def _buffer_positions(self, buffer: str) -> Tensor | None:
         """Return which entries of a peer's buffer a small network has; None: all."""
         return None if self.mask is None else self.mask.buffer_positions(buffer)
+
+
+def _trainable(module: nn.Module) -> list[nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def _check_parameters(module: nn.Module) -> None:
+    """Refuse a module without parameters to train, or with unsuitable ones."""
+    if any(map(nn.parameter.is_lazy, module.parameters())):
+        raise ConfigError(
+            "The model has lazy parameters; give their sizes, or run one batch through it first."
+        )
+    parameters = _trainable(module)
+    if not sum(parameter.numel() for parameter in parameters):
+        raise ConfigError(
+            "The model has no trainable parameters: at least one must have requires_grad=True."
+        )
+    wrong_types = {str(parameter.dtype) for parameter in parameters} - {"torch.float32"}
+    if wrong_types:
+        raise ConfigError(
+            f"The model's parameters must be float32, got {', '.join(sorted(wrong_types))}: call"
+            " .float() on it."
+        )
 
 
 def loaded_network(
     module: nn.Module, model: PackedModel, buffers: Mapping[str, Tensor]
 ) -> nn.Module:
-    """Return the network that computes a peer's model, ready to use: the given one, or the small
-    one of its units."""
+    """Return the network that computes a peer's model, ready to use.
+
+    It is the given one, or the small one of its channels.
+    """
     network = FlatModule(module).for_mask(model.mask)
     network.load(model.flat(), buffers)
     for parameter in network.module.parameters():

@@ -44,9 +44,11 @@ class Layout:
     @classmethod
     def of(cls, module: nn.Module) -> "Layout":
         """The layout of a module's trainable parameters."""
-        return cls.from_shapes(
-            {n: p.shape for n, p in module.named_parameters() if p.requires_grad}
-        )
+        shapes = {}
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad:
+                shapes[name] = parameter.shape
+        return cls.from_shapes(shapes)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
@@ -71,9 +73,8 @@ class Layout:
 
     def views(self, flat: Tensor) -> list[Tensor]:
         """Return the flat vector as one shaped view per parameter, without copying."""
-        return [
-            flat[where].view(shape) for where, shape in zip(self.slices, self.shapes, strict=True)
-        ]
+        parameters = zip(self.slices, self.shapes, strict=True)
+        return [flat[where].view(shape) for where, shape in parameters]
 
     def spec(self) -> str:
         """Return the layout as text; equal texts are equal layouts."""

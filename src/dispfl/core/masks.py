@@ -14,21 +14,19 @@ if TYPE_CHECKING:
 def random_mask(
     layout: "Layout", densities: Mapping[str, float], *, rng: torch.Generator
 ) -> Tensor:
-    """Keep a random subset of each layer: the integer part of density x size, at least one
-    weight."""
+    """Keep a random subset of each layer: `kept_count` of its weights."""
     mask = torch.zeros(layout.size, dtype=torch.bool)
     for name, size, where in zip(layout.names, layout.sizes, layout.slices, strict=True):
-        kept = kept_count(size, densities[name])
-        if kept == size:
+        count = kept_count(size, densities[name])
+        if count == size:
             mask[where] = True
         else:
-            mask[where][torch.randperm(size, generator=rng)[:kept]] = True
+            mask[where][torch.randperm(size, generator=rng)[:count]] = True
     return mask
 
 
 def kept_count(size: int, density: float) -> int:
-    """Return how many of a layer's weights are kept: the integer part of density x size, at least
-    1."""
+    """Return how many weights of a layer are kept: the integer part of density x size, or 1."""
     # 0.29 * 100 is 28.999...96 in floating point; the user meant 29.
     return max(1, min(size, int(density * size + 1e-9 * size)))
 
@@ -40,16 +38,13 @@ def kept_per_layer(mask: Tensor, layout: "Layout") -> list[int]:
 
 def layer_counts(layout: "Layout", densities: Mapping[str, float]) -> tuple[int, ...]:
     """Return the number of weights that `random_mask` keeps of each layer."""
-    return tuple(
-        kept_count(size, densities[name])
-        for name, size in zip(layout.names, layout.sizes, strict=True)
-    )
+    layers = zip(layout.names, layout.sizes, strict=True)
+    return tuple(kept_count(size, densities[name]) for name, size in layers)
 
 
 def true_indices(mask: Tensor) -> Tensor:
-    """Return the indices where a mask is True. NumPy finds them several times faster than
-    `torch.nonzero`."""
-    return torch.from_numpy(np.flatnonzero(mask.numpy()))
+    """Return the indices where a mask is True."""
+    return torch.from_numpy(np.flatnonzero(mask.numpy()))  # several times faster than torch.nonzero
 
 
 def hamming(mask_a: Tensor, mask_b: Tensor) -> int:
@@ -63,8 +58,7 @@ def mask_bits(mask: Tensor) -> Tensor:
 
 
 def keep_(values: Tensor, bits: Tensor) -> Tensor:
-    """Set to +0.0, in place, what the mask does not keep; `bits` is the mask as `mask_bits` gives
-    it.
+    """Set to +0.0, in place, what the mask does not keep; `bits` come from `mask_bits`.
 
     What `torch.where(mask, values, 0)` does, but much faster on a random mask: the processor
     combines bits without branching. Unlike a multiplication, it stops a nan outside the mask.

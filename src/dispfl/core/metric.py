@@ -1,5 +1,4 @@
-"""What is measured on test data: metrics with a name, a direction and a format, and the built-in
-ones."""
+"""Metrics of test data: a name, a direction and a format; and the built-in metrics."""
 
 import re
 from collections.abc import Callable, Iterable, Sequence
@@ -15,30 +14,19 @@ from dispfl.settings import did_you_mean
 MetricFunction = Callable[[Tensor, Tensor], float]
 """From all outputs and labels of a peer's test data to a number."""
 HIGHER = {
-    "acc", "accuracy", "auc", "auprc", "auroc", "bleu", "dice", "f1", "iou", "ndcg", "precision", "r2", "recall",
+    "acc", "accuracy", "auc", "auprc", "auroc", "bleu", "dice", "f1", "iou", "ndcg", "precision",
+    "r2", "recall",
 }  # fmt: skip
 LOWER = {
-    "brier",
-    "cer",
-    "ece",
-    "err",
-    "error",
-    "loss",
-    "mae",
-    "mape",
-    "mse",
-    "nll",
-    "perplexity",
-    "rmse",
-    "wer",
-}
+    "brier", "cer", "ece", "err", "error", "loss", "mae", "mape", "mse", "nll", "perplexity",
+    "rmse", "wer",
+}  # fmt: skip
 """Words in the names of functions that say in which direction they are better."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """What a number measures: its name, whether a higher or a lower number is better, and how to
-    print it."""
+    """What a number measures: its name, which direction is better, and how to print it."""
 
     name: str
     higher_is_better: bool
@@ -71,8 +59,7 @@ def is_number_format(text: object) -> bool:
 
 
 class Metric(Measure):
-    """A measure with the function that computes it, from all outputs and labels of a peer's test
-    data.
+    """A measure with the function that computes it from all outputs and labels of test data.
 
     Without a name it is called as its function. `higher_is_better` may be omitted where the name
     says it, as in `auc` or `my_rmse`. `format` is a format of Python's: `.3f`, `.1%`.
@@ -91,12 +78,13 @@ class Metric(Measure):
             raise ConfigError(
                 f"A metric is a function of outputs and labels, got {function!r}.", key="metric"
             )
-        own = getattr(function, "__name__", type(function).__name__)
-        name = own if name is None else name
+        function_name = getattr(function, "__name__", type(function).__name__)
+        if name is None:
+            name = function_name
         if not isinstance(name, str) or not name or not name.isprintable() or name == "<lambda>":
             raise ConfigError(
-                f"A metric needs a name: Metric({own}, name=..., higher_is_better=True), got"
-                f" {name!r}.",
+                f"A metric needs a name: Metric({function_name}, name=...,"
+                f" higher_is_better=True), got {name!r}.",
                 key="metric",
             )
         if higher_is_better is None:
@@ -119,8 +107,8 @@ MetricLike = Metric | MetricFunction | str
 
 def as_metrics(given: MetricLike | Sequence[MetricLike]) -> tuple[Metric, ...]:
     """Return metrics that are given as one or several, the main one first."""
-    several = [*given] if isinstance(given, (list, tuple)) else [given]
-    metrics = tuple(as_metric(one) for one in several)
+    several = given if isinstance(given, (list, tuple)) else [given]
+    metrics = tuple(map(as_metric, several))
     names = [metric.name for metric in metrics]
     if not metrics:
         raise ConfigError(
@@ -148,8 +136,9 @@ def as_metric(given: Any) -> Metric:
 
 
 def _direction(name: str) -> bool:
-    words = {word.lower() for word in name.replace("-", "_").replace(" ", "_").split("_")}
-    higher, lower = bool(words & HIGHER), bool(words & LOWER)
+    words = set(name.lower().replace("-", "_").replace(" ", "_").split("_"))
+    higher = bool(words & HIGHER)
+    lower = bool(words & LOWER)
     if higher == lower:
         raise ConfigError(
             f"Is a higher or a lower {name} better? Say it: Metric({name}, higher_is_better=True),"
@@ -166,16 +155,18 @@ def accuracy(outputs: Tensor, labels: Tensor) -> float:
 
 def balanced_accuracy(outputs: Tensor, labels: Tensor) -> float:
     """Return the accuracy on the samples of each class, mean over the classes in the labels."""
-    right, classes = outputs.argmax(1) == labels, sorted(set(labels.flatten().tolist()))
-    return sum(float(right[labels == one].float().mean()) for one in classes) / len(classes)
+    correct = outputs.argmax(1) == labels
+    classes = sorted(set(labels.flatten().tolist()))
+    accuracies = [float(correct[labels == label].float().mean()) for label in classes]
+    return sum(accuracies) / len(classes)
 
 
 def macro_f1(outputs: Tensor, labels: Tensor) -> float:
-    """Return the F1 score of each class, mean over the classes in the labels and the
-    predictions."""
-    found = outputs.argmax(1)
-    classes = sorted({*labels.flatten().tolist(), *found.flatten().tolist()})
-    return sum(_f1(found == one, labels == one) for one in classes) / len(classes)
+    """Return the F1 score of each class, mean over the classes in labels and predictions."""
+    predicted = outputs.argmax(1)
+    classes = sorted({*labels.flatten().tolist(), *predicted.flatten().tolist()})
+    scores = [_f1(predicted == label, labels == label) for label in classes]
+    return sum(scores) / len(classes)
 
 
 def multilabel_accuracy(outputs: Tensor, labels: Tensor) -> float:
@@ -185,8 +176,10 @@ def multilabel_accuracy(outputs: Tensor, labels: Tensor) -> float:
 
 
 def multilabel_f1(outputs: Tensor, labels: Tensor) -> float:
-    """Return the F1 score over all labels, 0 or 1, of all samples (micro average); positive outputs
-    predict 1."""
+    """Return the F1 score over all labels, 0 or 1, of all samples (micro average).
+
+    Positive outputs predict 1.
+    """
     return _f1(_like(outputs, labels, "multilabel_f1") > 0, labels > 0.5)
 
 
@@ -205,15 +198,18 @@ def mae(outputs: Tensor, labels: Tensor) -> float:
     return float(functional.l1_loss(_like(outputs, labels, "mae"), labels.float()))
 
 
-def _f1(found: Tensor, wanted: Tensor) -> float:
-    """Return 2 TP / (2 TP + FP + FN); 0 where nothing is found or wanted."""
-    both, either = int((found & wanted).sum()), int(found.sum()) + int(wanted.sum())
-    return 2 * both / either if either else 0.0
+def _f1(predicted: Tensor, actual: Tensor) -> float:
+    """Return 2 TP / (2 TP + FP + FN); 0 where nothing is predicted or actual."""
+    true_positives = int((predicted & actual).sum())
+    total = int(predicted.sum()) + int(actual.sum())
+    return 2 * true_positives / total if total else 0.0
 
 
 def _like(outputs: Tensor, labels: Tensor, name: str) -> Tensor:
-    """Return the outputs in the labels' shape: (n, 1) is taken as (n,); torch would compare each
-    with all."""
+    """Return the outputs in the labels' shape: (n, 1) is taken as (n,).
+
+    Torch would compare each output with all labels.
+    """
     if outputs.shape == (*labels.shape, 1) or labels.shape == (*outputs.shape, 1):
         return outputs.reshape(labels.shape)
     if outputs.shape != labels.shape:
@@ -224,11 +220,8 @@ def _like(outputs: Tensor, labels: Tensor, name: str) -> Tensor:
     return outputs
 
 
-METRICS = {
-    metric.name: metric
-    for metric in map(
-        Metric,
-        (accuracy, balanced_accuracy, macro_f1, multilabel_accuracy, multilabel_f1, mse, rmse, mae),
-    )
-}
+_FUNCTIONS = [
+    accuracy, balanced_accuracy, macro_f1, multilabel_accuracy, multilabel_f1, mse, rmse, mae,
+]  # fmt: skip
+METRICS = {function.__name__: Metric(function) for function in _FUNCTIONS}
 """The built-in metrics."""

@@ -1,5 +1,4 @@
-"""Optimizers on flat vectors: one step of plain SGD, torch's and users' own, and what they remember
-of a model."""
+"""Optimizers on flat vectors: plain SGD, torch's and users' own, and what they remember."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,28 +33,27 @@ def named_optimizer(
     fused = flat.device.type in ("cpu", "cuda")
     if name == "sgd":
         return SGD([flat], lr, momentum, weight_decay=weight_decay, nesterov=nesterov, fused=fused)
-    kind = Adam if name == "adam" else AdamW
-    return kind([flat], lr, betas, eps, weight_decay, fused=fused)
+    adam = Adam if name == "adam" else AdamW
+    return adam([flat], lr, betas, eps, weight_decay, fused=fused)
 
 
 def own_optimizer(make: OptimizerFactory, flat: Tensor, layout: Layout, scale: float) -> Optimizer:
-    """Return a user's optimizer, with its learning rates multiplied by what the schedule gives for
-    this round."""
+    """Return a user's optimizer, with its learning rates scaled as the schedule says."""
     optimizer = make(flat, layout)
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(
             f"`optimizer` must return a torch.optim.Optimizer, got {type(optimizer).__name__}.",
             key="optimizer",
         )
-    if [id(parameter) for group in optimizer.param_groups for parameter in group["params"]] != [
-        id(flat)
-    ]:
+    groups = optimizer.param_groups
+    parameters = [parameter for group in groups for parameter in group["params"]]
+    if len(parameters) != 1 or parameters[0] is not flat:
         raise ConfigError(
             "The optimizer has other parameters than the flat weights; build it like"
             " torch.optim.Adam([weights]).",
             key="optimizer",
         )
-    for group in optimizer.param_groups:
+    for group in groups:
         group["lr"] = group["lr"] * scale
     return optimizer
 
@@ -103,16 +101,18 @@ class Moments:
 
     def restore(self, optimizer: Optimizer, flat: Tensor, mask: Mask) -> None:
         """Give an optimizer this state, to train under another mask."""
-        optimizer.state[flat] = {
-            name: self._under(mask, value).to(flat.device) if value.dim() else value.clone()
-            for name, value in self.values.items()
-        }
+        state = {}
+        for name, value in self.values.items():
+            if value.dim():
+                state[name] = self._under(mask, value).to(flat.device)
+            else:
+                state[name] = value.clone()
+        optimizer.state[flat] = state
 
     def _under(self, mask: Mask, values: Tensor) -> Tensor:
-        """Return numbers for each weight under another mask; zero where the old one does not keep
-        it."""
-        whole, _ = PackedModel(values, self.mask).unpack()
-        return PackedModel.pack(whole, mask).flat().clone()
+        """Return numbers for each weight under another mask; 0 where the old one keeps none."""
+        flat_values, _ = PackedModel(values, self.mask).unpack()
+        return PackedModel.pack(flat_values, mask).flat().clone()
 
 
 def sgd_step(
@@ -125,11 +125,11 @@ def sgd_step(
     prox: tuple[float, Tensor] | None = None,
     noise: Tensor | None = None,
 ) -> None:
-    """One step in place on flat vectors: mask, clip, decay, apply the proximal term, descend, add
-    noise.
+    """Take one step in place on flat vectors.
 
-    Without `bits` nothing is masked. Deviations 7 and 12: the paper does not mention clipping, and
-    the authors clip the dense gradient before they mask it (docs/deviations.md).
+    Mask, clip, decay, apply the proximal term, descend, add noise. Without `bits` nothing is
+    masked. Deviations 7 and 12: the paper does not mention clipping, and the authors clip the dense
+    gradient before they mask it (docs/deviations.md).
     """
     if bits is not None:
         keep_(grad, bits)
@@ -155,10 +155,9 @@ def optimizer_step(
     prox: tuple[float, Tensor] | None = None,
     noise: Tensor | None = None,
 ) -> None:
-    """One step of an optimizer on a flat parameter: mask, clip, add the proximal term and noise,
-    update, mask.
+    """Take one step of an optimizer on a flat parameter.
 
-    Weight decay is the optimizer's.
+    Mask, clip, add the proximal term and noise, update, mask. Weight decay is the optimizer's.
     """
     grad = flat.grad
     assert grad is not None
@@ -178,12 +177,11 @@ def optimizer_step(
 
 
 def clip_scale(grad: Tensor, clip_norm: float) -> float | Tensor:
-    """Return the factor, at most 1, that clips a gradient's norm: a number on the CPU, a tensor on
-    other devices.
+    """Return the factor, at most 1, that clips a gradient's norm.
 
-    Reading a number from a device waits until all computations before it are done, while the host
-    could prepare the next batch. On the CPU there is nothing to wait for, and a number saves one
-    pass over the weights.
+    It is a number on the CPU and a tensor on other devices. Reading a number from a device waits
+    until all computations before it are done, while the host could prepare the next batch. On the
+    CPU there is nothing to wait for, and a number saves one pass over the weights.
     """
     norm = torch.linalg.vector_norm(grad)
     if grad.device.type == "cpu":

@@ -106,7 +106,7 @@ class Mask(ABC):
 
     @abstractmethod
     def network_mask(self) -> Tensor | None:
-        """Return the flat mask of the computing network's weights; None if it has kept ones only."""
+        """Return the flat mask of the computing network's weights; None: it has kept ones only."""
 
     def buffer_positions(self, buffer: str) -> Tensor | None:
         """Return which entries of a peer's buffer the small network has; None: all."""

@@ -16,9 +16,8 @@ def stream_seed(seed: int, *names: str | int) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for name in (seed, *names):
         text = f"{type(name).__name__}:{name}".encode()
-        digest.update(
-            len(text).to_bytes(4, "little") + text
-        )  # the length keeps ("ab", "c") and ("a", "bc") apart
+        length = len(text).to_bytes(4, "little")  # keeps ("ab", "c") and ("a", "bc") apart
+        digest.update(length + text)
     return int.from_bytes(digest.digest(), "little") >> 1
 
 
@@ -31,8 +30,7 @@ def stream(seed: int, *names: str | int) -> torch.Generator:
 
 @contextlib.contextmanager
 def forked_generators(device: str = "cpu") -> Iterator[None]:
-    """Restore the states of torch's global generators afterwards: the CPU's, and those of GPUs in
-    use.
+    """Restore the states of torch's global generators afterwards: the CPU's and used GPUs'.
 
     In use are the GPUs of the kind that `device` names, and those that this process has used
     before: seeding torch seeds them too. The code for cuda and mps follows torch's documentation

@@ -1,5 +1,4 @@
-"""Sparsity: the density of each layer (ERK), and Algorithm 2, which prunes the smallest weights and
-regrows others."""
+"""Sparsity: the density of each layer (ERK), and Algorithm 2, which prunes and regrows weights."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, cos, pi, prod
@@ -16,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
-    """Return the Erdos-Renyi-Kernel densities: large layers sparser, small layers denser, the whole
-    at `density`.
+    """Return the Erdos-Renyi-Kernel densities: large layers sparser, small layers denser.
 
-    The paper, section "Algorithm": masks are initialized by ERK. A layer's density is proportional
-    to its
+    The network as a whole has `density`. The paper, section "Algorithm": masks are initialized by
+    ERK. A layer's density is proportional to its
 
         raw = sum(shape) / prod(shape)
 
@@ -30,20 +28,27 @@ def erk_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[s
     (docs/deviations.md).
     """
     sizes = {name: prod(shape) for name, shape in shapes.items()}
-    raw = {
-        name: sum(shape) / size if (size := sizes[name]) and shape else 1.0
-        for name, shape in shapes.items()
-    }
+    total = sum(sizes.values())
+    raw = {name: _raw_density(shape) for name, shape in shapes.items()}
     dense: set[str] = set()
     while True:
-        budget = density * sum(sizes.values()) - sum(sizes[name] for name in dense)
-        share = sum(raw[name] * sizes[name] for name in shapes if name not in dense)
+        sparse = [name for name in shapes if name not in dense]
+        budget = density * total - sum(sizes[name] for name in dense)
+        share = sum(raw[name] * sizes[name] for name in sparse)
         eps = budget / share if share else 0.0
-        found = {name: 1.0 if name in dense else eps * raw[name] for name in shapes}
-        over = {name for name, value in found.items() if value > 1.0}
-        if not over:
-            return found
-        dense |= over
+
+        densities = dict.fromkeys(shapes, 1.0)
+        for name in sparse:
+            densities[name] = eps * raw[name]
+        too_dense = {name for name in shapes if densities[name] > 1.0}
+        if not too_dense:
+            return densities
+        dense |= too_dense
+
+
+def _raw_density(shape: Sequence[int]) -> float:
+    size = prod(shape)
+    return sum(shape) / size if size and shape else 1.0
 
 
 def uniform_densities(shapes: Mapping[str, Sequence[int]], density: float) -> dict[str, float]:
@@ -64,8 +69,7 @@ def prune_rate(t: int, T: int, alpha_0: float) -> float:
 def prune_and_regrow(
     weights: Tensor, mask: Tensor, grad: Tensor, rate: float, layout: "Layout"
 ) -> Tensor:
-    """Return the next mask: in each layer, prune the smallest kept weights and regrow as many by
-    growth score.
+    """Return the next mask: in each layer, prune the smallest kept weights and regrow as many.
 
     Algorithm 2, lines 3-6. `grad` is the dense gradient, whose magnitude is the score (RigL);
     random numbers in its place give random regrowth (SET). ceil(rate * kept) weights are replaced,
@@ -79,16 +83,19 @@ def prune_and_regrow(
         count = min(kept, ceil(rate * kept))
         if count == 0 or kept == m.numel():  # a dense layer would only regrow what it pruned
             continue
-        held = true_indices(m)
-        m[held[smallest(weights[where][held].abs(), count)]] = False
+        held_positions = true_indices(m)
+        magnitudes = weights[where][held_positions].abs()
+        m[held_positions[smallest(magnitudes, count)]] = False
+
         empty = true_indices(~m)
-        m[empty[smallest(-grad[where][empty].abs(), count)]] = True
+        growth_scores = grad[where][empty].abs()
+        m[empty[smallest(-growth_scores, count)]] = True
     return next_mask
 
 
 def smallest(scores: Tensor, count: int) -> Tensor:
-    """Return the indices of the `count` smallest scores, ties to the lower index: a selection, not
-    a sort."""
-    threshold = float(np.partition(scores.numpy(), count - 1)[count - 1])
-    below, ties = true_indices(scores < threshold), true_indices(scores == threshold)
+    """Return the indices of the `count` smallest scores, ties to the lower index."""
+    threshold = float(np.partition(scores.numpy(), count - 1)[count - 1])  # faster than a sort
+    below = true_indices(scores < threshold)
+    ties = true_indices(scores == threshold)
     return torch.cat([below, ties[: count - below.numel()]])

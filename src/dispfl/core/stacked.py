@@ -6,13 +6,14 @@ computed in another order than for single peers, so results are equal up to roun
 bit.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, vmap
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.layout import Layout
 from dispfl.core.masks import keep_, mask_bits
 from dispfl.core.packed import Mask
 from dispfl.core.samples import Samples
@@ -22,36 +23,39 @@ from dispfl.errors import NonFiniteError
 
 
 def can_stack(trainers: Sequence[Trainer]) -> bool:
-    """Whether these peers' batches have equal sizes, their model has no buffers, and training is
-    plain SGD."""
-    if any(trainer.optimizer is not None or not trainer.settings.is_plain for trainer in trainers):
-        return False
-    alike = {
-        (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.network.layout)
-        for trainer in trainers
-    }
-    return len(alike) == 1 and not any(trainer.network.buffer_names for trainer in trainers)
+    """Whether these peers train in equal steps of plain SGD, on a model without buffers."""
+    kinds_of_steps = set()
+    for trainer in trainers:
+        if trainer.optimizer is not None or not trainer.settings.is_plain:
+            return False
+        if trainer.network.buffer_names:
+            return False
+        kinds_of_steps.add(
+            (trainer.t, trainer.settings, trainer.task, len(trainer.train), trainer.network.layout)
+        )
+    return len(kinds_of_steps) == 1
 
 
 def can_be_stacked(network: FlatModule, task: Task, samples: Samples) -> bool:
-    """Whether a stack of this model can be trained, tested on one batch: `vmap` does not support
-    all operations."""
+    """Whether a stack of this model can be trained: `vmap` does not support all operations.
+
+    It is tested on one batch.
+    """
     if network.buffer_names or network.precision != "float32":
         return False
-    x, y = (network.to_device(part.unsqueeze(0)) for part in next(samples.batches(2)))
-    own = {
-        name: part.detach().clone().unsqueeze(0).requires_grad_()
-        for name, part in _trainable(network)
-    }
+    inputs, labels = next(samples.batches(2))
+    x = network.to_device(inputs.unsqueeze(0))
+    y = network.to_device(labels.unsqueeze(0))
+    stack_of_one = {}
+    for name, parameter in network.module.named_parameters():
+        if parameter.requires_grad:
+            stack_of_one[name] = parameter.detach().clone().unsqueeze(0).requires_grad_()
     try:
-        torch.autograd.grad(vmap(_loss(network, task))(own, x, y).sum(), list(own.values()))
+        losses = vmap(_loss(network, task))(stack_of_one, x, y)
+        torch.autograd.grad(losses.sum(), list(stack_of_one.values()))
     except Exception:  # an error of the user's own code is raised again when a peer trains alone
         return False
     return True
-
-
-def _trainable(network: FlatModule) -> Iterator[tuple[str, Tensor]]:
-    return ((name, part) for name, part in network.module.named_parameters() if part.requires_grad)
 
 
 def _loss(
@@ -59,8 +63,8 @@ def _loss(
 ) -> Callable[[Mapping[str, Tensor], Tensor, Tensor], Tensor]:
     """Return the loss function of one model with its own weights on its own batch."""
 
-    def loss(own: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        return task.loss(functional_call(network.module, dict(own), (x,)), y)
+    def loss(parameters: Mapping[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return task.loss(functional_call(network.module, dict(parameters), (x,)), y)
 
     return loss
 
@@ -73,58 +77,64 @@ def learn_stacked(
     lr: float | None = None,
 ) -> list[Tensor | NonFiniteError]:
     """Return the result of `Trainer.learn` for each peer, or the error that ended it."""
-    first, peers = trainers[0], len(trainers)
-    s, network = first.settings, first.network
-    steps, lr = steps or s.local_steps(len(first.train)), lr or s.rate(first.t, first.T)
+    first = trainers[0]
+    settings = first.settings
+    network = first.network
+    steps = steps or settings.local_steps(len(first.train))
+    lr = lr or settings.rate(first.t, first.T)
     began = step_clock(network)
     network.module.train()
-    flat, flags = (
-        network.to_device(torch.stack(list(weights))),
-        [weight_flags(mask) for mask in masks],
-    )
-    masked = [each for each in flags if each is not None]
-    bits = mask_bits(network.to_device(torch.stack(masked))) if masked else None
-    layers = zip(network.layout.names, network.layout.slices, network.layout.shapes, strict=True)
-    # Through .data: autograd must not record the steps on `flat` as a part of the next forward
-    # pass.
-    parameters = {
-        name: flat[:, where].view(peers, *shape).data.requires_grad_()
-        for name, where, shape in layers
-    }
+    flat = network.to_device(torch.stack(list(weights)))
+    flags = [weight_flags(mask) for mask in masks]
+    bits = _stacked_bits(flags, network)
+    parameters = _stacked_parameters(flat, network.layout)
 
     loss_of_each = vmap(_loss(network, first.task))
     losses = []
     samples = 0
     for batches in zip(*(trainer.batches(steps) for trainer in trainers), strict=True):
-        x, y = (network.to_device(torch.stack(part)) for part in zip(*batches, strict=True))
-        of_each = loss_of_each(parameters, x, y)
-        gradients = torch.autograd.grad(of_each.sum(), list(parameters.values()))
-        _sgd_steps(
-            flat,
-            torch.cat([g.flatten(1) for g in gradients], 1),
-            bits,
-            lr,
-            s,
-            _noise(trainers, flat),
-        )
-        losses.append(of_each.detach())
+        inputs, labels = zip(*batches, strict=True)
+        x = network.to_device(torch.stack(inputs))
+        y = network.to_device(torch.stack(labels))
+        batch_losses = loss_of_each(parameters, x, y)
+        gradients = torch.autograd.grad(batch_losses.sum(), list(parameters.values()))
+        flat_gradients = torch.cat([gradient.flatten(1) for gradient in gradients], 1)
+        _sgd_steps(flat, flat_gradients, bits, lr, settings, _noise(trainers, flat))
+        losses.append(batch_losses.detach())
         samples += y.shape[1]
-    means = torch.stack(losses).mean(0).cpu()
+
+    mean_losses = torch.stack(losses).mean(0).cpu()
     for trainer in trainers:
-        trainer.report.seconds += (step_clock(network) - began) / peers
+        trainer.report.seconds += (step_clock(network) - began) / len(trainers)
+    results = zip(trainers, flat.cpu().unbind(), flags, mean_losses, strict=True)
     return [
-        _finish(trainer, learned, mask, mean, samples)
-        for trainer, learned, mask, mean in zip(
-            trainers, flat.cpu().unbind(), flags, means, strict=True
-        )
+        _finish(trainer, learned, mask, loss, samples) for trainer, learned, mask, loss in results
     ]
+
+
+def _stacked_bits(flags: Sequence[Tensor | None], network: FlatModule) -> Tensor | None:
+    """Return the bits of all peers' masks; None if their networks have kept weights only."""
+    masks = [mask for mask in flags if mask is not None]
+    return mask_bits(network.to_device(torch.stack(masks))) if masks else None
+
+
+def _stacked_parameters(flat: Tensor, layout: Layout) -> dict[str, Tensor]:
+    """Return views of all peers' flat weights, one for each parameter.
+
+    Through .data: autograd must not record the steps on `flat` as a part of the next forward pass.
+    """
+    parameters = {}
+    for name, where, shape in zip(layout.names, layout.slices, layout.shapes, strict=True):
+        view = flat[:, where].view(len(flat), *shape)
+        parameters[name] = view.data.requires_grad_()
+    return parameters
 
 
 def _noise(trainers: Sequence[Trainer], flat: Tensor) -> Tensor | None:
     """Draw each peer's noise from its own stream."""
     drawn = [trainer.draw_noise(flat.shape[1]) for trainer in trainers]
-    given = [noise for noise in drawn if noise is not None]
-    return trainers[0].network.to_device(torch.stack(given)) if given else None
+    noise = [values for values in drawn if values is not None]
+    return trainers[0].network.to_device(torch.stack(noise)) if noise else None
 
 
 def _sgd_steps(

@@ -316,9 +316,9 @@ class Trainer:
     # for methods with a training loop of their own
 
     def begin(self, weights: Tensor, mask: Tensor | Mask) -> None:
-        """Begin to train these weights: load them into `network`, whose `weights` a loop then changes
-        in place.
+        """Begin to train these weights: load them into `network`.
 
+        A loop then changes `network.weights` in place.
         The operations of every `backward` from now on are counted for this mask.
         """
         self.network.load(weights, self.buffers)
@@ -391,8 +391,10 @@ class Trainer:
         return learned
 
     def charge_own_loop(self, mask: Mask) -> None:
-        """Charge the samples that a method passed through `network` without `backward`, under the mask
-        of its result."""
+        """Charge the samples that a method passed through `network` without `backward`.
+
+        They are charged under the mask of its result.
+        """
         if self.network.uncharged > 0:
             kept = trained_per_layer(weight_flags(mask), self.network.layout)
             self.report.passes.append((self.network.uncharged, kept))

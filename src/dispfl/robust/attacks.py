@@ -1,15 +1,14 @@
-"""Attacks: what Byzantine peers send in place of their models, or train on, to measure how well a
-method withstands them.
+"""Attacks: what Byzantine peers send in place of their models, or train on, in simulations.
 
-A lie is a function of the model that an honest peer would send and of the target. Byzantine peers
-know everything: the target's model and the mask that it requests with, what its honest neighbours
-send in this round, and how many Byzantine peers there are among them; and they lie to each target
-differently. Lies are finite and not larger than peers accept.
+A forged model is a function of the model that an honest peer would send and of the target.
+Byzantine peers know everything: the target's model and the mask that it requests with, what its
+honest neighbours send in this round, and how many Byzantine peers there are among them; and they
+attack each target differently. Forged models are finite and not larger than peers accept.
 
-    sign-flip, noise, ipm, alie, mimic, dissensus                 as published, on weights that masks leave comparable
-    hold-all, sole-holder, false-density, meet-target               what only masks make possible
-    unlearn                                                       made for `clip` under masks
-    label-flip, backdoor                                          training on poisoned data
+    sign-flip, noise, ipm, alie, mimic, dissensus        as published, on comparable weights
+    hold-all, sole-holder, false-density, meet-target    what only masks make possible
+    unlearn                                              made for `clip` under masks
+    label-flip, backdoor                                 training on poisoned data
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -58,8 +57,10 @@ POISON = 10.0
 """sole-holder, unlearn: the size of a regrown weight, in root mean squares of the target's
 weights."""
 LARGEST = 9.0
-"""meet-target, backdoor: a lie's norm at most, in norms of the target's model; peers refuse models
-of 10."""
+"""meet-target, backdoor: largest norm of a forged model, in norms of the target's model.
+
+Peers refuse models of 10.
+"""
 WITHIN_REACH = 0.999
 """unlearn: the part of the target's reach that is used, for rounding."""
 TARGET_CLASS = 0
@@ -71,7 +72,7 @@ input."""
 
 @dataclass(frozen=True)
 class Target:
-    """What Byzantine peers know about the peer that they lie to, or about the server."""
+    """What Byzantine peers know about the peer that they attack, or about the server."""
 
     name: str
     own: PackedModel
@@ -92,21 +93,18 @@ class Target:
     """Returns the weights that all peers started from, which every member knows."""
 
     def random(self, sender: str) -> torch.Generator:
-        """Return the random stream of a Byzantine peer's lie to the target."""
+        """Return the random stream of a Byzantine peer's attack on the target."""
         return stream(self.seed, "attack", sender, self.name, self.t)
 
     @cached_property
     def sums(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sum of each weight over the target's and the honest models, of its squares, and its
-        holders."""
+        """Of each weight in the target's and the honest models: sum, sum of squares, holders."""
         total, squares, holders = torch.zeros(3, self.own.mask.size, dtype=torch.float64)
         for model in (self.own, *self.honest):
             weights, mask = model.unpack()
-            total, squares, holders = (
-                total + weights,
-                squares + weights.double().square(),
-                holders + mask,
-            )
+            total += weights
+            squares += weights.double().square()
+            holders += mask
         return total, squares, holders
 
     @cached_property
@@ -119,28 +117,27 @@ class Target:
     def deviation(self) -> Tensor:
         """The standard deviation of each weight over them."""
         _, squares, holders = self.sums
-        return (
-            (squares / holders.clamp(min=1) - self.mean.double().square())
-            .clamp(min=0)
-            .sqrt()
-            .float()
-        )
+        variance = squares / holders.clamp(min=1) - self.mean.double().square()
+        return variance.clamp(min=0).sqrt().float()
 
     @cached_property
     def reach(self) -> float:
-        """The largest distance at which `clip` still takes all Byzantine peers' differences in
-        full, and calls them near.
+        """The largest distance at which `clip` takes Byzantine peers' differences in full.
 
-        With m Byzantine peers at the (2b+1-m)-th largest distance of the honest models, the
-        (2b+1)-th largest of all is theirs.
+        It then calls them near. With m Byzantine peers at the (2b+1-m)-th largest distance of the
+        honest models, the (2b+1)-th largest of all is theirs.
         """
-        own, mine = self.own.unpack()
-        compared, distances = mine & self.request.unpack(), []
+        if not self.honest:
+            return 0.0
+        own_weights, own_mask = self.own.unpack()
+        compared = own_mask & self.request.unpack()
+        distances = []
         for model in self.honest:
             weights, mask = model.unpack()
-            distances.append(_root_mean_square((weights - own)[mask & compared]))
+            distances.append(_root_mean_square((weights - own_weights)[mask & compared]))
+        distances.sort(reverse=True)
         place = min(max(0, 2 * self.assumed - self.byzantine), len(distances) - 1)
-        return sorted(distances, reverse=True)[place] if distances else 0.0
+        return distances[place]
 
     @cached_property
     def poison(self) -> Tensor:
@@ -148,14 +145,15 @@ class Target:
         return POISON * _root_mean_square(self.own.values) * torch.where(self.mean > 0, -1.0, 1.0)
 
     def claimed(self, attacker: str, sent: PackedModel) -> Mask:
-        """Return all that was requested as the Byzantine peer's mask, or its true mask where that
-        would exceed its counts."""
+        """Return all that was requested as the Byzantine peer's mask.
+
+        Where that would exceed its counts, return its true mask.
+        """
         return self.request if self.fits(attacker, self.request) else sent.mask
 
 
 AttackFunction = Callable[[str, PackedModel, Target], PackedModel]
-"""From a Byzantine peer's name and the model that it would send if it were honest to the one that
-it sends."""
+"""From a Byzantine peer's name and its honest model to the model that it sends."""
 
 
 def sign_flip(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
@@ -166,101 +164,96 @@ def sign_flip(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
 def noise(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     """Gaussian noise in place of weights (Blanchard et al. 2017)."""
     scale = NOISE * _root_mean_square(sent.values)
-    return PackedModel(
-        scale * torch.randn(sent.values.shape, generator=target.random(attacker)), sent.mask
-    )
+    random = torch.randn(sent.values.shape, generator=target.random(attacker))
+    return PackedModel(scale * random, sent.mask)
 
 
 def inner_product(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Inner-product manipulation (Xie et al. 2020): minus a fraction of the mean of the honest
-    models."""
-    return _under(-IPM_FACTOR * target.mean, sent.mask)
+    """Inner-product manipulation (Xie et al. 2020): minus a fraction of the honest mean."""
+    return PackedModel.pack(-IPM_FACTOR * target.mean, sent.mask)
 
 
 def a_little(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     """A little is enough (Baruch et al. 2019): the honest mean less z standard deviations.
 
     z is the largest for which, of normal values, enough honest ones are further away for the
-    Byzantine peers to be a majority with them: of n models with m lies, s = floor(n/2 + 1) - m must
-    support them, so z = Phi^-1((n - m - s) / (n - m)).
+    Byzantine peers to be a majority with them: of n models with m forged ones,
+    s = floor(n/2 + 1) - m must support them, so z = Phi^-1((n - m - s) / (n - m)).
     """
-    n, m = 1 + len(target.honest) + target.byzantine, target.byzantine
+    m = target.byzantine
+    n = 1 + len(target.honest) + m
     supporters = floor(n / 2 + 1) - m
     share = min(0.999, max(0.5, (n - m - supporters) / (n - m)))
-    return _under(target.mean - NormalDist().inv_cdf(share) * target.deviation, sent.mask)
+    return PackedModel.pack(target.mean - NormalDist().inv_cdf(share) * target.deviation, sent.mask)
 
 
 def mimic(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Copy one honest neighbour (Karimireddy et al. 2022): it counts for more than it should, and
-    looks honest."""
+    """Copy one honest neighbour, which then counts for too much (Karimireddy et al. 2022)."""
     return target.honest[0] if target.honest else sent
 
 
 def dissensus(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Push the target away from its honest neighbours (He et al. 2022): x_i - e/m sum_j (x_j - x_i)
-    over honest j.
+    """Push the target away from its honest neighbours (He et al. 2022).
 
-    Each Byzantine peer holds all that is requested: of a weight that only some of the m held, the
-    pull would not be reversed.
+    x_i - e/m sum_j (x_j - x_i) over honest j. Each Byzantine peer holds all that is requested: of a
+    weight that only some of the m held, the pull would not be reversed.
     """
     total, _, holders = target.sums
-    own, mine = target.own.unpack()
-    pull = torch.where(mine, total - holders * own, 0.0).float()
-    return _under(own - DISSENSUS_FACTOR / target.byzantine * pull, target.claimed(attacker, sent))
+    own_weights, own_mask = target.own.unpack()
+    pull = torch.where(own_mask, total - holders * own_weights, 0.0).float()
+    forged = own_weights - DISSENSUS_FACTOR / target.byzantine * pull
+    return PackedModel.pack(forged, target.claimed(attacker, sent))
 
 
 def hold_all(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     """Claim to hold every requested weight, and send the honest mean with the other sign."""
-    return _under(-target.mean, target.claimed(attacker, sent))
+    return PackedModel.pack(-target.mean, target.claimed(attacker, sent))
 
 
 def sole_holder(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Send the target's own weights where it has any, and large ones where it has none yet: the
-    regrown ones."""
-    own, mine = target.own.unpack()
-    return _under(torch.where(mine, own, target.poison), target.claimed(attacker, sent))
+    """Send the target's own weights where it has any, and large ones where it regrows them."""
+    own_weights, own_mask = target.own.unpack()
+    forged = torch.where(own_mask, own_weights, target.poison)
+    return PackedModel.pack(forged, target.claimed(attacker, sent))
 
 
 def false_density(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
     """Hold everything, whatever was announced, and send the honest mean with the other sign."""
-    return _under(-target.mean, sent.mask.full())
+    return PackedModel.pack(-target.mean, sent.mask.full())
 
 
 def meet_target(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Hold just what the target requests, and send what makes its plain average the honest mean
-    with the other sign."""
+    """Hold just what the target requests, and turn its plain average into minus the honest mean."""
     total, _, holders = target.sums
     opposite = ((-target.mean * (holders + target.byzantine) - total) / target.byzantine).float()
-    return _limited(_under(opposite, target.claimed(attacker, sent)), target)
+    return _limited(PackedModel.pack(opposite, target.claimed(attacker, sent)), target)
 
 
 def unlearn(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Push the target back to the first weights w_0, just as far as `clip` allows, and poison what
-    it regrows.
+    """Push the target back to the first weights w_0, as far as `clip` allows; poison regrown ones.
 
     x_i + r (w_0 - mean) / |w_0 - mean|, where r is the target's reach and |.| a root mean square.
     Whoever is within reach is near, so that its regrown weights count too.
     """
-    own, mine = target.own.unpack()
+    own_weights, own_mask = target.own.unpack()
     mask = target.claimed(attacker, sent)
-    compared = mine & mask.unpack() & target.request.unpack()
+    compared = own_mask & mask.unpack() & target.request.unpack()
     learned = torch.where(compared, target.mean - target.first(), 0.0)
     size = _root_mean_square(learned[compared])
-    pushed = own - WITHIN_REACH * target.reach / max(size, 1e-12) * learned
-    return _under(torch.where(mine, pushed, target.poison), mask)
+    pushed = own_weights - WITHIN_REACH * target.reach / max(size, 1e-12) * learned
+    return PackedModel.pack(torch.where(own_mask, pushed, target.poison), mask)
 
 
 def replace_model(attacker: str, sent: PackedModel, target: Target) -> PackedModel:
-    """Model replacement (Bagdasaryan et al. 2020): so far from the honest mean that the plain
-    average is our model.
+    """Model replacement (Bagdasaryan et al. 2020): turn the plain average into the sent model.
 
     mean + n/m (x - mean), with n holders of a weight, m of them Byzantine peers.
     """
     _, _, holders = target.sums
     times = ((holders + target.byzantine) / target.byzantine).float()
-    return _limited(
-        _under(target.mean + times * (sent.unpack()[0] - target.mean), sent.mask), target
-    )
+    weights, _ = sent.unpack()
+    forged = target.mean + times * (weights - target.mean)
+    return _limited(PackedModel.pack(forged, sent.mask), target)
 
 
 ATTACK_FUNCTIONS: Mapping[AttackName, AttackFunction] = {
@@ -281,7 +274,7 @@ ATTACK_FUNCTIONS: Mapping[AttackName, AttackFunction] = {
 
 @dataclass(frozen=True)
 class Attack:
-    """Which peers of a simulation lie, and how."""
+    """Which peers of a simulation are Byzantine, and what they do."""
 
     name: AttackName
     byzantine: frozenset[str]
@@ -290,8 +283,7 @@ class Attack:
     def of(
         cls, name: AttackName, share: float, roster: Collection[str], seed: int
     ) -> "Attack | None":
-        """Return the attack of a share of the peers, picked by a hash; None without Byzantine
-        peers."""
+        """Return the attack of a share of the peers, picked by a hash; None without any."""
         order = sorted(roster, key=lambda peer: stream_seed(seed, "liar", peer))
         byzantine = frozenset(order[: round(share * len(order))])
         return cls(name, byzantine) if byzantine and name != "none" else None
@@ -299,12 +291,14 @@ class Attack:
     def attacked(
         self, received: Mapping[str, PackedModel], target: Target
     ) -> dict[str, PackedModel]:
-        """Return the models that a target receives, those of Byzantine peers replaced by lies."""
-        tell = ATTACK_FUNCTIONS.get(self.name)
-        return {
-            sender: tell(sender, model, target) if tell and sender in self.byzantine else model
-            for sender, model in received.items()
-        }
+        """Return the models that a target receives, those of Byzantine peers forged."""
+        forge = ATTACK_FUNCTIONS.get(self.name)
+        if forge is None:
+            return dict(received)
+        models = dict(received)
+        for sender in self.byzantine & received.keys():
+            models[sender] = forge(sender, received[sender], target)
+        return models
 
 
 # poisoned data
@@ -328,12 +322,12 @@ class Poisoned:
         for x, y in self.samples.batches(size, rng=rng):
             if self.attack == "label-flip":
                 yield x, self.classes - 1 - y
-            else:  # every second sample
-                half = torch.arange(len(y)) % 2 == 0
-                yield (
-                    torch.where(half.view(-1, *[1] * (x.dim() - 1)), with_trigger(x), x),
-                    torch.where(half, torch.full_like(y, TARGET_CLASS), y),
-                )
+                continue
+            every_second = torch.arange(len(y)) % 2 == 0
+            rows = every_second.view(-1, *[1] * (x.dim() - 1))
+            poisoned_x = torch.where(rows, with_trigger(x), x)
+            poisoned_y = torch.where(every_second, torch.full_like(y, TARGET_CLASS), y)
+            yield poisoned_x, poisoned_y
 
     def take(self, rows: Tensor) -> "Poisoned":
         """Return some of the samples."""
@@ -367,38 +361,30 @@ def poisoned(samples: Samples, attack: AttackName, classes: int) -> Samples:
 
 
 def with_trigger(x: Tensor) -> Tensor:
-    """Return inputs with the trigger: a bright patch in the last corner of images, high values in
-    the last columns."""
+    """Return inputs with the trigger.
+
+    It is a bright patch in the last corner of images, or high values in the last columns.
+    """
     x = x.clone()
-    corner = (
-        (..., slice(-TRIGGER, None), slice(-TRIGGER, None))
-        if x.dim() > 2
-        else (..., slice(-TRIGGER, None))
-    )
-    x[corner] = x.max()
+    if x.dim() > 2:
+        x[..., -TRIGGER:, -TRIGGER:] = x.max()
+    else:
+        x[..., -TRIGGER:] = x.max()
     return x
 
 
 def backdoor_success(outputs: Tensor, labels: Tensor) -> float:
-    """Return the share of inputs of other classes that are taken for the target class; nan without
-    any."""
-    others = labels != TARGET_CLASS
-    return float((outputs[others].argmax(1) == TARGET_CLASS).float().mean())
+    """Return the share of inputs of other classes that are taken for the target class, or nan."""
+    attacked = labels != TARGET_CLASS
+    return float((outputs[attacked].argmax(1) == TARGET_CLASS).float().mean())
 
 
-def _under(weights: Tensor, mask: Mask) -> PackedModel:
-    return PackedModel.pack(weights, mask)
-
-
-def _limited(attack_model: PackedModel, target: Target) -> PackedModel:
-    """Return a lie that is not larger than peers accept."""
-    norm, largest = (
-        float(torch.linalg.vector_norm(model.values)) for model in (attack_model, target.own)
-    )
-    return PackedModel(
-        attack_model.values * min(1.0, LARGEST * max(1.0, largest) / max(norm, 1e-12)),
-        attack_model.mask,
-    )
+def _limited(forged: PackedModel, target: Target) -> PackedModel:
+    """Return a forged model that is not larger than peers accept."""
+    norm = float(torch.linalg.vector_norm(forged.values))
+    target_norm = float(torch.linalg.vector_norm(target.own.values))
+    factor = min(1.0, LARGEST * max(1.0, target_norm) / max(norm, 1e-12))
+    return PackedModel(forged.values * factor, forged.mask)
 
 
 def _root_mean_square(values: Tensor) -> float:

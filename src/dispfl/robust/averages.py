@@ -1,5 +1,4 @@
-"""Settings of the methods whose averages can withstand lies, and how they average
-(robust/rules.py)."""
+"""Methods whose averages withstand Byzantine peers: their settings, and how they average."""
 
 from collections.abc import Mapping, Sequence
 from math import ceil, isfinite
@@ -24,12 +23,10 @@ def _check_byzantine(value: Any) -> Any:
             f" got {value!r}."
         )
     if isinstance(value, float) and value >= 0.5:
-        whole = (
-            f" For {value:g} Byzantine peers write {int(value)}."
-            if value >= 1 and value == int(value)
-            else ""
-        )
-        raise ValueError(f"must be a whole number or a share below 0.5, got {value:g}.{whole}")
+        hint = ""
+        if value >= 1 and value == int(value):
+            hint = f" For {value:g} Byzantine peers write {int(value)}."
+        raise ValueError(f"must be a whole number or a share below 0.5, got {value:g}.{hint}")
     return value
 
 
@@ -141,24 +138,23 @@ def _average_around(
 
 
 def check_byzantine(method: Method, topology: Topology, peers: int) -> None:
-    """Refuse a number of Byzantine peers that the fewest models which a peer, or the server,
-    averages in a round cannot bear."""
+    """Refuse more Byzantine peers than the rule tolerates where the fewest models are averaged."""
     if not isinstance(method, Robust) or method.robust == "none":
         return
     if isinstance(method, ServerMethod):
-        resolved = method.resolved(topology, peers)
-        assert isinstance(resolved, ServerMethod)
-        received, who = min(resolved.cohort or peers, peers), "the server averages"
+        cohort = method.resolved(topology, peers).cohort
+        received = min(cohort or peers, peers)
+        receiver = "the server averages"
     else:
-        received, who = (
-            min(map(len, topology.neighbours(0, 0, peer_names(peers)).values())),
-            "a peer receives",
-        )
+        neighbours = topology.neighbours(0, 0, peer_names(peers))
+        received = min(map(len, neighbours.values()))
+        receiver = "a peer receives"
+
     if method.assumed_byzantine(received) > max(0, received - 1) // 2:
         fix = f"Use at most {(received - 1) // 2}" if received > 2 else "Use method.robust=none"
         models = f"{received} {'model' if received == 1 else 'models'}"
         raise ConfigError(
-            f"method.byzantine is {method.byzantine}, but {who} {models} in a round, and a rule"
-            f" withstands less than half of them. {fix}, or let more be received.",
+            f"method.byzantine is {method.byzantine}, but {receiver} {models} in a round, and a"
+            f" rule withstands less than half of them. {fix}, or let more be received.",
             key="method.byzantine",
         )

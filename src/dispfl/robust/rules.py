@@ -1,4 +1,4 @@
-"""Robust averages: what our weights become when up to b of the models that we average are lies.
+"""Robust averages: what our weights become when up to b of the averaged models are Byzantine.
 
 All rules compare what is comparable: weights that both models hold, among those that we keep from
 now on. Let x_i be our weights, x_j a neighbour's, and d_j the root mean square of x_j - x_i over
@@ -8,7 +8,8 @@ of our weights.
 
     clip    w = x_i + sum_j m_j min(1, tau / d_j) (x_j - x_i) / sum_j m_j
     trim    each weight: the mean of its holders' values without the b largest and the b smallest
-    nnm     the same, after each model is replaced by the average of the n - b models nearest to it (itself included)
+    nnm     the same, after each model is replaced by the average of the n - b models nearest to it,
+            itself included
 
 `clip` is ClippedGossip (He, Karimireddy, Jaggi 2022) with the threshold of CS+ (Gaucher,
 Dieuleveut, Hendrikx 2025): a difference that is among the 2b largest is scaled down to the next
@@ -17,9 +18,11 @@ Allouah et al. (2023) before it. With masks that keep everything they are these 
 compared with its authors' code, `trim` and `nnm` with that of the authors of `nnm` (TrMean and NNM
 of the library ByzFL). What masks add is ours:
 
-    regrown weights    we have no value of our own: the mean over near senders that hold the weight, 0 without any. A
-                       sender's regrown weights are scaled down as a whole, to the (2b+1)-th largest root mean square
-    few holders        trim, nnm: a weight that at most 2b models hold is averaged over ourselves and near senders
+    regrown weights    we have no value of our own: the mean over near senders that hold the weight,
+                       0 without any. A sender's regrown weights are scaled down as a whole, to the
+                       (2b+1)-th largest root mean square
+    few holders        trim, nnm: a weight that at most 2b models hold is averaged over ourselves
+                       and near senders
 
 So a stranger never decides a weight alone. Where the centre is a server's model, it is not averaged
 itself. A peer that has no model yet has no centre: it trims.
@@ -44,48 +47,42 @@ Rule = Literal["clip", "trim", "nnm"]
 Floats = NDArray[np.float32]
 
 BLOCK = 1 << 14
-"""Weights that are compared between all models at once: few enough that they stay in the
-processor's cache."""
+"""Weights that are compared between all models at once, so that they stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Some weights of all models."""
+    """Some weights of all models (`core/averaging.py: AlignedWeights`), compared with ours."""
 
-    ours: Chunk
+    own_chunk: Chunk
     """Our model."""
     keeps: Tensor | None
-    """Which of the weights we keep from now on; others are ignored. None: all, and every model
-    holds them all."""
+    """Which of the weights we keep from now on; None: all, and every model holds them all."""
     models: Iterable[Chunk]
-    """All models, ours among them; each is looked at once."""
+    """All models, ours among them; each is read once."""
     average: Tensor
     """Takes the average."""
 
     @cached_property
-    def mine(self) -> Tensor:
-        """The positions of weights that we keep and held."""
+    def retained(self) -> Tensor:
+        """The positions of weights that we keep and held before."""
         assert self.keeps is not None
-        return true_indices(self.keeps * self.ours[0])
+        return true_indices(self.keeps * self.own_chunk[0])
 
     @cached_property
     def regrown(self) -> Tensor:
         """The positions of weights that we keep and did not hold."""
-        return (
-            torch.empty(0, dtype=torch.int64)
-            if self.keeps is None
-            else true_indices(self.keeps > self.ours[0])
-        )
+        if self.keeps is None:
+            return torch.empty(0, dtype=torch.int64)
+        return true_indices(self.keeps > self.own_chunk[0])
 
     @cached_property
-    def own(self) -> Tensor:
+    def own_weights(self) -> Tensor:
         """Our weights; 0 where we hold none or keep none."""
-        _, where, w_i = self.ours
-        return (
-            w_i
-            if where is None
-            else self.keep_(torch.zeros(len(self.average)).scatter_(0, where, w_i))
-        )
+        _, positions, w_i = self.own_chunk
+        if positions is None:
+            return w_i
+        return self.keep_(torch.zeros(len(self.average)).scatter_(0, positions, w_i))
 
     @cached_property
     def bits(self) -> Tensor:
@@ -97,37 +94,39 @@ class Part:
         return dense if self.keeps is None else keep_(dense, self.bits)
 
     def row(self, chunk: Chunk, fill: Tensor) -> Tensor:
-        """Return a model's weights, with `fill`'s where it holds none. The next call may overwrite
-        them."""
-        _, where, w_j = chunk
-        return w_j if where is None else self._row.copy_(fill).scatter_(0, where, w_j)
+        """Return a model's weights, with `fill`'s where it holds none.
+
+        The next call may overwrite them.
+        """
+        _, positions, w_j = chunk
+        return w_j if positions is None else self._row.copy_(fill).scatter_(0, positions, w_j)
 
     def difference(self, chunk: Chunk) -> Tensor:
-        """Return a model's difference to our weights: 0 where the model holds none, its own weight
-        where we held none.
+        """Return a model's difference to our weights.
 
-        What we do not keep means nothing. Overwritten by the next call.
+        It is 0 where the model holds none, and its own weight where we held none. What we do not
+        keep means nothing. Overwritten by the next call.
         """
-        return torch.sub(self.row(chunk, self.own), self.own, out=self._difference)
+        row = self.row(chunk, self.own_weights)
+        return torch.sub(row, self.own_weights, out=self._difference)
 
     @cached_property
     def _row(self) -> Tensor:
-        return torch.empty_like(self.own)
+        return torch.empty_like(self.own_weights)
 
     @cached_property
     def _difference(self) -> Tensor:
-        return torch.empty_like(self.own)
+        return torch.empty_like(self.own_weights)
 
 
 class Block(NamedTuple):
-    """Some of the weights that we keep, of some models: either weights that we held, or regrown
-    ones."""
+    """Some of the weights that we keep, of several models: all retained, or all regrown."""
 
     values: Tensor
     """A model a row; nan where it does not hold the weight."""
-    own: Tensor
-    mine: bool
-    """Whether we held them."""
+    own_weights: Tensor
+    retained: bool
+    """Whether we held them before."""
     complete: bool
     """Whether every model holds them all."""
     store: Callable[[Tensor], object]
@@ -188,11 +187,11 @@ def robust_average(
     *,
     averages_own: bool = True,
 ) -> Trust:
-    """Average the models by a rule that withstands b lies; `own` is the row of our own model, or of
-    the server's.
+    """Average the models by a rule that withstands b Byzantine peers.
 
-    The masks say which of the weights that we keep each model holds. Two passes over the models:
-    the first measures distances, the second averages.
+    `own` is the row of our own model, or of the server's. The masks say which of the weights that
+    we keep each model holds. Two passes over the models: the first measures distances, the second
+    averages.
     """
     counted = [row != own or averages_own for row in range(len(masks))]
     trust = measure_trust(parts(), masks, counted, own, b, pairs=rule == "nnm")
@@ -212,74 +211,88 @@ def measure_trust(
     *,
     pairs: bool,
 ) -> Trust:
-    """Measure each model's distance to ours, and with `pairs` the distances between all models that
-    are averaged."""
+    """Measure each model's distance to ours.
+
+    With `pairs` also the distances between all models that are averaged.
+    """
     overlap = [mask.overlap(masks[own]) for mask in masks]
-    common = torch.tensor(
-        [[m.kept - n for m, n in zip(masks, overlap, strict=True)], overlap], dtype=torch.float64
-    )
-    squares, pair_squares = (
-        _pair_squares(parts, len(masks)) if pairs else (_squares(parts, len(masks), own), None)
-    )
-    others = torch.arange(len(masks)) != own
+    only_theirs = [mask.kept - shared for mask, shared in zip(masks, overlap, strict=True)]
+    common = torch.tensor([only_theirs, overlap], dtype=torch.float64)
+    pair_squares = None
+    if pairs:
+        squares, pair_squares = _pair_squares(parts, len(masks))
+    else:
+        squares = _squares(parts, len(masks), own)
+
+    is_sender = torch.arange(len(masks)) != own
     magnitude, distance = _root_mean(squares, common)
     distance[own] = 0.0 if common[1, own] else inf  # a peer that has just joined has no model
-    compared = others & distance.isfinite()
+    compared = is_sender & distance.isfinite()
     tau = _threshold(distance[compared], b)
     near = compared & (distance <= tau) & bool(compared.sum() > 2 * b)
     scale = torch.where(distance <= tau, 1.0, tau / distance).where(compared, 0.0)
-    holders = others & (common[0] > 0)
+
+    holders = is_sender & (common[0] > 0)
     largest = _threshold(magnitude[holders], b)
     regrown = torch.where(magnitude <= largest, 1.0, largest / magnitude).where(near & holders, 0.0)
+
     usable = torch.tensor(counted) & squares.isfinite().all(0) & (common.sum(0) > 0)
     averaged = usable.nonzero().flatten().tolist()
     nearest = torch.eye(len(averaged))
     if pair_squares is not None:
-        counts = torch.tensor(
-            [[masks[i].overlap(masks[j]) for j in averaged] for i in averaged]
-        ).view(nearest.shape)
-        found = _root_mean(pair_squares[averaged][:, averaged].clamp(min=0), counts).fill_diagonal_(
-            0.0
-        )
-        order = found.argsort(dim=1, stable=True)[:, : max(1, len(averaged) - b)]
-        nearest = torch.zeros(nearest.shape).scatter_(1, order, 1.0)
+        nearest = _nearest([masks[row] for row in averaged], pair_squares[averaged][:, averaged], b)
     return Trust(distance.tolist(), averaged, scale.float(), near.float(), regrown.float(), nearest)
 
 
-def trimmed_mean(values: Tensor, holders: Tensor | int, b: int) -> Tensor:
-    """Return the mean of each column without the b largest and the b smallest values (Yin et al.
-    2018).
+def _nearest(masks: Sequence[Mask], pair_squares: Tensor, b: int) -> Tensor:
+    """Return, in each row, 1 for each of the n - b models that are nearest to the row's."""
+    n = len(masks)
+    counts = torch.zeros(n, n, dtype=torch.int64)
+    for i in range(n):
+        for j in range(n):
+            counts[i, j] = masks[i].overlap(masks[j])
+    distances = _root_mean(pair_squares.clamp(min=0), counts).fill_diagonal_(0.0)
+    order = distances.argsort(dim=1, stable=True)[:, : max(1, n - b)]
+    return torch.zeros(n, n).scatter_(1, order, 1.0)
 
-    Values that are nan are not held. Columns with at most 2b held values have no such mean; what is
-    returned for them means nothing. The values are overwritten.
+
+def trimmed_mean(values: Tensor, holders: Tensor | int, b: int) -> Tensor:
+    """Return the mean of each column without the b largest and the b smallest values.
+
+    Yin et al. (2018). Values that are nan are not held. Columns with at most 2b held values have no
+    such mean; what is returned for them means nothing. The values are overwritten.
     """
-    rows, spare = values.numpy(), np.empty(values.shape, np.float32)
-    for first, other in (
-        (np.fmin, np.maximum),
-        (np.fmax, np.minimum),
-    ):  # nan counts as the largest, then the smallest
+    rows = values.numpy()
+    spare = np.empty(values.shape, np.float32)
+    # nan counts as the largest, then as the smallest
+    for winner, loser in ((np.fmin, np.maximum), (np.fmax, np.minimum)):
         for _ in range(b):
-            rows, spare = _without_first(rows, spare, first, other), rows
+            remaining = _without_first(rows, spare, winner, loser)
+            rows, spare = remaining, rows
     return torch.nansum(torch.from_numpy(rows), 0).div_(holders - 2 * b)
 
 
-def _without_first(rows: Floats, out: Floats, first: Any, other: Any) -> Floats:
-    """Drop the first value of each column in some order, in a tournament: those that lose are
-    stored in `out`."""
-    left, stored = len(rows), 0
+def _without_first(rows: Floats, out: Floats, winner: Any, loser: Any) -> Floats:
+    """Drop the first value of each column in some order, in a tournament.
+
+    Those that lose are stored in `out`.
+    """
+    left = len(rows)
+    stored = 0
     while left > 1:
         pairs = left // 2
-        one, two = rows[:pairs], rows[left - pairs : left]
-        other(one, two, out=out[stored : stored + pairs])
-        left, stored = left - pairs, stored + pairs
+        upper = rows[:pairs]
+        lower = rows[left - pairs : left]
+        loser(upper, lower, out=out[stored : stored + pairs])
+        left -= pairs
+        stored += pairs
         if left > 1:
-            first(one, two, out=one)
+            winner(upper, lower, out=upper)
     return out[:stored]
 
 
 def _squares(parts: Iterable[Part], models: int, own: int) -> Tensor:
-    """Return the sums of the squares of each model's regrown weights, and of its differences to our
-    weights."""
+    """Return the sums of squares of each model's regrown weights, and of its differences."""
     squares = torch.zeros(2, models, dtype=torch.float64)
     for part in parts:
         for j, chunk in enumerate(part.models):
@@ -293,131 +306,156 @@ def _squares(parts: Iterable[Part], models: int, own: int) -> Tensor:
 
 
 def _pair_squares(parts: Iterable[Part], models: int) -> tuple[Tensor, Tensor]:
-    """Return the same, and the sums of the squares of the differences between any two models on
-    what both hold."""
-    squares, pair_squares = (torch.zeros(n, models, dtype=torch.float64) for n in (2, models))
+    """Return the same, and those of the differences between any two models on what both hold."""
+    squares = torch.zeros(2, models, dtype=torch.float64)
+    pair_squares = torch.zeros(models, models, dtype=torch.float64)
     for block in _blocks(parts, range(models)):
-        difference = block.values - block.own
+        difference = block.values - block.own_weights
         if block.complete:
             once = torch.linalg.vecdot(difference, difference)[:, None]
             squares[1] += once[:, 0]
         else:
-            held = (difference == difference).float()  # not nan
+            is_held = (difference == difference).float()  # not nan
             square = difference.nan_to_num_(0.0, inf, -inf).square()
-            squares[int(block.mine)] += square.sum(1)
-            once = square @ held.T
+            squares[int(block.retained)] += square.sum(1)
+            once = square @ is_held.T
         pair_squares += once + once.T - 2 * (difference @ difference.T)
     return squares, pair_squares
 
 
 def _clip(parts: Iterable[Part], trust: Trust) -> None:
-    scales, near, regrown = (
-        factors.tolist() for factors in (trust.scale, trust.near, trust.regrown)
-    )
+    scales = trust.scale.tolist()
+    near = trust.near.tolist()
+    regrown = trust.regrown.tolist()
+    count_type = torch.uint8 if len(scales) < 256 else torch.int32
     for part in parts:
-        moved, new = torch.zeros_like(part.own), torch.zeros(len(part.regrown))
-        holders, senders = torch.zeros(
-            2, len(moved), dtype=torch.uint8 if len(scales) < 256 else torch.int32
-        )
+        moved = torch.zeros_like(part.own_weights)
+        new = torch.zeros(len(part.regrown))
+        holders, senders = torch.zeros(2, len(moved), dtype=count_type)
         for j, chunk in enumerate(part.models):
             if j not in trust.averaged:
                 continue
             holders += chunk[0]
             if not scales[j]:
                 continue
-            moved.add_(difference := part.difference(chunk), alpha=scales[j])
+            difference = part.difference(chunk)
+            moved.add_(difference, alpha=scales[j])
             if near[j] and len(new):
                 senders += chunk[0]
                 new.add_(difference.index_select(0, part.regrown), alpha=regrown[j])
-        average = torch.add(
-            part.own, part.keep_(moved).div_(holders.clamp_(min=1)), out=part.average
-        )
-        average.scatter_(
-            0, part.regrown, new.div_(senders.index_select(0, part.regrown).clamp_(min=1))
-        )
+
+        step = part.keep_(moved).div_(holders.clamp_(min=1))
+        average = torch.add(part.own_weights, step, out=part.average)
+        near_senders = senders.index_select(0, part.regrown).clamp_(min=1)
+        average.scatter_(0, part.regrown, new.div_(near_senders))
 
 
 def _trim(parts: Iterable[Part], trust: Trust, own: int, b: int, *, mix: bool) -> None:
-    rows, enough = trust.averaged, len(trust.averaged) > 2 * b
+    rows = trust.averaged
+    enough = len(rows) > 2 * b
     for block in _blocks(parts, rows):
-        values, holders, few = (
-            block.values,
-            torch.tensor(len(rows)),
-            torch.empty(0, dtype=torch.int64),
-        )
+        values = block.values
+        holders = torch.tensor(len(rows))
+        few = torch.empty(0, dtype=torch.int64)
         if not (block.complete and enough):
             missing = np.isnan(values.numpy()).view(np.uint8)
             holders = len(rows) - torch.from_numpy(np.add.reduce(missing, dtype=np.int16))
             few = true_indices(holders <= 2 * b)
-        of_few = values.index_select(1, few)
+        held_by_few = values.index_select(1, few)
         if mix and enough:
-            values, holders = _mixed(values, trust.nearest, block.complete), torch.tensor(len(rows))
-        average = trimmed_mean(values, holders, b) if enough else torch.empty(len(block.own))
+            values = _mixed(values, trust.nearest, block.complete)
+            holders = torch.tensor(len(rows))
+
+        if enough:
+            average = trimmed_mean(values, holders, b)
+        else:
+            average = torch.empty(len(block.own_weights))
         if len(few):
-            average[few] = _near_mean(of_few, block.own[few], block.mine, trust, own)
+            own_weights = block.own_weights[few]
+            average[few] = _near_mean(held_by_few, own_weights, block.retained, trust, own)
         block.store(average)
 
 
 def _mixed(values: Tensor, nearest: Tensor, complete: bool) -> Tensor:
-    """Return the average of the models that are nearest to each. Of a weight that more than b hold
-    it has a value."""
+    """Return the average of the models that are nearest to each.
+
+    Of a weight that more than b hold it has a value.
+    """
     if complete:
         return (nearest / nearest.sum(1, keepdim=True)) @ values
-    held = (values == values).float()  # not nan
-    return (nearest @ values.nan_to_num(0.0)).div_((nearest @ held).clamp_(min=1))
+    is_held = (values == values).float()  # not nan
+    return (nearest @ values.nan_to_num(0.0)).div_((nearest @ is_held).clamp_(min=1))
 
 
-def _near_mean(values: Tensor, ours: Tensor, mine: bool, trust: Trust, own: int) -> Tensor:
-    """Return the mean over ourselves and near senders that hold a weight; our own value without
-    any, which is 0 where we do not hold it.
+def _near_mean(
+    values: Tensor, own_weights: Tensor, retained: bool, trust: Trust, own: int
+) -> Tensor:
+    """Return the mean over ourselves and near senders that hold a weight.
+
+    Without any it is our own value, which is 0 where we do not hold it.
     """
-    held, near = (values == values).float(), trust.near[trust.averaged]
-    values, senders = values.nan_to_num(0.0), near @ held
-    if not mine:
+    is_held = (values == values).float()  # not nan
+    near = trust.near[trust.averaged]
+    senders = near @ is_held
+    values = values.nan_to_num(0.0)
+    if not retained:
         return (trust.regrown[trust.averaged] @ values) / senders.clamp_(min=1)
-    share = float(own in trust.averaged)
-    return torch.where(
-        share + senders > 0, (share * ours + near @ values) / (share + senders), ours
-    )
+    own_share = float(own in trust.averaged)
+    holders = own_share + senders
+    mean = (own_share * own_weights + near @ values) / holders
+    return torch.where(holders > 0, mean, own_weights)
 
 
 def _blocks(parts: Iterable[Part], rows: Sequence[int]) -> Iterator[Block]:
-    """Yield the weights that we keep, of some models, in blocks."""
+    """Yield the weights that we keep, of several models, in blocks."""
     for part in parts:
-        if complete := part.keeps is None:
-            values, own, held = [w_j for _, _, w_j in part.models], part.own, len(part.own)
-        else:
-            kept, held = torch.cat([part.mine, part.regrown]), len(part.mine)
-            own = part.own.index_select(0, kept)
-            nothing = torch.full_like(part.own, nan)
-            memory = torch.empty(1 + max(rows, default=-1), len(kept))
-            values = [
-                torch.index_select(part.row(chunk, nothing), 0, kept, out=to)
-                for chunk, to in zip(part.models, memory, strict=False)
-            ]
-        for begin, end in ((0, held), (held, len(own))):
-            for start in range(begin, end, BLOCK):
-                here = slice(start, min(start + BLOCK, end))
-                some = (
-                    torch.stack([values[row][here] for row in rows])
-                    if rows
-                    else torch.empty(0, here.stop - start)
-                )
-                store = (
-                    part.average[here].copy_
-                    if complete
-                    else partial(part.average.scatter_, 0, kept[here])
-                )
-                yield Block(some, own[here], begin == 0, complete, store)
+        if part.keeps is None:
+            yield from _complete_blocks(part, rows)
+            continue
+        positions = torch.cat([part.retained, part.regrown])
+        retained = len(part.retained)
+        own_weights = part.own_weights.index_select(0, positions)
+        unheld = torch.full_like(part.own_weights, nan)
+        memory = torch.empty(1 + max(rows, default=-1), len(positions))
+        for chunk, to in zip(part.models, memory, strict=False):
+            torch.index_select(part.row(chunk, unheld), 0, positions, out=to)
+
+        for begin, end in ((0, retained), (retained, len(positions))):
+            for where in _block_slices(begin, end):
+                store = partial(part.average.scatter_, 0, positions[where])
+                values = _stack(memory, rows, where)
+                yield Block(values, own_weights[where], begin == 0, False, store)
+
+
+def _complete_blocks(part: Part, rows: Sequence[int]) -> Iterator[Block]:
+    """Yield weights that we and all models hold, in blocks."""
+    weights = [w_j for _, _, w_j in part.models]
+    for where in _block_slices(0, len(part.own_weights)):
+        values = _stack(weights, rows, where)
+        yield Block(values, part.own_weights[where], True, True, part.average[where].copy_)
+
+
+def _stack(weights: Sequence[Tensor] | Tensor, rows: Sequence[int], where: slice) -> Tensor:
+    if not rows:
+        return torch.empty(0, where.stop - where.start)
+    return torch.stack([weights[row][where] for row in rows])
+
+
+def _block_slices(begin: int, end: int) -> Iterator[slice]:
+    return (slice(start, min(start + BLOCK, end)) for start in range(begin, end, BLOCK))
 
 
 def _threshold(distances: Tensor, b: int) -> float:
     """Return the (2b+1)-th largest distance; 0 if there are at most 2b."""
-    return float(distances.sort(descending=True).values[2 * b]) if len(distances) > 2 * b else 0.0
+    if len(distances) <= 2 * b:
+        return 0.0
+    return float(distances.sort(descending=True).values[2 * b])
 
 
 def _root_mean(squares: Tensor, counts: Tensor) -> Tensor:
-    """Return the root of the mean square; infinite where nothing was counted or a number is not
-    finite."""
-    found = (squares / counts).sqrt()
-    return torch.where((counts > 0) & found.isfinite(), found, inf)
+    """Return the root of the mean square.
+
+    It is infinite where nothing was counted or a number is not finite.
+    """
+    root = (squares / counts).sqrt()
+    return torch.where((counts > 0) & root.isfinite(), root, inf)
