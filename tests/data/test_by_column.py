@@ -30,12 +30,12 @@ SMALL = [
 
 def rows() -> list[dict[str, Any]]:
     """Samples of three sites; `b` says which site it is: north 0, south 1, west 2."""
-    found = []
+    samples = []
     for number, (site, count) in enumerate(SITES.items()):
-        found += [
-            {"a": k / 7, "site": site, "b": float(number), "label": k % 2} for k in range(count)
-        ]
-    return [found[k] for k in np.random.default_rng(0).permutation(len(found))]
+        for k in range(count):
+            samples.append({"a": k / 7, "site": site, "b": float(number), "label": k % 2})
+    order = np.random.default_rng(0).permutation(len(samples))
+    return [samples[k] for k in order]
 
 
 @pytest.fixture
@@ -49,27 +49,25 @@ def experiment(*changes: str) -> Experiment:
     return compose({}, [*SMALL, *changes])
 
 
-def sites_of(found: Experiment) -> list[set[float]]:
+def sites_of(settings: Experiment) -> list[set[float]]:
     """The values of `b` of each peer's samples, training and test."""
-    data = load_dataset(found.data)
+    data = load_dataset(settings.data)
     assert isinstance(data, CustomDataset)
     assert data.columns == ("a", "b")
-    split = found.split(data)
+    split = settings.split(data)
     values = []
     for train, test in zip(split.train, split.test, strict=True):
-        inputs = [
-            samples.take(peer_rows).batches(1000)
-            for samples, peer_rows in ((data.train, train), (data.test, test))
-        ]
-        values.append({float(b) for batches in inputs for x, _ in batches for b in x[:, 1]})
+        train_inputs, _ = next(data.train.take(train).batches(1000))
+        test_inputs, _ = next(data.test.take(test).batches(1000))
+        values.append({*train_inputs[:, 1].tolist(), *test_inputs[:, 1].tolist()})
     return values
 
 
 def test_each_peer_has_the_samples_of_one_site_in_the_order_of_their_names(table: Path) -> None:
     """A fifth of each class of each site is test data: 6 of 30, 4 of 20, 2 of 10."""
-    found = experiment(f"data.path={table}", "partition.column=site")
-    split = found.split(load_dataset(found.data))
-    assert sites_of(found) == [{0.0}, {1.0}, {2.0}]
+    settings = experiment(f"data.path={table}", "partition.column=site")
+    split = settings.split(load_dataset(settings.data))
+    assert sites_of(settings) == [{0.0}, {1.0}, {2.0}]
     assert [len(peer_rows) for peer_rows in split.train] == [24, 16, 8]
     assert [len(peer_rows) for peer_rows in split.test] == [6, 4, 2]
 
@@ -82,7 +80,7 @@ def test_fewer_peers_are_those_with_the_most_samples(table: Path) -> None:
 
 
 def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
-    found = experiment(
+    settings = experiment(
         f"data.path={table}",
         "partition.column=site",
         "peers=2",
@@ -90,7 +88,7 @@ def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
         "partition.samples_per_peer=20",
         "partition.validation=0.25",
     )
-    split = found.split(load_dataset(found.data))
+    split = settings.split(load_dataset(settings.data))
     assert [len(peer_rows) for peer_rows in split.train] == [15, 12]
     assert [len(peer_rows) for peer_rows in split.validation] == [5, 4]
     assert split.unseen is not None
@@ -100,11 +98,11 @@ def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
 def test_a_run_by_column_can_be_repeated_from_its_config_and_resumed(
     table: Path, tmp_path: Path
 ) -> None:
-    found = experiment(f"data.path={table}", "partition.column=site")
-    first = found.run(tmp_path / "run")
-    assert found.to_toml() == compose(found.to_toml()).to_toml()
+    settings = experiment(f"data.path={table}", "partition.column=site")
+    first = settings.run(tmp_path / "run")
+    assert settings.to_toml() == compose(settings.to_toml()).to_toml()
     assert len(first.accuracy) == 3
-    found.run(tmp_path / "run", resume=True)
+    settings.run(tmp_path / "run", resume=True)
     saved = read_split(tmp_path / "run")
     assert saved is not None
     assert saved[1].tolist() == [[12, 12], [8, 8], [4, 4]]
@@ -153,8 +151,8 @@ def test_a_column_that_cannot_be_used_is_refused(
     table: Path, changes: list[str], error: type[Exception], sentence: str
 ) -> None:
     def divide() -> None:
-        found = experiment(f"data.path={table}", *changes)
-        found.split(load_dataset(found.data))
+        settings = experiment(f"data.path={table}", *changes)
+        settings.split(load_dataset(settings.data))
 
     with pytest.raises(error) as refused:
         divide()
@@ -178,9 +176,9 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_saved_data_set_is_divided_by_a_column(tmp_path: Path, datasets: Any) -> None:
     datasets.Dataset.from_list(rows()).save_to_disk(str(tmp_path / "saved"))
-    found = experiment(f"data.hub={tmp_path / 'saved'}", "partition.column=site")
-    assert sites_of(found) == [{0.0}, {1.0}, {2.0}]
-    assert len(found.run(tmp_path / "run").accuracy) == 3
+    settings = experiment(f"data.hub={tmp_path / 'saved'}", "partition.column=site")
+    assert sites_of(settings) == [{0.0}, {1.0}, {2.0}]
+    assert len(settings.run(tmp_path / "run").accuracy) == 3
 
 
 def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(
@@ -195,12 +193,12 @@ def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(
         ("test", dataset.select(range(40, 60))),
     ):
         part.cast_column("label", classes).to_parquet(str(folder / f"{name}.parquet"))
-    found = experiment(f"data.hub={folder}", "partition.column=site")
-    data = load_dataset(found.data)
+    settings = experiment(f"data.hub={folder}", "partition.column=site")
+    data = load_dataset(settings.data)
     assert isinstance(data, CustomDataset)
     assert data.classes == ("ill", "well")
     assert (len(data.train), len(data.test)) == (40, 20)
-    split = found.split(data)
+    split = settings.split(data)
     expected = Counter(row["site"] for row in rows()[:40])
     assert [len(peer_rows) for peer_rows in split.train] == [expected[site] for site in SITES]
 
@@ -252,17 +250,17 @@ def test_a_data_set_that_cannot_be_used_is_refused(
     tmp_path: Path, datasets: Any, content: dict[str, list[Any]], changes: list[str], sentence: str
 ) -> None:
     datasets.Dataset.from_dict(content).save_to_disk(str(tmp_path / "saved"))
-    found = compose(
+    settings = compose(
         {}, ["peers=1", "model=mlp", "topology=full", f"data.hub={tmp_path / 'saved'}", *changes]
     )
     with pytest.raises(DataError) as refused:
-        load_dataset(found.data)
+        load_dataset(settings.data)
     assert sentence in str(refused.value)
 
 
 @pytest.mark.usefixtures("datasets")
 def test_a_folder_that_is_no_data_set_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    found = compose({}, ["peers=1", "topology=full", f"data.hub={tmp_path / 'empty'}"])
+    settings = compose({}, ["peers=1", "topology=full", f"data.hub={tmp_path / 'empty'}"])
     with pytest.raises(DataError, match=r"^data\.hub .*empty cannot be loaded: "):
-        load_dataset(found.data)
+        load_dataset(settings.data)

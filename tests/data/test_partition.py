@@ -560,16 +560,16 @@ def test_a_quarter_is_held_out_for_validation_in_the_proportions_of_the_labels()
     """12 + 4 + 4 samples: 3 + 1 + 1 are held out. Together they are the samples of the split
     without validation."""
     train, test = labels_of(12, 4, 4), labels_of(20, 20, 20)
-    whole = IID().split(train, test, 1, rng=seeded())
+    iid = IID().split(train, test, 1, rng=seeded())
     split = IID(validation=0.25).split(train, test, 1, rng=seeded())
     assert torch.bincount(train[split.validation[0]]).tolist() == [3, 1, 1]
     assert torch.bincount(train[split.train[0]]).tolist() == [9, 3, 3]
     assert (
         torch.cat([split.train[0], split.validation[0]]).sort().values.tolist()
-        == whole.train[0].tolist()
+        == iid.train[0].tolist()
     )
-    assert split.test[0].tolist() == whole.test[0].tolist()
-    assert whole.validation == ()
+    assert split.test[0].tolist() == iid.test[0].tolist()
+    assert iid.validation == ()
 
 
 @settings(max_examples=40, deadline=None)

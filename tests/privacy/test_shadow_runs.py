@@ -60,7 +60,7 @@ def gossip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rows_of(samples: ResidentSamples) -> list[bytes]:
-    return [one.numpy().tobytes() for one in samples.inputs]
+    return [sample.numpy().tobytes() for sample in samples.inputs]
 
 
 def test_every_member_has_a_partner_of_its_class_that_no_peer_trains_on() -> None:
@@ -70,16 +70,16 @@ def test_every_member_has_a_partner_of_its_class_that_no_peer_trains_on() -> Non
     candidates = find_candidates(experiment, data, split)
     train, _ = data.samples()
     assert isinstance(train, ResidentSamples)
-    trained_on = {
-        one for mine in split.train for one in rows_of(ResidentSamples(train.inputs[mine], mine))
-    }
-    partners = [one for own in candidates for one in rows_of(own.outsiders)]
-    assert [len(own) for own in candidates] == [24] * 4
+    all_rows = torch.cat(split.train)
+    trained_on = set(rows_of(ResidentSamples(train.inputs[all_rows], all_rows)))
+    partners = []
+    for pairs, rows in zip(candidates, split.train, strict=True):
+        assert len(pairs) == 24
+        assert pairs.members.labels.equal(pairs.outsiders.labels)
+        assert sorted(pairs.members.labels.tolist()) == sorted(data.train_labels[rows].tolist())
+        partners += rows_of(pairs.outsiders)
     assert trained_on.isdisjoint(partners)
     assert len(set(partners)) == 96
-    for own, mine in zip(candidates, split.train, strict=True):
-        assert own.members.labels.equal(own.outsiders.labels)
-        assert sorted(own.members.labels.tolist()) == sorted(data.train_labels[mine].tolist())
 
 
 def test_where_peers_have_all_training_data_partners_are_their_test_samples() -> None:
@@ -90,14 +90,14 @@ def test_where_peers_have_all_training_data_partners_are_their_test_samples() ->
     split = experiment.split(data)
     _, test = data.samples()
     assert isinstance(test, ResidentSamples)
-    for own, mine, tested in zip(
+    for pairs, rows, tested in zip(
         find_candidates(experiment, data, split), split.train, split.test, strict=True
     ):
         allowed = set(rows_of(ResidentSamples(test.inputs[tested], tested)))
-        assert 0 < len(own) <= 20
-        assert allowed.issuperset(rows_of(own.outsiders))
-        assert len(own) + len(own.always) == len(
-            mine
+        assert 0 < len(pairs) <= 20
+        assert allowed.issuperset(rows_of(pairs.outsiders))
+        assert len(pairs) + len(pairs.always) == len(
+            rows
         )  # members without a partner are in every training set
 
 
@@ -120,10 +120,10 @@ def test_where_a_column_divides_the_data_partners_come_from_the_peers_own_test_s
     split = experiment.split(data)
     _, test = data.samples()
     assert isinstance(test, ResidentSamples)
-    for own, tested in zip(find_candidates(experiment, data, split), split.test, strict=True):
-        assert len(own) > 0
+    for pairs, tested in zip(find_candidates(experiment, data, split), split.test, strict=True):
+        assert len(pairs) > 0
         allowed = rows_of(ResidentSamples(test.inputs[tested], tested))
-        assert set(rows_of(own.outsiders)) <= set(allowed)
+        assert set(rows_of(pairs.outsiders)) <= set(allowed)
 
 
 def test_samples_of_a_dataset_are_read_in_the_order_that_is_asked_for() -> None:
@@ -139,18 +139,21 @@ def test_samples_of_a_dataset_are_read_in_the_order_that_is_asked_for() -> None:
 def test_shadows_have_as_many_samples_of_each_class_and_every_sample_is_in_half_of_them(
     overfitted: Audit,
 ) -> None:
-    own = overfitted.candidates["000"]
-    classes = torch.bincount(own.members.labels)
-    seen = torch.zeros(2 * len(own), dtype=torch.int64)
+    pairs = overfitted.candidates["000"]
+    classes = torch.bincount(pairs.members.labels)
+    uses = torch.zeros(2 * len(pairs), dtype=torch.int64)
     for number in range(4):
         coins = overfitted.coins(number, "000")
-        chosen = own.chosen(coins)
+        chosen = pairs.chosen(coins)
         assert torch.bincount(chosen.labels).equal(classes)
-        assert set(rows_of(chosen)) == {
-            one for one, member in zip(rows_of(own.members), coins, strict=True) if member
-        } | {one for one, member in zip(rows_of(own.outsiders), coins, strict=True) if not member}
-        seen += torch.cat([coins, ~coins])
-    assert seen.tolist() == [2] * 2 * len(own)
+        expected = set()
+        for member, outsider, coin in zip(
+            rows_of(pairs.members), rows_of(pairs.outsiders), coins, strict=True
+        ):
+            expected.add(member if coin else outsider)
+        assert set(rows_of(chosen)) == expected
+        uses += torch.cat([coins, ~coins])
+    assert uses.tolist() == [2] * 2 * len(pairs)
 
 
 # Canaries
@@ -174,11 +177,11 @@ def test_canaries_that_are_left_out_count_but_are_in_no_batch() -> None:
 def test_canaries_have_wrong_labels_and_leave_the_number_of_samples_as_it_is(
     overfitted: Audit,
 ) -> None:
-    for peer, own in overfitted.candidates.items():
+    for peer, pairs in overfitted.candidates.items():
         samples, coins = overfitted._canaries_of(peer)
-        assert rows_of(samples) == rows_of(own.outsiders)[:12]
-        assert not (samples.labels == own.outsiders.labels[:12]).any()
-        data = own.with_canaries(samples, coins)
+        assert rows_of(samples) == rows_of(pairs.outsiders)[:12]
+        assert not (samples.labels == pairs.outsiders.labels[:12]).any()
+        data = pairs.with_canaries(samples, coins)
         assert len(data) == 24 == len(overfitted.context.peers[peer].train)
         assert int(data.present.sum()) == 12 + int(coins.sum())
 
@@ -194,20 +197,21 @@ def test_a_neighbour_has_the_senders_weights_where_both_hold_them_and_its_own_el
     states = federation.before_last_round
     network = federation.received("002")
     assert network is not None
-    found = torch.cat([p.detach().reshape(-1) for p in network.parameters()])
-    (theirs, held), (own, mine) = states["002"].model.unpack(), states["000"].model.unpack()
+    received = torch.cat([p.detach().reshape(-1) for p in network.parameters()])
+    w_j, m_j = states["002"].model.unpack()
+    w_k, m_k = states["000"].model.unpack()
     requested = states["000"].next_mask.unpack()
-    assert found[requested & held].equal(theirs[requested & held])
-    assert found[requested & ~held].equal(own[requested & ~held])
-    assert not found[~requested].any()
-    assert int((requested & held & ~mine).sum()) > 0  # what it has just regrown
+    assert received[requested & m_j].equal(w_j[requested & m_j])
+    assert received[requested & ~m_j].equal(w_k[requested & ~m_j])
+    assert not received[~requested].any()
+    assert int((requested & m_j & ~m_k).sum()) > 0  # what it has just regrown
 
 
 def test_a_method_that_sends_nothing_is_attacked_at_its_personal_models_only(
     overfitted: Audit, gossip: Path
 ) -> None:
-    assert [one.view for one in overfitted.result().membership] == ["personal model"]
-    views = [one.view for one in Audit(gossip, 0, 0).result().membership]
+    assert [attack.view for attack in overfitted.result().membership] == ["personal model"]
+    views = [attack.view for attack in Audit(gossip, 0, 0).result().membership]
     assert views == ["personal model", "what a neighbour received"]
 
 
@@ -216,10 +220,10 @@ def test_a_method_that_sends_nothing_is_attacked_at_its_personal_models_only(
 
 def test_peers_that_learned_their_samples_by_heart_give_them_away(overfitted: Audit) -> None:
     result = overfitted.result()
-    [found] = result.membership
-    assert found.auc.value > found.auc.low > 0.6
+    [attack] = result.membership
+    assert attack.auc.value > attack.auc.low > 0.6
     assert result.pairs == 96
-    assert found.tpr["0.001"] is None
+    assert attack.tpr["0.001"] is None
     assert result.canaries is not None
     assert result.canaries.canaries == 48
     assert result.canaries.epsilon > 0.5
@@ -231,25 +235,25 @@ def test_samples_that_the_run_never_saw_are_not_found(overfitted: Audit, tmp_pat
     them apart."""
     audit = Audit(overfitted.path, 0, 0)
     half = {}
-    for peer, own in overfitted.candidates.items():
-        order = torch.argsort(own.outsiders.labels, stable=True)
+    for peer, pairs in overfitted.candidates.items():
+        order = torch.argsort(pairs.outsiders.labels, stable=True)
         first, second = order[0::2], order[1::2]
         length = min(len(first), len(second))
         half[peer] = replace(
-            own,
-            members=own.outsiders.take(first[:length]),
-            outsiders=own.outsiders.take(second[:length]),
+            pairs,
+            members=pairs.outsiders.take(first[:length]),
+            outsiders=pairs.outsiders.take(second[:length]),
         )
     audit.__dict__["candidates"] = half
-    [found] = audit.result().membership
-    assert found.auc.low < 0.5 < found.auc.high
+    [attack] = audit.result().membership
+    assert attack.auc.low < 0.5 < attack.auc.high
 
 
 def test_without_shadows_the_confidence_alone_is_the_score(overfitted: Audit) -> None:
     audit = Audit(overfitted.path, 0, 0)
     assert audit.runs == []
-    [found] = audit.result().membership
-    assert found.auc.value > 0.6
+    [attack] = audit.result().membership
+    assert attack.auc.value > 0.6
 
 
 def test_an_audit_that_is_killed_in_a_shadow_is_resumed_to_the_same_models(tmp_path: Path) -> None:
@@ -258,9 +262,10 @@ def test_an_audit_that_is_killed_in_a_shadow_is_resumed_to_the_same_models(tmp_p
         assert summary is not None
         return list(summary["weights_sha256"])
 
-    whole, cut = trained(tmp_path / "whole", *TINY, "rounds=8", "topology=full"), tmp_path / "cut"
-    shutil.copytree(whole, cut)
-    run_missing(Audit(whole, 2, 0).runs[:1])
+    complete = trained(tmp_path / "whole", *TINY, "rounds=8", "topology=full")
+    cut = tmp_path / "cut"
+    shutil.copytree(complete, cut)
+    run_missing(Audit(complete, 2, 0).runs[:1])
     program = [sys.executable, "-c", "from dispfl.cli import main; main()", "audit", str(cut)]
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(
@@ -277,8 +282,8 @@ def test_an_audit_that_is_killed_in_a_shadow_is_resumed_to_the_same_models(tmp_p
     resumed = Audit(cut, 2, 0).runs[:1]
     assert resumed[0].finished_rounds >= 1
     run_missing(resumed)
-    assert digests(whole / "audit" / "shadow-0") == digests(cut / "audit" / "shadow-0")
-    assert set(digests(whole / "audit" / "shadow-0")).isdisjoint(digests(whole))
+    assert digests(complete / "audit" / "shadow-0") == digests(cut / "audit" / "shadow-0")
+    assert set(digests(complete / "audit" / "shadow-0")).isdisjoint(digests(complete))
 
 
 def test_a_private_run_is_audited_with_its_own_noise_and_leaves_no_secrets(tmp_path: Path) -> None:
@@ -311,12 +316,12 @@ def test_a_private_run_is_audited_with_its_own_noise_and_leaves_no_secrets(tmp_p
 
 def test_shadows_of_other_settings_are_refused(overfitted: Audit) -> None:
     run = overfitted.runs[0]
-    other = replace(run, experiment=run.experiment.model_copy(update={"rounds": 7}))
+    longer = replace(run, experiment=run.experiment.model_copy(update={"rounds": 7}))
     with pytest.raises(
         RunError,
         match=r"was trained with rounds=1, the audited run has 7. Delete .*audit to audit it",
     ):
-        other.check()
+        longer.check()
 
 
 def test_training_that_forgets_its_noise_is_caught_by_canaries(
