@@ -7,7 +7,7 @@ join late, restart and leave, disks fail and clocks jump. One member lies about 
 records, its models and its version. The same seed gives the same run.
 
 What must hold: no node ends by itself, no honest node is cut off, no weights are averaged in that
-were not trained, no site finishes unheard without saying so, nothing that was saved is lost, no key
+were not trained, no site finishes alone without saying so, nothing that was saved is lost, no key
 that was rotated away returns, and no log fills the disk.
 """
 
@@ -51,7 +51,7 @@ from dispfl.peer.node import Node
 from dispfl.peer.node_context import NodeContext
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.site import Site, SiteInfo
-from dispfl.peer.state.store import PeerStore, SavingThread, unheard
+from dispfl.peer.state.store import PeerStore, SavingThread, isolation_problem
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response, Unreachable
 from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.testing.memory_transport import MemoryNetwork, MemoryTransport
@@ -268,7 +268,7 @@ class SiteWorld:
                 self.lives.setdefault(name, []).append((began, asyncio.get_running_loop().time()))
                 self.saved[name] = max([0, *store._directory.checkpoints.finished_rounds()])
                 await node.client.transport.close()
-            self.ends[name] = unheard(site.run_folder) or "finished"
+            self.ends[name] = isolation_problem(site.run_folder) or "finished"
 
     def first_state(self, name: str) -> PeerState:
         weights, layout = self.context.first_weights, self.context.layout

@@ -30,7 +30,13 @@ from dispfl.peer.setup.local_setup import LocalSetup, local_setup
 from dispfl.peer.site import Site
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.state.status import ServiceManager
-from dispfl.peer.state.store import PeerStore, PrivateRounds, SavingThread, rounds_of, unheard
+from dispfl.peer.state.store import (
+    PeerStore,
+    PrivateRounds,
+    SavingThread,
+    isolation_problem,
+    rounds_of,
+)
 from dispfl.peer.transport.base import Limits
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.peer.transport.site_network import SiteNetwork
@@ -87,7 +93,7 @@ async def run_node(
             raise
         saving.store.finish(setup.run, last_state)
         log("finished", {"score": node.ctx.status.score})
-        problem = unheard(site.run_folder)
+        problem = isolation_problem(site.run_folder)
         if problem:
             raise RunError(f"{site.name}: {problem}")
     return last_state

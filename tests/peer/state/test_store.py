@@ -17,7 +17,7 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.state.status import NodeStatus
-from dispfl.peer.state.store import PeerStore, SavingThread, report_of, rounds_of, unheard
+from dispfl.peer.state.store import PeerStore, SavingThread, report_of, rounds_of, isolation_problem
 from dispfl.round.context import StepResult
 from dispfl.round.ledger import MessageCost
 from dispfl.runs.directory import read_config
@@ -288,10 +288,10 @@ def test_a_node_that_ends_on_a_full_disk_says_what_is_lost(
 def test_rounds_in_which_all_neighbours_were_missed_are_reported(tmp_path: Path) -> None:
     with a_store(tmp_path / "run") as store:
         store.save(0, a_step(), [], [])  # nobody to receive from
-        assert unheard(tmp_path / "run") is None
+        assert isolation_problem(tmp_path / "run") is None
         store.save(1, a_step(), [], ["carol"])
-        assert (unheard(tmp_path / "run") or "").startswith(
-            "All 2 rounds were run without hearing any other site"
+        assert (isolation_problem(tmp_path / "run") or "").startswith(
+            "All 2 rounds were run without a model of any other site"
         )
         store.save(2, a_step(), ["bob"], ["carol"])
-        assert unheard(tmp_path / "run") is None
+        assert isolation_problem(tmp_path / "run") is None

@@ -1,5 +1,4 @@
-"""What a peer needs to take part: its data, its model, its density and the settings of its
-rounds."""
+"""What a peer needs to take part: its data, its model, its density and its settings."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -58,30 +57,32 @@ class LocalSetup:
         settings: Mapping[str, Any] | None = None,
     ) -> "LocalSetup":
         """Return the setup of a peer; of the peers in `context`, only this one has data."""
-        context.method.kept_counts(
-            context.layout, density
-        )  # refuses a density that the network cannot have
+        layout = context.layout
+        context.method.kept_counts(layout, density)  # refuses a density that it cannot have
         network = FlatModule(context.module())
-        weights, buffers = network.read(), network.read_buffers()
-        setup = cls(
-            name,
-            federation,
-            context,
-            density,
-            smallest_density,
-            context.layout,
-            weights,
-            buffers,
-            schema,
+        return cls(
+            name=name,
+            federation=federation,
+            run=context,
+            density=density,
+            smallest_density=smallest_density,
+            layout=layout,
+            weights=network.read(),
+            buffers=network.read_buffers(),
+            schema=schema,
+            settings=settings or {},
         )
-        return replace(setup, settings=settings or {})
 
     @property
     def spec(self) -> FederationSpec:
         """What all peers of the federation must have in common."""
-        model = (self.layout, self.weights)
         return federation_spec(
-            self.federation, self.run, *model, self.smallest_density, self.schema
+            self.federation,
+            self.run,
+            self.layout,
+            self.weights,
+            self.smallest_density,
+            self.schema,
         )
 
     def cost(self) -> ForwardCost:
@@ -98,17 +99,16 @@ class LocalSetup:
 
     def initial_state(self) -> PeerState:
         """The state before the first round (Algorithm 1, line 2)."""
-        method, seed = self.run.method, self.run.seed
         weights = self.run.peer_weights(self.name)
-        state = method.start(weights, self.layout, self.density, seed=seed, peer=self.name)
-        return replace(
-            state, buffers={name: buffer.clone() for name, buffer in self.buffers.items()}
+        state = self.run.method.start(
+            weights, self.layout, self.density, seed=self.run.seed, peer=self.name
         )
+        buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        return replace(state, buffers=buffers)
 
 
 def local_setup(site: Site) -> LocalSetup:
-    """Return a site's setup, from its settings and its own data; refuse what does not fit
-    together."""
+    """Return a site's setup, from its settings and its own data; refuse inconsistent ones."""
     config = site.config()
     data = site_data(site, config)
     context = site_context(site, config, data)
@@ -136,21 +136,16 @@ def data_schema(data: LabelledDataset) -> DataSchema:
 
 
 def site_context(site: Site, config: SiteConfig, data: LabelledDataset) -> RunContext:
-    """Return the context of a site's rounds; only its own data are here."""
-    others = tuple(site.members.names())
+    """Return the context of a site's rounds, with the site's own data."""
 
-    def own(train: Samples, test: Samples) -> dict[str, PeerData]:
+    def peer_data(train: Samples, test: Samples) -> dict[str, PeerData]:
         if not config.validation:
             return {site.name: PeerData(train, test)}
         rng = np.random.default_rng(stream_seed(config.seed, "validation", site.name))
-        kept, held_out = hold_out(
+        training, validation = hold_out(
             torch.arange(len(train)), data.train_labels, config.validation, rng, "validation"
         )
-        return {site.name: PeerData(train.take(kept), test, train.take(held_out))}
+        return {site.name: PeerData(train.take(training), test, train.take(validation))}
 
-    return config.context(
-        data,
-        own,
-        folder=site.folder,
-        remote_peers=others,
-    )
+    remote_peers = tuple(site.members.names())
+    return config.context(data, peer_data, folder=site.folder, remote_peers=remote_peers)

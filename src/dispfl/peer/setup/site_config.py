@@ -18,8 +18,7 @@ from dispfl.topology import Full, Topology
 
 
 class SiteConfig(RunSettings):
-    """What a site trains and how; all sites of a federation agree on most of it (see
-    `dispfl.peer.setup.spec`)."""
+    """What a site trains and how; most of it is equal at all sites (`dispfl.peer.setup.spec`)."""
 
     validation: float = Field(default=0.0, ge=0, lt=1)
     """Share of the site's training samples that is held out for choices such as when to stop; 0:
@@ -40,8 +39,8 @@ class SiteConfig(RunSettings):
 
     @classmethod
     def compose(cls, config: Mapping[str, Any], overrides: Iterable[str] = ()) -> "SiteConfig":
-        """Return the settings of a new site. A method that can average robustly does so unless
-        stated."""
+        """Return the settings of a new site; a method that can average robustly does so by
+        default."""
         values = compose_values(cls, config, overrides)
         method = values["method"]
         if issubclass(METHODS.find(str(method["name"])), Robust):
@@ -61,12 +60,10 @@ class SiteConfig(RunSettings):
     def model_post_init(self, context: Any, /) -> None:
         """Refuse settings that only work in a simulation."""
         if not isinstance(self.method, GossipMethod):
-            gossip = ", ".join(
-                name for name, method in METHODS.items() if issubclass(method, GossipMethod)
-            )
+            names = [name for name, method in METHODS.items() if issubclass(method, GossipMethod)]
             raise ConfigError(
                 f"method {self.method.name} needs a server, which real sites do not have. Use one"
-                f" of: {gossip}.",
+                f" of: {', '.join(names)}.",
                 key="method",
             )
         if isinstance(getattr(self.method, "density", None), tuple):

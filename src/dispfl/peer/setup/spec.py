@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +29,7 @@ MAX_LIST_CHARS = 2000
 
 @dataclass(frozen=True)
 class DataSchema:
-    """The inputs and outputs of a model. Weights can only be averaged between sites with the same
-    schema."""
+    """The inputs and outputs of a model, the same at all sites whose weights are averaged."""
 
     classes: tuple[str, ...]
     """The class names, in the order of the outputs."""
@@ -41,8 +41,8 @@ class DataSchema:
     def spec(self) -> FederationSpec:
         """Entries of the federation spec."""
         return {
-            "classes": _listed(self.classes),
-            "columns": _listed(self.columns) if self.columns else "not named",
+            "classes": _names_as_text(self.classes),
+            "columns": _names_as_text(self.columns) if self.columns else "not named",
             "input_shape": _compact(self.shape),
         }
 
@@ -55,15 +55,13 @@ def federation_spec(
     smallest_density: float,
     schema: DataSchema | None = None,
 ) -> FederationSpec:
-    """Return the spec: entries by name, each a short text, so that a difference can be shown to
-    people."""
-    unused = (
-        {"robust", "byzantine"} if getattr(context.method, "robust", "none") == "none" else set()
-    )
-    method = context.method.model_dump(
-        mode="json", exclude={"density", *unused}
-    )  # each site has its own density
-    return {
+    """Return the spec: entries by name, each a short text that can be shown to people."""
+    excluded = {"density"}  # each site has its own
+    if getattr(context.method, "robust", "none") == "none":
+        excluded |= {"robust", "byzantine"}
+    method = context.method.model_dump(mode="json", exclude=excluded)
+    weight_bytes = first_weights.numpy().astype("<f4", copy=False).tobytes()
+    spec = {
         "protocol": PROTOCOL,
         "federation": federation,
         "seed": str(context.seed),
@@ -73,9 +71,11 @@ def federation_spec(
         **_entries("topology", context.topology.model_dump(mode="json")),
         **_entries("wire", context.wire.model_dump(mode="json")),
         "layout": f"{layout.size} weights, {_digest(layout.spec().encode())}",
-        "first_weights": _digest(first_weights.numpy().astype("<f4", copy=False).tobytes()),
-        **(schema.spec() if schema else {}),
+        "first_weights": _digest(weight_bytes),
     }
+    if schema is not None:
+        spec |= schema.spec()
+    return spec
 
 
 def spec_digest(spec: Mapping[str, str]) -> str:
@@ -84,54 +84,62 @@ def spec_digest(spec: Mapping[str, str]) -> str:
 
 
 def spec_difference(
-    ours: Mapping[str, str], theirs: Mapping[str, str], here: str = "here", there: str = "there"
+    own_spec: Mapping[str, str],
+    other_spec: Mapping[str, str],
+    own_place: str = "here",
+    other_place: str = "there",
 ) -> str | None:
     """Describe the entries in which two specs differ; None if they are equal.
 
-    Both sites log the message, so `here` and `there` name them: "at alice" and "at carol".
+    Both sites log the message, so the places name them: "at alice" and "at carol".
     """
-    differing = [
-        name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)
-    ]
+    names = sorted(own_spec.keys() | other_spec.keys())
+    differing = [name for name in names if own_spec.get(name) != other_spec.get(name)]
     if not differing:
         return None
-    shown = [name for name in differing if name not in DERIVED_FIELDS] or differing[:1]
-    described = []
+    causes = [name for name in differing if name not in DERIVED_FIELDS]
+    shown = causes or differing[:1]
+
+    sentences = []
     for name in shown[:MAX_DIFFERENCES]:
-        one, other = ours.get(name, "not given"), theirs.get(name, "not given")
-        described.append(
-            f"{name[:MAX_CHARS]} is {_excerpt(one, other)} {here} and {_excerpt(other, one)}"
-            f" {there}"
+        own_value = own_spec.get(name, "not given")
+        other_value = other_spec.get(name, "not given")
+        sentences.append(
+            f"{name[:MAX_CHARS]} is {_excerpt(own_value, other_value)} {own_place}"
+            f" and {_excerpt(other_value, own_value)} {other_place}"
         )
-    more = f"; and {len(shown) - MAX_DIFFERENCES} more" if len(shown) > MAX_DIFFERENCES else ""
-    return "; ".join(described) + more + "." + "".join(REMEDIES.get(name, "") for name in shown)
+    if len(shown) > MAX_DIFFERENCES:
+        sentences.append(f"and {len(shown) - MAX_DIFFERENCES} more")
+    remedies = "".join(REMEDIES.get(name, "") for name in shown)
+    return "; ".join(sentences) + "." + remedies
 
 
-def _excerpt(text: str, other: str) -> str:
+def _excerpt(text: str, compared: str) -> str:
     """The part of a long text where it differs from another."""
-    same = next(
-        (k for k, (a, b) in enumerate(zip(text, other, strict=False)) if a != b),
-        min(len(text), len(other)),
-    )
-    start = max(0, min(same - MAX_CHARS // 2, len(text) - MAX_CHARS))
-    end = start + MAX_CHARS
-    return ("..." if start else "") + text[start:end] + ("..." if end < len(text) else "")
+    common_length = len(os.path.commonprefix([text, compared]))
+    start = max(0, min(common_length - MAX_CHARS // 2, len(text) - MAX_CHARS))
+    excerpt = text[start : start + MAX_CHARS]
+    if start > 0:
+        excerpt = "..." + excerpt
+    if start + MAX_CHARS < len(text):
+        excerpt += "..."
+    return excerpt
 
 
-def _listed(names: Sequence[str]) -> str:
+def _names_as_text(names: Sequence[str]) -> str:
     """The names; of very many, their number and a digest."""
-    whole = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
-    return (
-        whole if len(whole) <= MAX_LIST_CHARS else f"{len(names)} names, {_digest(whole.encode())}"
-    )
+    text = json.dumps(names, ensure_ascii=False, separators=(",", ":"))
+    if len(text) <= MAX_LIST_CHARS:
+        return text
+    return f"{len(names)} names, {_digest(text.encode())}"
 
 
 def _entries(table: str, settings: Mapping[str, object]) -> FederationSpec:
     """An entry for each setting of a table, named as in a config file."""
-    return {
-        f"{table}.{key}": value if isinstance(value, str) else _compact(value)
-        for key, value in settings.items()
-    }
+    entries = {}
+    for key, value in settings.items():
+        entries[f"{table}.{key}"] = value if isinstance(value, str) else _compact(value)
+    return entries
 
 
 def _compact(value: object) -> str:

@@ -1,5 +1,4 @@
-"""A peer's run directory: the same files as a simulation's, with one peer in it, written by a
-node."""
+"""A peer's run directory: the files of a simulation with one peer, written by its node."""
 
 import asyncio
 import contextlib
@@ -50,7 +49,8 @@ class PeerStore:
         self.name = name
         self.folder = folder
         self._last_save = time.monotonic()
-        self._cost, self._task = cost, task
+        self._cost = cost
+        self._task = task
         self._lines: list[Metrics] = []
         """Lines of rounds that are not on the disk."""
         self._newest: tuple[int, StepResult] | None = None
@@ -60,27 +60,27 @@ class PeerStore:
             config = {**(settings or {}), "peers": 1, "peer": name, "spec": dict(spec)}
             self._directory = RunDirectory.create(folder, config)
             return
-        if differs := difference_from_start(folder, spec, settings):
+        difference = difference_from_start(folder, spec, settings)
+        if difference:
             raise RunError(
-                f"{folder} was started {differs} Undo that, or delete the folder to start again."
+                f"{folder} was started {difference} Undo that, or delete the folder to start again."
             )
         self._directory = RunDirectory.open(folder)
 
     def last(self) -> tuple[int, PeerState] | None:
-        """Return the number of finished rounds and the state after them, from the newest intact
-        checkpoint.
+        """Return the number of finished rounds and the state after them; None if there are none.
 
-        Damaged ones are kept under another name. Metrics of later rounds are dropped: these rounds
-        are repeated.
+        They come from the newest intact checkpoint; damaged ones are renamed. Metrics of later
+        rounds are dropped: these rounds are repeated.
         """
-        checkpoints, kept = self._directory.checkpoints, None
+        checkpoints = self._directory.checkpoints
+        damaged = None
         for rounds in reversed(checkpoints.finished_rounds()):
             try:
                 steps = checkpoints.load(rounds)
             except DamagedError as damage:
-                kept = checkpoints.set_aside(
-                    rounds, damage, "Resuming from another round, if there is one."
-                )
+                advice = "Resuming from another round, if there is one."
+                damaged = checkpoints.set_aside(rounds, damage, advice)
                 continue
             if self.name not in steps:
                 raise RunError(
@@ -89,15 +89,15 @@ class PeerStore:
                 )
             self._directory.truncate_metrics(rounds, gaps=True)
             return rounds, steps[self.name].next_state
-        if kept:  # the site starts or joins again; its earlier rounds are kept with the damaged checkpoint
-            with plain_disk_errors(kept), contextlib.suppress(FileNotFoundError):
-                shutil.copy(self.folder / "metrics.jsonl", kept)
+        if damaged:  # the site starts or joins again; keep the metrics of its earlier rounds
+            with plain_disk_errors(damaged), contextlib.suppress(FileNotFoundError):
+                shutil.copy(self.folder / "metrics.jsonl", damaged)
         self._directory.truncate_metrics(0)
         return None
 
     def rewind_to(self, rounds: int) -> None:
-        """Discard the checkpoints after this many rounds, if there is one for them, or if only
-        round 0 is lost."""
+        """Discard later checkpoints, if there is one after this many rounds or only round 0 is
+        lost."""
         finished = self._directory.checkpoints.finished_rounds()
         if rounds in finished or (rounds, finished) == (0, [1]):
             for later in finished:
@@ -113,11 +113,18 @@ class PeerStore:
         """
         assert self._cost is not None
         assert self._task is not None
-        now, result = time.monotonic(), Round({self.name: step.without_state()})
-        line = round_metrics(t, result, self._task, self._cost, now - self._last_save)
-        line |= {"time": time.time(), "received": list(received), "missed": list(missed)}
-        line |= {"report": finite(asdict(step.report)), "messages": step.messages}
-        self._last_save = now
+        clock_time = time.monotonic()
+        duration = clock_time - self._last_save
+        self._last_save = clock_time
+        result = Round({self.name: step.without_state()})
+        line = round_metrics(t, result, self._task, self._cost, duration)
+        line |= {
+            "time": time.time(),
+            "received": list(received),
+            "missed": list(missed),
+            "report": finite(asdict(step.report)),
+            "messages": step.messages,
+        }
         self._lines.append(line)
         self._newest = (t, step)
         self.unsaved_rounds += 1
@@ -127,7 +134,8 @@ class PeerStore:
         """Save the rounds that are not on the disk yet, if there are any."""
         if self._newest is None:
             return
-        (t, step), checkpoints = self._newest, self._directory.checkpoints
+        t, step = self._newest
+        checkpoints = self._directory.checkpoints
         while self._lines:
             self._directory.append(self._lines[0])
             del self._lines[0]
@@ -136,12 +144,11 @@ class PeerStore:
             checkpoints.complete(t)
         except BaseException:
             if t + 1 not in checkpoints.finished_rounds():
-                with contextlib.suppress(OSError):
-                    checkpoints.discard(
-                        t + 1
-                    )  # half of a checkpoint would take the space that is needed
+                with contextlib.suppress(OSError):  # it would take the space that is needed
+                    checkpoints.discard(t + 1)
             raise
-        self._newest, self.unsaved_rounds = None, 0
+        self._newest = None
+        self.unsaved_rounds = 0
 
     def finish(self, context: RunContext, state: PeerState) -> None:
         """Write the summary, which makes the run count as finished."""
@@ -157,24 +164,28 @@ class PeerStore:
 def difference_from_start(
     folder: Path, spec: Mapping[str, str], settings: Mapping[str, Any] | None
 ) -> str | None:
-    """Describe what keeps a run directory from being resumed with this spec and these settings;
-    None: nothing does."""
-    written = read_config(folder)
-    if differs := spec_difference(spec, written.get("spec", {}), "now", "then"):
-        return f"with another spec: {differs}"
+    """Describe why a run cannot be resumed with this spec and these settings; None if it can."""
+    saved_settings = read_config(folder)
+    difference = spec_difference(spec, saved_settings.get("spec", {}), "now", "then")
+    if difference:
+        return f"with another spec: {difference}"
     if settings is None:
         return None
-    if (now := _is_private(settings)) != _is_private(written):
+
+    is_private = _is_private(settings)
+    if is_private != _is_private(saved_settings):
+        change = "without the table privacy, and now it is there"
+        if not is_private:
+            change = "with the table privacy, and now it is missing"
+        return f"{change}: no budget covers rounds of both kinds."
+
+    density = settings.get("method", {}).get("density")
+    saved_density = saved_settings.get("method", {}).get("density")
+    if density != saved_density:
         return (
-            f"{'without' if now else 'with'} the table privacy, and now it is"
-            f" {'there' if now else 'missing'}: no budget covers rounds of both kinds."
-        )
-    if (density := settings.get("method", {}).get("density")) != (
-        then := written.get("method", {}).get("density")
-    ):
-        return (
-            f"with method.density={then}, and now it is {density}: the model keeps as many weights"
-            " as before, and the others would refuse what does not match the announced density."
+            f"with method.density={saved_density}, and now it is {density}: the model keeps as many"
+            " weights as before, and the others would refuse what does not match the announced"
+            " density."
         )
     return None
 
@@ -185,9 +196,10 @@ def _is_private(settings: Mapping[str, Any]) -> bool:
 
 
 class PrivateRounds:
-    """The rounds of private training that a site has begun: on the disk before each of them, so
-    that a crash, a round that is repeated with other neighbours, and other settings or data later
-    never count less than was spent.
+    """The rounds of private training that a site has begun.
+
+    They are on the disk before each round, so that a crash, a repeated round, and other settings or
+    data later never count less than was spent.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -197,10 +209,9 @@ class PrivateRounds:
     def begun(self) -> PrivateHistory:
         """The rounds, and their steps."""
         try:
-            found = json.loads(self.file.read_text())
-            return PrivateHistory(
-                int(found["rounds_begun"]), tuple(StepsTaken(**taken) for taken in found["taken"])
-            )
+            content = json.loads(self.file.read_text())
+            taken = tuple(StepsTaken(**entry) for entry in content["taken"])
+            return PrivateHistory(int(content["rounds_begun"]), taken)
         except FileNotFoundError:
             return PrivateHistory()
         except (OSError, ValueError, KeyError, TypeError) as problem:
@@ -212,7 +223,9 @@ class PrivateRounds:
     def spent(self, plan: PrivacyPlan) -> tuple[float, bool]:
         """Return the spent epsilon, and whether the budget does not last for another round."""
         history = self.begun
-        return plan.after(history).spent(plan.steps_in(history)), plan.begin_round(history) is None
+        epsilon = plan.after(history).spent(plan.steps_in(history))
+        is_exhausted = plan.begin_round(history) is None
+        return epsilon, is_exhausted
 
     def begin(self, plan: PrivacyPlan, state: PeerState) -> PrivateHistory:
         """Count a round, unless the budget does not last for it; return what was begun before.
@@ -221,29 +234,27 @@ class PrivateRounds:
         or lost.
         """
         before = self.begun
-        counted, taken = (
-            sum(each.steps for each in before.taken),
-            int(state.memory.get(PRIVATE_STEPS, 0)),
-        )
-        if counted < taken:
+        counted_steps = sum(entry.steps for entry in before.taken)
+        steps_of_model = int(state.memory.get(PRIVATE_STEPS, 0))
+        if counted_steps < steps_of_model:
             raise RunError(
-                f"{self.file} counts {counted} steps of private training, but the model has taken"
-                f" {taken}. Restore the newest copy; with this one the site would spend more than"
-                " its budget."
+                f"{self.file} counts {counted_steps} steps of private training, but the model has"
+                f" taken {steps_of_model}. Restore the newest copy; with this one the site would"
+                " spend more than its budget."
             )
-        if now := plan.begin_round(before):
-            found = {
+        after = plan.begin_round(before)
+        if after is not None:
+            content = {
                 "version": 1,
-                "rounds_begun": now.rounds,
-                "taken": [asdict(taken) for taken in now.taken],
+                "rounds_begun": after.rounds,
+                "taken": [asdict(entry) for entry in after.taken],
             }
-            write_atomically(self.file, json.dumps(found).encode())
+            write_atomically(self.file, json.dumps(content).encode())
         return before
 
 
 class SavingThread:
-    """Saves rounds on a thread. A disk that is full or fails does not stop the node: it saves them
-    later."""
+    """Saves rounds on a thread; those that a full or failing disk refuses are saved later."""
 
     RETRY_SECONDS = 10.0
 
@@ -256,8 +267,8 @@ class SavingThread:
     async def save(
         self, t: int, step: StepResult, received: Sequence[str], missed: Sequence[str]
     ) -> None:
-        """Save a round, and those that could not be saved before; return also if the disk
-        refuses."""
+        """Save a round, and those that could not be saved before, as far as the disk accepts
+        them."""
         await self._run(partial(self.store.save, t, step, received, missed))
 
     async def retry(self) -> None:
@@ -268,8 +279,7 @@ class SavingThread:
                 await self._run(self.store.save_again)
 
     async def wait_until_saved(self) -> None:
-        """Return once everything is saved. The model of the last round exists only in memory until
-        then."""
+        """Wait until everything is saved: the last model exists only in memory until then."""
         while self._status.unsaved_rounds:
             await asyncio.sleep(self.RETRY_SECONDS / 10)
 
@@ -279,12 +289,12 @@ class SavingThread:
         try:
             self.store.save_again()
         except (DispflError, OSError) as problem:
-            self._log(
-                "lost", {"rounds": self.store.unsaved_rounds, "detail": self._reason(problem)}
-            )
+            detail = self._reason(problem)
+            self._log("lost", {"rounds": self.store.unsaved_rounds, "detail": detail})
 
     async def _run(self, save: Callable[[], None]) -> None:
-        status, problem = self._status, None
+        status = self._status
+        problem = None
         try:
             await asyncio.get_running_loop().run_in_executor(self._pool, save)
         except (DispflError, OSError) as error:
@@ -295,16 +305,15 @@ class SavingThread:
                 self._log("not saved", {"round": status.round, "detail": detail})
             else:
                 self._log("saved", {"round": status.round})
-        status.save_problem, status.unsaved_rounds = problem, self.store.unsaved_rounds
+        status.save_problem = problem
+        status.unsaved_rounds = self.store.unsaved_rounds
 
     def _reason(self, problem: Exception) -> str:
         """What the system says, without the advice for a run that has ended."""
         cause = problem.__cause__ or problem
-        return (
-            f"{cause.strerror or cause} in {self.store.folder}"
-            if isinstance(cause, OSError)
-            else str(problem)
-        )
+        if isinstance(cause, OSError):
+            return f"{cause.strerror or cause} in {self.store.folder}"
+        return str(problem)
 
 
 def rounds_of(folder: Path) -> dict[int, Metrics]:
@@ -312,18 +321,20 @@ def rounds_of(folder: Path) -> dict[int, Metrics]:
     return {record["round"]: record for record in read_metrics(folder)}
 
 
-def unheard(folder: Path) -> str | None:
-    """Return the sentence about a peer whose rounds missed neighbours and never received one, else
-    None."""
+def isolation_problem(folder: Path) -> str | None:
+    """Return a sentence if a peer with neighbours never received a model, else None."""
     rounds = rounds_of(folder).values()
-    if any(entry["received"] for entry in rounds) or not any(entry["missed"] for entry in rounds):
+    has_received = any(entry["received"] for entry in rounds)
+    has_missed = any(entry["missed"] for entry in rounds)
+    if has_received or not has_missed:
         return None
     return (
-        f"All {len(rounds)} rounds were run without hearing any other site, so the model was"
+        f"All {len(rounds)} rounds were run without a model of any other site, so the model was"
         " trained alone. `dispfl peer status` shows the others' addresses, rounds and refusals."
     )
 
 
 def report_of(entry: Mapping[str, Any]) -> tuple[Report, tuple[MessageCost, ...]]:
     """Return the report and the messages in a line of a peer's metrics."""
-    return Report(**entry["report"]), tuple(MessageCost(*message) for message in entry["messages"])
+    messages = tuple(MessageCost(*message) for message in entry["messages"])
+    return Report(**entry["report"]), messages

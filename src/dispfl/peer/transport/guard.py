@@ -1,5 +1,4 @@
-"""Refuses requests that break the protocol, counts refusals, and bans repeat offenders for a
-minute."""
+"""Refuses requests that violate the protocol, and bans repeat offenders for a minute."""
 
 import asyncio
 import hashlib
@@ -35,6 +34,15 @@ class _Budget:
     size: int = 0
 
 
+@dataclass
+class _Answered:
+    """A request that was answered."""
+
+    body_digest: bytes
+    resumed: int = 0
+    """How often its response was resumed."""
+
+
 class RequestGuard:
     """Checks nonces and rates of requests, by sender."""
 
@@ -64,96 +72,87 @@ class RequestGuard:
         self._now = now
         self._offences: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=self.STRIKES))
         self._banned_until: dict[str, float] = {}
-        self._records_seen: dict[str, tuple[float, int]] = {}
+        self._record_counts: dict[str, tuple[float, int]] = {}
         """By sender: the start of its current window, and the number of records received since."""
-        self._nonces: dict[str, dict[int, dict[str, tuple[bytes, int]]]] = defaultdict(dict)
-        """By sender, round and nonce: the digest of the request's body, and how often its response
-        was resumed."""
+        self._answered: dict[str, dict[int, dict[str, _Answered]]] = defaultdict(dict)
+        """By sender, round and nonce."""
 
     def check(self, sender: str) -> None:
-        """Refuse a peer that is banned, or has used up its requests or bytes, before the body of a
-        request is read."""
+        """Refuse a banned peer, and one that has used up its budget, before a body is read."""
         remaining = self._banned_until.get(sender, 0.0) - self._now()
         if remaining > 0:
-            self.refuse(
-                sender,
-                Refusal.BANNED,
-                f"{sender} was refused too often; it is banned for {remaining:.0f} s.",
-            )
+            message = f"{sender} was refused too often; it is banned for {remaining:.0f} s."
+            self.refuse(sender, Refusal.BANNED, message)
         self._unspent_budget(sender)
 
     def check_nonce(
         self, sender: str, t: int, nonce: str, body: bytes = b"", *, resumes: bool = False
     ) -> None:
-        """Refuse a request that was answered before, unless it resumes its response, and repeats
-        beyond the limit.
+        """Refuse a request that was answered before, unless it resumes its response.
 
-        After a restart of this peer, a request that resumes a response counts as a new one.
+        Both may be repeated up to a limit. After a restart of this peer, a request that resumes a
+        response counts as a new one.
         """
-        seen, digest = self._nonces[sender].setdefault(t, {}), hashlib.blake2b(body).digest()
-        if sum(1 + times for _, times in seen.values()) >= self.MAX_ANSWERS:
-            self.refuse(
-                sender,
-                Refusal.DUPLICATE,
-                f"{sender} got the model of round {t} {self.MAX_ANSWERS} times.",
-            )
-        if nonce not in seen:
-            if len(seen) >= self.MAX_REPEATS:
-                self.refuse(
-                    sender,
-                    Refusal.DUPLICATE,
-                    f"{sender} has requested round {t} {len(seen)} times already.",
-                )
-            seen[nonce] = (digest, 0)
+        answered = self._answered[sender].setdefault(t, {})
+        body_digest = hashlib.blake2b(body).digest()
+        answers = sum(1 + earlier.resumed for earlier in answered.values())
+        if answers >= self.MAX_ANSWERS:
+            message = f"{sender} got the model of round {t} {self.MAX_ANSWERS} times."
+            self.refuse(sender, Refusal.DUPLICATE, message)
+
+        if nonce not in answered:
+            if len(answered) >= self.MAX_REPEATS:
+                message = f"{sender} has requested round {t} {len(answered)} times already."
+                self.refuse(sender, Refusal.DUPLICATE, message)
+            answered[nonce] = _Answered(body_digest)
             return
-        first, times = seen[nonce]
+
+        earlier = answered[nonce]
         if not resumes:
-            self.refuse(
-                sender, Refusal.REPLAYED, f"{sender} sent the same request for round {t} twice."
-            )
-        if first != digest:
-            self.refuse(
-                sender,
-                Refusal.REPLAYED,
-                f"{sender} resumes a response for round {t} with another request.",
-            )
-        if times >= self.MAX_REPEATS:
-            message = f"{sender} has resumed the same response for round {t} {times} times already."
+            message = f"{sender} sent the same request for round {t} twice."
             self.refuse(sender, Refusal.REPLAYED, message)
-        seen[nonce] = (digest, times + 1)
+        if earlier.body_digest != body_digest:
+            message = f"{sender} resumes a response for round {t} with another request."
+            self.refuse(sender, Refusal.REPLAYED, message)
+        if earlier.resumed >= self.MAX_REPEATS:
+            message = (
+                f"{sender} has resumed the same response for round {t} {earlier.resumed} times"
+                " already."
+            )
+            self.refuse(sender, Refusal.REPLAYED, message)
+        earlier.resumed += 1
 
     def charge(self, sender: str, size: int, *, is_sync: bool) -> None:
-        """Count a request with a body of `size` bytes; refuse it if the sender has used up its
-        requests or bytes.
+        """Count a request with a body of `size` bytes; refuse it if the budget is used up.
 
         The bytes of a refused sync count, too: they were read.
         """
         budget = self._unspent_budget(sender)
         budget.size += size
         if is_sync and budget.syncs >= self.MAX_SYNCS:
-            self.refuse(
-                sender, Refusal.TOO_MANY_REQUESTS, f"{sender} has used up its syncs of this round."
-            )
-        budget.requests, budget.syncs = budget.requests + 1, budget.syncs + is_sync
+            message = f"{sender} has used up its syncs of this round."
+            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, message)
+        budget.requests += 1
+        budget.syncs += is_sync
 
     def _unspent_budget(self, sender: str) -> _Budget:
-        """Return a peer's budget of this round, or of the current minute of a longer one; refuse it
-        if it is spent."""
-        budget, now = self._budgets.get(sender), self._now()
+        """Return a peer's budget of this round, or of this minute of a longer one.
+
+        Refuses a peer whose budget is used up.
+        """
+        now = self._now()
+        budget = self._budgets.get(sender)
         if budget is None or now - budget.start >= self.WINDOW:
             budget = self._budgets[sender] = _Budget(now)
         if budget.requests >= self.MAX_REQUESTS or budget.size >= self.max_bytes:
-            self.refuse(
-                sender,
-                Refusal.TOO_MANY_REQUESTS,
-                f"{sender} has used up its requests of this round.",
-            )
+            message = f"{sender} has used up its requests of this round."
+            self.refuse(sender, Refusal.TOO_MANY_REQUESTS, message)
         return budget
 
     def charge_response(self, sender: str, size: int) -> None:
         """Count the bytes of a response."""
-        if budget := self._budgets.get(sender):
-            budget.size += size
+        if sender in self._budgets:
+            self._budgets[sender].size += size
 
     def start_round(self) -> None:
         """Give every peer its requests and bytes of a new round."""
@@ -162,20 +161,21 @@ class RequestGuard:
     def allow_records(self, sender: str, records: int) -> int:
         """Return how many of a sender's records may be verified now."""
         now = self._now()
-        start, count = self._records_seen.get(sender, (now, 0))
+        start, count = self._record_counts.get(sender, (now, 0))
         if now - start >= self.WINDOW:
-            start, count = now, 0
+            start = now
+            count = 0
         allowed = min(records, self.MAX_RECORDS - count)
-        self._records_seen[sender] = (start, count + allowed)
+        self._record_counts[sender] = (start, count + allowed)
         if allowed < records:
             self.count(sender, Refusal.TOO_MANY_RECORDS)
         return allowed
 
     def forget_before(self, t: int) -> None:
         """Drop the nonces of rounds before t, whose models are no longer kept."""
-        for rounds in self._nonces.values():
-            for old in [known for known in rounds if known < t]:
-                del rounds[old]
+        for rounds in self._answered.values():
+            for old_round in [answered for answered in rounds if answered < t]:
+                del rounds[old_round]
 
     def refuse(self, sender: str, reason: Refusal, message: str) -> NoReturn:
         """Count a refusal and raise it."""
@@ -183,12 +183,12 @@ class RequestGuard:
         raise Refused(reason, message)
 
     def count(self, sender: str, reason: str) -> None:
-        """Count a refusal, and ban the sender at its `STRIKES`-th offence within `WINDOW`
-        seconds."""
+        """Count a refusal; ban the sender at its `STRIKES`-th offence within `WINDOW` seconds."""
         self.refused.add(sender, reason)
         if reason in HARMLESS:
             return
-        offences, now = self._offences[sender], self._now()
+        now = self._now()
+        offences = self._offences[sender]
         offences.append(now)
         if len(offences) == self.STRIKES and now - offences[0] <= self.WINDOW:
             self._banned_until[sender] = now + self.BAN_SECONDS
