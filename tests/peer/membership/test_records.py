@@ -12,7 +12,7 @@ from dispfl.errors import MessageError
 from dispfl.peer.membership.address import Address
 from dispfl.peer.membership.identity import Identity, der
 from dispfl.peer.membership.invite import Invite
-from dispfl.peer.membership.members import MAX_KNOWN, MembersFile
+from dispfl.peer.membership.members import MAX_STRANGERS, MembersFile
 from dispfl.peer.membership.records import MemberRecord, record_digest
 from dispfl.peer.membership.sync import Offer
 from dispfl.peer.transport.base import JSON
@@ -253,7 +253,7 @@ def test_a_record_of_a_revoked_member_changes_nothing(members: MembersFile) -> N
 
 
 def test_names_that_others_invent_are_forgotten(members: MembersFile) -> None:
-    names = [f"site-{k:03d}" for k in range(MAX_KNOWN + 2)]
+    names = [f"site-{k:03d}" for k in range(MAX_STRANGERS + 2)]
     members.merge([record_of(Identity.make(name)).to_json() for name in names])
     assert [record.name for record in members.known()] == names[2:]
     again = MembersFile(members.path, "alice", "hospitals")  # nothing is stored of them

@@ -1,5 +1,4 @@
-"""The members of a federation: lookups by certificate and name, changes by the operator, and what
-members announce."""
+"""The members of a federation: lookups, changes by the operator, and announcements."""
 
 import time
 from collections import Counter, OrderedDict
@@ -32,12 +31,10 @@ from dispfl.peer.transport.base import JSON
 from dispfl.settings import did_you_mean
 from dispfl.wire.refusals import Refusal, refuse
 
-MAX_KNOWN = 100
-"""Members of other sites that are shown. They are kept in memory, and those not heard of for
-longest are forgotten."""
-MAX_SEEN = 20_000
-"""Records that were verified and not stored. They are not verified again until the operator changes
-the list."""
+MAX_STRANGERS = 100
+"""Members of other sites that are shown; the least recently received are dropped."""
+MAX_IGNORED = 20_000
+"""Records that were verified and not stored; not verified again until the list changes."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,15 @@ class MembersFile:
         self.path = path
         self.file = ListFile(path)
         self._clock = clock
-        self._index: tuple[int, dict[str, Member]] = (-1, {})
-        """The members by fingerprint, and the generation of the list that they are in."""
-        self._known: OrderedDict[str, MemberRecord] = OrderedDict()
-        self._seen: OrderedDict[str, None] = OrderedDict()
-        self._seen_at = 0
+        self._index: dict[str, Member] = {}
+        """The members by fingerprint."""
+        self._index_generation = -1
+        self._strangers: OrderedDict[str, MemberRecord] = OrderedDict()
+        """By fingerprint: records of members that only other sites have accepted."""
+        self._ignored: OrderedDict[str, None] = OrderedDict()
+        """Digests of the records that were verified and not stored."""
+        self._ignored_since = 0
+        """The number of decisions after which they were verified."""
 
     @classmethod
     def create(cls, path: Path, name: str, federation: str) -> "MembersFile":
@@ -78,20 +79,20 @@ class MembersFile:
     # lookups
 
     def find_by_certificate(self, cert_der: bytes, issuers: Sequence[bytes] = ()) -> Member | None:
-        """Return the member, in any state, with this certificate or with an earlier one that issued
-        it.
+        """Return the member, in any state, with this certificate or an earlier one of its chain.
 
         An accepted member's new certificate, issued by the pinned one (directly or through
         `issuers`), replaces the pinned one; a rotation too soon after the last raises
         `MessageError`.
         """
-        print_ = fingerprint(cert_der)
-        if (member := self._find_pinned(print_)) is not None:
+        certificate_fingerprint = fingerprint(cert_der)
+        member = self._find_pinned(certificate_fingerprint)
+        if member is not None:
             return member
         if len(issuers) > MAX_ISSUERS:
             return None
         try:
-            chain = [read_certificate(each) for each in (cert_der, *issuers)]
+            chain = [read_certificate(content) for content in (cert_der, *issuers)]
         except IdentityError:
             return None
         member = self.get(common_name(chain[0]))
@@ -99,22 +100,24 @@ class MembersFile:
             return None
         if member.state != "accepted":
             return member
-        name, now = member.name, self._clock()
+
+        name = member.name
+        now = self._clock()
         self.file.apply(
             lambda latest: latest.with_certificate(name, chain, now), f"certificate of {name}"
         )
-        return self._find_pinned(print_)  # None if another process has changed the entry meanwhile
+        # None if another process has changed the entry meanwhile.
+        return self._find_pinned(certificate_fingerprint)
 
-    def _find_pinned(self, print_: str) -> Member | None:
+    def _find_pinned(self, certificate_fingerprint: str) -> Member | None:
         """Return the member whose pinned certificate has this fingerprint."""
         with self.file.lock:
             member_list = self.file.current()
-            if self._index[0] != self.file.generation:
-                by_fingerprint = {
-                    member.fingerprint: member for member in member_list.members.values()
-                }
-                self._index = (self.file.generation, by_fingerprint)
-            return self._index[1].get(print_)
+            if self._index_generation != self.file.generation:
+                members = member_list.members.values()
+                self._index = {member.fingerprint: member for member in members}
+                self._index_generation = self.file.generation
+            return self._index.get(certificate_fingerprint)
 
     def get(self, name: str) -> Member | None:
         """Return the member with this name, in any state, or None."""
@@ -133,28 +136,26 @@ class MembersFile:
         return [member.name for member in self.accepted()]
 
     def participants(self, t: int) -> list[str]:
-        """Names of the participants in round t: this site and the accepted members that have joined
-        by then, sorted.
+        """Names of this site and the accepted members that have joined by round t, sorted.
 
         A running node goes on with the last list that it could read.
         """
-        members = self.file.latest().members.values()
-        joined = (
-            member.name
-            for member in members
-            if member.state == "accepted" and member.first_round <= t
-        )
-        return sorted([self.name, *joined])
+        names = [self.name]
+        for member in self.file.latest().members.values():
+            if member.state == "accepted" and member.first_round <= t:
+                names.append(member.name)
+        return sorted(names)
 
     def pinned(self) -> list[x509.Certificate]:
         """The certificates of accepted members."""
         return [member.certificate for member in self.accepted()]
 
     def known(self) -> list[MemberRecord]:
-        """Records of members that only other sites have accepted, as far as this process has
-        heard of them."""
+        """Records of members that only other sites have accepted, received by this process."""
         with self.file.lock:
-            records = [record for record in self._known.values() if not self._follows(record)]
+            records = [
+                record for record in self._strangers.values() if not self._is_decided(record)
+            ]
         return sorted(records, key=lambda record: (record.name, record.fingerprint))
 
     @property
@@ -166,19 +167,22 @@ class MembersFile:
     # changes by the operator
 
     def accept(
-        self, invite: Invite, print_: str | None = None, *, confirmed: bool = True
+        self, invite: Invite, told_fingerprint: str | None = None, *, confirmed: bool = True
     ) -> Member:
-        """Accept a site, also one that was revoked; refuse it if its fingerprint is not the given
-        one.
+        """Accept a site, also one that was revoked; refuse an invite with another fingerprint than
+        the operator was told.
 
         Without `confirmed`, it becomes a member by `confirm`.
         """
-        if print_ is not None and not same_fingerprint(print_, invite.fingerprint):
-            raise InviteError(
-                f"The fingerprint of {invite.name}'s invite is {invite.fingerprint}, not {print_}."
-                " Nothing was accepted: ask the site for its invite again, over another channel."
-            )
-        [member] = self.accept_all([invite], confirmed=confirmed or print_ is not None)
+        if told_fingerprint is not None:
+            if not same_fingerprint(told_fingerprint, invite.fingerprint):
+                raise InviteError(
+                    f"The fingerprint of {invite.name}'s invite is {invite.fingerprint}, not"
+                    f" {told_fingerprint}. Nothing was accepted: ask the site for its invite again,"
+                    " over another channel."
+                )
+            confirmed = True
+        [member] = self.accept_all([invite], confirmed=confirmed)
         return member
 
     def accept_all(self, invites: Sequence[Invite], *, confirmed: bool = True) -> list[Member]:
@@ -230,23 +234,20 @@ class MembersFile:
         """Refuse a member from now on, also on open connections."""
 
         def revoked(member_list: MemberList) -> MemberList:
-            return member_list.with_member(
-                replace(self._named(member_list, name), state="revoked", by="hand")
-            )
+            member = self._named(member_list, name)
+            return member_list.with_member(replace(member, state="revoked", by="hand"))
 
         return self.file.update(revoked, operator()).members[name]
 
     def _named(self, member_list: MemberList, name: str) -> Member:
         if name not in member_list.members:
-            hint = (
-                did_you_mean(name, member_list.members)
-                if member_list.members
-                else "No member was accepted yet."
-            )
+            hint = "No member was accepted yet."
+            if member_list.members:
+                hint = did_you_mean(name, member_list.members)
             raise ConfigError(f"There is no member {name!r}. {hint}")
         return member_list.members[name]
 
-    def accept_roster(self, roster: Roster, print_: str | None = None) -> MemberList:
+    def accept_roster(self, roster: Roster, told_fingerprint: str | None = None) -> MemberList:
         """Accept the administrators of a roster, and everyone on it."""
         if roster.federation != self.federation:
             raise RosterError(
@@ -254,18 +255,20 @@ class MembersFile:
                 f" {self.federation}."
             )
         roster = roster.verify()
-        if print_ is not None and not same_fingerprint(print_, roster.fingerprint):
+        if told_fingerprint is not None and not same_fingerprint(
+            told_fingerprint, roster.fingerprint
+        ):
             raise RosterError(
                 f"The fingerprint of the roster's administrators is {roster.fingerprint}, not"
-                f" {print_}. Nothing was accepted: ask the administrators for the roster again,"
-                " over another channel."
+                f" {told_fingerprint}. Nothing was accepted: ask the administrators for the roster"
+                " again, over another channel."
             )
 
         def accepted(member_list: MemberList) -> MemberList:
-            old = member_list.roster
-            if old is not None and old.fingerprint == roster.fingerprint:
+            current = member_list.roster
+            if current is not None and current.fingerprint == roster.fingerprint:
                 return member_list.with_newer_roster(roster, self.name)
-            if print_ is None:
+            if told_fingerprint is None:
                 raise RosterError(
                     f"The fingerprint of the roster's administrators is {roster.fingerprint}."
                     " Compare it with theirs by phone (`dispfl peer roster show` prints it), then"
@@ -293,26 +296,25 @@ class MembersFile:
         """
 
         def announced(member_list: MemberList) -> MemberList:
+            next_serial = member_list.own.serial + 1 if member_list.own else 1
             # The clock makes serials increase even after an old backup was restored.
-            serial = max(member_list.own.serial + 1 if member_list.own else 1, int(self._clock()))
-            new = MemberRecord.sign(
+            serial = max(next_serial, int(self._clock()))
+            record = MemberRecord.sign(
                 identity, self.federation, address, density, first_round, serial
             )
-            return (
-                member_list
-                if new.same_content(member_list.own) and not again
-                else replace(member_list, own=new)
-            )
+            if record.same_content(member_list.own) and not again:
+                return member_list
+            return replace(member_list, own=record)
 
-        own = self.file.update(announced, self.name).own
-        assert own is not None
-        return own
+        record = self.file.update(announced, self.name).own
+        assert record is not None
+        return record
 
     @property
     def own_first_round(self) -> int:
         """The first round in this site's record; 0 if it has none yet."""
-        own = self.file.current().own
-        return own.first_round if own else 0
+        record = self.file.current().own
+        return record.first_round if record else 0
 
     def records(self) -> list[JSON]:
         """The records that this site sends to others: its own first, and those of accepted
@@ -323,34 +325,38 @@ class MembersFile:
         records = [self.file.latest().own, *(member.record for member in self.accepted())]
         return [record for record in records if record]
 
-    def _ignored(self) -> set[str]:
-        """Digests of the records that were verified and not stored: they need not be verified
-        again."""
+    def _verified_digests(self) -> set[str]:
+        """Digests of the records that were verified, whether they are stored or not."""
         with self.file.lock:
-            if self._seen_at != self.file.decisions:  # a record may now be that of a member
-                self._seen.clear()
-                self._seen_at = self.file.decisions
-            return set(self._seen)
+            if self._ignored_since != self.file.decisions:  # one may now be that of a member
+                self._ignored.clear()
+                self._ignored_since = self.file.decisions
+            ignored = set(self._ignored)
+        return ignored | {record.digest for record in self._records()}
 
     def merge(self, records: JSON) -> MergeResult:
         """Merge records received from another member; the newest valid record of each member is
         kept."""
-        held = {record.digest for record in self._records()} | self._ignored()
-        offered = records if isinstance(records, list) else [records]
-        # Most records are already known: skip them without verifying a signature or taking the
-        # lock.
-        new = [each for each in offered if record_digest(each) not in held]
         refused: Counter[str] = Counter()
-        verified: list[MemberRecord] = []
-        for each in new:  # outside the lock: verification is slow and must not block lookups
-            try:
-                verified.append(MemberRecord.read(each))
-            except MessageError as problem:
-                refused[problem.refusal] += 1
+        verified = self._verify_new(records if isinstance(records, list) else [records], refused)
         forged = frozenset(refused)
         learned = [record.name for record in verified if self._merge_one(record, refused)]
         self.file.save(if_due=True)
         return MergeResult(tuple(learned), dict(refused), forged)
+
+    def _verify_new(self, records: Sequence[JSON], refused: Counter[str]) -> list[MemberRecord]:
+        """Return the verified records of those that were not verified before; count the others."""
+        verified_before = self._verified_digests()
+        verified: list[MemberRecord] = []
+        # Outside the lock: verifying signatures is slow and must not block lookups.
+        for record in records:
+            if record_digest(record) in verified_before:
+                continue
+            try:
+                verified.append(MemberRecord.read(record))
+            except MessageError as problem:
+                refused[problem.refusal] += 1
+        return verified
 
     def _merge_one(self, record: MemberRecord, refused: Counter[str]) -> bool:
         """Merge a verified record; return whether it brought anything new."""
@@ -362,45 +368,44 @@ class MembersFile:
                     f"record of {record.name}",
                 ):
                     return True
-                is_new = self._note_known(record)
+                is_new = self._note_stranger(record)
             except MessageError as problem:
                 refused[problem.refusal] += 1
                 if problem.refusal == Refusal.ROTATION:  # too early now, not later
                     return False
                 is_new = False
-            self._seen[record.digest] = None
-            while len(self._seen) > MAX_SEEN:
-                self._seen.popitem(last=False)
+            self._ignored[record.digest] = None
+            while len(self._ignored) > MAX_IGNORED:
+                self._ignored.popitem(last=False)
             return is_new
 
-    def _note_known(self, record: MemberRecord) -> bool:
-        """Note the record of a site that is no member here; a rotated certificate replaces the old
-        one."""
-        if self._follows(record):
+    def _note_stranger(self, record: MemberRecord) -> bool:
+        """Note the record of a site that is not a member here; it replaces its older records."""
+        if self._is_decided(record):
             return False
-        if any(
-            record.chain[0] in held.chain and held.serial >= record.serial
-            for held in self._known.values()
-        ):
-            return False
-        for key in [key for key, held in self._known.items() if held.chain[0] in record.chain]:
-            del self._known[key]
-        self._known[record.fingerprint] = record
-        while len(self._known) > MAX_KNOWN:
-            self._known.popitem(last=False)
+        earlier_records = list(self._strangers.values())
+        for earlier in earlier_records:
+            if record.chain[0] in earlier.chain and earlier.serial >= record.serial:
+                return False
+        for earlier in earlier_records:
+            if earlier.chain[0] in record.chain:
+                del self._strangers[earlier.fingerprint]
+        self._strangers[record.fingerprint] = record
+        while len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)
         return True
 
-    def _follows(self, record: MemberRecord) -> bool:
-        """Whether a record is this site's own, or of a site that the operator or the roster has
-        decided about."""
+    def _is_decided(self, record: MemberRecord) -> bool:
+        """Whether a record is this site's own, or the operator or the roster decided about it."""
+        if record.name == self.name:
+            return True
         member = self.file.current().members.get(record.name)
-        return record.name == self.name or (member is not None and member.follows(record.chain[0]))
+        return member is not None and member.follows(record.chain[0])
 
     def merge_roster(self, text: str) -> bool:
-        """Merge a roster received from another member; return whether it is new. Raise
-        `MessageError` to refuse it.
+        """Merge a roster received from another member; return whether it is new.
 
-        A site that has not accepted the administrators ignores it.
+        Raises `MessageError` to refuse it. A site that has not accepted the administrators ignores it.
         """
         current = self.file.current()
         if current.roster is None:

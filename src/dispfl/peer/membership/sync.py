@@ -2,18 +2,18 @@
 
 A sync begins with a greeting, which has the sender's own record and says what else it has:
 
-    {"state":"0f3a...","roster":[3,"9c1e...","b020..."],"records":[...]}     and the same in the response
+    {"state":"0f3a...","roster":[3,"9c1e...","b020..."],"records":[...]}     answered by the same
 
 `state` is a digest over all records that the sender passes on; `roster` is the version of its
 roster, a digest of it and the fingerprint of its administrators. Where they are equal, which is the
 rule, nothing else is sent. A client that lacks something fetches it in pages, so that no message
 grows with the number of members:
 
-    {"after":"","until":"~","known":["0f3a...",...]}                 the digests of the client's records in that range
-    {"records":[...],"next":"7b20..."}                               those that it lacks, and where the next page begins
+    {"after":"","until":"~","known":["0f3a...",...]}    digests of the client's records in a range
+    {"records":[...],"next":"7b20..."}                  those that it lacks, and the next page
 
-    {"roster_from":200000}
-    {"part":"...","size":650123}                                     a part of the roster's text
+    {"roster_from":200000}                              the first character
+    {"part":"...","size":650123}                        a part of the roster's text
 
 A record is identified by a digest of what is signed (16 bytes). A member that lost its list, or
 restored an old one, receives the missing records again.
@@ -58,7 +58,7 @@ class SyncMessage:
     roster: tuple[int, str, str] | None = None
     """In a greeting: the version and digest of the sender's roster, and the fingerprint of its
     administrators."""
-    wanted: tuple[str, str, frozenset[str]] | None = None
+    requested: tuple[str, str, frozenset[str]] | None = None
     """In a request for records: the range of digests, and those in it that the client has."""
     roster_from: int | None = None
     """In a request for the roster: the first character."""
@@ -73,19 +73,18 @@ class SyncMessage:
     def read(cls, body: bytes) -> "SyncMessage":
         """Parse an untrusted body."""
         try:
-            found = json.loads(body) if body else {}
-            if not isinstance(found, dict):
+            fields = json.loads(body) if body else {}
+            if not isinstance(fields, dict):
                 raise TypeError("it must be an object")
-            roster = _field(found, "roster", list)
             return cls(
-                records=_field(found, "records", list) or [],
-                state=_field(found, "state", str),
-                roster=(_number(roster[0]), str(roster[1]), str(roster[2])) if roster else None,
-                wanted=_wanted(found),
-                roster_from=_number(found["roster_from"]) if "roster_from" in found else None,
-                next=_field(found, "next", str),
-                part=_field(found, "part", str) or "",
-                size=_number(found.get("size", 0)),
+                records=_field(fields, "records", list) or [],
+                state=_field(fields, "state", str),
+                roster=_roster(fields),
+                requested=_requested(fields),
+                roster_from=_number(fields["roster_from"]) if "roster_from" in fields else None,
+                next=_field(fields, "next", str),
+                part=_field(fields, "part", str) or "",
+                size=_number(fields.get("size", 0)),
             )
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
             detail = str(problem)[:200]
@@ -94,20 +93,26 @@ class SyncMessage:
             ) from None
 
 
-def _wanted(found: dict[str, Any]) -> tuple[str, str, frozenset[str]] | None:
-    if (known := _field(found, "known", list)) is None:
+def _roster(fields: dict[str, Any]) -> tuple[int, str, str] | None:
+    roster = _field(fields, "roster", list)
+    if not roster:
         return None
-    return (
-        str(found["after"]),
-        str(found["until"]),
-        frozenset(name for name in known if isinstance(name, str)),
-    )
+    version, digest, administrators = roster[:3]
+    return _number(version), str(digest), str(administrators)
 
 
-def _field(found: dict[str, Any], name: str, kind: type) -> Any:
-    value = found.get(name)
-    if value is not None and not isinstance(value, kind):
-        raise TypeError(f"{name} must be a {kind.__name__}")
+def _requested(fields: dict[str, Any]) -> tuple[str, str, frozenset[str]] | None:
+    digests = _field(fields, "known", list)
+    if digests is None:
+        return None
+    known_digests = frozenset(digest for digest in digests if isinstance(digest, str))
+    return str(fields["after"]), str(fields["until"]), known_digests
+
+
+def _field(fields: dict[str, Any], name: str, type_: type) -> Any:
+    value = fields.get(name)
+    if value is not None and not isinstance(value, type_):
+        raise TypeError(f"{name} must be a {type_.__name__}")
     return value
 
 
@@ -125,25 +130,28 @@ class Offer:
     ) -> None:
         self.records = records
         self.roster = roster
-        known: dict[int, tuple[str, str]] = before._encoded if before else {}
-        self._encoded: dict[int, tuple[str, str]] = {
-            id(record): known.get(id(record)) or _encode(record) for record in records
-        }
-        """Digest and text of every record; those of the offer `before`, which keeps its records,
-        are not made again."""
+        self._encoded: dict[int, tuple[str, str]] = {}
+        """Digest and text of every record, by its id."""
+        # The offer before keeps its records, so their ids are not reused: encode only new ones.
+        encoded_before = before._encoded if before else {}
+        for record in records:
+            key = id(record)
+            self._encoded[key] = encoded_before.get(key) or _encode(record)
         self._texts = dict(self._encoded.values())
         self.digests = sorted(self._texts)
         self.state = hashlib.blake2b("".join(self.digests).encode(), digest_size=16).hexdigest()
-        self._own = self._encoded[id(records[0])][1] if records else ""
+        self._own_record = ""
+        if records:
+            _, self._own_record = self._encoded[id(records[0])]
 
     def greeting(self) -> bytes:
         """The first message of a sync, and the response to it."""
-        roster = (
-            [self.roster.version, self.roster.digest, self.roster.fingerprint]
-            if self.roster
-            else None
-        )
-        return f'{{"state":"{self.state}","roster":{json.dumps(roster)},"records":[{self._own}]}}'.encode()
+        roster = None
+        if self.roster:
+            roster = [self.roster.version, self.roster.digest, self.roster.fingerprint]
+        records = f"[{self._own_record}]"
+        text = f'{{"state":"{self.state}","roster":{json.dumps(roster)},"records":{records}}}'
+        return text.encode()
 
     def answer(self, request: SyncMessage) -> bytes:
         """The response to a request."""
@@ -151,36 +159,39 @@ class Offer:
             text = self.roster.text if self.roster else ""
             part = text[request.roster_from : request.roster_from + PAGE_BYTES]
             return json.dumps({"part": part, "size": len(text)}).encode()
-        if request.wanted is None:
+        if request.requested is None:
             return self.greeting()
-        page, after = self._page(*request.wanted)
-        return f'{{"records":[{",".join(page)}],"next":{json.dumps(after)}}}'.encode()
+        page, next_page = self._page(*request.requested)
+        return f'{{"records":[{",".join(page)}],"next":{json.dumps(next_page)}}}'.encode()
 
-    def _page(self, after: str, until: str, known: Collection[str]) -> tuple[list[str], str | None]:
-        """The records with digests in `(after, until]` that the client lacks, up to a page, and
-        where to go on."""
+    def _page(
+        self, after: str, until: str, known_digests: Collection[str]
+    ) -> tuple[list[str], str | None]:
+        """Return a page of the records with digests in `(after, until]` that the client lacks, and
+        where the next page begins."""
         page: list[str] = []
         room = PAGE_BYTES
         for digest in self.digests[bisect.bisect_right(self.digests, after) :]:
             if digest > until:
                 break
-            if digest not in known:
+            if digest not in known_digests:
                 text = self._texts[digest]
                 if page and len(text) > room:
                     return page, after
                 page.append(text)
                 room -= len(text) + 1
             after = digest
-        return page, None if until >= END else until
+        is_last = until >= END
+        return page, None if is_last else until
 
     def request_after(self, after: str) -> bytes:
         """The request for the records that we lack, with digests above `after`."""
         start = bisect.bisect_right(self.digests, after)
-        known = self.digests[start : start + PAGE_DIGESTS]
-        until = known[-1] if start + PAGE_DIGESTS < len(self.digests) else END
-        return json.dumps(
-            {"after": after, "until": until, "known": known}, separators=(",", ":")
-        ).encode()
+        digests = self.digests[start : start + PAGE_DIGESTS]
+        is_last = start + PAGE_DIGESTS >= len(self.digests)
+        until = END if is_last else digests[-1]
+        request = {"after": after, "until": until, "known": digests}
+        return json.dumps(request, separators=(",", ":")).encode()
 
 
 def request_roster(parts: Sequence[str]) -> bytes:
@@ -189,7 +200,7 @@ def request_roster(parts: Sequence[str]) -> bytes:
 
 
 def check_progress(response: SyncMessage, after: str) -> None:
-    """Refuse a page of records that does not lead on."""
+    """Refuse a page of records whose next page does not come after it."""
     if response.next is not None and not after < response.next < END:
         raise MessageError(
             Refusal.MALFORMED, "A page of records does not say where the next one begins."
@@ -215,53 +226,52 @@ class SiteMembership:
     def __init__(self, site: "Site", method: Method, layout: Layout, density: float) -> None:
         self._site = site
         self._density = density
-        self._records: tuple[int, list[JSON]] = (-1, [])
+        self._records: list[JSON] = []
+        self._records_generation = -1
 
         @lru_cache(maxsize=64)
         def kept_counts(density: float) -> Sequence[int]:
             try:
                 return method.kept_counts(layout, density)
-            except (
-                ConfigError
-            ):  # announced by a member, but the network cannot have it: no mask keeps these counts
+            except ConfigError:  # announced, but not possible for this network: no mask matches
                 return ()
 
-        self._kept = kept_counts
+        self._kept_counts = kept_counts
 
     def participants(self, t: int) -> list[str]:
         """Names of the participants in round t, including this site, sorted."""
         return self._site.members.participants(t)
 
     def kept_counts(self, name: str) -> Sequence[int] | None:
-        """Number of weights per layer that a member's masks keep; None if its density is not known
-        yet."""
+        """Number of weights per layer that a member's masks keep; None before its first record."""
         member = self._site.members.file.latest().members.get(name)
-        return None if member is None or member.density is None else self._kept(member.density)
+        if member is None or member.density is None:
+            return None
+        return self._kept_counts(member.density)
 
     def join(self, t: int) -> None:
         """Announce that this site takes part from round t."""
         self._site.members.announce(self._site.identity, self._site.info.address, self._density, t)
 
     def records(self) -> list[JSON]:
-        """Signed records of this site, first, and the accepted members; the same list until
-        something changes."""
+        """Signed records of this site, first, and its members; the same object until they
+        change."""
         generation = self._site.members.generation
-        if self._records[0] != generation:
-            self._records = (generation, self._site.members.records())
-        return self._records[1]
+        if self._records_generation != generation:
+            self._records = self._site.members.records()
+            self._records_generation = generation
+        return self._records
 
     def roster(self) -> Roster | None:
         """The roster that this site has accepted."""
         return self._site.members.file.latest().roster
 
     def merge(self, records: JSON) -> Collection[str]:
-        """Merge received records; return the refusal reasons that count as offences of the
-        sender."""
+        """Merge received records; return the reasons for refused ones that count as offences."""
         return self._site.members.merge(records).forged
 
     def lacks_roster(self, version: int, digest: str, administrators: str) -> bool:
-        """Whether another roster of the same administrators is newer than ours, or contradicts
-        it."""
+        """Whether a roster of the same administrators is newer than ours, or contradicts it."""
         return self._site.members.file.latest().lacks_roster(version, digest, administrators)
 
     def merge_roster(self, text: str) -> bool:
@@ -269,8 +279,7 @@ class SiteMembership:
         return self._site.members.merge_roster(text)
 
     def identify(self, certificate: bytes, issuers: Sequence[bytes]) -> str | None:
-        """Return the name of the member with this certificate, None if there is none; refuse a
-        revoked member."""
+        """Return the name of the member with this certificate, or None; refuse a revoked one."""
         try:
             member = self._site.members.find_by_certificate(certificate, issuers)
         except MessageError as problem:
@@ -279,9 +288,11 @@ class SiteMembership:
             raise Refused(
                 Refusal.INTERNAL_ERROR, f"{self._site.name} cannot read its members."
             ) from None
-        if member is not None and member.state == "revoked":
+        if member is None or member.state == "pending":
+            return None
+        if member.state == "revoked":
             raise Refused(Refusal.REVOKED, f"{member.name} was revoked by {self._site.name}.")
-        return member.name if member and member.state == "accepted" else None
+        return member.name
 
     def address(self, name: str) -> tuple[str, int]:
         """Return the address of an accepted member."""
