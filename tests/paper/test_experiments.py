@@ -23,7 +23,7 @@ from dispfl.paper.experiments import (
     select_runs,
 )
 from dispfl.paper.printed_costs import ComparedCost, CostColumn, CostVerdict
-from dispfl.paper.reproduce import dense_flops
+from dispfl.paper.workload import dense_flops
 from dispfl.registry import METHODS
 from dispfl.topology import RandomRegular
 

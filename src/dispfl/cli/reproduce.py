@@ -180,7 +180,7 @@ def _caveat(
 ) -> str:
     """Describe how the runs differ from the same experiment at the paper's scale."""
     from dispfl.paper.experiments import experiment_names, find_experiment, select_runs
-    from dispfl.paper.reproduce import differences
+    from dispfl.paper.workload import differences
 
     if experiment.name not in experiment_names("paper"):
         return "Not one of the paper's experiments."
@@ -202,8 +202,7 @@ def _report(
     console: "Console",
 ) -> dict[str, Any]:
     from dispfl.costs.estimate import estimate
-    from dispfl.paper.comparison import PaperReference
-    from dispfl.paper.reproduce import ReproducedRuns, write_report
+    from dispfl.paper.beside_paper import PaperReference, ReproducedRuns, write_report
     from dispfl.report.runs import Budget
 
     table = experiment.table
@@ -290,7 +289,7 @@ def _order(shows: str | None) -> tuple[int, int]:
 
 def _print_hours(cells: "Sequence[GridRun]", console: "Console", as_json: bool) -> None:
     """Measure training of each kind and print the estimated hours by method."""
-    from dispfl.paper.reproduce import remaining_hours
+    from dispfl.paper.workload import remaining_hours
 
     with console.status("Measuring how long training takes ..."):
         found = remaining_hours(cells)

@@ -1,8 +1,8 @@
-"""The paper's tables, figures and claims as experiments: one TOML file each, at three scales; some
-at one only.
+"""The paper's tables, figures and claims as experiments: one TOML file each, at up to three scales.
 
     the tables of `dispfl run`   settings that all runs of the experiment share
-    [reproduce]                  the table or figure of the paper, and its runs: every part combined with every row
+    [reproduce]                  the table or figure of the paper, and its runs: every part
+                                 combined with every row
 
 Parts and rows override the settings of the file, in the same notation: `{ topology = "ring", method
 = "local" }`. `beside`, for the experiment or for a part, names the paper's data or model where the
@@ -18,6 +18,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -47,6 +48,7 @@ IDENTIFYING_KEYS = {
 """Keys that identify a run in a table: an override would make several rows the same."""
 IRRELEVANT_KEYS = ("seed", "workers", "data.dir")
 """Keys that do not change the experiment."""
+HEADINGS = {"data": "paper's data", "model": "paper's model"}
 DESCRIPTIONS = ("beside", "targets", "variant")
 """What a part or a row says about itself; its other keys are settings."""
 
@@ -107,13 +109,16 @@ class PaperExperiment:
     @property
     def table(self) -> PrintedTable | None:
         """The paper's table, if any."""
-        found, label = {table.label: table for table in tables()}, self.about.label
-        if label is not None and label not in found:
+        label = self.about.label
+        if label is None:
+            return None
+        by_label = {table.label: table for table in tables()}
+        if label not in by_label:
             raise ConfigError(
-                f"reproduce.label {label!r} does not exist. {did_you_mean(label, found)}",
+                f"reproduce.label {label!r} does not exist. {did_you_mean(label, by_label)}",
                 key="reproduce.label",
             )
-        return found[label] if label else None
+        return by_label[label]
 
     def runs(
         self, out: Path, seeds: int | None = None, overrides: Sequence[str] = ()
@@ -123,69 +128,69 @@ class PaperExperiment:
         An override applies to all runs whose components have its key.
         """
         self._check_overrides(overrides)
-        found = []
+        runs = []
         for number in range(seeds or self.about.seeds):
-            for about, first in self._experiments(overrides):
+            for description, first in self._experiments(overrides):
                 experiment = first.model_copy(update={"seed": first.seed + number})
-                key = _row_key(experiment) | self.about.beside | about.get("beside", {})
-                cell = GridRun({}, experiment, run_path(out / "runs", experiment))
-                variant, targets = about.get("variant", UNKNOWN), tuple(about.get("targets", ()))
-                printed = self._printed(key) if variant == UNKNOWN else None
-                found.append(
-                    PaperRun(
-                        cell, _labels(key, experiment) | {"variant": variant}, printed, targets
-                    )
-                )
-        named = _with_names(found)
-        self._check_against([{**run.cell.row, "method": run.labels["method"]} for run in named])
+                runs.append(self._run(out, description, experiment))
+        named = _with_names(runs)
+        self._check_against(named)
         return named
 
-    def _check_against(self, names: Sequence[Mapping[str, str]]) -> None:
+    def _run(self, out: Path, description: SettingsTable, experiment: Experiment) -> PaperRun:
+        """Return a run and its row of the paper, from what its part and its row say."""
+        key = _row_key(experiment) | self.about.beside | description.get("beside", {})
+        variant = description.get("variant", UNKNOWN)
+        labels = _labels(key, experiment) | {"variant": variant}
+        return PaperRun(
+            cell=GridRun({}, experiment, run_path(out / "runs", experiment)),
+            labels=labels,
+            printed=self._printed(key) if variant == UNKNOWN else None,
+            targets=tuple(description.get("targets", ())),
+        )
+
+    def _check_against(self, runs: Sequence[PaperRun]) -> None:
         against = self.about.against
-        if not any(against.items() <= own.items() for own in names):
-            keys = ", ".join(names[0])
-            raise ConfigError(
-                f"reproduce.against must name a row by {keys}; no row has {against}.",
-                key="reproduce.against",
-            )
+        for run in runs:
+            names = {**run.cell.row, "method": run.labels["method"]}
+            if against.items() <= names.items():
+                return
+        keys = ", ".join({**runs[0].cell.row, "method": ""})
+        raise ConfigError(
+            f"reproduce.against must name a row by {keys}; no row has {against}.",
+            key="reproduce.against",
+        )
 
     def _experiments(self, overrides: Sequence[str]) -> Iterator[tuple[SettingsTable, Experiment]]:
-        """Yield every row of every part, with the overrides it has keys for, and what both say
-        about themselves.
+        """Yield every row of every part, with what both say about themselves.
 
-        An unknown key is rejected.
+        Each has the overrides that it has keys for. An unknown key is rejected.
         """
-        combined: list[tuple[SettingsTable, list[str]]] = []
-        for part in self.about.parts:
-            combined += [
-                (part | row, [*_as_overrides(part), *_as_overrides(row)]) for row in self.about.rows
-            ]
-        plain = [compose(self.config, own) for _, own in combined]
-        known = {
-            override
-            for override in overrides
-            if any(_has_key(experiment, override) for experiment in plain)
-        }
-        for (about, own), experiment in zip(combined, plain, strict=True):
-            applied = [
-                override
-                for override in overrides
-                if override not in known or _has_key(experiment, override)
-            ]
-            yield about, compose(self.config, [*own, *applied]) if applied else experiment
+        rows: list[tuple[SettingsTable, list[str], Experiment]] = []
+        for part, row in product(self.about.parts, self.about.rows):
+            settings = [*_as_overrides(part), *_as_overrides(row)]
+            rows.append((part | row, settings, compose(self.config, settings)))
+
+        for description, settings, experiment in rows:
+            applied = []
+            for override in overrides:
+                unknown = not any(_has_key(rival, override) for _, _, rival in rows)
+                if unknown or _has_key(experiment, override):  # `compose` rejects unknown ones
+                    applied.append(override)
+            if applied:
+                experiment = compose(self.config, [*settings, *applied])
+            yield description, experiment
 
     def _check_overrides(self, overrides: Sequence[str]) -> None:
         """Reject overrides that would make different runs the same."""
-        varied, of_variants = (
-            {own.partition("=")[0] for table in tables for own in _as_overrides(table)}
-            for tables in (
-                (*self.about.parts, *self.about.rows),
-                [row for row in self.about.rows if "variant" in row],
-            )
-        )
+        fixed = set()
+        for table in (*self.about.parts, *self.about.rows):
+            keys = {setting.partition("=")[0] for setting in _as_overrides(table)}
+            is_variant = "variant" in table
+            fixed |= keys if is_variant else keys & IDENTIFYING_KEYS
         for override in overrides:
             key = override.partition("=")[0].strip().removesuffix(".name")
-            if key in varied & IDENTIFYING_KEYS | of_variants:
+            if key in fixed:
                 raise ConfigError(
                     f"{self.name} varies {key} itself, so {override} cannot be set; select runs"
                     " with --only.",
@@ -193,32 +198,24 @@ class PaperExperiment:
                 )
 
     def _printed(self, key: Mapping[str, Any]) -> PrintedRow | None:
-        rows = self.table.rows if self.table else ()
-        return next(
-            (
-                row
-                for row in rows
-                if all(getattr(row, name) == value for name, value in key.items())
-            ),
-            None,
-        )
+        for row in self.table.rows if self.table else ():
+            if all(getattr(row, name) == value for name, value in key.items()):
+                return row
+        return None
 
 
 def experiments_folder() -> Path:
-    """Return the folder of experiment files: inside an installed package, next to `src` in an
-    editable install."""
+    """Return the folder of experiment files.
+
+    It is inside an installed package, and next to `src` in an editable install.
+    """
     package = Path(__file__).parents[1]
-    found = [
-        folder
-        for folder in (package / "experiments", package.parents[1] / "experiments")
-        if folder.is_dir()
-    ]
-    if not found:
-        raise ConfigError(
-            f"{package} has no experiment files; reinstall dispfl, or give an experiment file by"
-            " path."
-        )
-    return found[0]
+    for parent in (package, package.parents[1]):
+        if (parent / "experiments").is_dir():
+            return parent / "experiments"
+    raise ConfigError(
+        f"{package} has no experiment files; reinstall dispfl, or give an experiment file by path."
+    )
 
 
 def experiment_names(scale: Scale) -> list[str]:
@@ -227,23 +224,23 @@ def experiment_names(scale: Scale) -> list[str]:
 
 
 def find_experiment(name: str, scale: Scale) -> PaperExperiment:
-    """Find an experiment by name (`topologies-cifar10`), by table or figure (`table-2`), or by the
-    path of a file."""
+    """Find an experiment by name (`topologies-cifar10`), table or figure (`table-2`), or path."""
     if name.endswith(".toml"):
         return read_experiment(Path(name))
-    folder, known = experiments_folder() / scale, experiment_names(scale)
-    if name in known:
+    folder = experiments_folder() / scale
+    names = experiment_names(scale)
+    if name in names:
         return read_experiment(folder / f"{name}.toml")
-    for other in SCALES:
-        if name in experiment_names(other):
+    for available in SCALES:
+        if name in experiment_names(available):
             raise ConfigError(
-                f"{name} exists at {other} scale only: add --scale {other}.", key="--scale"
+                f"{name} exists at {available} scale only: add --scale {available}.", key="--scale"
             )
-    files = (read_experiment(folder / f"{one}.toml") for one in known)
-    shown = {_letters(found.about.shows): found for found in files if found.about.shows}
-    if _letters(name) not in shown:
-        raise ConfigError(f"There is no experiment {name!r}. {did_you_mean(name, known)}")
-    return shown[_letters(name)]
+    for file_name in names:
+        experiment = read_experiment(folder / f"{file_name}.toml")
+        if experiment.about.shows and _letters(experiment.about.shows) == _letters(name):
+            return experiment
+    raise ConfigError(f"There is no experiment {name!r}. {did_you_mean(name, names)}")
 
 
 def read_experiment(path: Path) -> PaperExperiment:
@@ -255,83 +252,91 @@ def read_experiment(path: Path) -> PaperExperiment:
 
 
 def select_runs(runs: Sequence[PaperRun], only: Sequence[str]) -> list[PaperRun]:
-    """Return the runs with these methods, data sets, partitions, ..., given by the paper's names
-    (`--only`)."""
-    wanted: dict[str, set[str]] = {}
-    known = {value: key for run in runs for key, value in run.labels.items() if value != UNKNOWN}
+    """Return the runs with these labels (`--only`): methods, data sets, partitions, ..."""
+    labels = _distinct_labels(runs)
+    selected: dict[str, set[str]] = {}
     for name in only:
-        if name not in known:
+        keys = [key for key, values in labels.items() if name in values and name != UNKNOWN]
+        if not keys:
             raise ConfigError(
-                f"--only {name!r} matches no label of these runs. {_labels_hint(name, runs)}",
+                f"--only {name!r} matches no label of these runs. {_labels_hint(name, labels)}",
                 key="--only",
             )
-        wanted.setdefault(known[name], set()).add(name)
-    found = [
-        run for run in runs if all(run.labels[key] in values for key, values in wanted.items())
-    ]
-    if not found:
+        selected.setdefault(keys[-1], set()).add(name)
+
+    matching = []
+    for run in runs:
+        if all(run.labels[key] in names for key, names in selected.items()):
+            matching.append(run)
+    if not matching:
         raise ConfigError(
             f"--only {','.join(only)} selects no run; no run has all of these labels.", key="--only"
         )
-    return found
+    return matching
 
 
-def _labels_hint(name: str, runs: Sequence[PaperRun]) -> str:
-    """`Did you mean dispfl?`, or the labels in which the runs differ: `They differ in method:
-    dispfl, local.`"""
-    values = {
-        key: dict.fromkeys(run.labels[key] for run in runs if run.labels[key] != UNKNOWN)
-        for key in runs[0].labels
-    }
-    differing = {key: list(own) for key, own in values.items() if len(own) > 1}
-    hint = did_you_mean(name, [label for own in differing.values() for label in own])
+def _distinct_labels(runs: Sequence[PaperRun]) -> dict[str, list[str]]:
+    """Return the values of each label, in order of appearance."""
+    labels: dict[str, dict[str, None]] = {}
+    for run in runs:
+        for key, value in run.labels.items():
+            labels.setdefault(key, {})[value] = None
+    return {key: list(values) for key, values in labels.items()}
+
+
+def _labels_hint(name: str, labels: Mapping[str, Sequence[str]]) -> str:
+    """`Did you mean dispfl?`, or `They differ in method: dispfl, local.`"""
+    differing: list[str] = []
+    parts = []
+    for key, values in labels.items():
+        names = [value for value in values if value != UNKNOWN]
+        if len(names) > 1:
+            differing += names
+            parts.append(f"{key}: {', '.join(names)}")
+    hint = did_you_mean(name, differing)
     if hint.startswith("Did you mean"):
         return hint
-    return (
-        "They differ in"
-        f" {'; '.join(f'{key}: ' + ', '.join(own) for key, own in differing.items())}."
-    )
+    return f"They differ in {'; '.join(parts)}."
 
 
 def run_path(runs: Path, experiment: Experiment) -> Path:
-    """Return the run directory: readable names, and a digest of all settings that differ from the
-    defaults."""
+    """Return the run directory: readable names, and a digest of settings that are not defaults."""
+    settings = {}
+    for key, (_, value) in differing_keys(Experiment(), experiment).items():
+        if key not in IRRELEVANT_KEYS:
+            settings[key] = value
+    text = json.dumps(settings, sort_keys=True)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+
     config = experiment.to_toml()
-    differing = differing_keys(Experiment(), experiment)
-    settings = {key: value for key, (_, value) in differing.items() if key not in IRRELEVANT_KEYS}
-    digest = hashlib.blake2b(
-        json.dumps(settings, sort_keys=True).encode(), digest_size=4
-    ).hexdigest()
-    data, partition, method, topology = (
-        config[key]["name"] for key in ("data", "partition", "method", "topology")
-    )
-    density, offline_prob = config["method"].get("density"), config["topology"]["offline_prob"]
-    densities = (
-        [] if density is None else [f"{density:g}" if isinstance(density, float) else "groups"]
-    )
-    dropping = [f"drop{offline_prob:g}"] if offline_prob else []
-    name = "-".join([method, *densities, topology, *dropping, digest])
-    return runs / f"{data}-{partition}" / name / f"seed-{experiment.seed}"
+    parts = [config["method"]["name"]]
+    density = config["method"].get("density")
+    if density is not None:
+        parts.append(f"{density:g}" if isinstance(density, float) else "groups")
+    parts.append(config["topology"]["name"])
+    offline_prob = config["topology"]["offline_prob"]
+    if offline_prob:
+        parts.append(f"drop{offline_prob:g}")
+    folder = f"{config['data']['name']}-{config['partition']['name']}"
+    return runs / folder / "-".join([*parts, digest]) / f"seed-{experiment.seed}"
 
 
 def _row_key(experiment: Experiment) -> dict[str, Any]:
-    """Return the fields that identify an experiment's row in the paper's tables; as in
-    `PrintedRow`, some are None."""
+    """Return the fields of `PrintedRow` that identify an experiment's row; some are None."""
     config = experiment.to_toml()
-    method, density = config["method"]["name"], config["method"].get("density", 1.0)
+    method = config["method"]["name"]
+    density = config["method"].get("density", 1.0)
+    if method == "subfedavg":
+        density = None
+    elif isinstance(density, list):
+        density = tuple(density)
     return {
         "data": config["data"]["name"],
         "partition": config["partition"]["name"],
         "model": config["model"]["name"],
         "topology": None if method in WITHOUT_TOPOLOGY else config["topology"]["name"],
         "method": method,
-        "density": (
-            None
-            if method == "subfedavg"
-            else tuple(density)
-            if isinstance(density, list)
-            else density
-        ),
+        "density": density,
     }
 
 
@@ -344,38 +349,35 @@ def _labels(key: Mapping[str, Any], experiment: Experiment) -> dict[str, str]:
             density = f"{min(groups):g}–{max(groups):g}"
         case value:
             density = f"{value:g}"
-    offline_prob = UNKNOWN if key["topology"] is None else f"{experiment.topology.offline_prob:g}"
-    return {
-        **{name: value or UNKNOWN for name, value in key.items()},
-        "density": density,
-        "drop": offline_prob,
-    }
+    labels = {name: value or UNKNOWN for name, value in key.items()}
+    labels["density"] = density
+    labels["drop"] = UNKNOWN
+    if key["topology"] is not None:
+        labels["drop"] = f"{experiment.topology.offline_prob:g}"
+    return labels
 
 
 def _with_names(runs: Sequence[PaperRun]) -> list[PaperRun]:
-    """Return the same runs, each named by the labels in which they differ; where all have a
-    variant, by that."""
-    everywhere = {key: {run.labels[key] for run in runs} for key in runs[0].labels}
-    several = {
-        key
-        for key, values in everywhere.items()
-        if len(values if key == "variant" else values - {UNKNOWN}) > 1
-    }
-    if UNKNOWN in everywhere["variant"]:
-        several.add("method")
-    else:
-        several -= {"method", "density", "topology"}
-    differing = [key for key in everywhere if key in several]
-    heading = {"data": "paper's data", "model": "paper's model"}
-    return [
-        replace(
-            run,
-            cell=replace(
-                run.cell, row={heading.get(key, key): run.labels[key] for key in differing}
-            ),
-        )
-        for run in runs
-    ]
+    """Return the same runs, each named by the labels in which they differ.
+
+    Where all have a variant, that replaces method, density and topology.
+    """
+    labels = _distinct_labels(runs)
+    keys = []
+    for key, values in labels.items():
+        names = [value for value in values if value != UNKNOWN or key == "variant"]
+        if UNKNOWN not in labels["variant"]:
+            needed = len(names) > 1 and key not in ("method", "density", "topology")
+        else:
+            needed = len(names) > 1 or key == "method"
+        if needed:
+            keys.append(key)
+
+    named = []
+    for run in runs:
+        row = {HEADINGS.get(key, key): run.labels[key] for key in keys}
+        named.append(replace(run, cell=replace(run.cell, row=row)))
+    return named
 
 
 def _as_overrides(settings: SettingsTable) -> Iterator[str]:
@@ -383,28 +385,20 @@ def _as_overrides(settings: SettingsTable) -> Iterator[str]:
     for key, value in settings.items():
         if key in DESCRIPTIONS:
             continue
-        table = (
-            value
-            if isinstance(value, Mapping)
-            else {"name": value}
-            if key in Experiment.CHOICES
-            else None
-        )
-        if table is None:
+        if key in Experiment.CHOICES and not isinstance(value, Mapping):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
             yield f"{key}={json.dumps(value)}"
             continue
-        if "name" in table:
-            yield f"{key}={json.dumps(table['name'])}"
-        yield from (
-            f"{key}.{field}={json.dumps(context)}"
-            for field, context in table.items()
-            if field != "name"
-        )
+        if "name" in value:
+            yield f"{key}={json.dumps(value['name'])}"
+        for field, setting in value.items():
+            if field != "name":
+                yield f"{key}.{field}={json.dumps(setting)}"
 
 
 def _has_key(experiment: Experiment, override: str) -> bool:
-    """Return whether the components of an experiment have the key of an override: a ring has no
-    `topology.degree`."""
+    """Return whether an experiment has the key of an override: a ring has no `topology.degree`."""
     table, dot, field = override.partition("=")[0].strip().partition(".")
     owner = getattr(experiment, table, None)
     return not dot or (isinstance(owner, Settings) and field in type(owner).model_fields)

@@ -5,7 +5,7 @@ without its page.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,82 +15,74 @@ from matplotlib import colormaps
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from dispfl.paper.comparison import ComparedRow, group_accuracies
-from dispfl.paper.mask_similarity import RunMasks
-from dispfl.paper.similarity import Matrix
+from dispfl.paper.beside_paper import ComparedRow, group_accuracies
+from dispfl.paper.mask_similarity import Matrix, RunMasks
 from dispfl.report.comparison import mean_curve
 from dispfl.report.plots import X_LABELS, save_figure
 from dispfl.report.runs import Budget
 from dispfl.report.wording import UNKNOWN
-from dispfl.runs.directory import read_config
 
 PERCENT = 100
-SIMILARITY_COLOURS, DISTANCE_COLOURS = (
-    "viridis",
-    "viridis_r",
-)  # close pairs are bright in both heat maps
+SIMILARITY_COLOURS = "viridis"
+DISTANCE_COLOURS = "viridis_r"
+"""Close pairs are bright in both heat maps."""
 
 
 def draw_curves(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     """Draw accuracy against rounds: a panel per data set and partition, a line per method."""
-    data, partitions = (
-        list(dict.fromkeys(row[key] for row in rows)) for key in ("data", "partition")
-    )
-    figure = Figure(
-        figsize=(1.6 + 3.4 * len(data), 0.6 + 2.7 * len(partitions)), layout="constrained"
-    )
+    data = _distinct(row["data"] for row in rows)
+    partitions = _distinct(row["partition"] for row in rows)
+    size = (1.6 + 3.4 * len(data), 0.6 + 2.7 * len(partitions))
+    figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(len(partitions), len(data), squeeze=False, sharex="col")
-    methods = list(dict.fromkeys(map(_method, rows)))
+    colours = _method_colours(rows)
     for row in rows:
         axes = panels[partitions.index(row["partition"])][data.index(row["data"])]
-        _line(axes, row, _method(row), f"C{methods.index(_method(row)) % 10}")
+        _line(axes, row, _method(row), colours[_method(row)])
         axes.set_title(_data_and_partition(row), fontsize="small")
     _finish_curves(figure, panels)
     _write(figure, caveat, to)
 
 
 def draw_costs(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
-    """Draw accuracy against rounds, bytes of the busiest node and FLOPs of all peers: a line of
-    panels per part.
+    """Draw accuracy against rounds, bytes and FLOPs: a line of panels per data set and partition.
 
     A method that sends nothing is a dashed line over all bytes: the accuracy that it ends with.
     """
-    parts = list(dict.fromkeys(map(_data_and_partition, rows)))
+    places = _distinct(map(_data_and_partition, rows))
     budgets = (Budget.ROUNDS, Budget.BYTES, Budget.FLOPS)
-    figure = Figure(figsize=(12.6, 0.6 + 3.2 * len(parts)), layout="constrained")
-    panels = figure.subplots(len(parts), len(budgets), squeeze=False, sharex="col", sharey="row")
-    methods = list(dict.fromkeys(map(_method, rows)))
+    figure = Figure(figsize=(12.6, 0.6 + 3.2 * len(places)), layout="constrained")
+    panels = figure.subplots(len(places), len(budgets), squeeze=False, sharex="col", sharey="row")
+    colours = _method_colours(rows)
     for row in rows:
-        line = panels[parts.index(_data_and_partition(row))]
+        line = panels[places.index(_data_and_partition(row))]
         line[0].set_title(_data_and_partition(row), fontsize="medium")
         for axes, budget in zip(line, budgets, strict=True):
-            _line(axes, row, _method(row), f"C{methods.index(_method(row)) % 10}", budget=budget)
+            _line(axes, row, _method(row), colours[_method(row)], budget=budget)
     _finish_curves(figure, panels)
     for axes, budget in zip(panels[-1], budgets, strict=True):
         axes.set_xlabel(X_LABELS[budget])
-    panels[0][budgets.index(Budget.FLOPS)].set_xscale(
-        "log"
-    )  # a cohort computes a fraction of what all peers do
+    # A cohort computes a fraction of what all peers do.
+    panels[0][budgets.index(Budget.FLOPS)].set_xscale("log")
     _write(figure, caveat, to)
 
 
 def draw_drop(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
-    """Draw accuracy against rounds: a line per drop probability, and one for each method without a
-    topology."""
+    """Draw accuracy against rounds: a line per drop probability.
+
+    Each method without a topology has one line.
+    """
     figure = Figure(figsize=(7.5, 4.2), layout="constrained")
     panels = figure.subplots(1, 1, squeeze=False)
+    axes = panels[0][0]
     shades = colormaps["viridis"]
     for row in rows:
-        offline_prob, method = row["drop"], row["method"]
-        if offline_prob == "–":
-            _line(panels[0][0], row, method, "0.3", dashed=True)
+        if row["drop"] == UNKNOWN:
+            _line(axes, row, row["method"], "0.3", dashed=True)
         else:
-            _line(
-                panels[0][0],
-                row,
-                f"{method}, {PERCENT * float(offline_prob):g} % offline",
-                shades(0.95 * float(offline_prob)),
-            )
+            offline_prob = float(row["drop"])
+            label = f"{row['method']}, {PERCENT * offline_prob:g} % offline"
+            _line(axes, row, label, shades(0.95 * offline_prob))
     _finish_curves(figure, panels)
     _write(figure, caveat, to)
 
@@ -100,30 +92,27 @@ def draw_sparsity(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
     figure = Figure(figsize=(6, 3.8), layout="constrained")
     axes = figure.subplots()
     ordered = sorted(rows, key=lambda row: -float(row["density"]))
-    sparsity = [round(1 - float(row["density"]), 3) for row in ordered]
-    axes.plot(
-        sparsity, [_percent(row.row.score) for row in ordered], "o-", color="C0", label="ours"
-    )
-    axes.plot(
-        sparsity,
-        [_percent(row.printed_accuracy) for row in ordered],
-        "s--",
-        color="C7",
-        label="paper",
-    )
-    axes.set(
-        xlabel="sparsity (1 − density)", ylabel="accuracy, mean over peers, %", xticks=sparsity
-    )
+    sparsity = []
+    ours = []
+    papers = []
+    for row in ordered:
+        sparsity.append(round(1 - float(row["density"]), 3))
+        ours.append(_percent(row.row.score))
+        papers.append(_percent(row.printed_accuracy))
+    axes.plot(sparsity, ours, "o-", color="C0", label="ours")
+    axes.plot(sparsity, papers, "s--", color="C7", label="paper")
+    y_label = "accuracy, mean over peers, %"
+    axes.set(xlabel="sparsity (1 − density)", ylabel=y_label, xticks=sparsity)
     axes.grid(alpha=0.3)
     axes.legend()
     _write(figure, caveat, to)
 
 
 def draw_groups(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
-    """Draw the accuracy of each group of peers as bars: a panel per partition, a colour per
-    model."""
+    """Draw the accuracy of each group of peers: a panel per partition, a colour per model."""
     groups = group_accuracies(rows)
-    partitions, models = (list(dict.fromkeys(key[i] for key in groups)) for i in (0, 1))
+    partitions = _distinct(partition for partition, _ in groups)
+    models = _distinct(model for _, model in groups)
     figure = Figure(figsize=(1 + 3.6 * len(partitions), 3.8), layout="constrained")
     panels = figure.subplots(1, len(partitions), squeeze=False, sharey=True)[0]
     for axes, partition in zip(panels, partitions, strict=True):
@@ -133,64 +122,63 @@ def draw_groups(rows: Sequence[ComparedRow], caveat: str, to: Path) -> None:
         axes.set(xlabel="density of the peers' models", ylim=(0, 109))
     panels[0].set_ylabel("accuracy, mean over the group, %")
     if len(models) > 1:
-        figure.legend(
-            *panels[0].get_legend_handles_labels(), loc="outside right upper", fontsize="small"
-        )
+        handles = panels[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside right upper", fontsize="small")
     _write(figure, caveat, to)
 
 
-def draw_masks(found: RunMasks, to: Path) -> None:
-    """Draw the paper's two heat maps side by side, and below them the overlap of neighbours by
-    round, if recorded."""
-    maps: list[tuple[str, str, str, Matrix]] = [
-        (
-            "Masks: bright where close",
-            "Hamming distance, fraction of all weights",
-            DISTANCE_COLOURS,
-            found.distances,
-        )
-    ]
-    if found.similarities is not None:
+def draw_masks(masks: RunMasks, to: Path) -> None:
+    """Draw the paper's two heat maps side by side, and the overlap of neighbours below."""
+    columns = 1 if masks.similarities is None else 2
+    heights = [4.0, 1.4] if masks.overlap else [4.0]
+    figure = Figure(figsize=(4.6 * columns, sum(heights) + 0.6), layout="constrained")
+    grid = figure.add_gridspec(len(heights), columns, height_ratios=heights)
+    title = masks.title
+    if masks.similarities is not None:
+        title += f"\n{masks.sentence}"
+        axes = figure.add_subplot(grid[0, 0])
+        axes.set_title("Data: bright where similar", fontsize="medium")
         scale = "cosine similarity of label distributions"
-        maps.insert(
-            0, ("Data: bright where similar", scale, SIMILARITY_COLOURS, found.similarities)
-        )
-    heights = [4.0, 1.4] if found.overlap else [4.0]
-    figure = Figure(figsize=(4.6 * len(maps), sum(heights) + 0.6), layout="constrained")
-    grid = figure.add_gridspec(len(heights), len(maps), height_ratios=heights)
-    for column, (title, scale, colours, matrix) in enumerate(maps):
-        axes = figure.add_subplot(grid[0, column])
-        _heat_map(figure, axes, matrix, found.groups, colours, scale)
-        axes.set_title(title, fontsize="medium")
-    if found.overlap:
-        _overlap(figure.add_subplot(grid[1, :]), found)
-    figure.suptitle(
-        found.title if found.similarities is None else f"{found.title}\n{found.sentence}",
-        fontsize="medium",
-    )
+        _heat_map(figure, axes, masks.similarities, masks.groups, SIMILARITY_COLOURS, scale)
+    axes = figure.add_subplot(grid[0, columns - 1])
+    axes.set_title("Masks: bright where close", fontsize="medium")
+    scale = "Hamming distance, fraction of all weights"
+    _heat_map(figure, axes, masks.distances, masks.groups, DISTANCE_COLOURS, scale)
+    if masks.overlap:
+        _overlap(figure.add_subplot(grid[1, :]), masks)
+    figure.suptitle(title, fontsize="medium")
     save_figure(figure, to)
 
 
+def _distinct(values: Iterable[str]) -> list[str]:
+    """Return values without repetitions, in order of appearance."""
+    return list(dict.fromkeys(values))
+
+
+def _method_colours(rows: Sequence[ComparedRow]) -> dict[str, str]:
+    methods = _distinct(map(_method, rows))
+    return {method: f"C{number % 10}" for number, method in enumerate(methods)}
+
+
 def _method(row: ComparedRow) -> str:
-    return row["method"] if row["variant"] == UNKNOWN else f"{row['method']} ({row['variant']})"
+    if row["variant"] == UNKNOWN:
+        return row["method"]
+    return f"{row['method']} ({row['variant']})"
 
 
 def _data_and_partition(row: ComparedRow) -> str:
     """Return `cifar10, dirichlet`, or `fashion-sample for cifar10, dirichlet`."""
-    data, papers = read_config(row.row.runs[0].path)["data"]["name"], row["data"]
-    return f"{data if data == papers else f'{data} for {papers}'}, {row['partition']}"
+    data = row.row.runs[0].config["data"]["name"]
+    if data != row["data"]:
+        data = f"{data} for {row['data']}"
+    return f"{data}, {row['partition']}"
 
 
 def _bars(axes: Any, groups: Mapping[float, float], number: int, models: int, label: str) -> None:
     width = 0.8 / models
-    centres = [group - 0.4 + width * (number + 0.5) for group in range(len(groups))]
-    bars = axes.bar(
-        centres,
-        [PERCENT * value for value in groups.values()],
-        0.92 * width,
-        color=f"C{number}",
-        label=label,
-    )
+    centres = np.arange(len(groups)) - 0.4 + width * (number + 0.5)
+    heights = PERCENT * np.array(list(groups.values()))
+    bars = axes.bar(centres, heights, 0.92 * width, color=f"C{number}", label=label)
     axes.bar_label(bars, fmt="%.0f", fontsize="small", padding=1)
     axes.set_xticks(range(len(groups)), [f"{density:g}" for density in groups])
 
@@ -205,17 +193,15 @@ def _line(
 ) -> None:
     """Draw the mean over seeds, with a band of one standard deviation."""
     curve = mean_curve(row.row, budget)
-    spent, mean, spread = curve.x, curve.mean, curve.std
-    percent = [PERCENT * value for value in mean]
+    mean = PERCENT * np.array(curve.mean)
+    std = PERCENT * np.array(curve.std)
     width = 2.0 if row["method"] == "dispfl" else 1.2
-    if not any(spent):
-        axes.axhline(percent[-1], linestyle="--", label=label, color=colour, linewidth=width)
+    if not any(curve.x):
+        axes.axhline(mean[-1], linestyle="--", label=label, color=colour, linewidth=width)
         return
-    axes.plot(spent, percent, "--" if dashed else "-", label=label, color=colour, linewidth=width)
-    low, high = (
-        [m + sign * PERCENT * s for m, s in zip(percent, spread, strict=True)] for sign in (-1, 1)
-    )
-    axes.fill_between(spent, low, high, color=colour, alpha=0.12, linewidth=0)
+    style = "--" if dashed else "-"
+    axes.plot(curve.x, mean, style, label=label, color=colour, linewidth=width)
+    axes.fill_between(curve.x, mean - std, mean + std, color=colour, alpha=0.12, linewidth=0)
 
 
 def _finish_curves(figure: Figure, panels: Any) -> None:
@@ -226,16 +212,17 @@ def _finish_curves(figure: Figure, panels: Any) -> None:
         axes.set_xlabel("communication round")
     for axes in panels[:, 0]:
         axes.set_ylabel("accuracy, mean over peers, %")
-    figure.legend(
-        *panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small"
-    )
+    handles = panels[0][0].get_legend_handles_labels()
+    figure.legend(*handles, loc="outside right upper", fontsize="small")
 
 
 def _heat_map(
     figure: Figure, axes: Any, matrix: Matrix, groups: tuple[int, ...], colours: str, scale: str
 ) -> None:
-    """Draw one cell per pair. The diagonal stays empty: zero distances would take up most of the
-    colour scale."""
+    """Draw one cell per pair.
+
+    The diagonal stays empty: zero distances would take up most of the colour scale.
+    """
     pairs = np.ma.masked_array(matrix, np.eye(len(matrix), dtype=bool))
     image = axes.imshow(pairs, cmap=colours, interpolation="nearest")
     figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label=scale)
@@ -247,12 +234,11 @@ def _heat_map(
     axes.set(xlabel="peer", ylabel="peer")
 
 
-def _overlap(axes: Any, found: RunMasks) -> None:
-    rounds, mean, spread = (
-        np.array([entry[key] for entry in found.overlap]) for key in ("round", "mean", "std")
-    )
+def _overlap(axes: Any, masks: RunMasks) -> None:
+    rows = [(entry["round"], entry["mean"], entry["std"]) for entry in masks.overlap]
+    rounds, mean, std = np.array(rows).T
     axes.plot(rounds, mean, color="C0", marker="." if len(rounds) < 40 else "")
-    axes.fill_between(rounds, mean - spread, mean + spread, color="C0", alpha=0.15, linewidth=0)
+    axes.fill_between(rounds, mean - std, mean + std, color="C0", alpha=0.15, linewidth=0)
     axes.set(xlabel="communication round", ylabel="fraction")
     axes.set_title("Kept weights of a peer that a neighbour keeps too", fontsize="medium")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

@@ -1,10 +1,10 @@
-"""Theorem 1 of the paper (`dispfl bound`): a bound on the generalization gap through differential
-privacy.
+"""Theorem 1 of the paper (`dispfl bound`): a bound on the generalization gap through privacy.
 
 With N samples, batches of tau, T steps, noise sigma, gradients of diameter D_g, and beta the
 fraction of the weights that at least one peer keeps:
 
-    epsilon~ = log(1 - tau/N + tau/N exp(x)),  x = s sqrt(log(1/delta) / 2) + s^2 / 2,  s = beta D_g / (tau sigma)
+    epsilon~ = log(1 - tau/N + tau/N exp(x))
+    where x = s sqrt(log(1/delta) / 2) + s^2 / 2 and s = beta D_g / (tau sigma)
     epsilon' = epsilon~ (sqrt(2 T log(1/delta~)) + T tanh(epsilon~ / 2))
     P[|gap| < 9 epsilon'] > 1 - exp(-epsilon') delta' / epsilon' ln(2 / epsilon')
     where N >= 2 / epsilon'^2 ln(16 exp(epsilon') / delta')
@@ -32,6 +32,7 @@ ambiguous:
 """
 
 import math
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -42,13 +43,12 @@ from dispfl.core.train import batch_count
 from dispfl.errors import ConfigError, RunError
 from dispfl.terminal import number_table, print_text
 
-FORMATS = ("png", "pdf", "svg")
+ENDINGS = (".png", ".pdf", ".svg")
 
 
 @dataclass(frozen=True)
 class Premises:
-    """The inputs of the theorem; every field is an option of `dispfl bound`, and errors name that
-    option."""
+    """The inputs of the theorem; every field is an option of `dispfl bound`, named by errors."""
 
     samples: float
     """N, the training samples of a peer."""
@@ -71,9 +71,8 @@ class Premises:
     def __post_init__(self) -> None:
         for name in ("samples", "batch", "steps"):
             value = getattr(self, name)
-            self._require(
-                name, value >= 1 and float(value).is_integer(), "a whole number of at least 1"
-            )
+            whole = value >= 1 and float(value).is_integer()
+            self._require(name, whole, "a whole number of at least 1")
         fix = (
             "A batch cannot exceed the samples of a peer; lower it, or raise --samples (now"
             f" {self.samples:g})."
@@ -84,17 +83,13 @@ class Premises:
         beta = self.union_density
         fix = f"For {beta:g}% of the weights write {beta / 100:g}." if 1 < beta <= 100 else ""
         self._require("union_density", 0 <= beta <= 1, "in [0, 1]", fix)
+        fix = "It is a small probability, such as 1e-5."
         for name in ("delta", "delta_tilde"):
-            self._require(
-                name,
-                0 < getattr(self, name) < 1,
-                "in (0, 1)",
-                "It is a small probability, such as 1e-5.",
-            )
+            self._require(name, 0 < getattr(self, name) < 1, "in (0, 1)", fix)
 
-    def _require(self, name: str, valid: bool, wanted: str, fix: str = "") -> None:
+    def _require(self, name: str, valid: bool, requirement: str, fix: str = "") -> None:
         if not valid:
-            problem = f"{option(name)} must be {wanted}, got {getattr(self, name):.12g}."
+            problem = f"{option(name)} must be {requirement}, got {getattr(self, name):.12g}."
             raise ConfigError(f"{problem} {fix}".rstrip())
 
 
@@ -105,8 +100,7 @@ def option(field: str) -> str:
 
 @dataclass(frozen=True)
 class GeneralizationBound:
-    """The result of the theorem; None is a number that does not exist or exceeds the range of
-    floats."""
+    """The result of the theorem; None: does not exist, or exceeds the range of floats."""
 
     epsilon_step: float | None
     """epsilon~, the privacy of one step."""
@@ -133,13 +127,11 @@ class GeneralizationBound:
 
 
 def theorem_1(premises: Premises, corrected: bool = False) -> GeneralizationBound:
-    """Evaluate Theorem 1 as printed, or with its three errors corrected (see the module
-    docstring)."""
+    """Evaluate Theorem 1 as printed, or with its three errors corrected (see above)."""
     p = premises
     epsilon_step = step_epsilon(p, corrected)
-    ratio = math.sqrt(-2 * p.steps * math.log(p.delta_tilde)) + p.steps * math.tanh(
-        epsilon_step / 2
-    )
+    deviation = math.sqrt(-2 * p.steps * math.log(p.delta_tilde))
+    ratio = deviation + p.steps * math.tanh(epsilon_step / 2)
     epsilon = epsilon_step * ratio
     log_delta = probability = needed = None
     if epsilon > 0 and ratio < p.steps:  # T epsilon~ > epsilon'
@@ -147,7 +139,7 @@ def theorem_1(premises: Premises, corrected: bool = False) -> GeneralizationBoun
         failure = _exp(log_delta - epsilon - math.log(epsilon)) * (math.log(2) - math.log(epsilon))
         probability = min(1.0, max(0.0, 1 - failure))
         needed = 2 / epsilon / epsilon * (math.log(16) + epsilon - log_delta)
-    found = GeneralizationBound(
+    bound = GeneralizationBound(
         epsilon_step=_finite(epsilon_step),
         epsilon=_finite(epsilon),
         delta=None if log_delta is None else math.exp(log_delta),
@@ -156,15 +148,15 @@ def theorem_1(premises: Premises, corrected: bool = False) -> GeneralizationBoun
         conditions_hold=needed is not None and p.samples >= needed,
         vacuous=9 * epsilon >= 1 or probability == 0,
     )
-    return replace(
-        found, notes=(*_broken_conditions(p, found, ratio, needed), *_why_vacuous(found))
-    )
+    notes = [*_broken_conditions(p, bound, ratio, needed), *_why_vacuous(bound)]
+    return replace(bound, notes=tuple(notes))
 
 
 def step_epsilon(p: Premises, corrected: bool = False) -> float:
     """Return epsilon~: the privacy loss of one step on tau of N samples drawn at random."""
     s = p.union_density * p.diameter / p.batch / p.noise
-    x = (2 if corrected else 1) * s * math.sqrt(-math.log(p.delta) / 2) + s * s / 2
+    factor = 2 if corrected else 1
+    x = factor * s * math.sqrt(-math.log(p.delta) / 2) + s * s / 2
     q = p.batch / p.samples
     if x < 700:  # exp does not overflow, and no digit of a small x is lost
         return math.log1p(q * math.expm1(x))
@@ -174,8 +166,9 @@ def step_epsilon(p: Premises, corrected: bool = False) -> float:
 def composed_log_delta(
     p: Premises, epsilon_step: float, ratio: float, corrected: bool = False
 ) -> float:
-    """Return log delta', where `ratio` is epsilon' / epsilon~, below T. With e for epsilon~ and r
-    for ratio / T:
+    """Return log delta', where `ratio` is epsilon' / epsilon~, below T.
+
+    With e for epsilon~ and r for ratio / T:
 
     exp(-(e' + T e)/2) (1/(1+exp e) 2T e/(T e-e'))^T ((T e+e')/(T e-e'))^(-(e'+T e)/2e)
       = exp(-T [e (1 + r/2) + log cosh(e/2) + h(r)]),  2 h(r) = (1+r) log(1+r) + (1-r) log(1-r)
@@ -184,15 +177,23 @@ def composed_log_delta(
     k = ceil of the ratio, d = delta. Corrected, the exponent is -T [h(r) + log cosh(e/2) - r e/2]:
     the Chernoff bound of T coin flips with odds exp(e) at deviation r.
     """
-    e, T, r = epsilon_step, p.steps, ratio / p.steps
+    e = epsilon_step
+    T = p.steps
+    r = ratio / T
     h = ((1 + r) * math.log1p(r) + (1 - r) * math.log1p(-r)) / 2
     log_cosh = e / 2 + math.log1p(math.exp(-e)) - math.log(2)
-    log_tail = -T * (h + log_cosh + (-r * e / 2 if corrected else e * (1 + r / 2)))
-    d = p.delta * p.batch / p.samples if corrected else p.delta
-    a, b, k = d / (1 + math.exp(-e)), d / (1 + math.exp(e)), math.ceil(ratio)
-    failures = -math.expm1(k * math.log1p(-a) + (T - k) * math.log1p(-b)) - math.expm1(
-        T * math.log1p(-b)
-    )
+    if corrected:
+        log_tail = -T * (h + log_cosh - r * e / 2)
+        d = p.delta * p.batch / p.samples
+    else:
+        log_tail = -T * (h + log_cosh + e * (1 + r / 2))
+        d = p.delta
+    a = d / (1 + math.exp(-e))
+    b = d / (1 + math.exp(e))
+    k = math.ceil(ratio)
+    some_steps = -math.expm1(k * math.log1p(-a) + (T - k) * math.log1p(-b))
+    all_steps = -math.expm1(T * math.log1p(-b))
+    failures = some_steps + all_steps
     log_failures = math.log(failures) if failures else -math.inf
     low, high = sorted((log_tail, log_failures))
     return high + math.log1p(math.exp(low - high))
@@ -207,40 +208,35 @@ def _finite(value: float) -> float | None:
 
 
 def _broken_conditions(
-    p: Premises, found: GeneralizationBound, ratio: float, needed: float | None
-) -> list[str]:
+    p: Premises, bound: GeneralizationBound, ratio: float, needed: float | None
+) -> Iterator[str]:
     start = "The theorem's conditions do not hold:"
-    if found.epsilon == 0:
-        return [f"{start} epsilon' is 0, the result reveals no sample, and delta' does not exist."]
-    if needed is None:
-        expected = p.steps * math.tanh(
-            (found.epsilon_step or math.inf) / 2
-        )  # the expected part of the ratio
+    if bound.epsilon == 0:
+        yield f"{start} epsilon' is 0, the result reveals no sample, and delta' does not exist."
+    elif needed is None:
+        expected = p.steps * math.tanh((bound.epsilon_step or math.inf) / 2)  # part of the ratio
         fix = "More --noise" if expected > ratio / 2 else "More --steps or a larger --delta-tilde"
-        why = (
-            f"delta' exists only where epsilon' / epsilon~ ({ratio:.6g}) is below the number of"
-            f" steps ({p.steps:g})"
+        yield (
+            f"{start} delta' exists only where epsilon' / epsilon~ ({ratio:.6g}) is below the"
+            f" number of steps ({p.steps:g}). {fix} would help."
         )
-        return [f"{start} {why}. {fix} would help."]
-    if p.samples < needed:
+    elif p.samples < needed:
         count = f"{math.ceil(needed):,}" if needed < 1e15 else f"{min(needed, 1e300):.3g}"
-        return [
+        yield (
             f"{start} a bound this small needs {count} samples or more, and a peer has"
             f" {p.samples:,.0f}."
-        ]
-    return []
+        )
 
 
-def _why_vacuous(found: GeneralizationBound) -> list[str]:
-    if found.bound is None or found.bound >= 1:
-        size = "more than can be computed" if found.bound is None else f"{found.bound:.4g}"
-        return [
+def _why_vacuous(bound: GeneralizationBound) -> Iterator[str]:
+    if bound.bound is None or bound.bound >= 1:
+        size = "more than can be computed" if bound.bound is None else f"{bound.bound:.4g}"
+        yield (
             f"The bound is vacuous: it allows a gap of {size}, and a gap between errors cannot"
             " exceed 1."
-        ]
-    if found.probability == 0:
-        return ["The bound is vacuous: the probability with which it holds may be 0."]
-    return []
+        )
+    elif bound.probability == 0:
+        yield "The bound is vacuous: the probability with which it holds may be 0."
 
 
 def premises_of_run(path: Path) -> tuple[dict[str, float], list[str]]:
@@ -249,83 +245,85 @@ def premises_of_run(path: Path) -> tuple[dict[str, float], list[str]]:
     Where peers have different numbers of samples, N is the smallest and T follows from the largest,
     so that the bound is not too small. An interrupted run counts up to its newest checkpoint.
     """
-    from dispfl.runs.directory import (
-        final_states,
-        label_counts,
-        read_config,  # imports torch, which the rest of this module does not need
-        saved_rounds,
-    )
+    # Imports torch, which the rest of this module does not need.
+    from dispfl.runs.directory import final_states, label_counts, read_config, saved_rounds
 
-    config, rounds = read_config(path), saved_rounds(path)
+    config = read_config(path)
+    rounds = saved_rounds(path)
     counts = label_counts(path)
-    try:
-        peers, planned, train, method = (
-            config["peers"],
-            config["rounds"],
-            config["train"],
-            config["method"]["name"],
-        )
-        samples = config["samples"] if counts is None else counts.sum(1).tolist()
-    except KeyError as missing:
-        raise RunError(
-            f"{path / 'config.toml'} has no {missing}, a key that every run writes; restore it."
-        ) from None
-    states = list(final_states(path).values())[:peers]  # the server is last
+    for key in ("peers", "rounds", "train", "method"):
+        _require_key(path, config, key)
+    if counts is None:
+        _require_key(path, config, "samples")
+    samples = config["samples"] if counts is None else counts.sum(1).tolist()
+
+    states = list(final_states(path).values())[: config["peers"]]  # the server is last
     union = states[0].model.mask.unpack()
     for state in states[1:]:
         union |= state.model.mask.unpack()
+
+    train = config["train"]
     batches = max(batch_count(size, train["batch_size"]) for size in samples)
-    found = {
+    steps_per_round = train.get("steps") or train["epochs"] * batches
+    premises = {
         "samples": min(samples),
         "batch": min(samples) if batches == 1 else min(train["batch_size"], *samples),
-        "steps": rounds * (train.get("steps") or train["epochs"] * batches),
+        "steps": rounds * steps_per_round,
         "union_density": int(union.sum()) / union.numel(),
     }
     if train.get("noise_std"):
-        found["noise"] = train["noise_std"]
-    notes = []
-    if config["method"].get("structure") == "channels":
-        notes.append(
-            "The masks are of channels; the union density is that of the weights that they keep."
+        premises["noise"] = train["noise_std"]
+    return premises, list(_notes_on_run(path, config, rounds))
+
+
+def _require_key(path: Path, config: Mapping[str, Any], key: str) -> None:
+    if key not in config:
+        raise RunError(
+            f"{path / 'config.toml'} has no {key!r}, a key that every run writes; restore it."
         )
-    if rounds < planned:
-        notes.append(
-            f"{path} has finished {rounds} of {planned} rounds; the steps are those of the finished"
-            " ones."
+
+
+def _notes_on_run(path: Path, config: Mapping[str, Any], rounds: int) -> Iterator[str]:
+    method = config["method"]
+    if method.get("structure") == "channels":
+        yield "The masks are of channels; the union density is that of the weights that they keep."
+    if rounds < config["rounds"]:
+        yield (
+            f"{path} has finished {rounds} of {config['rounds']} rounds; the steps are those of the"
+            " finished ones."
         )
-    if method != "dispfl":
-        notes.append(
-            f"The theorem is about Dis-PFL; the number of steps of {method} may differ from rounds"
-            " x epochs x batches."
+    if method["name"] != "dispfl":
+        yield (
+            f"The theorem is about Dis-PFL; the number of steps of {method['name']} may differ from"
+            " rounds x epochs x batches."
         )
-    return found, notes
 
 
 def print_bound(
-    premises: Premises, found: GeneralizationBound, corrected: bool, console: Console
+    premises: Premises, bound: GeneralizationBound, corrected: bool, console: Console
 ) -> None:
     """Print the numbers of the theorem and its premises."""
     p = premises
-    table = number_table(
-        f"Theorem 1, {'corrected' if corrected else 'as printed'}", "", "value", names=2
-    )
+    version = "corrected" if corrected else "as printed"
+    table = number_table(f"Theorem 1, {version}", "", "value", names=2)
     for name, meaning, value in (
-        ("epsilon~", "privacy loss of one step", found.epsilon_step),
-        ("epsilon'", "privacy loss of all steps", found.epsilon),
-        ("delta'", "probability that the loss is larger", found.delta),
-        ("bound", "the gap is below 9 epsilon' ...", found.bound),
-        ("probability", "... with at least this probability", found.probability),
+        ("epsilon~", "privacy loss of one step", bound.epsilon_step),
+        ("epsilon'", "privacy loss of all steps", bound.epsilon),
+        ("delta'", "probability that the loss is larger", bound.delta),
+        ("bound", "the gap is below 9 epsilon' ...", bound.bound),
+        ("probability", "... with at least this probability", bound.probability),
     ):
         table.add_row(name, meaning, "–" if value is None else f"{value:.6g}")
     console.print("", table, "", sep="\n")
-    notes = [
+    print_text(
+        console,
         f"N = {p.samples:.12g}, batch = {p.batch:.12g}, T = {p.steps:.12g}, sigma = {p.noise:g},"
         f" D_g = {p.diameter:g}, union density = {p.union_density:.6g}, delta = {p.delta:g}, delta~"
-        f" = {p.delta_tilde:g}"
-    ]
+        f" = {p.delta_tilde:g}",
+        "dim",
+    )
     if not corrected:
-        notes.append("--corrected fixes three errors of the printed theorem (docs/deviations.md).")
-    for note in notes:
+        note = "--corrected fixes three errors of the printed theorem (docs/deviations.md)."
         print_text(console, note, "dim")
 
 
@@ -335,48 +333,39 @@ def plot_bound(premises: Premises, to: Path, corrected: bool = False) -> None:
 
     from dispfl.report.plots import save_figure
 
-    kind = to.suffix.lower().removeprefix(".")
-    if kind not in FORMATS:
+    if to.suffix.lower() not in ENDINGS:
         raise ConfigError(
-            f"--plot must end in {', '.join('.' + f for f in FORMATS)}, got {to.name!r}.",
-            key="--plot",
+            f"--plot must end in {', '.join(ENDINGS)}, got {to.name!r}.", key="--plot"
         )
     densities = [n / 200 for n in range(1, 201)]
-    bounds = [theorem_1(replace(premises, union_density=beta), corrected) for beta in densities]
-    drawn = [b.bound if _drawable(b.bound) else math.nan for b in bounds]
-    if all(map(math.isnan, drawn)):
+    holding = []
+    broken = []
+    for beta in densities:
+        bound = theorem_1(replace(premises, union_density=beta), corrected)
+        height = bound.bound if _drawable(bound.bound) else math.nan
+        holding.append(height if bound.conditions_hold else math.nan)
+        broken.append(math.nan if bound.conditions_hold else height)
+    if all(map(math.isnan, [*holding, *broken])):
         raise ConfigError(
             "--plot has nothing to draw: at no density is the bound between 1e-200 and 1e200.",
             key="--plot",
         )
+
     figure = Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.subplots()
-    for holds, style, label in (
-        (True, "-", "conditions hold"),
-        (False, ":", "conditions do not hold"),
-    ):
-        heights = [
-            d if b.conditions_hold == holds else math.nan
-            for d, b in zip(drawn, bounds, strict=True)
-        ]
-        if not all(map(math.isnan, heights)):
-            axes.plot(densities, heights, style, color="C0", label=label)
-    here = theorem_1(premises, corrected).bound
-    if _drawable(here):
-        axes.plot(
-            premises.union_density, here, "o", color="C1", label=f"here: {here:.3g}", zorder=3
-        )
+    if not all(map(math.isnan, holding)):
+        axes.plot(densities, holding, "-", color="C0", label="conditions hold")
+    if not all(map(math.isnan, broken)):
+        axes.plot(densities, broken, ":", color="C0", label="conditions do not hold")
+    marked = theorem_1(premises, corrected).bound
+    if _drawable(marked):
+        label = f"here: {marked:.3g}"
+        axes.plot(premises.union_density, marked, "o", color="C1", label=label, zorder=3)
     axes.set_yscale("log")
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.5), max(high, 2))
-    axes.axhspan(
-        1,
-        axes.get_ylim()[1],
-        color="grey",
-        alpha=0.15,
-        linewidth=0,
-        label="vacuous: a gap cannot exceed 1",
-    )
+    label = "vacuous: a gap cannot exceed 1"
+    axes.axhspan(1, axes.get_ylim()[1], color="grey", alpha=0.15, linewidth=0, label=label)
     axes.set(
         xlim=(0, 1),
         xlabel="union density β: fraction of the weights that at least one peer keeps",

@@ -11,25 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
 from dispfl.config import MADE_IN_PYTHON
 from dispfl.core.packed import Mask
 from dispfl.errors import RunError
-from dispfl.paper.similarity import (
-    Bits,
-    Correlation,
-    Matrix,
-    correlate,
-    cosine_similarities,
-    hamming_distances,
-    independent_distance,
-    kept_by_layer,
-    pairs_of,
-    spearman,
-    within_groups,
-)
+from dispfl.report.wording import plural
 from dispfl.runs.directory import (
     label_counts,
     layout_of,
@@ -42,6 +31,133 @@ from dispfl.terminal import number_table, print_text
 
 MAX_LAYERS = 16
 """The number of layers in the printed table."""
+Matrix = NDArray[np.float64]
+Bits = NDArray[np.uint8]
+"""One mask per row, as bits, least significant first; the unused bits of the last byte are zero."""
+
+BLOCK_WORDS = 8192
+"""Of 64 bits: the blocks of a hundred peers, 6.5 MB, stay in the cache while pairs are compared."""
+SHUFFLES = 999
+
+
+@dataclass(frozen=True)
+class Correlation:
+    """The rank correlation of two quantities over all pairs of peers."""
+
+    spearman: float
+    pairs: int
+    p: float
+    """How often randomly permuted peers correlate as strongly, in either direction (Mantel test).
+
+    Each peer is part of many pairs, so pairs are not independent and the usual p-value would be too
+    small.
+    """
+
+
+def hamming_distances(bits: Bits) -> NDArray[np.int64]:
+    """Return the number of positions in which each two masks differ, as (peers, peers)."""
+    peers, width = bits.shape
+    padded = np.zeros((peers, -(-width // 8) * 8), np.uint8)
+    padded[:, :width] = bits
+    words = padded.view(np.uint64)
+    distances = np.zeros((peers, peers), np.int64)
+    for begin in range(0, words.shape[1], BLOCK_WORDS):
+        block = words[:, begin : begin + BLOCK_WORDS]
+        for k in range(peers - 1):
+            differing = np.bitwise_count(block[k + 1 :] ^ block[k])
+            distances[k, k + 1 :] += differing.sum(axis=1, dtype=np.uint32)
+    return distances + distances.T
+
+
+def cosine_similarities(counts: NDArray[np.int64]) -> Matrix:
+    """Return the cosine of each two peers' label counts: 1 for equal, 0 for disjoint ones.
+
+    Rounded to twelve digits, so that equal distributions tie regardless of the order of summation.
+    """
+    directions = counts / np.linalg.norm(counts, axis=1, keepdims=True)
+    return np.asarray(np.round(directions @ directions.T, 12))
+
+
+def pairs_of(matrix: Matrix) -> Matrix:
+    """Return the entries of a symmetric matrix above the diagonal, one per pair."""
+    return np.asarray(matrix[np.triu_indices(len(matrix), 1)])
+
+
+def within_groups(sizes: Sequence[int]) -> NDArray[np.bool_]:
+    """Return which pairs, in the order of `pairs_of`, belong to one group."""
+    group = np.repeat(np.arange(len(sizes)), sizes)
+    return np.asarray((group[:, None] == group)[np.triu_indices(len(group), 1)])
+
+
+def ranks(values: Matrix) -> Matrix:
+    """Return the ascending ranks of values, from 1; equal values share their mean rank."""
+    _, index, ties = np.unique(values, return_inverse=True, return_counts=True)
+    return np.asarray((np.cumsum(ties) - (ties - 1) / 2)[index])
+
+
+def spearman(values: Matrix, reference: Matrix) -> float | None:
+    """Return the rank correlation of two vectors; None if either is constant."""
+    a = _standard_ranks(values)
+    b = _standard_ranks(reference)
+    return None if a is None or b is None else float(a @ b)
+
+
+def correlate(values: Matrix, reference: Matrix, shuffles: int = SHUFFLES) -> Correlation | None:
+    """Return the rank correlation of two symmetric matrices; None if either is constant."""
+    a = _standard_ranks(pairs_of(values))
+    b = _standard_ranks(pairs_of(reference))
+    if a is None or b is None:
+        return None
+    correlation = float(a @ b)
+    pairs = np.triu_indices(len(values), 1)
+    square = np.zeros(values.shape)
+    square[pairs] = b
+    square += square.T
+
+    rng = np.random.default_rng(0)
+    stronger = 0
+    threshold = abs(correlation) - 1e-9  # rounding must not exclude the identity permutation
+    for _ in range(shuffles):
+        order = rng.permutation(len(values))
+        shuffled = float(a @ square[order][:, order][pairs])
+        stronger += abs(shuffled) >= threshold
+    return Correlation(correlation, len(a), (1 + stronger) / (1 + shuffles))
+
+
+def _standard_ranks(values: Matrix) -> Matrix | None:
+    """Return ranks with mean 0 and norm 1, whose scalar product is the correlation.
+
+    None if all values are equal.
+    """
+    centred = ranks(values) - (len(values) + 1) / 2
+    norm = np.linalg.norm(centred)
+    return centred / norm if norm > 0 else None
+
+
+def kept_by_layer(bits: Bits, sizes: Sequence[int]) -> NDArray[np.int64]:
+    """Return the number of kept weights in each layer of each peer, as (peers, layers).
+
+    Masks are not unpacked.
+    """
+    byte, bit = np.divmod(np.cumsum(sizes), 8)
+    kept = np.empty((len(bits), len(sizes)), np.int64)
+    for k, mask in enumerate(bits):
+        before = np.concatenate([[0], np.cumsum(np.bitwise_count(mask), dtype=np.int64)])
+        # A layer may end inside a byte.
+        last = np.append(mask, np.uint8(0))[byte] & ((1 << bit) - 1)
+        kept[k] = np.diff(before[byte] + np.bitwise_count(last), prepend=0)
+    return kept
+
+
+def independent_distance(densities: Matrix, sizes: Sequence[int]) -> float:
+    """Return the expected distance of independent masks, mean over pairs.
+
+    Where a layer has densities d_i and d_j in two peers, a position differs with probability
+    d_i (1 - d_j) + d_j (1 - d_i).
+    """
+    weighted = densities * (np.asarray(sizes) / np.sum(sizes))
+    only_one = weighted @ (1 - densities).T
+    return float(np.mean(pairs_of(only_one + only_one.T)))
 
 
 @dataclass(frozen=True)
@@ -91,15 +207,16 @@ class RunMasks:
     @property
     def title(self) -> str:
         """`dispfl, 20 peers in 4 groups, after 30 rounds`"""
-        groups = f" in {len(self.groups)} groups" if self.groups else ""
-        rounds = (
-            str(self.rounds) if self.rounds == self.planned else f"{self.rounds} of {self.planned}"
-        )
-        method = f"{self.method} with masks of channels" if self.channels else self.method
-        return (
-            f"{method}, {len(self.peers)} peers{groups}, after {rounds}"
-            f" round{'s' if rounds != '1' else ''}"
-        )
+        method = self.method
+        if self.channels:
+            method += " with masks of channels"
+        peers = f"{len(self.peers)} peers"
+        if self.groups:
+            peers += f" in {len(self.groups)} groups"
+        rounds = plural(self.rounds, "round")
+        if self.rounds != self.planned:
+            rounds = f"{self.rounds} of {plural(self.planned, 'round')}"
+        return f"{method}, {peers}, after {rounds}"
 
     @property
     def sentence(self) -> str:
@@ -115,53 +232,48 @@ class RunMasks:
                 " or mask distance."
             )
         rank = self.correlation
-        claim = (
-            "Closer data, closer masks" if rank.spearman < 0 else "Closer data, more distant masks"
-        )
         if rank.p > 0.05:
             claim = "No clear relation between data and masks"
+        elif rank.spearman < 0:
+            claim = "Closer data, closer masks"
+        else:
+            claim = "Closer data, more distant masks"
         chance = f"p = {rank.p:.3f} when peers are shuffled"
         return f"{claim}: rank correlation {rank.spearman:.2f} over {rank.pairs} pairs ({chance})."
 
     def to_json(self) -> dict[str, Any]:
         """Return everything as JSON data."""
         values = asdict(self) | {"sentence": self.sentence}
-        matrices = {
-            key: None if values[key] is None else values[key].tolist()
-            for key in ("distances", "similarities")
-        }
-        return values | matrices
+        for key in ("distances", "similarities"):
+            if values[key] is not None:
+                values[key] = values[key].tolist()
+        return values
 
 
 def compare_masks(path: Path) -> RunMasks:
     """Compare the peers' masks in the newest complete checkpoint of a run."""
-    config, rounds = read_config(path), saved_rounds(path)
+    config = read_config(path)
+    rounds = saved_rounds(path)
     states = personal_states(path)
-    bits = np.stack([_weight_bits(state.model.mask) for state in states.values()])
-    [size] = {state.model.mask.size for state in states.values()}
-    kept = np.array([state.model.mask.kept for state in states.values()])
-    method = config["method"]["name"]
-    if np.isin(kept, (0, size)).all():
-        raise RunError(
-            f"{path} has no masks to compare: all models of {method} are dense. Try method=dispfl."
-        )
-    if len(states) < 2:
-        raise RunError(f"{path} has one peer only; comparing masks needs two or more.")
+    masks = [state.model.mask for state in states.values()]
+    kept = np.array([mask.kept for mask in masks])
+    [size] = {mask.size for mask in masks}
+    _check_masks(path, config, kept, size)
+
+    bits = np.stack(list(map(_weight_bits, masks)))
     distances = hamming_distances(bits) / size
-    counts = label_counts(path)
-    if counts is not None and len(counts) != len(states):
-        raise RunError(
-            f"{path} is damaged: it has the labels of {len(counts)} peers but the masks of"
-            f" {len(states)}."
-        )
-    similarities = None if counts is None else cosine_similarities(counts.numpy())
+    similarities = _label_similarities(path, len(states))
     groups = _group_sizes(config.get("partition", {}), len(states))
-    layers, independent = (
-        _by_layer(path, bits, size) if _has_built_in_network(config) else ((), None)
-    )
+    correlation = None
+    if similarities is not None:
+        correlation = correlate(similarities, distances)
+    layers: tuple[LayerDensity, ...] = ()
+    independent = None
+    if _has_built_in_network(config):
+        layers, independent = _by_layer(path, bits, size)
     return RunMasks(
-        method=method,
-        channels=any(state.model.mask.structure == "channels" for state in states.values()),
+        method=config["method"]["name"],
+        channels=any(mask.structure == "channels" for mask in masks),
         rounds=rounds,
         planned=config["rounds"],
         peers=tuple(states),
@@ -169,20 +281,42 @@ def compare_masks(path: Path) -> RunMasks:
         densities=tuple((kept / size).tolist()),
         distances=distances,
         similarities=similarities,
-        correlation=None if similarities is None else correlate(similarities, distances),
+        correlation=correlation,
         between_groups=_between_groups(similarities, distances, groups),
         layers=layers,
         independent=independent,
-        overlap=tuple(
-            {
-                "round": record["round"] + 1,
-                "mean": record["overlap"]["mean"],
-                "std": record["overlap"]["std"],
-            }
-            for record in read_metrics(path)[:rounds]
-            if record.get("overlap")
-        ),
+        overlap=tuple(_overlap_by_round(path, rounds)),
     )
+
+
+def _check_masks(path: Path, config: Mapping[str, Any], kept: NDArray[Any], size: int) -> None:
+    """Refuse runs whose masks cannot be compared."""
+    if np.isin(kept, (0, size)).all():
+        method = config["method"]["name"]
+        raise RunError(
+            f"{path} has no masks to compare: all models of {method} are dense. Try method=dispfl."
+        )
+    if len(kept) < 2:
+        raise RunError(f"{path} has one peer only; comparing masks needs two or more.")
+
+
+def _label_similarities(path: Path, peers: int) -> Matrix | None:
+    """Return the similarities of the peers' labels; None if the run saved no split."""
+    counts = label_counts(path)
+    if counts is None:
+        return None
+    if len(counts) != peers:
+        raise RunError(
+            f"{path} is damaged: it has the labels of {len(counts)} peers but the masks of {peers}."
+        )
+    return cosine_similarities(counts.numpy())
+
+
+def _overlap_by_round(path: Path, rounds: int) -> Iterator[dict[str, float]]:
+    for record in read_metrics(path)[:rounds]:
+        overlap = record.get("overlap")
+        if overlap:
+            yield {"round": record["round"] + 1, "mean": overlap["mean"], "std": overlap["std"]}
 
 
 def _weight_bits(mask: Mask) -> Bits:
@@ -192,15 +326,13 @@ def _weight_bits(mask: Mask) -> Bits:
 
 def _has_built_in_network(config: Mapping[str, Any]) -> bool:
     """Whether the config alone says which network it is."""
-    return MADE_IN_PYTHON not in config and "custom" not in (
-        config["data"]["name"],
-        config["model"]["name"],
-    )
+    if MADE_IN_PYTHON in config:
+        return False
+    return "custom" not in (config["data"]["name"], config["model"]["name"])
 
 
 def _by_layer(path: Path, bits: Bits, size: int) -> tuple[tuple[LayerDensity, ...], float]:
-    """Return the layers' densities over the peers, and the expected distance of independent
-    masks."""
+    """Return the layers' densities over the peers, and the distance of independent masks."""
     layout = layout_of(path)
     if layout.size != size:
         raise RunError(
@@ -208,20 +340,18 @@ def _by_layer(path: Path, bits: Bits, size: int) -> tuple[tuple[LayerDensity, ..
             f" checkpoint have {size}; one of the two is from another run."
         )
     densities = kept_by_layer(bits, layout.sizes) / np.asarray(layout.sizes)
-    columns = zip(layout.names, layout.sizes, densities.T.tolist(), strict=True)
-    layers = tuple(
-        LayerDensity(name, weights, min(d), float(np.mean(d)), max(d))
-        for name, weights, d in columns
-    )
-    return layers, independent_distance(densities, layout.sizes)
+    layers = []
+    for name, weights, values in zip(layout.names, layout.sizes, densities.T, strict=True):
+        least, mean, most = float(values.min()), float(values.mean()), float(values.max())
+        layers.append(LayerDensity(name, weights, least, mean, most))
+    return tuple(layers), independent_distance(densities, layout.sizes)
 
 
 def _group_sizes(partition: Mapping[str, Any], peers: int) -> tuple[int, ...]:
-    """Return the sizes of a grouped partition's blocks of peers, equal up to one, the larger ones
-    first."""
+    """Return the sizes of a grouped partition's blocks of peers, the larger ones first."""
     if partition.get("name") != "grouped":
         return ()
-    return tuple(len(block) for block in np.array_split(np.arange(peers), partition["groups"]))
+    return tuple(map(len, np.array_split(np.arange(peers), partition["groups"])))
 
 
 def _between_groups(
@@ -233,78 +363,80 @@ def _between_groups(
     return spearman(pairs_of(similarities)[between], pairs_of(distances)[between])
 
 
-def print_masks(found: RunMasks, console: Console) -> None:
+def print_masks(masks: RunMasks, console: Console) -> None:
     """Print the conclusion, distances and similarities over the pairs, and densities by layer."""
-    print_text(console, found.title, "bold")
-    print_text(console, found.sentence)
-    console.print("", _pairs_table(found), "", sep="\n")
-    sparse = [layer for layer in found.layers if layer.least < 1]
+    print_text(console, masks.title, "bold")
+    print_text(console, masks.sentence)
+    console.print("", _pairs_table(masks), "", sep="\n")
+    sparse = [layer for layer in masks.layers if layer.least < 1]
     shown = sorted(sparse, key=lambda layer: -layer.weights)[:MAX_LAYERS]
     if shown:
         console.print(_layers_table([layer for layer in sparse if layer in shown]), "", sep="\n")
-    for note in _notes(found, len(sparse) - len(shown)):
+    for note in _notes(masks, len(sparse) - len(shown)):
         print_text(console, note, "dim")
 
 
-def _pairs_table(found: RunMasks) -> Table:
+def _pairs_table(masks: RunMasks) -> Table:
     """Return the distances of masks and the similarities of labels over the pairs."""
     table = number_table("over pairs of peers", "least", "mean", "most")
 
     def row(name: str, values: Matrix) -> None:
         if len(values):
-            table.add_row(
-                name, *(f"{number:.3f}" for number in (values.min(), values.mean(), values.max()))
-            )
+            least, mean, most = values.min(), values.mean(), values.max()
+            table.add_row(name, f"{least:.3f}", f"{mean:.3f}", f"{most:.3f}")
 
-    distances = pairs_of(found.distances)
+    distances = pairs_of(masks.distances)
     row("distance of masks", distances)
-    if found.groups:
-        within = within_groups(found.groups)
+    if masks.groups:
+        within = within_groups(masks.groups)
         row("  within a group", distances[within])
         row("  between groups", distances[~within])
-    if found.independent is not None:
-        table.add_row("  if independent", "", f"{found.independent:.3f}", "")
-    if found.similarities is not None:
-        row("similarity of labels", pairs_of(found.similarities))
+    if masks.independent is not None:
+        table.add_row("  if independent", "", f"{masks.independent:.3f}", "")
+    if masks.similarities is not None:
+        row("similarity of labels", pairs_of(masks.similarities))
     return table
 
 
 def _layers_table(layers: Sequence[LayerDensity]) -> Table:
     table = number_table("density over peers", "least", "mean", "most", "weights")
     for layer in layers:
-        densities = (f"{density:.3f}" for density in (layer.least, layer.mean, layer.most))
-        table.add_row(layer.name, *densities, f"{layer.weights:,}")
+        least, mean, most = f"{layer.least:.3f}", f"{layer.mean:.3f}", f"{layer.most:.3f}"
+        table.add_row(layer.name, least, mean, most, f"{layer.weights:,}")
     return table
 
 
-def _notes(found: RunMasks, smaller: int) -> Iterator[str]:
+def _notes(masks: RunMasks, smaller: int) -> Iterator[str]:
     """Yield remarks on the numbers; `smaller` layers are not in the table."""
-    if found.between_groups is not None:
-        pairs = int((~within_groups(found.groups)).sum())
+    if masks.between_groups is not None:
+        pairs = int((~within_groups(masks.groups)).sum())
         yield (
-            f"Between groups only, the rank correlation is {found.between_groups:.2f} over {pairs}"
+            f"Between groups only, the rank correlation is {masks.between_groups:.2f} over {pairs}"
             " pairs."
         )
-    dense = sum(layer.least == 1 for layer in found.layers)
-    omitted = [f"{dense} dense in every peer"] * (dense > 0) + [f"{smaller} smaller ones"] * (
-        smaller > 0
-    )
+    omitted = []
+    dense = sum(layer.least == 1 for layer in masks.layers)
+    if dense:
+        omitted.append(f"{dense} dense in every peer")
+    if smaller:
+        omitted.append(f"{smaller} smaller ones")
     if omitted:
         yield f"Layers not shown: {', '.join(omitted)}; --json has them."
-    if max(found.densities) - min(found.densities) > 0.01:
+    if max(masks.densities) - min(masks.densities) > 0.01:
         yield (
             "The peers' densities differ, which increases the distance of masks regardless of the"
             " data."
         )
-    if found.overlap:
-        first, last = found.overlap[0], found.overlap[-1]
+    if masks.overlap:
+        first = masks.overlap[0]
+        last = masks.overlap[-1]
         yield (
             f"A neighbour keeps {first['mean']:.3f} of a peer's kept weights in round"
             f" {first['round']:.0f}, {last['mean']:.3f} in round {last['round']:.0f}."
         )
     else:
         yield "The run did not record the overlap with neighbours by round."
-    if found.channels:
+    if masks.channels:
         yield "The masks are of channels; a weight is kept where all of its channels are."
     yield (
         "Distance: fraction of all weights that exactly one of two peers keeps. Similarity: cosine"

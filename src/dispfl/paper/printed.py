@@ -1,9 +1,8 @@
-"""The numbers printed in the paper, from `tables.toml`, with our names for methods, data, models
-and topologies."""
+"""The numbers printed in the paper, from `tables.toml`, with our names for methods, data, ..."""
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from functools import cache
 from importlib.resources import files
@@ -48,8 +47,7 @@ class PrintedRounds:
 
 @dataclass(frozen=True)
 class PrintedRow:
-    """One method in one setting. Costs are printed once for both partitions, so both rows repeat
-    them."""
+    """One method in one setting; rows of both partitions repeat the costs, printed once."""
 
     table: str
     """The LaTeX label of the table."""
@@ -102,13 +100,13 @@ class Erratum:
 
     def concerns(self, row: PrintedRow, column: PrintedColumn) -> bool:
         """Return whether this erratum is about a column of a row."""
-        fields = {
-            name: value
-            for name in ("partition", "topology", "method")
-            if (value := getattr(self, name))
-        }
-        matches = all(getattr(row, name) == value for name, value in fields.items())
-        return matches and (row.table, column) == (self.table, self.column)
+        if (row.table, column) != (self.table, self.column):
+            return False
+        for field in ("partition", "topology", "method"):
+            value = getattr(self, field)
+            if value and getattr(row, field) != value:
+                return False
+        return True
 
 
 @cache
@@ -131,32 +129,37 @@ def _file() -> dict[str, Any]:
 
 def _table(entry: Mapping[str, Any]) -> PrintedTable:
     shared = dict(entry)
-    lines, unit, targets = (
-        shared.pop("row"),
-        Decimal(shared.pop("flops_unit", 1)),
-        shared.pop("targets", {}),
+    lines = shared.pop("row")
+    targets = shared.pop("targets", {})
+    label = shared.pop("label")
+    comm = shared.pop("comm", None)  # of the table; a row has a number of that name
+    flops_unit = Decimal(shared.pop("flops_unit", 1))
+    rows = []
+    for line in lines:
+        for partition in PARTITIONS:
+            if partition in line:
+                values = {**shared, **line}
+                rows.append(_row(values, label, partition, flops_unit, targets.get(partition)))
+    return PrintedTable(
+        label=label,
+        number=shared["number"],
+        title=shared["title"],
+        comm=comm,
+        flops_unit=flops_unit,
+        rounds=shared.get("rounds"),
+        rows=tuple(rows),
     )
-    label, number, title = (shared.pop(name) for name in ("label", "number", "title"))
-    comm, rounds = shared.pop("comm", None), shared.pop("rounds", None)
-    rows = [
-        _row({**shared, **line}, label, partition, unit, targets.get(partition))
-        for line in lines
-        for partition in PARTITIONS
-        if partition in line
-    ]
-    return PrintedTable(label, number, title, comm, unit, rounds, tuple(rows))
 
 
 def _row(
     line: Mapping[str, Any],
     label: str,
     partition: PartitionName,
-    unit: Decimal,
+    flops_unit: Decimal,
     targets: list[int] | None,
 ) -> PrintedRow:
-    method, numbers = line["method"], line[partition]
-    accuracy = [PrintedNumber(number, PERCENT) for number in numbers] if targets is None else []
-    return PrintedRow(
+    method = line["method"]
+    row = PrintedRow(
         table=label,
         data=line["data"],
         partition=partition,
@@ -164,20 +167,29 @@ def _row(
         model=line["model"],
         method=method,
         density=_density(line["density"]),
-        accuracy=accuracy[0] if accuracy else None,
-        accuracy_std=accuracy[1] if len(accuracy) > 1 else None,
-        comm=PrintedNumber(line["comm"]) if "comm" in line else None,
-        flops=PrintedNumber(line["flops"], unit) if "flops" in line else None,
-        rounds_to=tuple(
-            PrintedRounds(
-                PrintedNumber(Decimal(target), PERCENT), rounds if isinstance(rounds, int) else None
-            )
-            for target, rounds in zip(targets or [], numbers if targets else [], strict=True)
-        ),
+        comm=_number(line.get("comm")),
+        flops=_number(line.get("flops"), flops_unit),
     )
+    numbers = line[partition]
+    if targets is not None:
+        return replace(row, rounds_to=tuple(map(_rounds_to, targets, numbers)))
+    accuracy, std = [*numbers, None][:2]
+    return replace(row, accuracy=_number(accuracy, PERCENT), accuracy_std=_number(std, PERCENT))
+
+
+def _number(digits: Decimal | None, unit: Decimal = Decimal(1)) -> PrintedNumber | None:
+    return None if digits is None else PrintedNumber(digits, unit)
+
+
+def _rounds_to(target: int, rounds: int | str) -> PrintedRounds:
+    """Return the rounds to a target; a text says that it is not reached."""
+    reached = rounds if isinstance(rounds, int) else None
+    return PrintedRounds(PrintedNumber(Decimal(target), PERCENT), reached)
 
 
 def _density(value: Decimal | list[Decimal] | str) -> float | tuple[float, ...] | None:
     if isinstance(value, str):  # "unknown"
         return None
-    return tuple(float(density) for density in value) if isinstance(value, list) else float(value)
+    if isinstance(value, list):
+        return tuple(map(float, value))
+    return float(value)

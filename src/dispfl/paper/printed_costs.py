@@ -1,22 +1,24 @@
-"""Every cost printed in the paper next to our estimate for the same setting (`dispfl costs
---paper`).
+"""Every cost printed in the paper next to our estimate (`dispfl costs --paper`).
 
 The paper says little about how it counts; its numbers show the rest. For ResNet-18 on CIFAR-10, as
-printed = found:
+printed = computed:
 
-    446.9 MB  = 11,173,962 parameters x 4 bytes x 10 neighbours: values only, no masks, 1e6 bytes to the MB
+    446.9 MB  = 11,173,962 parameters x 4 bytes x 10 neighbours: values only, no masks,
+                1e6 bytes to the MB
     89.4, 4423.9 MB = the same x 2 (ring) and x 99 (fully connected): the download of a node
     268.0 MB  = the mean over nodes of five groups, 0.6 x 446.96; the busiest node has far more
-    8.3e12    = 1.1108e9 (forward, 2 per multiply-add) x 3 (backward counts twice) x 5 epochs x 500 samples
+    8.3e12    = 1.1108e9 (forward, 2 per multiply-add) x 3 (backward counts twice) x 5 epochs
+                x 500 samples
     66.6e12   = 4.4435e9 x 3 x 5 x 1,000 samples: Tiny-ImageNet, 64 x 64, twice as many samples
-    7.0e12    = 6.63e12 for training under ERK masks + 0.43e12 for one dense batch of 128; 6.6 without that batch
+    7.0e12    = 6.63e12 for training under ERK masks + 0.43e12 for one dense batch of 128;
+                6.6 without that batch
     20.9e11   = 16.66e11 under a uniform mask + 4.27e11: masked D-PSGD is charged that batch too
 
 Most last digits are truncated, not rounded.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any, Literal
@@ -29,6 +31,7 @@ from dispfl.data.catalogue import describe
 from dispfl.models.settings import Model
 from dispfl.paper.printed import Erratum, PrintedNumber, PrintedRow, PrintedTable, errata, tables
 from dispfl.registry import METHODS, TOPOLOGIES
+from dispfl.report.wording import UNKNOWN
 from dispfl.terminal import number_table, print_text
 from dispfl.wire.codec import Wire
 
@@ -38,6 +41,7 @@ TOLERANCE = 0.005
 truncates digits."""
 
 CostColumn = Literal["comm", "flops"]
+NO_CELLS = (UNKNOWN, UNKNOWN, "")
 
 
 class CostVerdict(StrEnum):
@@ -74,11 +78,25 @@ class ComparedCost:
         if self.erratum or self.printed is None:
             return CostVerdict.MISPRINT
         allowed = max(TOLERANCE * self.printed.value, self.printed.last_digit)
-        return (
-            CostVerdict.AGREES
-            if abs(self.ours - self.printed.value) <= allowed
-            else CostVerdict.OFF
-        )
+        agrees = abs(self.ours - self.printed.value) <= allowed
+        return CostVerdict.AGREES if agrees else CostVerdict.OFF
+
+    @property
+    def cells(self) -> tuple[str, str, str]:
+        """The paper's number, ours with one digit more, and the deviation or the verdict."""
+        unit, decimals = 1e12, 2
+        if self.printed:
+            unit = float(self.printed.unit)
+            decimals = 1 - int(self.printed.digits.as_tuple().exponent)
+        ours = f"{self.ours / unit:.{decimals}f}"
+        match self.verdict:
+            case CostVerdict.TRAINED:
+                return str(self.printed), UNKNOWN, "trained"
+            case CostVerdict.MISPRINT:
+                return str(self.printed or "blank"), ours, "misprint"
+            case CostVerdict.OFF:
+                return str(self.printed), ours, f"{self.deviation:+.2%} !"
+        return str(self.printed), ours, f"{self.deviation:+.2%}"
 
 
 @dataclass(frozen=True)
@@ -88,25 +106,58 @@ class CostTable:
     table: PrintedTable
     data: str
     model: str
-    costs: tuple[ComparedCost, ...]
+    costs: list[ComparedCost] = field(default_factory=list)
+
+    @property
+    def errata(self) -> list[str]:
+        """The misprints of this table, as sentences."""
+        number = self.table.number
+        return [f"Table {number}: {cost.erratum.sentence}" for cost in self.costs if cost.erratum]
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return its costs in plain units."""
+        return [self._cost_json(cost) for cost in self.costs]
+
+    def _cost_json(self, cost: ComparedCost) -> dict[str, Any]:
+        figure = f"{self.table.comm}_mb" if cost.column == "comm" else "flops_per_peer_round"
+        return {
+            "table": self.table.number,
+            "label": self.table.label,
+            "data": self.data,
+            "model": self.model,
+            "topology": cost.row.topology,
+            "method": cost.row.method,
+            "density": cost.row.density,
+            "figure": figure,
+            "paper": cost.printed and cost.printed.value,
+            "ours": cost.ours,
+            "deviation": cost.deviation,
+            "verdict": cost.verdict.value,
+        }
 
 
 def compare_costs() -> list[CostTable]:
     """Return all printed costs next to ours, table by table."""
-    found: dict[tuple[PrintedTable, str, str], list[ComparedCost]] = {}
+    compared: dict[tuple[str, str, str], CostTable] = {}
     for table in tables():
+        if table.comm is None:
+            continue
         for row in table.rows:
-            if (
-                table.comm is not None and row.partition == "dirichlet"
-            ):  # the pathological one has the same costs
-                found.setdefault((table, row.data, row.model), []).extend(_compared(table, row))
-    return [CostTable(*key, tuple(costs)) for key, costs in found.items()]
+            if row.partition != "dirichlet":  # the pathological one has the same costs
+                continue
+            key = (table.label, row.data, row.model)
+            section = compared.setdefault(key, CostTable(table, row.data, row.model))
+            section.costs.extend(_compared(table, row))
+    return list(compared.values())
 
 
-def count_verdicts(found: Sequence[CostTable]) -> dict[CostVerdict, int]:
+def count_verdicts(compared: Sequence[CostTable]) -> dict[CostVerdict, int]:
     """Return how often each verdict occurs."""
-    verdicts = [cost.verdict for table in found for cost in table.costs]
-    return {verdict: verdicts.count(verdict) for verdict in CostVerdict}
+    counts = dict.fromkeys(CostVerdict, 0)
+    for table in compared:
+        for cost in table.costs:
+            counts[cost.verdict] += 1
+    return counts
 
 
 def _compared(table: PrintedTable, row: PrintedRow) -> Iterator[ComparedCost]:
@@ -117,7 +168,8 @@ def _compared(table: PrintedTable, row: PrintedRow) -> Iterator[ComparedCost]:
     }
     for column, value in ours.items():
         printed = row.comm if column == "comm" else row.flops
-        erratum = next((erratum for erratum in errata() if erratum.concerns(row, column)), None)
+        concerning = (erratum for erratum in errata() if erratum.concerns(row, column))
+        erratum = next(concerning, None)
         if printed or erratum:
             yield ComparedCost(row, column, printed, value, erratum)
 
@@ -130,14 +182,19 @@ def _estimate(
     method: str,
     density: float | tuple[float, ...] | None,
 ) -> RoundCosts:
-    """Estimate costs in the paper's setting: 100 peers that split all training samples, 10
-    neighbours, 5 epochs."""
-    spec, kind = describe(data), METHODS[method]
-    given = {"density": density} if density is not None and "density" in kind.model_fields else {}
+    """Estimate costs in the paper's setting.
+
+    100 peers split all training samples and have 10 neighbours; they train for 5 epochs.
+    """
+    spec = describe(data)
+    method_class = METHODS[method]
+    settings: dict[str, Any] = {}
+    if density is not None and "density" in method_class.model_fields:
+        settings["density"] = density
     plan = CostInputs(
         model=Model(name=model),
         data=spec,
-        method=kind.model_validate(given),
+        method=method_class.model_validate(settings),
         topology=TOPOLOGIES[topology or "random"].model_validate({}),
         peers=PEERS,
         samples=spec.train // PEERS,
@@ -147,74 +204,72 @@ def _estimate(
     return estimate(plan, as_printed=True)
 
 
-def costs_as_json(found: Sequence[CostTable]) -> dict[str, Any]:
+def costs_as_json(compared: Sequence[CostTable]) -> dict[str, Any]:
     """Return all costs in plain units, for other programs."""
+    figures: list[dict[str, Any]] = []
+    for table in compared:
+        figures += table.to_json()
+    counts = count_verdicts(compared)
     return {
-        "figures": [
-            {
-                "table": section.table.number,
-                "label": section.table.label,
-                "data": section.data,
-                "model": section.model,
-                "topology": cost.row.topology,
-                "method": cost.row.method,
-                "density": cost.row.density,
-                "figure": (
-                    f"{section.table.comm}_mb" if cost.column == "comm" else "flops_per_peer_round"
-                ),
-                "paper": cost.printed and cost.printed.value,
-                "ours": cost.ours,
-                "deviation": cost.deviation,
-                "verdict": cost.verdict.value,
-            }
-            for section in found
-            for cost in section.costs
-        ],
-        "errata": _errata(found),
-        "verdicts": {verdict.value: count for verdict, count in count_verdicts(found).items()},
+        "figures": figures,
+        "errata": _errata(compared),
+        "verdicts": {verdict.value: count for verdict, count in counts.items()},
     }
 
 
-def print_costs(found: Sequence[CostTable], console: Console) -> None:
+def print_costs(compared: Sequence[CostTable], console: Console) -> None:
     """Print all tables, then how many costs agree and why others do not."""
-    for table in found:
+    for table in compared:
         _print_table(table, console)
-    counts, misprints = count_verdicts(found), _errata(found)
-    agree, off = counts[CostVerdict.AGREES], counts[CostVerdict.OFF]
-    marked = f"; {off} do not, marked with !" if off else ""
-    for sentence in (
-        (
-            f"{agree} of {agree + off} costs agree within 0.5 % or one unit of the last digit (the"
-            f" paper truncates digits){marked}."
-        ),
-        (
-            f"trained: {counts[CostVerdict.TRAINED]} costs of subfedavg depend on the weights"
-            " pruned during training."
-        ),
-        f"misprint: {len(misprints)} costs are misprinted:",
-        *(f"  {sentence}" for sentence in misprints),
-    ):
-        print_text(console, sentence)
+    counts = count_verdicts(compared)
+    agree = counts[CostVerdict.AGREES]
+    off = counts[CostVerdict.OFF]
+    agreement = (
+        f"{agree} of {agree + off} costs agree within 0.5 % or one unit of the last digit (the"
+        " paper truncates digits)"
+    )
+    if off:
+        agreement += f"; {off} do not, marked with !"
+    print_text(console, f"{agreement}.")
+    print_text(
+        console,
+        f"trained: {counts[CostVerdict.TRAINED]} costs of subfedavg depend on the weights pruned"
+        " during training.",
+    )
+    misprints = _errata(compared)
+    print_text(console, f"misprint: {len(misprints)} costs are misprinted:")
+    for sentence in misprints:
+        print_text(console, f"  {sentence}")
+
+
+def _errata(compared: Sequence[CostTable]) -> list[str]:
+    sentences: list[str] = []
+    for table in compared:
+        sentences += table.errata
+    return sentences
 
 
 def _print_table(section: CostTable, console: Console) -> None:
     flops = f"1e{section.table.flops_unit.adjusted()}"
-    columns = [f"{unit}\n{name}" for unit in ("MB", flops) for name in ("paper", "ours", "off by")]
-    table = number_table("\nmethod", "\ndensity", "\ntopology", *columns)
+    headings = []
+    for unit in ("MB", flops):
+        headings += [f"{unit}\npaper", f"{unit}\nours", f"{unit}\noff by"]
+    table = number_table("\nmethod", "\ndensity", "\ntopology", *headings)
+
     lines: dict[tuple[str, str, str], dict[str, ComparedCost]] = {}
     for cost in section.costs:
         row = cost.row
-        lines.setdefault((row.method, _density(row.density), row.topology or "–"), {})[
-            cost.column
-        ] = cost
-    for name, costs in lines.items():
-        table.add_row(
-            *name, *(cell for column in ("comm", "flops") for cell in _cells(costs.get(column)))
-        )
+        names = (row.method, _density(row.density), row.topology or UNKNOWN)
+        lines.setdefault(names, {})[cost.column] = cost
+    for names, costs in lines.items():
+        cells = list(names)
+        for column in ("comm", "flops"):
+            cells += costs[column].cells if column in costs else NO_CELLS
+        table.add_row(*cells)
+
     mb = "MB of the busiest node" if section.table.comm == "busiest" else "mean MB over nodes"
-    title = (
-        f"Table {section.table.number}: {section.model} on {section.data}; {mb}, FLOPs in {flops}"
-    )
+    number = section.table.number
+    title = f"Table {number}: {section.model} on {section.data}; {mb}, FLOPs in {flops}"
     console.print(title, style="bold", highlight=False)
     console.print(table, "", sep="\n")
 
@@ -222,31 +277,6 @@ def _print_table(section: CostTable, console: Console) -> None:
 def _density(density: float | tuple[float, ...] | None) -> str:
     if density is None:
         return "?"
-    return f"{min(density):g}–{max(density):g}" if isinstance(density, tuple) else f"{density:g}"
-
-
-def _cells(cost: ComparedCost | None) -> tuple[str, str, str]:
-    """Return the paper's number, ours with one digit more, and the deviation or the verdict."""
-    if cost is None:
-        return "–", "–", ""
-    printed = cost.printed
-    unit = float(printed.unit) if printed else 1e12
-    decimals = 1 - int(printed.digits.as_tuple().exponent) if printed else 2
-    ours = f"{cost.ours / unit:.{decimals}f}"
-    match cost.verdict:
-        case CostVerdict.TRAINED:
-            return str(printed), "–", "trained"
-        case CostVerdict.MISPRINT:
-            return str(printed or "blank"), ours, "misprint"
-        case CostVerdict.OFF:
-            return str(printed), ours, f"{cost.deviation:+.2%} !"
-    return str(printed), ours, f"{cost.deviation:+.2%}"
-
-
-def _errata(found: Sequence[CostTable]) -> list[str]:
-    return [
-        f"Table {table.table.number}: {cost.erratum.sentence}"
-        for table in found
-        for cost in table.costs
-        if cost.erratum
-    ]
+    if isinstance(density, tuple):
+        return f"{min(density):g}–{max(density):g}"
+    return f"{density:g}"

@@ -11,7 +11,7 @@ from dispfl.config import compose
 from dispfl.experiment import Experiment
 from dispfl.models.networks import SmallCNN
 from dispfl.paper.experiments import Scale, find_experiment
-from dispfl.paper.reproduce import (
+from dispfl.paper.workload import (
     dense_flops,
     differences,
     remaining_hours,

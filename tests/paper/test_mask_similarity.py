@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dispfl.paper import similarity
-from dispfl.paper.mask_similarity import RunMasks
-from dispfl.paper.similarity import (
+from dispfl.paper import mask_similarity as similarity
+from dispfl.paper.mask_similarity import (
     Correlation,
+    RunMasks,
     correlate,
     cosine_similarities,
     hamming_distances,
