@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from itertools import count
 from queue import SimpleQueue
 
@@ -24,13 +23,14 @@ from torch import Tensor
 
 from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.samples import PeerData
 from dispfl.core.stacked import learn_stacked
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
 from dispfl.models.settings import Model
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 from dispfl.testing.rounds import run_round
 from measure import best_times, report
 
@@ -132,7 +132,7 @@ def measure_rounds(samples: int, batch: int, limit: float | None, peers: int = 6
 
         def side(vmap_peers: int) -> Callable[[], object]:
             engine = engines.enter_context(
-                closing(InProcess(replace(context, vmap_peers=vmap_peers), 2))
+                closing(InProcess(context.changed(vmap_peers=vmap_peers), 2))
             )
             engine.restore(0)
             rounds = count()

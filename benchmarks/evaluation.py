@@ -28,12 +28,20 @@ def measure(what: str, samples: int, tests: int, train: Train, degree: int) -> N
         FlatModule(context.module()),
         first_step(context, evaluate=True),
     )
-    data, model = context.peers["000"], state.model
+    data, model = context.data.peers["000"], state.model
 
     def evaluate() -> None:
         for _ in range(2):
             trainer = Trainer(
-                network, data.train, data.test, train, context.task, 0, "000", 0, context.rounds
+                network,
+                data.train,
+                data.test,
+                train,
+                context.task,
+                0,
+                "000",
+                0,
+                context.settings.rounds,
             )
             trainer.score(model.unpack()[0])
 

@@ -39,9 +39,10 @@ def main(structure: str) -> bool | None:
         RandomRegular(degree=10),
         train=Train(epochs=1, batch_size=16),
         eval_every=2,
+        rounds=1,
     )
     with tempfile.TemporaryDirectory() as folder:
-        run = federation.run(1, out=Path(folder) / "run")
+        run = federation.run(out=Path(folder) / "run")
         size = run.states["000"].model.mask.size
         states = sum(
             4 * state.model.values.numel()

@@ -23,7 +23,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from math import ceil
 
 import torch
@@ -38,7 +37,7 @@ from dispfl.data.batches import ResidentSamples
 from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states, peer_step
 from dispfl.runs.execute import execute
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 from measure import best_times, report
 from synthetic import federation, first_step
 
@@ -85,13 +84,13 @@ class Naive:
             context.module(),
             Counter[str](),
         )
-        train = context.train
+        train = context.settings.train
         self.loaders = {
             peer: (
                 DataLoader(TransformedImages(data.train, True), train.batch_size, shuffle=True),  # type: ignore[arg-type]
                 DataLoader(TransformedImages(data.test, False), train.batch_size),  # type: ignore[arg-type]
             )
-            for peer, data in context.peers.items()
+            for peer, data in context.data.peers.items()
         }
         layout = FlatModule(context.module()).layout
         names, states = layout.names, initial_states(context)
@@ -123,8 +122,8 @@ class Naive:
             yield batch
 
     def run_round(self, t: int) -> None:
-        received = self.context.topology.online_neighbours(
-            self.context.seed, t, self.context.roster
+        received = self.context.settings.topology.online_neighbours(
+            self.context.settings.seed, t, self.context.roster
         )
         with self.timed("copying and mixing"):
             last, last_masks = copy.deepcopy(self.models), copy.deepcopy(self.masks)
@@ -151,7 +150,7 @@ class Naive:
         with self.timed("copying and mixing"):
             self.module.load_state_dict(copy.deepcopy(weights))
         self.module.train()
-        s = self.context.train
+        s = self.context.settings.train
         optimizer = torch.optim.SGD(self.module.parameters(), lr=s.lr, weight_decay=s.weight_decay)
         for _ in range(s.epochs):
             for x, y in self.batches(self.loaders[peer][0]):
@@ -175,7 +174,7 @@ class Naive:
         for x, y in self.batches(self.loaders[peer][1]):
             with self.timed("evaluation"):
                 right += int((self.module(x).argmax(1) == y).sum())
-        return right / len(self.context.peers[peer].test)
+        return right / len(self.context.data.peers[peer].test)
 
     def evolve(self, peer: str, t: int) -> None:
         """The gradient of one batch, then whole sorts of each layer."""
@@ -184,7 +183,7 @@ class Naive:
             self.module.zero_grad()
             nn.functional.cross_entropy(self.module(x), y).backward()
         with self.timed("prune and regrow"):
-            rate = prune_rate(t, self.context.rounds, 0.5)
+            rate = prune_rate(t, self.context.settings.rounds, 0.5)
             masks = copy.deepcopy(self.masks[peer])
             for name, parameter in self.module.named_parameters():
                 mask, kept = masks[name].view(-1), int(masks[name].sum())
@@ -226,7 +225,7 @@ def our_shares(context: RunContext) -> dict[str, float]:
 def measure(threads: int) -> None:
     """One round of all peers, both ways in turn."""
     context = federation("cnn", 3, 32, samples=500, tests=100, train=Train(), peers=8, degree=4)
-    context = replace(context, rounds=1)
+    context = context.changed(rounds=1)
     usual, equal = Naive(context, before=True), Naive(context, before=False)
 
     def measured_round(naive: Naive) -> None:
@@ -235,7 +234,7 @@ def measure(threads: int) -> None:
         naive.run_round(0)
 
     ours, *others = best_times(
-        lambda: execute(context, None, threads, RunCallbacks()),
+        lambda: execute(context, None, threads, RunObserver()),
         lambda: measured_round(usual),
         lambda: measured_round(equal),
         repeats=3,

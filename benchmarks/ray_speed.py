@@ -19,6 +19,7 @@ from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.engines.ray_driver import RayEngine
 from dispfl.round.context import Engine, RunContext
+from dispfl.runs.prepare import experiment_context, split_dataset
 from dispfl.testing.rounds import run_round
 from measure import report
 
@@ -43,7 +44,7 @@ def main() -> None:
     """All three ways, one after another."""
     experiment = Experiment(rounds=ROUNDS)
     images = load_dataset(experiment.data)
-    context = experiment.split_context(images, experiment.split(images))
+    context = experiment_context(experiment, images, split_dataset(experiment, images))
     one, two = (
         best_round(context, lambda folder, n=n: RayEngine(context, n, Checkpoints(folder)))
         for n in (1, 2)

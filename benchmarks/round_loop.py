@@ -48,7 +48,7 @@ def measure(
         first_step(context, evaluate=False),
     )
     rng = torch.Generator().manual_seed(0)
-    data = context.peers["000"].train
+    data = context.data.peers["000"].train
     batches = [batch for _ in range(epochs) for batch in data.batches(train.batch_size, rng=rng)]
     module = context.module()
     first = {name: weights.clone() for name, weights in module.state_dict().items()}

@@ -27,6 +27,7 @@ import torch
 
 from dispfl import DisPFL, Full, Train
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer
 from dispfl.data.batches import ImageTransform, ResidentSamples
@@ -38,7 +39,7 @@ from dispfl.peer.server import Server
 from dispfl.peer.setup.spec import spec_digest
 from dispfl.peer.transport.base import JSON, Request
 from dispfl.peer.transport.https import HttpsTransport
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states
 from dispfl.wire.codec import Codec
 from measure import report
@@ -120,7 +121,7 @@ class Peer:
         self.state, mask = states["000"], states["001"].next_mask
         layout, flags = self.network.layout, mask.flags()
         codec = Codec(
-            layout, self.context.method.always_dense(layout, {DENSITY}), self.context.wire
+            layout, self.context.method.always_dense(layout, {DENSITY}), self.context.settings.wire
         )
         members = TwoMembers([int(flags[where].sum()) for where in layout.slices])
         self.ctx = NodeContext("000", self.context, codec, {}, members, CodecExecutor())
@@ -132,14 +133,14 @@ class Peer:
     def steps(self) -> float:
         """Train on this thread; return the seconds per step."""
         torch.set_num_threads(1)
-        context, data = self.context, self.context.peers["000"]
+        context, data = self.context, self.context.data.peers["000"]
         weights, mask = self.state.model.unpack()
         buffers = self.state.buffers
         trainer = Trainer(
             self.network,
             data.train,
             data.test,
-            context.train,
+            context.settings.train,
             Task(),
             0,
             "000",

@@ -10,6 +10,7 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.data.datasets import load_dataset
 from dispfl.round.context import PeerTask
 from dispfl.round.round import initial_states, peer_step
+from dispfl.runs.prepare import experiment_context, split_dataset
 from measure import best_times, report
 
 LIMIT = 0.85
@@ -19,7 +20,7 @@ def main() -> None:
     """A step of the demo's model."""
     experiment = Experiment(peers=2, topology=Full())
     images = load_dataset(experiment.data)
-    context = experiment.split_context(images, experiment.split(images))
+    context = experiment_context(experiment, images, split_dataset(experiment, images))
     states = initial_states(context)
     tasks = [PeerTask(peer, 0) for peer in states]
     networks = [FlatModule(context.module()) for _ in tasks]

@@ -5,11 +5,12 @@ import torch
 
 from dispfl import DisPFL, RandomRegular, Train
 from dispfl.core.packed import PackedModel
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import Model
-from dispfl.round.context import PeerData, PeerTask, RunContext
+from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.round import initial_states
 
 
@@ -58,7 +59,7 @@ def first_step(
     """The first peer's task in round 0, its state, and the models of its neighbours, as many as the
     degree."""
     states = initial_states(context)
-    graph = context.topology.online_neighbours(context.seed, 0, context.roster)
+    graph = context.settings.topology.online_neighbours(context.settings.seed, 0, context.roster)
     return (
         PeerTask("000", 0, graph, evaluate=evaluate),
         states["000"],

@@ -10,20 +10,19 @@ from hypothesis import settings
 from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule
-from dispfl.core.task import Task
+from dispfl.core.samples import PeerData
 from dispfl.core.train import Train, Trainer
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 from dispfl.testing.rounds import (
     FinishedRound,
     labelled_points,
     run_all_rounds,
+    simulated_context,
     tiny_network,
-    tiny_peers,
 )
 from dispfl.testing.rounds import bits as state_bits
-from dispfl.topology import Full
 
 settings.register_profile("any machine", deadline=None)  # a busy machine is no failure
 settings.load_profile("any machine")
@@ -57,18 +56,9 @@ def make_context() -> Callable[..., RunContext]:
     as given."""
 
     def make(peers: int | Mapping[str, PeerData] = 3, **changes: Any) -> RunContext:
-        data = tiny_peers(peers) if isinstance(peers, int) else peers
-        defaults: dict[str, Any] = {
-            "model": tiny_network,
-            "peers": data,
-            "method": DisPFL(),
-            "topology": Full(),
-            "train": Train(epochs=1, batch_size=8),
-            "task": Task(),
-            "seed": 0,
-            "rounds": 2,
-        }
-        return RunContext(**defaults | changes)
+        return simulated_context(
+            peers, **{"method": DisPFL(), "train": Train(epochs=1, batch_size=8), **changes}
+        )
 
     return make
 
@@ -85,17 +75,13 @@ def trainer_for() -> Callable[..., Trainer]:
     method's step gets it."""
 
     def make(context: RunContext, peer: str = "000", t: int = 0) -> Trainer:
-        data, network = context.peers[peer], FlatModule(context.module())
+        network = FlatModule(context.module())
         return Trainer(
-            network=network,
-            train=data.train,
-            test=data.test,
-            settings=context.train,
-            task=context.task,
-            seed=context.seed,
-            peer=peer,
-            t=t,
-            T=context.rounds,
+            network,
+            context.data.peers[peer],
+            context.training,
+            peer,
+            t,
             buffers=network.read_buffers(),
         )
 

@@ -21,6 +21,7 @@ from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
 from dispfl.peer.local_federation import free_ports
 from dispfl.peer.state.store import rounds_of
+from dispfl.runs.prepare import split_dataset
 from dispfl.testing import check_method
 from dispfl.wire.refusals import Refusal
 
@@ -115,7 +116,7 @@ def test_the_page_about_python_runs_from_top_to_bottom(
     assert names["kept"].shape == (64, 20)
     assert 0 <= names["score"] <= 1
     assert len(names["curve"]) == 5
-    assert len(names["norms"]) == 3
+    assert len(names["norms"]) == 5
     assert 3 < len(names["stopped"].metrics) < 50
     assert names["stopped"].summary["stopped"].startswith("validation has not improved")
 
@@ -275,7 +276,7 @@ def test_the_federation_of_the_page_can_be_tried_in_a_simulation_before_it_is_de
     config, *overrides = shlex.split(trying.removeprefix("dispfl up --peers 3 "))
     with contextlib.chdir(folder):
         experiment = compose(read_toml(Path(config)), ["peers=3", *overrides])
-        split = experiment.split(load_dataset(experiment.data))
+        split = split_dataset(experiment, load_dataset(experiment.data))
     assert [len(rows) for rows in split.train] == [50, 50, 50]
 
 

@@ -2,7 +2,6 @@
 take part."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from dispfl.methods.fedfomo import FedFOMO
 from dispfl.registry import METHODS
 from dispfl.report.comparison import compare
 from dispfl.runs.directory import read_metrics, read_split, read_summary
+from dispfl.runs.prepare import split_dataset
 from dispfl.testing.rounds import tiny_context, tiny_network, tiny_peers
 
 Points = Callable[[int, int], tuple[Tensor, Tensor]]
@@ -55,9 +55,9 @@ def test_with_eval_train_every_model_is_scored_on_its_training_data_too(
 ) -> None:
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(3)]
     federation = Federation(
-        tiny_network, pairs, method, Full(), train=QUICK, eval_every=2, eval_train=True
+        tiny_network, pairs, method, Full(), train=QUICK, eval_every=2, eval_train=True, rounds=2
     )
-    found = federation.run(rounds=2, out=tmp_path / "run")
+    found = federation.run(out=tmp_path / "run")
     assert found.metrics[0]["train_score"] is None  # a round without evaluation
     scores = [accuracy(found.model(k), train) for k, (train, _) in enumerate(pairs)]
     assert found.metrics[-1]["train_score"]["per_peer"] == pytest.approx(scores)
@@ -69,9 +69,9 @@ def test_with_eval_train_every_model_is_scored_on_its_training_data_too(
 
 
 def test_without_eval_train_no_training_score_is_recorded(points: Points) -> None:
-    found = Federation(tiny_network, [(points(20, 0), points(10, 1))], Local(), train=QUICK).run(
-        rounds=1
-    )
+    found = Federation(
+        tiny_network, [(points(20, 0), points(10, 1))], Local(), train=QUICK, rounds=1
+    ).run()
     assert found.metrics[0]["train_score"] is None
     assert found.summary["train_score"] is None
 
@@ -83,9 +83,9 @@ def test_every_model_is_scored_on_its_validation_data_and_on_the_global_test_dat
     triples = [(points(20, k), points(15, 50 + k), points(10, 100 + k)) for k in range(3)]
     everywhere = points(40, 999)
     federation = Federation(
-        tiny_network, triples, method, Full(), train=QUICK, global_test=everywhere
+        tiny_network, triples, method, Full(), train=QUICK, global_test=everywhere, rounds=2
     )
-    found = federation.run(rounds=2)
+    found = federation.run()
     last = found.metrics[-1]
     for k, (_, validation, test) in enumerate(triples):
         model = found.model(k)
@@ -99,7 +99,7 @@ def test_validation_data_are_not_trained_on_and_change_nothing_else(points: Poin
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
     triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
     plain, validated = (
-        Federation(tiny_network, peers, DisPFL(), Full(), train=QUICK).run(rounds=1)
+        Federation(tiny_network, peers, DisPFL(), Full(), train=QUICK, rounds=1).run()
         for peers in (pairs, triples)
     )
     assert plain.summary["weights_sha256"] == validated.summary["weights_sha256"]
@@ -112,8 +112,8 @@ def test_fedfomo_weighs_models_on_the_validation_data_instead_of_holding_back_a_
     pairs = [(points(20, k), points(10, 100 + k)) for k in range(2)]
     triples = [(train, points(15, 50 + k), test) for k, (train, test) in enumerate(pairs)]
     flops = [
-        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK)
-        .run(rounds=1)
+        Federation(tiny_network, peers, FedFOMO(), Full(), train=QUICK, rounds=1)
+        .run()
         .metrics[0]["flops_per_peer"]
         for peers in (pairs, triples)
     ]
@@ -169,9 +169,7 @@ def test_a_newcomer_does_not_change_the_densities_of_the_others() -> None:
     """Two groups of two peers; five peers would be groups of three and two."""
     data = tiny_peers(5)
     newcomer = data.pop("004")
-    context = replace(
-        tiny_context(DisPFL(density=(0.2, 0.8))), peers=data, unseen={"new-000": newcomer}
-    )
+    context = tiny_context(DisPFL(density=(0.2, 0.8)), data, unseen={"new-000": newcomer})
     joined = context.joined_by("new-000")
     low, high = context.announced["000"], context.announced["003"]
     assert low != high
@@ -185,7 +183,7 @@ def test_the_samples_of_a_cost_estimate_are_those_that_unseen_peers_leave() -> N
         {},
         ["peers=6", "unseen_peers=2", "topology=full", "partition=iid", "partition.validation=0.1"],
     )
-    split = experiment.split(load_dataset(experiment.data))
+    split = split_dataset(experiment, load_dataset(experiment.data))
     assert {len(mine) for mine in split.train} == {450}  # of 4000 / 8, a tenth is held out
     assert experiment.training_samples == 450
 
@@ -206,10 +204,11 @@ def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> No
             method,
             Full(),
             train=Train(batch_size=8),
-            unseen=[newcomer],
+            unseen_peers=[newcomer],
             unseen_steps=5,
+            rounds=6,
         )
-        unseen = federation.run(rounds=6).summary["unseen_peers"]
+        unseen = federation.run().summary["unseen_peers"]
         assert unseen is not None
         return float(unseen["score"]["mean"])
 
@@ -219,10 +218,8 @@ def test_a_newcomer_learns_from_the_others(method: Method, points: Points) -> No
 def test_a_wrong_number_of_parts_and_of_steps_is_refused(points: Points) -> None:
     pair = (points(4, 0), points(4, 1))
     with pytest.raises(
-        ConfigError, match=r"unseen\[0\] must be a pair \(training data, test data\), or"
+        ConfigError, match=r"unseen_peers\[0\] must be a pair \(training data, test data\), or"
     ):
-        Federation(tiny_network, [pair], Local(), Full(), unseen=[pair * 2])
-    with pytest.raises(
-        ConfigError, match="unseen_steps must be a whole number of at least 1, got 0"
-    ):
-        Federation(tiny_network, [pair], Local(), Full(), unseen=[pair], unseen_steps=0)
+        Federation(tiny_network, [pair], Local(), Full(), unseen_peers=[pair * 2])
+    with pytest.raises(ConfigError, match="unseen_steps must be at least 1, got 0"):
+        Federation(tiny_network, [pair], Local(), Full(), unseen_peers=[pair], unseen_steps=0)

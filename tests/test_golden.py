@@ -13,7 +13,7 @@ from dispfl.config import compose
 from dispfl.data.datasets import load_dataset
 from dispfl.registry import METHODS
 from dispfl.runs.execute import execute
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.prepare import experiment_context, split_dataset
 from dispfl.runs.run import Run
 
 TINY = (
@@ -138,9 +138,7 @@ def run(method: str, seed: int = 0, augment: str = "false", changes: str = "") -
         {}, [*TINY.format(augment).split(), f"method={method}", *changes.split(), f"seed={seed}"]
     )
     images = load_dataset(experiment.data)
-    return execute(
-        experiment.split_context(images, experiment.split(images)), None, 1, RunCallbacks()
-    )
+    return execute(experiment_context(experiment, images, split_dataset(experiment, images)))
 
 
 @pytest.mark.parametrize("method", GOLDEN)

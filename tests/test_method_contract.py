@@ -137,9 +137,11 @@ def test_a_peer_whose_neighbours_are_all_offline_trains(name: str) -> None:
 def test_the_rules_about_offline_peers_have_offline_peers() -> None:
     for offline_prob in (0.5, 0.9):
         context = tiny_context(METHODS["local"](), 4, topology=Full(offline_prob=offline_prob))
-        assert min(len(context.topology.online(0, t, context.roster)) for t in range(3)) < 4
+        assert (
+            min(len(context.settings.topology.online(0, t, context.roster)) for t in range(3)) < 4
+        )
     context = tiny_context(METHODS["local"](), 6, topology=Full(offline_prob=0.5))
-    assert 1 < len(context.topology.online(0, 0, context.roster)) < 6
+    assert 1 < len(context.settings.topology.online(0, 0, context.roster)) < 6
 
 
 @pytest.mark.parametrize("online", [0, 1])
@@ -147,7 +149,7 @@ def test_in_a_round_with_one_peer_online_or_none_only_that_one_works(
     method: Method, online: int
 ) -> None:
     context = tiny_context(method, topology=Full(offline_prob=0.7, offline="skip"), rounds=50)
-    present = [context.topology.online(0, t, context.roster) for t in range(50)]
+    present = [context.settings.topology.online(0, t, context.roster) for t in range(50)]
     t = next(t for t in range(50) if len(present[t]) == online)
     states = initial_states(context)
     with closing(PresetEngine(context, 1)) as engine:
@@ -179,11 +181,11 @@ def test_a_peers_model_has_the_accuracy_that_the_run_reports(
 ) -> None:
     peers = [(labelled_points(20, which), labelled_points(10, 1000 + which)) for which in range(3)]
     federation = Federation(
-        model, peers, method, Full(), train=Train(epochs=2, batch_size=8), workers=1
+        model, peers, method, Full(), train=Train(epochs=2, batch_size=8), workers=1, rounds=3
     )
     buffers = model is network_with_buffers
     with pytest.warns(UserWarning, match="The model has buffers") if buffers else nullcontext():
-        run = federation.run(3)
+        run = federation.run()
     for k, (_, (inputs, labels)) in enumerate(peers):
         with torch.no_grad():
             assert accuracy(run.model(k)(inputs), labels) == run.accuracy[k]

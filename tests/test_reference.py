@@ -91,4 +91,4 @@ def test_explain_prints_an_entry(dispfl: Dispfl) -> None:
     assert "top-level keys" in dispfl("explain").out
     site = " ".join(dispfl("explain", "site.toml").out.split())
     assert "all others but `peers`" in site
-    assert "threads a whole number at least 1" in site
+    assert "threads a whole number of at least 1" in site

@@ -122,9 +122,16 @@ def run(case: TaskCase, method: DisPFL | Local, out: Path) -> Run:
     train = Train(epochs=6, batch_size=10, lr=0.05)
     topology = RandomRegular(degree=2)
     federation = Federation(
-        case.model, peers, method, topology, loss=case.loss, metric=case.metric, train=train
+        case.model,
+        peers,
+        method,
+        topology,
+        loss=case.loss,
+        metric=case.metric,
+        train=train,
+        rounds=3,
     )
-    return federation.run(3, out=out)
+    return federation.run(out=out)
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -40,8 +40,9 @@ def run(net: Callable[[], nn.Module], points: Points) -> Callable[..., Any]:
 
     def attempt(model: Callable[[], nn.Module] = net, peers: Any = None, **changes: Any) -> Any:
         own = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-        given: dict[str, Any] = {"topology": Full(), "train": QUICK, "workers": 1} | changes
-        return Federation(model, peers or own, **given).run(2)
+        callbacks = [changes.pop("callback")] if "callback" in changes else []
+        settings: dict[str, Any] = {"topology": Full(), "train": QUICK, "workers": 1} | changes
+        return Federation(model, peers or own, **settings, rounds=2).run(callbacks=callbacks)
 
     return attempt
 
@@ -146,7 +147,7 @@ HERE = r" \(test_user_errors\.py, line \d+\) raised BrokenError: no such thing\.
         ({"method": FailsInItsStep()}, "Peer 002, round 1: FailsInItsStep.step"),
         ({"method": FailsToAggregate()}, "Round 0: FailsToAggregate.aggregate"),
         ({"topology": FailsToConnect()}, "Round 1: FailsToConnect.neighbours"),
-        ({"on_round": callback_that_fails}, "Round 1, on_round: callback_that_fails"),
+        ({"callback": callback_that_fails}, "Round 1, callbacks: callback_that_fails"),
         ({"model": lambda: fail()}, "Building the network: <lambda>"),
     ],
     ids=[
@@ -214,7 +215,9 @@ def test_inputs_that_the_network_does_not_take_are_refused_before_anything_is_wr
         RunError,
         match=r"^Peer 000, before round 0: \w+\.forward .* raised RuntimeError: mat1 and mat2",
     ):
-        Federation(net, [((inputs[:, :3], labels), (inputs, labels))]).run(1, out=tmp_path / "run")
+        Federation(net, [((inputs[:, :3], labels), (inputs, labels))], rounds=1).run(
+            out=tmp_path / "run"
+        )
     assert not (tmp_path / "run").exists()
 
 

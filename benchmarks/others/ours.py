@@ -31,5 +31,6 @@ federation = Federation(
     RandomRegular(degree=1),
     train=train,
     eval_every=work.rounds,
+    rounds=work.rounds,
 )
-federation.run(work.rounds, on_round=lambda run: end_of_round(), progress=False)
+federation.run(callbacks=[lambda run: end_of_round()], progress=False)

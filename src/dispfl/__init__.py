@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from dispfl.errors import DispflError as DispflError
     from dispfl.experiment import Experiment as Experiment
     from dispfl.federation import Federation as Federation
+    from dispfl.federation import run as run
     from dispfl.methods.base import Density as Density
     from dispfl.methods.base import GossipMethod as GossipMethod
     from dispfl.methods.base import Method as Method
@@ -131,6 +132,7 @@ _MODULES = {
     "prune_and_regrow": "core.sparsity",
     "prune_rate": "core.sparsity",
     "random_mask": "core.masks",
+    "run": "federation",
     "spread_densities": "methods.base",
     "stream": "core.rng",
 }

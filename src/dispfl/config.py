@@ -1,5 +1,4 @@
-"""An experiment from a TOML file and `key=value` overrides: the defaults, overridden by the file,
-and by the overrides.
+"""An experiment from a TOML file and overrides: the defaults, then the file, then the overrides.
 
 Choosing another component (`method=local`) discards the keys of the previous one.
 """
@@ -44,97 +43,120 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def compose(config: Mapping[str, Any], overrides: Iterable[str] = ()) -> Experiment:
     """Return an experiment: the defaults, overridden by a config, and by `key=value` overrides."""
-    return Experiment(**compose_values(Experiment, config, overrides))
+    return Experiment(**compose_values(Experiment, config, parse_overrides(overrides)))
 
 
 def compose_values(
-    kind: type[RunSettings], config: Mapping[str, Any], overrides: Iterable[str] = ()
+    kind: type[RunSettings], config: Mapping[str, Any], overrides: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of settings of a kind: its defaults, a config, and overrides; refuse
-    unknown keys."""
+    """Return the values of settings: default tables, a config, and overrides, merged by table.
+
+    Unknown keys are refused.
+    """
     if MADE_IN_PYTHON in config:
         raise ConfigError(
-            "This run was made in Python; resume it there: Federation(...).run(..., resume=True)."
+            "This run was made in Python; resume it there: Federation(...).run(out, resume=True)."
         )
-    given: dict[str, Any] = {}
-    for key, value in sorted(
-        (_parse(override) for override in overrides), key=lambda pair: "." in pair[0]
-    ):
+    for source in (config, overrides):
+        check_keys(kind, source)
+    overrides = _with_custom_tables(config, overrides)
+    return _overlay(kind, _overlay(kind, _default_tables(kind), config), overrides)
+
+
+def check_keys(kind: type[RunSettings], keys: Iterable[str]) -> None:
+    """Refuse top-level keys that settings do not have, with the nearest key that they have."""
+    for key in keys:
+        if key in kind.model_fields:
+            continue
+        if key in KEYS_ELSEWHERE:
+            raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}", key=key)
+        valid_keys = _all_keys(kind)
+        raise ConfigError(
+            f"Unknown key {key}. {did_you_mean(_with_table(key, valid_keys), valid_keys)}", key=key
+        )
+
+
+def _with_table(key: str, valid_keys: Iterable[str]) -> str:
+    """Return `train.lr` for `lr` and for `learning_rate`; a key of no table as it is."""
+    our_word = OTHER_WORDS.get(key, key)
+    for valid_key in valid_keys:
+        table, _, field = valid_key.rpartition(".")
+        if table and field == our_word:
+            return f"{table}.{key}"
+    return key
+
+
+def parse_overrides(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return `method=dispfl` and `method.density=0.2` as nested dicts."""
+    values: dict[str, Any] = {}
+    pairs = [_parse(override) for override in overrides]
+    for key, value in sorted(pairs, key=lambda pair: "." in pair[0]):  # a name before its fields
         table, dot, field = key.partition(".")
         if dot:
-            given[table] = {**as_table(table, given.get(table, {})), field: value}
+            values[table] = {**as_table(table, values.get(table, {})), field: value}
         else:
-            given[table] = value
-    # A file may describe custom data whose path an override gives.
-    for key in CUSTOM_KEYS.keys() & given.keys() & config.keys():
-        below, above = as_table(key, config[key]), as_table(key, given[key])
-        if above.get("name") == "custom" and "name" not in below:
-            given[key] = {**below, **above}
-    values = _overlay(kind, _overlay(kind, _stated(_defaults(kind, config, given)), config), given)
-    for key in values:
-        if key not in kind.model_fields:
-            if key in KEYS_ELSEWHERE:
-                raise ConfigError(f"Unknown key {key}. {KEYS_ELSEWHERE[key]}", key=key)
-            known = _all_keys(kind)
-            ours = OTHER_WORDS.get(key, key)
-            tables = [
-                table
-                for table, _, field in (name.rpartition(".") for name in known)
-                if table and field == ours
-            ]
-            whole = f"{tables[0]}.{key}" if tables else key  # lr is train.lr
-            raise ConfigError(f"Unknown key {key}. {did_you_mean(whole, known)}", key=key)
+            values[table] = value
     return values
 
 
-def _defaults(
-    kind: type[RunSettings], config: Mapping[str, Any], given: Mapping[str, Any]
-) -> RunSettings:
-    """Return the defaults; the default degree depends on the number of peers, unless a degree is
-    given."""
-    peers = given.get("peers", config.get("peers"))
-    degree_given = any(
-        "degree" in as_table("topology", source.get("topology", {})) for source in (config, given)
-    )
-    values = (
-        {}
-        if peers is None or degree_given or "peers" not in kind.model_fields
-        else {"peers": peers}
-    )
-    return kind(**values)
+def _with_custom_tables(
+    config: Mapping[str, Any], overrides: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Complete overrides such as `data.path=FILE` with a config that describes such custom data."""
+    complete = dict(overrides)
+    for key in CUSTOM_KEYS.keys() & overrides.keys() & config.keys():
+        below = as_table(key, config[key])
+        above = as_table(key, overrides[key])
+        if above.get("name") == "custom" and "name" not in below:
+            complete[key] = {**below, **above}
+    return complete
 
 
-def _stated(defaults: RunSettings) -> dict[str, Any]:
-    """Return the default settings as TOML; of components and of training only what differs from
-    their class's defaults, because a field may have another default where another field is given
-    (`method.structure`, `train.optimizer`).
+def _default_tables(kind: type[RunSettings]) -> dict[str, Any]:
+    """Return the default tables as TOML.
+
+    Components and training state only what differs from their class's defaults: a field may have
+    another default where another field is given (`method.structure`, `train.optimizer`).
     """
-    content = defaults.to_toml()
-    for key in {*REGISTRIES, "train"} & content.keys():
-        stated = getattr(defaults, key).model_dump(
-            mode="json", exclude_none=True, exclude_defaults=True
-        )
-        content[key] = stated | ({"name": content[key]["name"]} if "name" in content[key] else {})
-    return content
+    tables = {}
+    for key, field in kind.model_fields.items():
+        default = field.default
+        if not isinstance(default, Settings):
+            continue
+        is_sparse = key in REGISTRIES or key == "train"
+        content = default.model_dump(mode="json", exclude_none=True, exclude_defaults=is_sparse)
+        if key in REGISTRIES:
+            content["name"] = REGISTRIES[key].name_of(default)
+        tables[key] = content
+    return tables
 
 
 def _overlay(
     kind: type[RunSettings], base: Mapping[str, Any], top: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Override the base's keys by the top's. A table with another name (`method=local`) replaces
+    """Override the base's keys by the top's; a table with another name (`method=local`) replaces
     the base's table."""
     values = dict(base)
     for key, value in top.items():
-        if key in kind.CHOICES:
-            table, under = as_table(key, value), values.get(key, {})
-            same = table.get("name", under.get("name")) == under.get("name")
-            value = {**under, **table} if same else table
-        elif isinstance(values.get(key), Mapping):
+        below = values.get(key)
+        if isinstance(value, Settings):  # given in Python, complete
+            values[key] = value
+        elif key in kind.CHOICES:
+            values[key] = _overlay_component(as_table(key, value), below or {})
+        elif isinstance(below, Mapping):
             if not isinstance(value, Mapping):
                 raise ConfigError(f"{key} must be a table, got {value!r}.", key=key)
-            value = {**values[key], **value}
-        values[key] = value
+            values[key] = {**below, **value}
+        else:
+            values[key] = value
     return values
+
+
+def _overlay_component(table: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    name_below = below.get("name")
+    if table.get("name", name_below) == name_below:
+        return {**below, **table}
+    return dict(table)
 
 
 def _parse(override: str) -> tuple[str, Any]:
@@ -153,33 +175,38 @@ def _value(text: str) -> Any:
 
 
 def _all_keys(kind: type[RunSettings]) -> list[str]:
-    tables: list[type[Settings]] = []
+    """Return all keys of settings: top-level ones, then those of tables, as `method.density`."""
+    keys = dict.fromkeys(kind.model_fields)
     for key, field in kind.model_fields.items():
         if key in kind.CHOICES:
-            tables += settings_classes(key)
-        elif isinstance(field.annotation, type) and issubclass(field.annotation, Settings):
-            tables.append(field.annotation)
-    inside = dict.fromkeys(f"{cls.table}.{field}" for cls in tables for field in cls.model_fields)
-    return [*kind.model_fields, *inside]
+            classes = settings_classes(key)
+        elif isinstance(field.default, Settings):
+            classes = [type(field.default)]
+        else:
+            continue
+        for cls in classes:
+            keys |= dict.fromkeys(f"{cls.table}.{name}" for name in cls.model_fields)
+    return list(keys)
 
 
 def differing_keys(one: Experiment, other: Experiment) -> dict[str, tuple[Any, Any]]:
     """Return the dotted keys in which two experiments differ, with both values."""
-    a, b = (dotted_keys(experiment.to_toml()) for experiment in (one, other))
-    return {
-        key: (a.get(key), b.get(key))
-        for key in sorted(a.keys() | b.keys())
-        if a.get(key) != b.get(key)
-    }
+    first = dotted_keys(one.to_toml())
+    second = dotted_keys(other.to_toml())
+    differing = {}
+    for key in sorted(first.keys() | second.keys()):
+        values = first.get(key), second.get(key)
+        if values[0] != values[1]:
+            differing[key] = values
+    return differing
 
 
 def dotted_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a config without tables: `{"method.density": 0.2}`."""
     flat: dict[str, Any] = {}
     for key, value in config.items():
-        flat |= (
-            {f"{key}.{field}": v for field, v in value.items()}
-            if isinstance(value, Mapping)
-            else {key: value}
-        )
+        if isinstance(value, Mapping):
+            flat |= {f"{key}.{field}": content for field, content in value.items()}
+        else:
+            flat[key] = value
     return flat

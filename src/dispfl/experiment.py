@@ -1,16 +1,17 @@
 """The settings of a run, composed of the settings of its components.
 
-    seed, rounds, peers, workers, vmap_peers, device, precision, engine, eval_every, eval_train,  top-level keys
-    metric, average_buffers, unseen_peers, unseen_steps, attack, byzantine
-    data, partition, model, method, topology, train, wire, privacy    tables, each the settings of its component
+    RunSettings          what every run has: seed, rounds, method, topology, train, ...
+    ├── Simulation       a simulated run: workers, engine, attack, ...; the keywords of `Federation`
+    └── NamedSettings    a run whose data and model are settings too
+        ├── Experiment   both: a complete description of a simulated run; the keys of a config file
+        └── SiteConfig   a real site (`dispfl.peer.site_config`)
 
 A table may be given by name alone (`method="dispfl"`). Every key has a default; the defaults
 together are the demo. `config.py` makes an experiment from a TOML file and overrides.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -18,40 +19,35 @@ from pydantic import Field, SerializeAsAny, field_validator
 
 from dispfl.core.flat_module import Precision, resolve_device
 from dispfl.core.metric import as_metric, as_metrics
-from dispfl.core.rng import stream
-from dispfl.core.samples import Samples
 from dispfl.core.task import Task
 from dispfl.core.train import Train
-from dispfl.costs.estimate import CostInputs
 from dispfl.data.catalogue import describe
 from dispfl.data.datasets import Data
-from dispfl.data.labelled import LabelledDataset
 from dispfl.data.partition import Dirichlet, Partition
-from dispfl.data.split import Split, validation_samples
-from dispfl.errors import ConfigError, PartitionError
+from dispfl.data.split import validation_samples
+from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
-from dispfl.models.settings import CustomModel, Model
+from dispfl.models.settings import Model
 from dispfl.privacy.steps import Privacy
 from dispfl.registry import FUNCTIONS, REGISTRIES, choose
-from dispfl.robust.attacks import Attack, AttackName, poisoned
+from dispfl.robust.attacks import Attack, AttackName
 from dispfl.robust.averages import check_byzantine
-from dispfl.round.context import PeerData, RunContext
 from dispfl.settings import Settings
-from dispfl.topology import RandomRegular, Topology, peer_names
+from dispfl.topology import RandomRegular, Topology
 from dispfl.user_functions import import_reference
 from dispfl.wire.codec import Wire
 
 if TYPE_CHECKING:
-    from dispfl.runs.callbacks import OnRound
+    from dispfl.runs.callbacks import Callback
     from dispfl.runs.run import Run
 
 EngineName = Literal["inprocess", "ray"]
 
 
 class RunSettings(Settings):
-    """The settings that a simulated experiment and a real site have in common."""
+    """The settings that every run has, simulated or real."""
 
     CHOICES: ClassVar[tuple[str, ...]] = (*REGISTRIES, *FUNCTIONS)
     """Tables with a choice of components."""
@@ -63,21 +59,18 @@ class RunSettings(Settings):
     eval_every: int = Field(default=1, ge=1)
     """Evaluation interval, in rounds; models are also evaluated after the last round."""
     eval_train: bool = False
-    """Evaluate the models on their peers' training data too, as they are: how much of what they
-    learned generalizes."""
+    """Evaluate the models on their peers' training data too, to see how well they generalize."""
     metric: tuple[str, ...] = Field(default=("accuracy",), min_length=1)
     """What is measured on test data: names of built-in metrics, or `module:function`; the first is
     the main one."""
-    device: Literal["auto", "cpu", "cuda", "mps"] = "cpu"
-    """Where peers train; auto: the fastest device that the machine has."""
+    device: str = "cpu"
+    """Where peers train: cpu, cuda, cuda:1, mps, or auto for the fastest that the machine has."""
     precision: Precision = "float32"
     """bf16: forward and backward passes in bfloat16, where the hardware is fast with it; all else
     stays float32."""
-    data: SerializeAsAny[Data] = Data(augment=False)
-    model: SerializeAsAny[Model] = Model()
     method: SerializeAsAny[Method] = DisPFL()
-    topology: SerializeAsAny[Topology] = RandomRegular.at_most(4)
-    train: Train = Train(batch_size=32)
+    topology: SerializeAsAny[Topology] = RandomRegular()
+    train: Train = Train()
     wire: Wire = Wire()
     privacy: Privacy = Privacy()
 
@@ -86,114 +79,80 @@ class RunSettings(Settings):
     )
     @classmethod
     def _choose(cls, value: Any, info: Any) -> Any:
-        return choose(info.field_name, value, cls.model_fields[info.field_name].default)
+        key = info.field_name
+        field = cls.model_fields[key]
+        component = choose(key, value, field.default)
+        kind = field.annotation
+        assert isinstance(kind, type)
+        if not isinstance(component, kind):
+            raise ConfigError(
+                f"{key} must be a name, a table or a {kind.__name__}, got {value!r}.", key=key
+            )
+        return component
 
     @field_validator(
         "train", "wire", "privacy", "limits", "deadlines", mode="before", check_fields=False
     )
     @classmethod
     def _table(cls, value: Any, info: Any) -> Any:
-        if isinstance(value, Settings):
+        kind = cls.model_fields[info.field_name].annotation
+        assert isinstance(kind, type)
+        if isinstance(value, kind):
             return value
         if not isinstance(value, Mapping):
             raise ConfigError(
                 f"{info.field_name} must be a table, got {value!r}.", key=info.field_name
             )
-        kind = cls.model_fields[info.field_name].annotation
-        assert isinstance(kind, type)
         return kind(**value)
 
     @field_validator("metric", mode="before")
     @classmethod
-    def _known_metrics(cls, value: Any) -> Any:
+    def _check_metrics(cls, value: Any) -> Any:
         names = [value] if isinstance(value, str) else value
-        for name in names if isinstance(names, (list, tuple)) else ():
-            if not (isinstance(name, str) and ":" in name):
-                as_metric(str(name))
+        if isinstance(names, (list, tuple)):
+            for name in names:
+                if not (isinstance(name, str) and ":" in name):
+                    as_metric(str(name))
         return names
 
     @field_validator("device")
     @classmethod
-    def _available(cls, device: str) -> str:
+    def _check_device(cls, device: str) -> str:
         return resolve_device(device)
 
     @classmethod
     def from_values(cls, values: Mapping[str, Any], folder: Path | None = None) -> Self:
         """Build settings; the user's own components are looked up in the folder first."""
-        chosen = {
-            key: choose(key, values[key], cls.model_fields[key].default, folder)
-            for key in REGISTRIES
-            if key in values and key in cls.model_fields
-        }
-        return cls(**{**values, **chosen})
+        components = {}
+        for key in REGISTRIES:
+            if key in values and key in cls.model_fields:
+                default = cls.model_fields[key].default
+                components[key] = choose(key, values[key], default, folder)
+        return cls(**{**values, **components})
 
     def to_toml(self) -> dict[str, Any]:
-        """Return the complete settings as TOML can hold them; components by their names in a
-        config."""
+        """Return the complete settings for a TOML file; components by their names in a config."""
         content = self.model_dump(mode="json", exclude_none=True)
         for key, registry in REGISTRIES.items():
             if key in content:
                 content[key]["name"] = registry.name_of(getattr(self, key))
         return content
 
-    def context(
-        self,
-        data: LabelledDataset,
-        assign: Callable[[Samples, Samples], Mapping[str, PeerData]],
-        *,
-        folder: Path | None = None,
-        vmap_peers: int = 1,
-        average_buffers: bool = False,
-        remote_peers: Sequence[str] = (),
-    ) -> RunContext:
-        """Return the context of the rounds; `assign` divides the training and test data between
-        peers.
-
-        A custom network is imported from the folder, and checked on two samples first.
-        """
-        folder = folder or Path.cwd()  # a Ray worker has another current directory
-        train, test = data.samples(augment=self.data.augment)
-        shape, classes, model = data.shape, len(data.classes), self.model
-        if self.privacy.enabled and getattr(self.data, "standardize", False):
-            raise ConfigError(
-                "privacy does not cover data.standardize, which computes means from the training"
-                " data; scale the data by constants instead, and leave it false.",
-                key="privacy",
-            )
-        if isinstance(model, CustomModel):
-            model.check_network(next(train.batches(2))[0], classes, folder)
-        return RunContext(
-            model=lambda: model.network(shape, classes, folder),
-            peers=assign(train, test),
-            method=self.method,
-            topology=self.topology,
-            train=self.train,
-            task=self.task(folder),
-            seed=self.seed,
-            rounds=self.rounds,
-            eval_every=self.eval_every,
-            eval_train=self.eval_train,
-            device=self.device,
-            precision=self.precision,
-            wire=self.wire,
-            privacy=self.privacy,
-            vmap_peers=vmap_peers,
-            average_buffers=average_buffers,
-            remote_peers=remote_peers,
-        )
-
     def task(self, folder: Path | None = None) -> Task:
-        """Return the loss and the metrics; a metric of the user's own is imported from the
-        folder."""
-        own = [
+        """Return the loss and the metrics; a user's own metric is imported from the folder."""
+        metrics = [
             import_reference("metric", name, folder) if ":" in name else name
             for name in self.metric
         ]
-        return Task(metrics=as_metrics(own))
+        return Task(metrics=as_metrics(metrics))
+
+    def attack_among(self, roster: Sequence[str]) -> Attack | None:
+        """Return the simulated attack and its Byzantine peers; None without one."""
+        return None
 
 
-class Experiment(RunSettings):
-    """A complete description of a simulated run."""
+class Simulation(RunSettings):
+    """The settings of a simulated run, with any data and model; the keywords of `Federation`."""
 
     peers: int = Field(default=16, ge=1)
     """Participants of the federation."""
@@ -219,170 +178,114 @@ class Experiment(RunSettings):
 
     By default they stay with each peer.
     """
-    partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
     attack: AttackName = "none"
-    """What Byzantine peers do; the others' accuracies are reported."""
+    """What Byzantine peers do; the scores of the other peers are reported."""
     byzantine: float = Field(default=0.0, ge=0, lt=1)
     """The share of Byzantine peers."""
 
     @field_validator("engine", mode="before")
     @classmethod
     def _check_engine(cls, engine: Any) -> Any:
-        return check_engine(engine)
+        if engine == "ray":
+            require("ray", "engine=ray")
+        return engine
 
     def model_post_init(self, context: Any, /) -> None:
-        """Fit the default degree to the number of peers, and refuse settings that do not fit each
-        other."""
-        object.__setattr__(self, "topology", self.topology.resolved(self.peers))
-        object.__setattr__(self, "data", self.partition.data_settings(self.data))
-        check_vmap_peers(self.vmap_peers, self.engine)
-        check_average_buffers(self.average_buffers, self.method, self.engine)
-        self.topology.check(self.peers)
+        """Fit the defaults to the number of peers, and refuse settings that contradict others."""
+        topology = self.topology.resolved(self.peers)
+        topology.check(self.peers)
         self.method.densities(self.peers)
-        object.__setattr__(self, "method", self.method.resolved(self.topology, self.peers))
-        check_byzantine(self.method, self.topology, self.peers)
+        method = self.method.resolved(topology, self.peers)
+        check_byzantine(method, topology, self.peers)
+        object.__setattr__(self, "topology", topology)
+        object.__setattr__(self, "method", method)
+
+        self._check_engine_fits()
+        self._check_average_buffers()
+        self._check_attack()
+
+    def _check_engine_fits(self) -> None:
+        if self.vmap_peers > 1 and self.engine != "inprocess":
+            raise ConfigError(
+                f"vmap_peers is {self.vmap_peers}, but engine={self.engine} trains peers one by"
+                " one; use engine=inprocess.",
+                key="vmap_peers",
+            )
+
+    def _check_average_buffers(self) -> None:
+        """Refuse to average buffers that peers do not receive from others."""
+        if not self.average_buffers:
+            return
+        problem = ""
+        if not isinstance(self.method, GossipMethod) or not self.method.communicates:
+            problem = (
+                "averages over the neighbours that a peer receives from; method"
+                f" {self.method.name} has none. Omit it."
+            )
+        elif self.method.masks_channels:
+            problem = "needs method.structure=weights: peers have different channels. Omit it."
+        elif self.engine != "inprocess":
+            problem = f"needs engine=inprocess, got engine={self.engine}: messages have no buffers."
+        if problem:
+            raise ConfigError(f"average_buffers {problem}", key="average_buffers")
+
+    def _check_attack(self) -> None:
         if self.byzantine and self.attack == "none":
             raise ConfigError(
-                f"byzantine is {self.byzantine:g}, but attack is none; say how they lie:"
+                f"byzantine is {self.byzantine:g}, but attack is none; name what these peers do:"
                 " attack=sign-flip.",
                 key="byzantine",
             )
         if self.attack != "none" and not self.byzantine:
             raise ConfigError(
-                f"attack is {self.attack}, but byzantine is 0; say how many of the peers lie:"
+                f"attack is {self.attack}, but byzantine is 0; give the share of Byzantine peers:"
                 " byzantine=0.2.",
                 key="attack",
             )
+
+    def attack_among(self, roster: Sequence[str]) -> Attack | None:
+        """Return the simulated attack and its Byzantine peers; None without one."""
+        return Attack.of(self.attack, self.byzantine, roster, self.seed)
+
+
+class NamedSettings(RunSettings):
+    """The settings of a run whose data and model are settings too."""
+
+    data: SerializeAsAny[Data] = Data(augment=False)
+    model: SerializeAsAny[Model] = Model()
+
+
+class Experiment(Simulation, NamedSettings):
+    """A complete description of a simulated run."""
+
+    partition: SerializeAsAny[Partition] = Dirichlet(alpha=0.3, samples_per_peer=96)
+
+    def model_post_init(self, context: Any, /) -> None:
+        """Fit the settings to each other as `Simulation` does; a column may name the peers."""
+        super().model_post_init(context)
+        object.__setattr__(self, "data", self.partition.data_settings(self.data))
+
+    @property
+    def training_samples(self) -> int:
+        """The number of samples of a built-in data set that a peer trains on."""
+        samples = self.partition.samples_per_peer
+        if samples == "all":
+            samples = describe(self.data.name).train // (self.peers + self.unseen_peers)
+        return samples - validation_samples(samples, self.partition.validation)
 
     def run(
         self,
         out: str | Path | None = None,
         *,
         resume: bool = False,
-        on_round: "OnRound | Sequence[OnRound] | None" = None,
+        callbacks: "Sequence[Callback]" = (),
         progress: bool | None = None,
     ) -> "Run":
         """Run the experiment, as `dispfl run` does; with a run directory everything is saved.
 
-        `resume` continues the run in that directory, if there is one. `on_round` and `progress` are
-        as in `Federation`.
+        `resume` continues the run in that directory, if there is one. `callbacks` and `progress`
+        are as in `Federation.run`.
         """
         from dispfl.runs.execute import run_experiment  # which imports this module
 
-        return run_experiment(self, out, resume=resume, on_round=on_round, progress=progress)
-
-    @property
-    def training_samples(self) -> int:
-        """The number of samples of a built-in data set that a peer trains on."""
-        given = self.partition.samples_per_peer
-        everyone = self.peers + self.unseen_peers
-        samples = describe(self.data.name).train // everyone if given == "all" else given
-        return samples - validation_samples(samples, self.partition.validation)
-
-    def cost_inputs(self) -> CostInputs:
-        """Return the inputs of a cost estimate."""
-        return CostInputs(
-            model=self.model,
-            data=describe(self.data.name),
-            method=self.method,
-            topology=self.topology,
-            peers=self.peers,
-            samples=self.training_samples,
-            train=self.train,
-            wire=self.wire,
-            seed=self.seed,
-            validation=bool(self.partition.validation),
-        )
-
-    def split(self, data: LabelledDataset) -> Split:
-        """Return which samples each peer gets."""
-        rng = stream(self.seed, "partition")
-        try:
-            split = self.partition.split_data(data, self.peers + self.unseen_peers, rng=rng)
-        except PartitionError as problem:
-            if not self.unseen_peers:
-                raise
-            counts = f"These are peers={self.peers} and unseen_peers={self.unseen_peers}."
-            raise PartitionError(f"{problem} {counts}") from None
-        return split.without_last(self.unseen_peers)
-
-    def split_context(self, data: LabelledDataset, split: Split) -> RunContext:
-        """Return the context of the rounds with the data divided by a split."""
-        extra: dict[str, Any] = {"unseen_steps": self.unseen_steps}
-
-        names = peer_names(self.peers)
-        attack = extra["attack"] = Attack.of(self.attack, self.byzantine, names, self.seed)
-
-        def assign(train: Samples, test: Samples) -> dict[str, PeerData]:
-            if split.global_test is not None:
-                extra["global_test"] = test.take(split.global_test)
-            if split.unseen is not None:
-                unseen = [f"new-{name}" for name in peer_names(self.unseen_peers)]
-                extra["unseen"] = _peer_data(unseen, split.unseen, train, test)
-            peers = _peer_data(names, split, train, test)
-            for attacker in attack.byzantine if attack else ():
-                byzantine_peers = poisoned(peers[attacker].train, self.attack, len(data.classes))
-                peers[attacker] = replace(peers[attacker], train=byzantine_peers)
-            return peers
-
-        context = self.context(
-            data, assign, vmap_peers=self.vmap_peers, average_buffers=self.average_buffers
-        )
-        return replace(context, **extra)
-
-
-def _peer_data(
-    names: Sequence[str], split: Split, train: Samples, test: Samples
-) -> dict[str, PeerData]:
-    held_out: list[Samples | None] = [train.take(rows) for rows in split.validation]
-    rows = zip(names, split.train, split.test, held_out or [None] * len(names), strict=True)
-    return {
-        name: PeerData(train.take(mine), test.take(tested), validation)
-        for name, mine, tested, validation in rows
-    }
-
-
-def check_engine(engine: Any) -> EngineName:
-    """Return the engine; refuse one that does not exist or is not installed."""
-    match engine:
-        case "inprocess":
-            return "inprocess"
-        case "ray":
-            require("ray", "engine=ray")
-            return "ray"
-    raise ConfigError(f"engine must be 'inprocess' or 'ray', got {engine!r}.", key="engine")
-
-
-def check_vmap_peers(vmap_peers: int, engine: str) -> None:
-    """Refuse stacks of peers with an engine that does not support them."""
-    if vmap_peers > 1 and engine != "inprocess":
-        raise ConfigError(
-            f"vmap_peers is {vmap_peers}, but engine={engine} trains peers one by one; use"
-            " engine=inprocess.",
-            key="vmap_peers",
-        )
-
-
-def check_average_buffers(average: bool, method: Method, engine: str) -> None:
-    """Refuse to average buffers where peers receive from no neighbours, and where messages do not
-    contain them."""
-    if not average:
-        return
-    if not isinstance(method, GossipMethod) or not method.communicates:
-        raise ConfigError(
-            "average_buffers averages over the neighbours that a peer receives from; method"
-            f" {method.name} has none. Omit it.",
-            key="average_buffers",
-        )
-    if method.masks_channels:
-        raise ConfigError(
-            "average_buffers needs method.structure=weights: peers have different channels."
-            " Omit it.",
-            key="average_buffers",
-        )
-    if engine != "inprocess":
-        raise ConfigError(
-            f"average_buffers needs engine=inprocess, got engine={engine}: messages have no"
-            " buffers.",
-            key="average_buffers",
-        )
+        return run_experiment(self, out, resume=resume, callbacks=callbacks, progress=progress)

@@ -1,319 +1,237 @@
-"""The Python API: a federation of peers with their own data and one model architecture."""
+"""The Python API: runs of config files, and federations of a user's own data and model."""
 
-import dataclasses
-import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
-from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dispfl.config import MADE_IN_PYTHON
-from dispfl.core.flat_module import FlatModule, Precision, resolve_device
+from dispfl.config import MADE_IN_PYTHON, check_keys, compose_values, read_toml
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.metric import MetricLike
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.rng import forked_generators
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
-from dispfl.core.train import Train
 from dispfl.data.batches import DatasetLike, samples_from
 from dispfl.errors import ConfigError
-from dispfl.experiment import EngineName, check_average_buffers, check_engine, check_vmap_peers
+from dispfl.experiment import Experiment, Simulation
 from dispfl.methods.base import Method
-from dispfl.methods.dispfl import DisPFL
-from dispfl.privacy.steps import Privacy
-from dispfl.registry import choose
-from dispfl.robust.attacks import ATTACKS, POISONS, Attack, AttackName, poisoned
-from dispfl.robust.averages import check_byzantine
-from dispfl.round.context import PeerData, RunContext
-from dispfl.runs.callbacks import OnRound, as_callbacks, check_callbacks
+from dispfl.robust.attacks import POISONS
+from dispfl.round.context import RunContext, RunData
+from dispfl.runs.callbacks import Callback, check_callbacks
 from dispfl.runs.directory import RunDirectory, read_config
-from dispfl.runs.execute import connect_engine, execute, why_not_extended
+from dispfl.runs.execute import MAY_DIFFER, connect_engine, execute, why_not_extended
 from dispfl.runs.metrics import weights_sha256
+from dispfl.runs.prepare import unseen_names, with_poisoned_data
 from dispfl.runs.progress import python_progress
 from dispfl.runs.run import Run
-from dispfl.topology import RandomRegular, Topology, peer_names
-from dispfl.wire.codec import Wire
+from dispfl.topology import Topology, peer_names
 
-C = TypeVar("C", Method, Topology)
-S = TypeVar("S", Train, Wire, Privacy)
+PeerDatasets = Sequence[tuple[DatasetLike, ...]]
+"""For each peer (training data, test data), or (training data, validation data, test data)."""
+
+
+def run(
+    config: str | Path | Mapping[str, Any] | None = None,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+    **overrides: Any,
+) -> Run:
+    """Run an experiment, as `dispfl run` does: `run("my.toml", rounds=5, train={"lr": 0.01})`.
+
+    `config` is a TOML file or such a dict; without one, the defaults are used. Keywords override
+    its keys, those of a table as a dict. With a run directory, `out`, everything is saved, and
+    `resume` continues the run there. `callbacks` and `progress` are as in `Federation.run`.
+    """
+    if config is None:
+        config = {}
+    elif not isinstance(config, Mapping):
+        config = read_toml(Path(config))
+    experiment = Experiment(**compose_values(Experiment, config, overrides))
+    return experiment.run(out, resume=resume, callbacks=callbacks, progress=progress)
 
 
 class Federation:
     """Peers that train together: each has its own data, and all share a model architecture.
 
-    `peers` lists (training data, test data) pairs, or (training data, validation data, test data)
-    triples: torch Datasets or (inputs, labels) tensors; `Dirichlet().peers(data, 100)` divides a
-    data set into such a list. `model` is any function that returns an `nn.Module`. `method` and
-    `topology` are objects, or what a config says: a name (`"ring"`), a reference
-    (`"my_module:Star"`) or a dict (`{"name": "dispfl", "density": 0.2}`). `metric` is a `Metric`,
-    the name of a built-in one (`"macro_f1"`), a function whose name says whether a higher value is
-    better, or a list of these, the main one first; without it, the accuracy of a classification.
-    `optimizer` is a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of
-    them, in place of `train.optimizer`; its learning rate follows the schedule of `train`.
-    `privacy=Privacy(epsilon=4)` makes training differentially private. `init` gives the weights
-    that all start from: a module or its state dict. Every model is evaluated on `global_test` too,
-    if it is given, and with `eval_train=True` on its peer's training data. `unseen` lists peers as
-    `peers` does; they join after the last round for `unseen_steps` local steps.
-    `attack="sign-flip", byzantine=0.2` makes a fifth of the peers lie, to measure how well a method
-    withstands them.
-
-    `on_round` is a function, or a list of them, that is called after each round with the `Run` so
-    far, and may stop it (`StopRun`); `out` names a run directory. Both may be given to `run`
-    instead. `average_buffers=True` also averages the buffers of the received models, such as batch
-    norm's running statistics; by default they stay with each peer. `vmap_peers=16` trains up to 16
-    peers as one stack: faster where models are tiny, and equal up to rounding. `engine="ray"` runs
-    the peers in `workers` processes, on the machines of the Ray cluster at `ray_address` or here.
+    Args:
+        model: any function that returns a new `nn.Module`.
+        peers: for each peer a pair (training data, test data), or a triple (training data,
+            validation data, test data), of torch Datasets or (inputs, labels) tensors.
+            `Dirichlet().peers(data, 100)` divides a data set into such a list.
+        method: an object (`DisPFL(density=0.2)`), or as in a config file a name (`"dispfl"`), a
+            reference (`"my_module:Mine"`) or a dict (`{"name": "dispfl", "density": 0.2}`).
+        topology: in the same ways: `Ring()`, `"ring"`, ...
+        loss: a function of outputs and labels; cross-entropy by default.
+        metric: a `Metric`, the name of a built-in one (`"macro_f1"`), a function whose name says
+            whether a higher value is better, or a list of these, the main one first. By default
+            the accuracy of a classification.
+        optimizer: a function from flat weights and their `Layout` to a `torch.optim.Optimizer` of
+            them, in place of `train.optimizer`; its learning rate follows the schedule of `train`.
+        init: the weights that all peers start from, as a module or its state dict.
+        global_test: data on which every model is evaluated too.
+        unseen_peers: the data of peers that do not take part, as `peers`; they join after the last
+            round for `unseen_steps` local steps.
+        ray_address: the Ray cluster of `engine="ray"`; by default, processes on this machine.
+        settings: all other settings of a simulated run, with the names and the defaults of a config
+            file; tables as dicts or objects: `rounds=20`, `seed=1`, `train={"lr": 0.01}`,
+            `privacy=Privacy(epsilon=4)`, `attack="sign-flip", byzantine=0.2`, ... `dispfl explain
+            KEY` prints what a setting means; docs/reference/settings.md lists all.
     """
 
     def __init__(
         self,
         model: Callable[[], nn.Module],
-        peers: Sequence[tuple[DatasetLike, ...]],
+        peers: PeerDatasets,
         method: Method | str | Mapping[str, Any] = "dispfl",
         topology: Topology | str | Mapping[str, Any] = "random",
         *,
-        train: Train | Mapping[str, Any] | None = None,
-        wire: Wire | Mapping[str, Any] | None = None,
-        privacy: Privacy | Mapping[str, Any] | None = None,
-        attack: AttackName = "none",
-        byzantine: float = 0.0,
         loss: Callable[[Tensor, Tensor], Tensor] = Task.loss,
         metric: MetricLike | Sequence[MetricLike] | None = None,
         optimizer: OptimizerFactory | None = None,
-        global_test: DatasetLike | None = None,
-        unseen: Sequence[tuple[DatasetLike, ...]] = (),
-        unseen_steps: int = 20,
         init: nn.Module | Mapping[str, Tensor] | None = None,
-        seed: int = 0,
-        eval_every: int = 1,
-        eval_train: bool = False,
-        workers: int | None = None,
-        vmap_peers: int = 1,
-        average_buffers: bool = False,
-        device: str = "cpu",
-        precision: Precision = "float32",
-        engine: EngineName = "inprocess",
+        global_test: DatasetLike | None = None,
+        unseen_peers: PeerDatasets = (),
         ray_address: str | None = None,
-        on_round: OnRound | Sequence[OnRound] | None = None,
-        out: str | Path | None = None,
+        **settings: Any,
     ) -> None:
-        if isinstance(model, nn.Module):
-            kind = type(model)
-            name = (
-                f"lambda: {kind.__name__}(...)"
-                if kind.__module__.startswith("torch.")
-                else kind.__name__
-            )
-            raise ConfigError(
-                f"`model` must be a function that returns a new module: give {name}, not"
-                f" {kind.__name__}(...).",
-                key="model",
-            )
-        if not isinstance(peers, Sequence):
-            got = f"a {type(peers).__name__}" if isinstance(peers, Collection) else repr(peers)
-            raise ConfigError(
-                f"`peers` must be a list of pairs (training data, test data), got {got}.",
-                key="peers",
-            )
+        _check_model(model)
+        _check_peers("peers", peers)
+        _check_peers("unseen_peers", unseen_peers)
         if not peers:
             raise ConfigError(
                 "A federation needs at least one peer; `peers` is empty.", key="peers"
             )
-        _check_seed(seed)
-        method = _component(Method, method, DisPFL())
-        topology = _component(Topology, topology, RandomRegular()).resolved(len(peers))
-        topology.check(len(peers))
-        device = resolve_device(device)
-        self.engine = check_engine(engine)
-        vmap_peers = _at_least_one("vmap_peers", vmap_peers)
-        check_vmap_peers(vmap_peers, engine)
-        method.densities(len(peers))
-        check_average_buffers(average_buffers, method, engine)
-        check_byzantine(method, topology, len(peers))
-        names, seed = (
-            peer_names(len(peers)),
-            operator.index(seed),
-        )  # a NumPy number must name the same random streams
-        byzantine_peers = _attack(attack, byzantine, names, seed)
-        data = {
-            name: _peer_data(k, pair)
-            for k, (name, pair) in enumerate(zip(names, peers, strict=True))
-        }
+        check_keys(Simulation, settings)
+        settings |= {"method": method, "topology": topology}
+        simulation = Simulation(**settings, peers=len(peers), unseen_peers=len(unseen_peers))
+        task = Task.of(loss, metric)
+        metrics = tuple(metric.name for metric in task.metrics)  # also those of the user's own
+
+        data = _peers_data("peers", peers, peer_names(len(peers)))
+        attack = simulation.attack_among(list(data))
+        if attack is not None and attack.name in POISONS:
+            data = with_poisoned_data(data, attack, _count_classes(data))
         self._context = RunContext(
-            model=model if init is None else _starting_from(model, init),
-            peers=_poisoned_peers(data, byzantine_peers),
-            method=method,
-            topology=topology,
-            train=_table(Train, train),
-            task=Task.of(loss, metric),
-            seed=seed,
-            attack=byzantine_peers,
-            rounds=0,
-            eval_every=_at_least_one("eval_every", eval_every),
-            eval_train=eval_train,
-            device=device,
-            precision=precision,
-            wire=_table(Wire, wire),
-            privacy=_table(Privacy, privacy),
-            vmap_peers=vmap_peers,
-            average_buffers=average_buffers,
-            optimizer=optimizer,
-            global_test=(
-                None if global_test is None else samples_from(global_test, "The global test data")
+            settings=simulation.model_copy(update={"metric": metrics}),
+            data=RunData(
+                peers=data,
+                unseen=_peers_data("unseen_peers", unseen_peers, unseen_names(len(unseen_peers))),
+                global_test=None
+                if global_test is None
+                else samples_from(global_test, "The global test data"),
             ),
-            unseen={
-                f"new-{k:03d}": _peer_data(k, given, "unseen") for k, given in enumerate(unseen)
-            },
-            unseen_steps=_at_least_one("unseen_steps", unseen_steps),
+            model=model if init is None else _starting_from(model, init),
+            task=task,
+            optimizer=optimizer,
         )
-        self.workers = None if workers is None else _at_least_one("workers", workers)
-        self.ray_address = ray_address
-        self.on_round = as_callbacks(on_round)
-        self.out = out
+        self._ray_address = ray_address
 
     def run(
         self,
-        rounds: int,
-        *,
         out: str | Path | None = None,
+        *,
         resume: bool = False,
-        on_round: OnRound | Sequence[OnRound] | None = None,
+        callbacks: Sequence[Callback] = (),
         progress: bool | None = None,
     ) -> Run:
-        """Run this many rounds. With a run directory everything is saved.
+        """Run all rounds. With a run directory, `out`, everything is saved.
 
-        `resume` continues the run in that directory, if there is one; with more rounds than before
-        it extends the run, also a finished one. A progress bar is shown on terminals and in
-        notebooks, unless `progress` is False.
+        `resume` continues the run in that directory, if there is one; if this federation has more
+        rounds, it extends the run, also a finished one. `callbacks` are called after each round
+        with the `Run` so far, and may stop it (`StopRun`). A progress bar is shown on terminals and
+        in notebooks, unless `progress` is False.
         """
-        out = out or self.out
         if resume and out is None:
             raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
-        context = dataclasses.replace(self._context, rounds=_at_least_one("rounds", rounds))
-        functions = as_callbacks(on_round) or self.on_round
+        context = self._context
         context.check()
-        check_callbacks(
-            functions, any(data.validation is not None for data in context.peers.values())
-        )
-        connect_engine(self.engine, self.ray_address)
-        config, directory = _describe(context), None
+        has_validation = any(data.validation is not None for data in context.data.peers.values())
+        check_callbacks(callbacks, has_validation)
+        connect_engine(context.simulation, self._ray_address)
+        config = _describe(context)
+        directory = None
         if out is not None:
             path = Path(out)
-            resume = resume and (path / "config.toml").exists()
-            directory = (
-                _open_same(path, config, context) if resume else RunDirectory.create(path, config)
-            )
-        with python_progress(progress, context.method.name, context.rounds) as callbacks:
+            if resume and (path / "config.toml").exists():
+                directory = _open_same(path, config, context)
+            else:
+                directory = RunDirectory.create(path, config)
+        rounds = context.settings.rounds
+        with python_progress(progress, context.method.name, rounds) as observer:
             return execute(
                 context,
                 directory,
-                self.workers,
-                callbacks,
-                self.engine,
-                self.ray_address,
-                on_round=functions,
+                observer,
+                callbacks=callbacks,
+                ray_address=self._ray_address,
                 config=config,
             )
 
 
-def _component(kind: Any, value: C | str | Mapping[str, Any], default: C) -> C:
-    """Return a method or topology: an object, or what a config says (`"ring"`, `"my_module:Star"`,
-    a dict)."""
-    chosen = choose(kind.table, value, default) if isinstance(value, (str, Mapping)) else value
-    if not isinstance(chosen, kind):
-        raise ConfigError(
-            f"`{kind.table}` must be a name, a dict or a {kind.__name__} object, got {value!r}.",
-            key=kind.table,
-        )
-    return cast(C, chosen)
-
-
-def _table(kind: type[S], value: S | Mapping[str, Any] | None) -> S:
-    """Return settings: an object, or a dict as in a config."""
-    if value is None or isinstance(value, Mapping):
-        return kind(**(value or {}))
-    if not isinstance(value, kind):
-        raise ConfigError(
-            f"`{kind.table}` must be a dict or a {kind.__name__} object, got {value!r}.",
-            key=kind.table,
-        )
-    return value
-
-
-def _check_seed(seed: Any) -> None:
-    if isinstance(seed, bool) or not isinstance(seed, Integral):
-        raise ConfigError(f"seed must be a whole number, got {seed!r}.", key="seed")
-
-
-def _at_least_one(name: str, value: int) -> int:
-    if not isinstance(value, Integral) or value < 1:  # NumPy's integers are accepted
-        raise ConfigError(f"{name} must be a whole number of at least 1, got {value!r}.", key=name)
-    return int(value)
-
-
-def _peer_data(k: int, given: tuple[DatasetLike, ...], kind: str = "peers") -> PeerData:
-    if not isinstance(given, (tuple, list)) or len(given) not in (2, 3):
-        raise ConfigError(
-            f"{kind}[{k}] must be a pair (training data, test data), or (training data, validation"
-            " data, test data).",
-            key=kind,
-        )
-    train, *validation, test = given
-    return PeerData(
-        samples_from(train, f"Peer {k}'s training data"),
-        samples_from(test, f"Peer {k}'s test data"),
-        samples_from(validation[0], f"Peer {k}'s validation data") if validation else None,
+def _check_model(model: object) -> None:
+    """Refuse a module in place of a function that builds one."""
+    if not isinstance(model, nn.Module):
+        return
+    kind = type(model)
+    name = kind.__name__
+    function = f"lambda: {name}(...)" if kind.__module__.startswith("torch.") else name
+    raise ConfigError(
+        f"`model` must be a function that returns a new module: give {function}, not {name}(...).",
+        key="model",
     )
 
 
-def _attack(name: AttackName, share: float, names: Sequence[str], seed: int) -> Attack | None:
-    if name not in ("none", *ATTACKS):
+def _check_peers(key: str, peers: object) -> None:
+    """Refuse what is no list of pairs or triples."""
+    if not isinstance(peers, Sequence):
+        got = f"a {type(peers).__name__}" if isinstance(peers, Collection) else repr(peers)
         raise ConfigError(
-            f"attack must be 'none' or one of {', '.join(ATTACKS)}; got {name!r}.", key="attack"
+            f"`{key}` must be a list of pairs (training data, test data), got {got}.", key=key
         )
-    if isinstance(share, bool) or not isinstance(share, Real) or not 0 <= share < 1:
-        raise ConfigError(
-            f"byzantine must be a share of the peers in [0, 1), such as 0.2; got {share!r}.",
-            key="byzantine",
-        )
-    if share and name == "none":
-        raise ConfigError(
-            f"byzantine is {share:g}, but attack is none; say how they lie: attack='sign-flip'.",
-            key="byzantine",
-        )
-    if name != "none" and not share:
-        raise ConfigError(
-            f"attack is {name!r}, but byzantine is 0; say how many of the peers lie: byzantine=0.2.",
-            key="attack",
-        )
-    return Attack.of(name, float(share), names, seed)
+    for index, data in enumerate(peers):
+        if not isinstance(data, (tuple, list)) or len(data) not in (2, 3):
+            raise ConfigError(
+                f"{key}[{index}] must be a pair (training data, test data), or (training data,"
+                " validation data, test data).",
+                key=key,
+            )
 
 
-def _poisoned_peers(peers: dict[str, PeerData], attack: Attack | None) -> dict[str, PeerData]:
-    """Return the data of all peers, where an attack poisons data that of Byzantine peers
-    poisoned."""
-    if attack is None or attack.name not in POISONS:
-        return peers
-    classes = 1 + max(int(y.max()) for data in peers.values() for _, y in data.train.batches(1024))
-    byzantine_peers = {
-        name: poisoned(peers[name].train, attack.name, classes) for name in attack.byzantine
-    }
-    return peers | {
-        name: dataclasses.replace(peers[name], train=train)
-        for name, train in byzantine_peers.items()
-    }
+def _peers_data(key: str, peers: PeerDatasets, names: Sequence[str]) -> dict[str, PeerData]:
+    """Return the data of each peer, by name."""
+    data = {}
+    for index, (name, (train, *validation, test)) in enumerate(zip(names, peers, strict=True)):
+        owner = f"Peer {index}" if key == "peers" else f"Unseen peer {index}"
+        data[name] = PeerData(
+            samples_from(train, f"{owner}'s training data"),
+            samples_from(test, f"{owner}'s test data"),
+            samples_from(validation[0], f"{owner}'s validation data") if validation else None,
+        )
+    return data
+
+
+def _count_classes(peers: Mapping[str, PeerData]) -> int:
+    """Return the number of classes, from the largest label of the training data."""
+    largest = 0
+    for data in peers.values():
+        for _, labels in data.train.batches(1024):
+            largest = max(largest, int(labels.max()))
+    return 1 + largest
 
 
 def _starting_from(
     model: Callable[[], nn.Module], init: nn.Module | Mapping[str, Tensor]
 ) -> Callable[[], nn.Module]:
-    weights = {
-        n: t.detach().clone()
-        for n, t in (init.state_dict() if isinstance(init, nn.Module) else init).items()
-    }
+    """Return a function that builds the model with these weights; refuse those that do not fit."""
+    state = init.state_dict() if isinstance(init, nn.Module) else init
+    weights = {name: tensor.detach().clone() for name, tensor in state.items()}
 
     def build() -> nn.Module:
         module = model()
@@ -329,63 +247,48 @@ def _starting_from(
 
 
 def _describe(context: RunContext) -> dict[str, Any]:
-    """Return the config of a federation made in Python: what can be written; model and data are the
-    caller's."""
+    """Return the config of a run made in Python: its settings, and digests of the caller's data and
+    network."""
     weights = FlatModule(context.module()).read()
-    return {
+    first_model = PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))
+    peers = context.data.peers
+    config = {
         MADE_IN_PYTHON: True,
-        "seed": context.seed,
-        "rounds": context.rounds,
-        "peers": len(context.peers),
-        "eval_every": context.eval_every,
-        "eval_train": context.eval_train,
-        "device": context.device,
-        "precision": context.precision,
-        "vmap_peers": context.vmap_peers,
-        "average_buffers": context.average_buffers,
-        "metric": [metric.name for metric in context.task.metrics],
-        "optimizer": (
-            _function_name(context.optimizer) if context.optimizer else context.train.optimizer
-        ),
-        "unseen_steps": context.unseen_steps,
-        "samples": [len(context.peers[peer].train) for peer in context.roster],
-        "data_sha256": context.data_digest(),
-        "initial_weights_sha256": weights_sha256(
-            PackedModel.pack(weights, torch.ones_like(weights, dtype=torch.bool))
-        ),
-        "method": context.method.model_dump(mode="json", exclude_none=True),
-        "topology": context.topology.model_dump(mode="json", exclude_none=True),
-        "train": context.train.model_dump(mode="json", exclude_none=True),
-        "wire": context.wire.model_dump(mode="json"),
-        "privacy": context.privacy.model_dump(mode="json", exclude_none=True),
-        "attack": context.attack.name if context.attack else "none",
-        "byzantine": len(context.byzantine) / len(context.peers),
+        **context.settings.model_dump(mode="json", exclude_none=True),
+        "samples": [len(peers[peer].train) for peer in context.roster],
+        "data_sha256": context.data.digest(),
+        "initial_weights_sha256": weights_sha256(first_model),
     }
-
-
-def _function_name(function: Callable[..., Any]) -> str:
-    return getattr(function, "__name__", type(function).__name__)
+    if context.optimizer is not None:
+        config["optimizer"] = getattr(
+            context.optimizer, "__name__", type(context.optimizer).__name__
+        )
+    return config
 
 
 def _open_same(path: Path, config: Mapping[str, Any], context: RunContext) -> RunDirectory:
     """Open a run directory that must be of this federation; more rounds extend its run."""
     written = read_config(path)
-    for key, now in config.items():
-        was: Any = written.get(key)
-        if key == "data_sha256" and now != was:
-            raise ConfigError(
-                f"The peers' data are not those that {path} was run with; use the same to resume.",
-                key="peers",
-            )
-        why = why_not_extended(was, now, context) if key == "rounds" else ""
-        if now != was and (key != "rounds" or why):
-            why = f" ({why})" if why else ""
-            raise ConfigError(
-                f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.",
-                key=key,
-            )
+    if config["data_sha256"] != written.get("data_sha256"):
+        raise ConfigError(
+            f"The peers' data are not those that {path} was run with; use the same to resume.",
+            key="peers",
+        )
+    for key in {**written, **config}:
+        was, now = written.get(key), config.get(key)
+        if now == was or key in MAY_DIFFER:
+            continue
+        why = ""
+        if key == "rounds":
+            why = why_not_extended(written["rounds"], config["rounds"], context.settings)
+            if not why:
+                continue
+            why = f" ({why})"
+        raise ConfigError(
+            f"{path} was run with {key} = {was}, got {now}{why}; use the same to resume.", key=key
+        )
     directory = RunDirectory.open(path)
-    if context.rounds > written["rounds"]:
+    if config["rounds"] > written["rounds"]:
         with directory.closed_on_failure():
             directory.extend(config)
     return directory

@@ -19,7 +19,7 @@ from dispfl.errors import ConfigError
 from dispfl.experiment import Experiment
 from dispfl.models.settings import MODELS
 from dispfl.registry import FUNCTIONS, REGISTRIES, settings_classes
-from dispfl.settings import Settings, bounds, did_you_mean
+from dispfl.settings import Settings, bounds, did_you_mean, within
 
 TABLES = {
     "method": "What a peer does in a round.",
@@ -200,7 +200,7 @@ def _entry(
 ) -> Entry:
     kind, limits = _kind(field.annotation), bounds(field.metadata)
     shown = "" if default is PydanticUndefined or default is None else _shown(default)
-    return Entry(key, f"{kind} {limits}".strip(), shown, " ".join(meaning.split()), components)
+    return Entry(key, within(kind, limits), shown, " ".join(meaning.split()), components)
 
 
 def _kind(annotation: Any) -> str:

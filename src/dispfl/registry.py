@@ -189,7 +189,7 @@ REGISTRIES: dict[str, Registry[Any]] = {
 def as_table(key: str, value: Any) -> dict[str, Any]:
     """Return a table of settings, given as a mapping or by name alone."""
     if not isinstance(value, (str, Mapping)):
-        raise ConfigError(f"{key} must be a table or a name, got {value!r}.", key=key)
+        raise ConfigError(f"{key} must be a name or a table, got {value!r}.", key=key)
     table = dict(value) if isinstance(value, Mapping) else {"name": value}
     if key not in FUNCTIONS:
         return table

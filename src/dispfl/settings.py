@@ -152,7 +152,7 @@ def _sentence(cls: type[Settings], error: ErrorDetails, name: str, key: str) -> 
     }
     kind = next((text for start, text in wanted.items() if error["type"].startswith(start)), "")
     if kind:
-        return f"{key} must be {kind}{' ' + limits if limits else ''}, got {got}."
+        return f"{key} must be {within(kind, limits)}, got {got}."
     return f"{key}: {error['msg']}, got {got}."
 
 
@@ -162,6 +162,13 @@ def _allowed(annotation: Any) -> str:
         return ""
     names = [repr(value) for value in get_args(annotation)]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+
+
+def within(kind: str, limits: str) -> str:
+    """Return a kind of value with its limits: `a whole number of at least 1`."""
+    if not limits:
+        return kind
+    return f"{kind} of {limits}" if limits.startswith("at ") else f"{kind} {limits}"
 
 
 def bounds(metadata: Iterable[Any]) -> str:

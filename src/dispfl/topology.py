@@ -5,7 +5,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from math import isqrt
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -169,14 +169,9 @@ class RandomRegular(Topology):
     """
 
     name: Literal["random"] = "random"
-    degree: int = Field(default=10, ge=1)
+    degree: int = Field(default=4, ge=1)
     """Neighbours of a peer in a round. The default is lowered where there are fewer other peers; at
     real sites, whose number changes, so is any degree."""
-
-    @classmethod
-    def at_most(cls, degree: int) -> Self:
-        """Return a topology with a default degree, which `fitted` may lower."""
-        return cls.model_construct(_fields_set=set(), degree=degree)
 
     def resolved(self, peers: int) -> Topology:
         if self.degree < peers or "degree" in self.model_fields_set:

@@ -144,8 +144,8 @@ def run_of(
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The model has buffers")
         run = Federation(
-            model, peers, method, Full(), train=QUICK, metric=CONFIDENCE, workers=1
-        ).run(rounds, **more)
+            model, peers, method, Full(), train=QUICK, metric=CONFIDENCE, workers=1, rounds=rounds
+        ).run(**more)
     return run, [test for _, test in peers]
 
 
@@ -271,10 +271,10 @@ def test_a_run_with_buffers_and_dropout_that_is_stopped_resumes_to_the_same_bits
 
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The model has buffers")
-        expected = federation().run(3)
+        expected = federation(rounds=3).run()
         with pytest.raises(RunError, match=r"loss .* raised StoppedError"):
-            federation(loss=loss, metric="accuracy").run(3, out=tmp_path / "run")
-        resumed = federation().run(3, out=tmp_path / "run", resume=True)
+            federation(loss=loss, metric="accuracy", rounds=3).run(out=tmp_path / "run")
+        resumed = federation(rounds=3).run(out=tmp_path / "run", resume=True)
     for name, state in expected.states.items():
         other = resumed.states[name]
         assert other.model.values.equal(state.model.values)
@@ -349,10 +349,10 @@ def test_what_channels_cannot_do_is_one_sentence_and_no_directory_is_left(
 ) -> None:
     peers = [(data(20, k), data(10, 100 + k)) for k in range(3)]
     federation = Federation(
-        model, peers, DisPFL(structure="channels", **method), Full(), train=QUICK
+        model, peers, DisPFL(structure="channels", **method), Full(), train=QUICK, rounds=1
     )
     with pytest.raises(ConfigError, match=sentence) as caught:
-        federation.run(1, out=tmp_path / "run")
+        federation.run(out=tmp_path / "run")
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
@@ -361,9 +361,9 @@ def test_a_run_is_not_resumed_with_another_structure(tmp_path: Path) -> None:
     run_of(normalized, points, out=tmp_path / "run")
     peers = [(points(20, k), points(10, 100 + k)) for k in range(3)]
     other = Federation(
-        normalized, peers, DisPFL(density=0.6), Full(), train=QUICK, metric=CONFIDENCE
+        normalized, peers, DisPFL(density=0.6), Full(), train=QUICK, metric=CONFIDENCE, rounds=2
     )
     with pytest.raises(
         ConfigError, match=r"was run with method = .*'structure': 'channels'.*, got .*'weights'"
     ):
-        other.run(2, out=tmp_path / "run", resume=True)
+        other.run(out=tmp_path / "run", resume=True)

@@ -12,7 +12,7 @@ from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.grid import GridRun
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 
 TINY = [
     "peers=5",
@@ -147,7 +147,7 @@ def test_an_attacked_run_that_is_interrupted_continues_as_if_nothing_had_happene
     whole, broken = cell(tmp_path / "whole"), cell(tmp_path / "broken")
     ExperimentRun.create(whole.experiment, whole.path).run()
     with pytest.raises(KeyboardInterrupt):
-        ExperimentRun.create(broken.experiment, broken.path).run(RunCallbacks(round=stop))
+        ExperimentRun.create(broken.experiment, broken.path).run(RunObserver(round=stop))
     ExperimentRun.resume_as(broken.experiment, broken.path).run()
     one, other = read_summary(whole.path), read_summary(broken.path)
     assert one is not None

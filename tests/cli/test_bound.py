@@ -192,7 +192,9 @@ def test_a_run_made_in_python_determines_them_too(
     """20 samples in batches of 8 are 3 batches; 2 rounds of 1 epoch are 6 steps."""
     data = [(points(20, which), points(10, 10 + which)) for which in range(2)]
     train = Train(epochs=1, batch_size=8, noise_std=0.5)
-    Federation(net, data, DisPFL(density=0.3), train=train, workers=1).run(2, out=tmp_path / "run")
+    Federation(net, data, DisPFL(density=0.3), train=train, workers=1, rounds=2).run(
+        out=tmp_path / "run"
+    )
     result = run("--diameter 3 --run", tmp_path / "run").stdout
     assert "N = 20, batch = 8, T = 6, sigma = 0.5, D_g = 3, union density = 0." in result
 

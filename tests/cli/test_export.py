@@ -13,7 +13,6 @@ from dispfl.cli import app
 from dispfl.config import compose
 from dispfl.errors import ConfigError, DataError, RunError
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.loop import RunCallbacks
 
 TINY = [
     "peers=3",
@@ -32,7 +31,7 @@ def dispfl(*arguments: str | Path) -> Result:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cli") / "run"
-    ExperimentRun.create(compose({}, TINY), path).run(RunCallbacks())
+    ExperimentRun.create(compose({}, TINY), path).run()
     return path
 
 

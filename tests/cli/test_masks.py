@@ -265,7 +265,7 @@ def test_a_real_run_of_three_peers(
 ) -> None:
     """67 weights each; the final states tell which of them are kept."""
     peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-    run = Federation(net, peers, DisPFL(density=0.5), workers=1).run(2, out=tmp_path / "run")
+    run = Federation(net, peers, DisPFL(density=0.5), workers=1, rounds=2).run(out=tmp_path / "run")
     found = json.loads(call(tmp_path / "run", "--json"))
     kept = [state.model.mask.unpack() for state in run.states.values()]
     assert found["distances"] == [[hamming(one, other) / 67 for other in kept] for one in kept]
@@ -277,9 +277,9 @@ def test_masks_of_channels_are_compared_weight_by_weight(
     tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]
 ) -> None:
     peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-    run = Federation(net, peers, DisPFL(density=0.5, structure="channels"), workers=1).run(
-        2, out=tmp_path / "run"
-    )
+    run = Federation(
+        net, peers, DisPFL(density=0.5, structure="channels"), workers=1, rounds=2
+    ).run(out=tmp_path / "run")
     found = json.loads(call(tmp_path / "run", "--json"))
     kept = [state.model.mask.unpack() for state in run.states.values()]
     assert len(kept[0]) == 67
@@ -331,7 +331,7 @@ def test_peers_that_share_a_model_have_no_masks_to_compare(
     tmp_path: Path, net: Callable[[], nn.Module], points: Callable[[int, int], Any]
 ) -> None:
     peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-    Federation(net, peers, FedAvg(cohort=2), workers=1).run(1, out=tmp_path / "run")
+    Federation(net, peers, FedAvg(cohort=2), workers=1, rounds=1).run(out=tmp_path / "run")
     problem = refusal(tmp_path / "run")
     assert isinstance(problem, RunError)
     assert "has no masks to compare: all models of fedavg are dense" in str(problem)

@@ -35,9 +35,16 @@ def run(
         path = tmp_path / "out" / method.name / f"seed-{seed}"
         data = [(points(20, k), points(10, 1000 + k)) for k in range(4)]
         federation = Federation(
-            net, data, method, Ring(), train=Train(epochs=1, batch_size=8), seed=seed, workers=1
+            net,
+            data,
+            method,
+            Ring(),
+            train=Train(epochs=1, batch_size=8),
+            seed=seed,
+            workers=1,
+            rounds=2,
         )
-        federation.run(2, out=path)
+        federation.run(out=path)
         return path
 
     return make

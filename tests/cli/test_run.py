@@ -360,7 +360,7 @@ def test_a_run_that_a_callback_stopped_in_python_is_continued(
         raise StopRun("one round is enough")
 
     experiment = compose({}, [*TINY, "model=mlp"])
-    experiment.run(tmp_path / "run", on_round=stop)
+    experiment.run(tmp_path / "run", callbacks=[stop])
     assert dispfl("run", "--resume", tmp_path / "run").code == 0
     summary = read_summary(tmp_path / "run")
     assert summary is not None

@@ -10,16 +10,16 @@ from dispfl.core import allocator
 PIECES = """
 import ctypes, resource, sys
 import torch
-from dispfl import DisPFL, RandomRegular, Train
-from dispfl.core.task import Task
+from dispfl.core.samples import PeerData
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.inprocess import InProcess
-from dispfl.round.context import PeerData, RunContext
+from dispfl.experiment import Simulation
+from dispfl.round.context import RunContext, RunData
 
 if sys.argv[1] == "with an engine":
     data = PeerData(*[ResidentSamples(torch.rand(4, 3), torch.arange(4) % 2)] * 2)
-    model, peers = lambda: torch.nn.Linear(3, 2), {"000": data, "001": data}
-    InProcess(RunContext(model, peers, DisPFL(), RandomRegular(degree=1), Train(), Task(), seed=0, rounds=1))
+    peers = RunData({"000": data, "001": data})
+    InProcess(RunContext(Simulation(peers=2), peers, lambda: torch.nn.Linear(3, 2)))
 c = ctypes.CDLL(None)
 c.malloc.restype = ctypes.c_void_p
 pieces = (ctypes.c_void_p * 2000)()

@@ -17,8 +17,9 @@ from torch.nn import functional
 
 from dispfl.core.flat_module import FlatModule, resolve_device
 from dispfl.core.optimizers import sgd_step
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
-from dispfl.core.train import Train, Trainer
+from dispfl.core.train import Train, Trainer, TrainingRun
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.registry import METHODS
@@ -56,18 +57,8 @@ def trainer(points: Points, module: nn.Module, device: str, **settings: Any) -> 
     network = FlatModule(module, device)
     train, test = (ResidentSamples(*points(20, which)) for which in (0, 1))
     trainer_ = Train(**{"epochs": 2, "batch_size": 8, **settings})
-    return Trainer(
-        network,
-        train,
-        test,
-        trainer_,
-        Task(stepwise),
-        5,
-        "001",
-        3,
-        10,
-        buffers=network.read_buffers(),
-    )
+    run = TrainingRun(trainer_, Task(stepwise), seed=5, rounds=10)
+    return Trainer(network, PeerData(train, test), run, "001", 3, buffers=network.read_buffers())
 
 
 @pytest.mark.parametrize("clip_norm", [0.05, 10.0, 0.0])
@@ -143,10 +134,8 @@ def test_every_method_trains_on_another_device_with_the_same_result(
     method: str, remote_peers: str, make_context: Callable[..., RunContext], run_all: RunAll
 ) -> None:
     def models(device: str) -> list[tuple[Tensor, Tensor]]:
-        context = make_context(
-            peers=3, method=METHODS[method](name=method), task=Task(stepwise), device=device
-        )
-        last = run_all(context)[-1]
+        context = make_context(peers=3, method=METHODS[method](name=method), task=Task(stepwise))
+        last = run_all(context.changed(device=device))[-1]
         assert not any(result.report.failure for result in last.steps.values())
         return [state.model.unpack() for state in (last.evaluated or last.states).values()]
 

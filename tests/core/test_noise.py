@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.optimizers import sgd_step
 from dispfl.core.rng import stream
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
-from dispfl.core.train import Train, Trainer
+from dispfl.core.train import Train, Trainer, TrainingRun
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.methods.base import PeerState, ServerMethod
@@ -34,15 +35,17 @@ def trainer(noise: float, slope: float = 0.0, samples: int = 1, **changes: Any) 
         "clip_norm": 0.0,
         "noise_std": noise,
     }
-    who: dict[str, Any] = {"seed": 5, "peer": "001", "t": 0, "T": 10}
     data = ResidentSamples(torch.ones(samples, SIZE), torch.arange(float(samples)))
     return Trainer(
         network=FlatModule(nn.Linear(SIZE, 1, bias=False)),
-        train=data,
-        test=data,
-        settings=Train(**settings | changes.pop("settings", {})),
-        task=Task(loss=changes.pop("loss", lambda outputs, labels: slope * outputs.sum())),
-        **who | changes,
+        data=PeerData(data, data),
+        run=TrainingRun(
+            settings=Train(**settings | changes.pop("settings", {})),
+            task=Task(loss=changes.pop("loss", lambda outputs, labels: slope * outputs.sum())),
+            seed=changes.pop("seed", 5),
+            rounds=10,
+        ),
+        **{"peer": "001", "t": 0, **changes},
     )
 
 

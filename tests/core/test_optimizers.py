@@ -59,7 +59,7 @@ def test_dense_training_is_that_of_torchs_optimizer_on_the_module(
     trainer, reference = trainer_for(context), context.module()
     start = trainer.network.read()
     learned = trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
-    optimizer, rng = of_torch(context.train, reference), trainer_for(context).batch_rng
+    optimizer, rng = of_torch(context.settings.train, reference), trainer_for(context).batch_rng
     for _ in range(2):
         for x, y in trainer.train.batches(8, rng=rng):
             optimizer.zero_grad()
@@ -179,12 +179,12 @@ def test_a_stopped_run_resumes_to_the_bit_with_every_optimizer(
     peers = [(points(20, k), points(10, 100 + k)) for k in range(3)]
     optimizer = rmsprop if own else None
     federation = Federation(
-        model, peers, method, Full(), train=train, optimizer=optimizer, workers=1
+        model, peers, method, Full(), train=train, optimizer=optimizer, workers=1, rounds=4
     )
-    whole = federation.run(4)
+    whole = federation.run()
     with pytest.raises(KeyboardInterrupt):
-        federation.run(4, out=tmp_path / "run", on_round=stop)
-    resumed = federation.run(4, out=tmp_path / "run", resume=True)
+        federation.run(out=tmp_path / "run", callbacks=[stop])
+    resumed = federation.run(out=tmp_path / "run", resume=True)
     for peer, state in whole.states.items():
         assert resumed.states[peer].model.values.equal(state.model.values)
         assert resumed.states[peer].moments.keys() == state.moments.keys()
@@ -205,10 +205,8 @@ def test_an_own_optimizers_learning_rate_follows_the_schedule(
         made.append(torch.optim.SGD([weights], lr=0.4))
         return made[-1]
 
-    trainer = trainer_for(
-        make_context(train=Train(epochs=1, schedule="step", lr_step=2, lr_decay=0.5)), t=3
-    )
-    trainer.optimizer = own
+    train = Train(epochs=1, schedule="step", lr_step=2, lr_decay=0.5)
+    trainer = trainer_for(make_context(train=train, optimizer=own), t=3)
     start = trainer.network.read()
     trainer.learn(start, torch.ones_like(start, dtype=torch.bool))
     assert made[0].param_groups[0]["lr"] == pytest.approx(0.2)
@@ -226,8 +224,10 @@ def test_an_own_optimizers_state_of_another_shape_is_refused_only_where_it_is_to
             (weights,) = self.param_groups[0]["params"]
             self.state[weights]["history"] = torch.zeros(2, len(weights))
 
-    trainer = trainer_for(make_context(train=Train(epochs=1, keep_moments=keep)))
-    trainer.optimizer = lambda weights, layout: Histories([weights], lr=0.1)
+    train = Train(epochs=1, keep_moments=keep)
+    trainer = trainer_for(
+        make_context(train=train, optimizer=lambda weights, layout: Histories([weights], lr=0.1))
+    )
     start = trainer.network.read()
     ones = torch.ones_like(start, dtype=torch.bool)
     if keep:
@@ -242,17 +242,15 @@ def test_an_own_optimizers_state_of_another_shape_is_refused_only_where_it_is_to
 def test_what_is_no_optimizer_of_the_weights_is_refused(
     make_context: MakeContext, trainer_for: MakeTrainer
 ) -> None:
-    trainer = trainer_for(make_context())
+    trainer = trainer_for(make_context(optimizer=lambda weights, layout: None))
     start = trainer.network.read()
     ones = torch.ones_like(start, dtype=torch.bool)
-    trainer.optimizer = lambda weights, layout: None  # type: ignore[assignment, return-value]
     with pytest.raises(
         ConfigError, match=r"`optimizer` must return a torch\.optim\.Optimizer, got NoneType\."
     ):
         trainer.learn(start, ones)
-    trainer.optimizer = lambda weights, layout: torch.optim.SGD(
-        [torch.zeros(3, requires_grad=True)]
-    )
+    other = torch.zeros(3, requires_grad=True)
+    trainer = trainer_for(make_context(optimizer=lambda weights, layout: torch.optim.SGD([other])))
     with pytest.raises(
         ConfigError,
         match=r"other parameters than the flat weights.*torch\.optim\.Adam\(\[weights\]\)",
@@ -346,7 +344,11 @@ def test_a_method_with_its_own_loop_is_charged_for_what_it_trains(
     def run(method: Method) -> Any:
         peers = [(points(20, k), points(10, 100 + k)) for k in range(2)]
         train = Train(epochs=3, batch_size=8)
-        return Federation(lambda: nn.Linear(4, 3), peers, method, train=train).run(1).metrics[0]
+        return (
+            Federation(lambda: nn.Linear(4, 3), peers, method, train=train, rounds=1)
+            .run()
+            .metrics[0]
+        )
 
     own, local = run(OwnLoop()), run(Local())
     assert own["flops_total"] == local["flops_total"]

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule, Precision
 from dispfl.core.metric import Metric
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
-from dispfl.core.train import Train, Trainer
+from dispfl.core.train import Train, Trainer, TrainingRun
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.models.settings import Model
@@ -25,9 +26,8 @@ def trainer(
     """60 training and 200 test points, four epochs."""
     network = FlatModule(module, precision=precision)
     train, test = ResidentSamples(*points(60, 0)), ResidentSamples(*points(200, 1))
-    return Trainer(
-        network, train, test, Train(epochs=4, batch_size=8), task or Task(), 5, "001", 3, 10
-    )
+    run = TrainingRun(Train(epochs=4, batch_size=8), task or Task(), seed=5, rounds=10)
+    return Trainer(network, PeerData(train, test), run, "001", 3)
 
 
 def every(network: FlatModule) -> Tensor:
@@ -82,9 +82,9 @@ def test_a_step_too_small_for_8_bits_is_not_lost() -> None:
     data = ResidentSamples(torch.ones(1, 1), torch.zeros(1))
     task = Task(loss=lambda outputs, labels: 0.01 * outputs.sum())
     settings = Train(epochs=1, lr=0.1, weight_decay=0, clip_norm=0)
-    after = Trainer(network, data, data, settings, task, 5, "001", 0, 10).learn(
-        torch.ones(1), every(network)
-    )
+    run = TrainingRun(settings, task, seed=5, rounds=10)
+    trainer = Trainer(network, PeerData(data, data), run, "001", 0)
+    after = trainer.learn(torch.ones(1), every(network))
     assert after.item() == pytest.approx(0.999, abs=1e-5)
 
 
@@ -135,7 +135,8 @@ def test_a_convolution_learns_in_bf16() -> None:
     )
     network = FlatModule(Model(name="cnn").network((1, 8, 8), 3), precision="bf16")
     data = ResidentSamples(images, labels)
-    peer = Trainer(network, data, data, Train(epochs=15, batch_size=8), Task(), 5, "001", 0, 10)
+    run = TrainingRun(Train(epochs=15, batch_size=8), Task(), seed=5, rounds=10)
+    peer = Trainer(network, PeerData(data, data), run, "001", 0)
     assert peer.score(learned(peer)) == 1.0
 
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.samples import PeerData
 from dispfl.core.stacked import can_be_stacked, can_stack, learn_stacked
 from dispfl.core.task import Task
-from dispfl.core.train import Train, Trainer
+from dispfl.core.train import Train, Trainer, TrainingRun
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import NonFiniteError
 from dispfl.models.settings import Model
@@ -30,9 +31,8 @@ def trainers(
     network = network or FlatModule(mlp())
     data = [ResidentSamples(*points(20, which)) for which in range(count)]
     train = Train(**{"epochs": 2, "batch_size": 8, **settings})
-    return [
-        Trainer(network, own, own, train, Task(), 5, f"{k:03}", 3, 10) for k, own in enumerate(data)
-    ]
+    run = TrainingRun(train, Task(), seed=5, rounds=10)
+    return [Trainer(network, PeerData(own, own), run, f"{k:03}", 3) for k, own in enumerate(data)]
 
 
 def starts(peers: list[Trainer]) -> tuple[list[Tensor], list[Tensor]]:
@@ -95,7 +95,7 @@ def test_the_failure_of_one_peer_does_not_affect_the_others(points: Points) -> N
 def test_only_peers_with_equally_many_samples_are_stacked(points: Points) -> None:
     peers = trainers(points)
     assert can_stack(peers)
-    peers[1].train = ResidentSamples(*points(21, 7))
+    peers[1].data = PeerData(ResidentSamples(*points(21, 7)), peers[1].test)
     assert not can_stack(peers)
 
 

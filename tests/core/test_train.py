@@ -16,8 +16,9 @@ from dispfl.core.metric import Metric, accuracy
 from dispfl.core.optimizers import sgd_step
 from dispfl.core.report import Report
 from dispfl.core.rng import stream
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
-from dispfl.core.train import Train, Trainer
+from dispfl.core.train import Train, Trainer, TrainingRun
 from dispfl.data.batches import ResidentSamples
 from dispfl.errors import ConfigError, NonFiniteError
 
@@ -31,18 +32,19 @@ def make_trainer(points: Points) -> Callable[..., Trainer]:
     """A trainer of peer 001 in round 3 of 10, with 20 training and 10 test points."""
 
     def make(module: nn.Module, **changes: Any) -> Trainer:
-        defaults: dict[str, Any] = {
-            "train": ResidentSamples(*points(20, 0)),
-            "test": ResidentSamples(*points(10, 1)),
-            "settings": Train(epochs=2, batch_size=8),
-            "task": Task(),
-            "seed": 5,
-            "peer": "001",
-            "t": 3,
-            "T": 10,
-        }
+        data = PeerData(
+            changes.pop("train", ResidentSamples(*points(20, 0))),
+            changes.pop("test", ResidentSamples(*points(10, 1))),
+        )
+        run = TrainingRun(
+            changes.pop("settings", Train(epochs=2, batch_size=8)),
+            changes.pop("task", Task()),
+            seed=changes.pop("seed", 5),
+            rounds=10,
+        )
         network = FlatModule(module)
-        return Trainer(network, **{"buffers": network.read_buffers(), **defaults, **changes})
+        buffers = network.read_buffers()
+        return Trainer(network, data, run, **{"peer": "001", "t": 3, "buffers": buffers, **changes})
 
     return make
 

@@ -33,6 +33,7 @@ from dispfl.registry import METHODS
 from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states
 from dispfl.runs.metrics import round_metrics
+from dispfl.runs.prepare import experiment_context, split_dataset
 from dispfl.topology import RandomRegular, Ring
 from dispfl.wire.codec import Wire
 
@@ -261,9 +262,9 @@ def _first_round(
     experiment: Experiment, run_all: Callable[..., list[FinishedRound]]
 ) -> dict[str, Any]:
     images = load_dataset(experiment.data)
-    context = experiment.split_context(images, experiment.split(images))
+    context = experiment_context(experiment, images, split_dataset(experiment, images))
     model = context.module()
-    sample = next(context.peers["000"].train.batches(1))[0]
+    sample = next(context.data.peers["000"].train.batches(1))[0]
     return round_metrics(
         0, run_all(context)[0], context.task, forward_cost(model, Layout.of(model), sample), 0.0
     )

@@ -56,7 +56,7 @@ def sentences(which: int) -> tuple[Tensor, Tensor]:
 
 def flops(model: type[nn.Module], method: GossipMethod) -> list[float]:
     peers = [(sentences(k), sentences(100 + k)) for k in range(PEERS)]
-    run = Federation(model, peers, method, Ring(), train=TRAIN).run(rounds=2)
+    run = Federation(model, peers, method, Ring(), train=TRAIN, rounds=2).run()
     return [record["flops_per_peer"] for record in run.metrics]
 
 

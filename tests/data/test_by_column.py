@@ -16,6 +16,7 @@ from dispfl.data.labelled import CustomDataset, ImageDataset
 from dispfl.errors import ConfigError, DataError, PartitionError
 from dispfl.experiment import Experiment
 from dispfl.runs.directory import read_split
+from dispfl.runs.prepare import split_dataset
 
 SITES = {"north": 30, "south": 20, "west": 10}
 SMALL = [
@@ -54,7 +55,7 @@ def sites_of(settings: Experiment) -> list[set[float]]:
     data = load_dataset(settings.data)
     assert isinstance(data, CustomDataset)
     assert data.columns == ("a", "b")
-    split = settings.split(data)
+    split = split_dataset(settings, data)
     values = []
     for train, test in zip(split.train, split.test, strict=True):
         train_inputs, _ = next(data.train.take(train).batches(1000))
@@ -66,7 +67,7 @@ def sites_of(settings: Experiment) -> list[set[float]]:
 def test_each_peer_has_the_samples_of_one_site_in_the_order_of_their_names(table: Path) -> None:
     """A fifth of each class of each site is test data: 6 of 30, 4 of 20, 2 of 10."""
     settings = experiment(f"data.path={table}", "partition.column=site")
-    split = settings.split(load_dataset(settings.data))
+    split = split_dataset(settings, load_dataset(settings.data))
     assert sites_of(settings) == [{0.0}, {1.0}, {2.0}]
     assert [len(peer_rows) for peer_rows in split.train] == [24, 16, 8]
     assert [len(peer_rows) for peer_rows in split.test] == [6, 4, 2]
@@ -88,7 +89,7 @@ def test_limits_validation_and_unseen_peers_apply(table: Path) -> None:
         "partition.samples_per_peer=20",
         "partition.validation=0.25",
     )
-    split = settings.split(load_dataset(settings.data))
+    split = split_dataset(settings, load_dataset(settings.data))
     assert [len(peer_rows) for peer_rows in split.train] == [15, 12]
     assert [len(peer_rows) for peer_rows in split.validation] == [5, 4]
     assert split.unseen is not None
@@ -152,7 +153,7 @@ def test_a_column_that_cannot_be_used_is_refused(
 ) -> None:
     def divide() -> None:
         settings = experiment(f"data.path={table}", *changes)
-        settings.split(load_dataset(settings.data))
+        split_dataset(settings, load_dataset(settings.data))
 
     with pytest.raises(error) as refused:
         divide()
@@ -198,7 +199,7 @@ def test_a_folder_of_parquet_files_has_its_own_test_data_and_names_of_classes(
     assert isinstance(data, CustomDataset)
     assert data.classes == ("ill", "well")
     assert (len(data.train), len(data.test)) == (40, 20)
-    split = settings.split(data)
+    split = split_dataset(settings, data)
     expected = Counter(row["site"] for row in rows()[:40])
     assert [len(peer_rows) for peer_rows in split.train] == [expected[site] for site in SITES]
 

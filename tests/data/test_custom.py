@@ -14,7 +14,7 @@ from dispfl.data.datasets import CustomData, load_dataset
 from dispfl.data.labelled import CustomDataset
 from dispfl.errors import ConfigError, DataError
 from dispfl.runs.execute import execute
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.prepare import experiment_context, split_dataset
 
 
 def write_points(folder: Path, samples: int = 60) -> Path:
@@ -106,7 +106,7 @@ def test_simulated_peers_partition_a_custom_table_and_learn_from_it(tmp_path: Pa
     ]
     experiment = compose({}, [*words, f"data.path={path}"])
     data = load_dataset(experiment.data)
-    split = experiment.split(data)
+    split = split_dataset(experiment, data)
     assert len({int(row) for rows in split.train for row in rows}) == 4 * 60
-    run = execute(experiment.split_context(data, split), None, 1, RunCallbacks())
+    run = execute(experiment_context(experiment, data, split))
     assert min(run.accuracy) > 0.6  # three classes: guessing gives a third

@@ -16,7 +16,7 @@ from dispfl.cli import app
 from dispfl.config import compose, read_toml
 from dispfl.data.datasets import load_dataset
 from dispfl.runs.execute import execute
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.prepare import experiment_context, split_dataset
 
 PAGE = (Path(__file__).parents[2] / "docs" / "custom-data.md").read_text()
 COMMAND, BY_COLUMN, UNSEEN = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
@@ -73,7 +73,7 @@ def test_every_config_on_the_page_trains_with_the_settings_on_the_page(
     (workplace / "my.toml").write_text(config)
     experiment = compose(read_toml(workplace / "my.toml"), WORDS)
     data = load_dataset(experiment.data)
-    run = execute(experiment.split_context(data, experiment.split(data)), None, 1, RunCallbacks())
+    run = execute(experiment_context(experiment, data, split_dataset(experiment, data)))
     assert fmean(run.accuracy) > 0.6  # two classes: guessing gives a half
 
 

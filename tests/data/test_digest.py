@@ -94,8 +94,10 @@ def test_a_python_resume_with_other_data_is_refused(points: Points, tmp_path: Pa
         x, y = points(20, 0)
         x[3, 1] += changed
         peers = [((x, y), points(10, 1)), (points(20, 2), points(10, 3))]
-        federation = Federation(tiny_network, peers, Local(), Full(), train=Train(epochs=1))
-        federation.run(rounds=1, out=tmp_path / "run", resume=resume)
+        federation = Federation(
+            tiny_network, peers, Local(), Full(), train=Train(epochs=1), rounds=1
+        )
+        federation.run(out=tmp_path / "run", resume=resume)
 
     run(0.0, resume=False)
     run(0.0, resume=True)

@@ -26,8 +26,9 @@ from dispfl.experiment import Experiment
 from dispfl.round.context import PeerTask, RunContext
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 from dispfl.runs.metrics import weights_sha256
+from dispfl.runs.prepare import experiment_context, split_dataset
 from dispfl.testing.rounds import run_round
 
 ray = pytest.importorskip("ray")
@@ -65,10 +66,10 @@ def metrics_of(path: Path) -> list[dict[str, Any]]:
     ]
 
 
-def run(experiment: Experiment, path: Path, progress: RunCallbacks | None = None) -> list[str]:
+def run(experiment: Experiment, path: Path, progress: RunObserver | None = None) -> list[str]:
     digests: list[str] = (
         ExperimentRun.create(experiment, path)
-        .run(progress or RunCallbacks())
+        .run(progress or RunObserver())
         .summary["weights_sha256"]
     )
     return digests
@@ -76,7 +77,7 @@ def run(experiment: Experiment, path: Path, progress: RunCallbacks | None = None
 
 def a_context(experiment: Experiment) -> RunContext:
     data = load_dataset(experiment.data)
-    return experiment.split_context(data, experiment.split(data))
+    return experiment_context(experiment, data, split_dataset(experiment, data))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +165,7 @@ def test_workers_killed_during_and_between_rounds_are_replaced_and_nothing_chang
     masks = f"method.structure={structure}"
     here = run(tiny(masks), tmp_path / "here")
     killer = Killer(monkeypatch, {"step 2", "step 8", "round 2"})
-    progress = RunCallbacks(step=lambda: killer("step"), round=lambda record: killer("round"))
+    progress = RunObserver(step=lambda: killer("step"), round=lambda record: killer("round"))
     there = run(tiny(masks, "engine=ray"), tmp_path / "there", progress)
     assert here == there
     assert metrics_of(tmp_path / "here") == metrics_of(tmp_path / "there")
@@ -259,7 +260,7 @@ def test_workers_that_are_lost_repeatedly_stop_the_run_with_a_sentence_and_keep_
 
     path, original = tmp_path / "run", WorkerPool._new_worker
     with pytest.raises(KeyboardInterrupt):
-        run(tiny(), path, RunCallbacks(round=stop))
+        run(tiny(), path, RunObserver(round=stop))
 
     def dies_at_start(pool: WorkerPool) -> Any:
         worker = original(pool)
@@ -272,7 +273,7 @@ def test_workers_that_are_lost_repeatedly_stop_the_run_with_a_sentence_and_keep_
         "resume there with --resume"
     )
     with pytest.raises(WorkersLostError, match=sentence):
-        ExperimentRun.resume(path, ["engine=ray", "workers=1"]).run(RunCallbacks())
+        ExperimentRun.resume(path, ["engine=ray", "workers=1"]).run()
     assert Checkpoints(path / "checkpoints").finished_rounds() == [1]
 
 
@@ -306,9 +307,9 @@ def test_a_run_stopped_under_ray_is_resumed_in_process_and_vice_versa(tmp_path: 
     for first, second in (("ray", "inprocess"), ("inprocess", "ray")):
         path = tmp_path / first
         with pytest.raises(KeyboardInterrupt):
-            run(tiny(f"engine={first}"), path, RunCallbacks(round=stop))
+            run(tiny(f"engine={first}"), path, RunObserver(round=stop))
         assert len(metrics_of(path)) == 1
-        finished = ExperimentRun.resume(path, [f"engine={second}"]).run(RunCallbacks())
+        finished = ExperimentRun.resume(path, [f"engine={second}"]).run()
         assert finished.summary["weights_sha256"] == whole
         assert [weights_sha256(state.model) for state in finished.states.values()] == whole
     assert (
@@ -333,7 +334,7 @@ def test_slow_peers_move_to_the_other_worker_and_nothing_changes(tmp_path: Path)
     with closing(Uneven(context, 2, Checkpoints(tmp_path))) as engine:
         before = engine.pool.assignment
         engine.restore(0)
-        for t in range(context.rounds):
+        for t in range(context.settings.rounds):
             run_round(context, None, t, engine)
         after = engine.pool.assignment
         found = [weights_sha256(state.model) for state in engine.states.values()]
@@ -359,14 +360,16 @@ def test_a_federation_runs_on_ray_and_an_exception_in_its_loss_is_a_sentence(
         return torch.nn.Linear(4, 3)
 
     here, there = (
-        Federation(network, peers, engine=e, **made).run(2) for e in ("inprocess", "ray")
+        Federation(network, peers, engine=e, **made, rounds=2).run() for e in ("inprocess", "ray")
     )  # type: ignore[arg-type]
     assert here.summary["weights_sha256"] == there.summary["weights_sha256"]
     assert there.out is None
     with pytest.raises(
         RunError, match=r"Peer 00\d, round 0: failing \(.*\) raised ZeroDivisionError: not mine\."
     ):
-        Federation(network, peers, engine="ray", loss=failing, metric="accuracy", **made).run(1)
+        Federation(
+            network, peers, engine="ray", loss=failing, metric="accuracy", **made, rounds=1
+        ).run()
 
 
 def test_a_run_directory_that_workers_cannot_see_is_one_sentence(tmp_path: Path) -> None:

@@ -17,14 +17,14 @@ from torch.utils.data import Dataset
 
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
-from dispfl.core.samples import Samples
+from dispfl.core.samples import PeerData, Samples
 from dispfl.core.train import Trainer
 from dispfl.data.batches import DatasetSamples
 from dispfl.engines.inprocess import InProcess, uses_global_rng
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.methods.local import Local
-from dispfl.round.context import PeerData, PeerTask, RunContext
+from dispfl.round.context import PeerTask, RunContext
 from dispfl.runs.metrics import weights_sha256
 
 MakeContext = Callable[..., RunContext]
@@ -81,7 +81,9 @@ class Noisy(Dataset[tuple[Tensor, Tensor]]):
 def noisy(context: RunContext) -> RunContext:
     return replace(
         context,
-        peers={p: PeerData(DatasetSamples(Noisy()), d.test) for p, d in context.peers.items()},
+        data=context.data.with_peers(
+            {p: PeerData(DatasetSamples(Noisy()), d.test) for p, d in context.data.peers.items()}
+        ),
     )
 
 
@@ -132,7 +134,7 @@ def test_an_exception_in_a_users_network_is_the_cause_of_a_sentence_and_the_engi
     make_context: MakeContext, threads: int
 ) -> None:
     context = make_context(peers=3, model=RejectsLargeInputs)
-    inputs = context.peers["002"].train.inputs  # type: ignore[attr-defined]
+    inputs = context.data.peers["002"].train.inputs  # type: ignore[attr-defined]
     good = inputs.clone()
     inputs[5] = 1000.0
     with closing(InProcess(context, threads)) as engine:
@@ -181,7 +183,7 @@ def test_closing_the_iterator_stops_running_steps_between_two_batches(
     """Peer 000 finishes; peer 001 would train for minutes, and is stopped when the caller closes
     the iterator."""
     context = make_context(peers=2)
-    finished, short = threading.Event(), context.peers["001"].train
+    finished, short = threading.Event(), context.data.peers["001"].train
 
     class EndlessSamples:
         def __len__(self) -> int:
@@ -197,8 +199,11 @@ def test_closing_the_iterator_stops_running_steps_between_two_batches(
         def take(self, rows: Tensor) -> Samples:
             return short.take(rows)
 
-    peers = {**context.peers, "001": replace(context.peers["001"], train=EndlessSamples())}
-    context = replace(context, peers=peers)
+    peers = {
+        **context.data.peers,
+        "001": replace(context.data.peers["001"], train=EndlessSamples()),
+    }
+    context = replace(context, data=context.data.with_peers(peers))
     with closing(InProcess(context, 2)) as engine:
         engine.restore(0)
         results = engine.run_tasks(tasks_of(context))

@@ -53,8 +53,8 @@ def test_a_federation_at_an_address_without_a_cluster_leaves_no_run_directory(
     points: Callable[[int, int], tuple[Tensor, Tensor]],
 ) -> None:
     federation = Federation(
-        net, [(points(20, 0), points(10, 1))], engine="ray", ray_address=unused_address
+        net, [(points(20, 0), points(10, 1))], engine="ray", ray_address=unused_address, rounds=1
     )
     with pytest.raises(ConfigError, match=SENTENCE.format(unused_address)):
-        federation.run(1, out=tmp_path / "run")
+        federation.run(out=tmp_path / "run")
     assert not (tmp_path / "run").exists()

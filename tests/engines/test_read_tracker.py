@@ -15,7 +15,7 @@ MakeContext = Callable[..., RunContext]
 
 
 def tasks_of(context: RunContext) -> list[PeerTask]:
-    received = context.topology.online_neighbours(context.seed, 0, context.roster)
+    received = context.settings.topology.online_neighbours(context.settings.seed, 0, context.roster)
     return [PeerTask(peer, 0, received) for peer in context.roster]
 
 

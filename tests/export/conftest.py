@@ -10,7 +10,6 @@ from dispfl.config import compose
 from dispfl.export.formats import save_model
 from dispfl.export.personal import PersonalModel, personal_model
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.loop import RunCallbacks
 
 TINY = [
     "peers=4",
@@ -28,7 +27,7 @@ def make_run() -> Callable[..., Path]:
     images."""
 
     def make(path: Path, *words: str) -> Path:
-        ExperimentRun.create(compose({}, [*TINY, *words]), path).run(RunCallbacks())
+        ExperimentRun.create(compose({}, [*TINY, *words]), path).run()
         return path
 
     return make

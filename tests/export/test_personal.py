@@ -124,8 +124,8 @@ def test_a_checkpoint_of_another_network_is_refused(copy: Path) -> None:
 def test_a_federation_made_in_python_is_exported_there(tmp_path: Path) -> None:
     x = torch.randn(2, 8, 4)
     data = [((x[k], x[k, :, :2].argmax(1)), (x[k], x[k, :, :2].argmax(1))) for k in range(2)]
-    Federation(model=lambda: nn.Linear(4, 2), peers=data, topology=Full()).run(
-        1, out=tmp_path / "own"
+    Federation(model=lambda: nn.Linear(4, 2), peers=data, topology=Full(), rounds=1).run(
+        out=tmp_path / "own"
     )
     with pytest.raises(
         RunError,

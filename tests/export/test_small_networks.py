@@ -224,7 +224,7 @@ def test_a_federation_made_in_python_gives_the_small_network_and_saves_it(tmp_pa
     labels = (images[:, :, 0, :9].mean((2, 3)) > 0.5).long()
     data = [((images[k], labels[k]), (images[k], labels[k])) for k in range(2)]
     method = DisPFL(structure="channels", density=0.3)
-    run = Federation(lambda: Model().build(1, 2, 28), data, method, Full()).run(2)
+    run = Federation(lambda: Model().build(1, 2, 28), data, method, Full(), rounds=2).run()
     network = run.model(1)
     with torch.no_grad():
         right = (network(images[1]).argmax(1) == labels[1]).float().mean()

@@ -23,7 +23,6 @@ from dispfl.peer.setup.local_setup import site_data
 from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.loop import RunCallbacks
 
 PAGE = (Path(__file__).parents[2] / "docs" / "export.md").read_text()
 COMMANDS = [line for line in re.findall(r"```sh\n(.*?)```", PAGE, re.S)[1].splitlines() if line]
@@ -200,7 +199,7 @@ def test_columns_that_were_not_standardized_are_not_scaled(
         "model=mlp",
     ]
     data = {"data": {"path": "patients.csv", "label": "diagnosis"}}
-    ExperimentRun.create(compose(data, words), tmp_path / "run").run(RunCallbacks())
+    ExperimentRun.create(compose(data, words), tmp_path / "run").run()
     card = personal_model(tmp_path / "run", "1").card
     assert (card.columns, card.mean, card.std) == (("age", "pressure"), (0, 0), (1, 1))
 

@@ -8,13 +8,14 @@ from rounds import FinishedRound
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import SERVER, PeerState, initial_state
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.fedavg import FedAvg
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states
 
 MakeContext = Callable[..., RunContext]

@@ -8,11 +8,12 @@ from rounds import FinishedRound
 
 from dispfl.config import compose
 from dispfl.core.packed import PackedModel
+from dispfl.core.samples import PeerData
 from dispfl.core.train import Trainer
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER
 from dispfl.methods.fedavg import FedAvg, weighted_mean
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states
 from dispfl.topology import RandomRegular
 
@@ -44,11 +45,11 @@ def test_the_server_takes_the_weighted_mean_of_what_its_cohort_learned(
 ) -> None:
     """Three peers with 20, 20 and 10 samples: 0.4, 0.4 and 0.2."""
     context = make_context(method=FedAvg(cohort=3), rounds=1)
-    few = context.peers["002"].train.take(torch.arange(10))
+    few = context.data.peers["002"].train.take(torch.arange(10))
     context = make_context(
         method=FedAvg(cohort=3),
         rounds=1,
-        peers={**context.peers, "002": PeerData(few, context.peers["002"].test)},
+        peers={**context.data.peers, "002": PeerData(few, context.data.peers["002"].test)},
     )
     weights, mask = initial_states(context)[SERVER].model.unpack()
     learned = [trainer_for(context, peer).learn(weights, mask) for peer in context.roster]

@@ -10,12 +10,13 @@ from rounds import FinishedRound
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Train, Trainer
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.base import Neighbourhood, PeerState, initial_state
 from dispfl.methods.fedfomo import FedFOMO, gain, moved
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 
 MakeContext = Callable[..., RunContext]
 TrainerFor = Callable[..., Trainer]
@@ -178,9 +179,9 @@ def test_a_tenth_is_validation_data_the_same_in_every_round(
     for t in (0, 1):
         trainer, (inputs, labels) = (
             trainer_for(context, t=t),
-            next(context.peers["000"].train.batches(20)),
+            next(context.data.peers["000"].train.batches(20)),
         )
-        trainer.train = Watched(inputs, labels)
+        trainer.data = replace(trainer.data, train=Watched(inputs, labels))
         FedFOMO().step(
             trainer, initial_state(torch.zeros(67), torch.ones(67, dtype=torch.bool)), {}
         )

@@ -123,9 +123,9 @@ def test_a_failed_fine_tuning_is_reported_and_the_untuned_model_evaluated(
     context = make_context(peers=2, method=FedAvgFT(cohort=2, tune_epochs=1), task=task, rounds=1)
     peers = {
         p: replace(data, train=data.train.take(torch.arange(8)))
-        for p, data in context.peers.items()
+        for p, data in context.data.peers.items()
     }
-    [round_] = run_all(replace(context, peers=peers))
+    [round_] = run_all(replace(context, data=context.data.with_peers(peers)))
     assert round_.server is not None
     assert round_.evaluated is not None
     for peer, step in round_.steps.items():

@@ -45,7 +45,10 @@ def test_other_peers_data_do_not_matter(
     make_context: MakeContext, run_all: Callable[..., list[FinishedRound]]
 ) -> None:
     context = make_context(method=Local())
-    swapped = replace(context, peers={**context.peers, "001": context.peers["002"]})
+    swapped = replace(
+        context,
+        data=context.data.with_peers({**context.data.peers, "001": context.data.peers["002"]}),
+    )
     one, other = (run_all(given)[-1].steps for given in (context, swapped))
     assert one["000"].state.model.values.equal(other["000"].state.model.values)
     assert not one["001"].state.model.values.equal(other["001"].state.model.values)

@@ -13,7 +13,7 @@ from dispfl.data.datasets import load_dataset
 from dispfl.errors import ConfigError
 from dispfl.models.settings import CustomModel, Model
 from dispfl.runs.execute import execute
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.prepare import experiment_context, split_dataset
 
 Code = Callable[[str], CustomModel]
 
@@ -161,7 +161,7 @@ def test_simulated_peers_train_a_custom_network_on_built_in_images(code: Code) -
     ]
     experiment = compose({}, words)
     data = load_dataset(experiment.data)
-    run = execute(experiment.split_context(data, experiment.split(data)), None, 1, RunCallbacks())
+    run = execute(experiment_context(experiment, data, split_dataset(experiment, data)))
     assert run.states["000"].model.mask.size == 28 * 28 * 10 + 10
     assert min(run.accuracy) > 0.3  # ten classes
 

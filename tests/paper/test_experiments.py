@@ -9,7 +9,7 @@ import pytest
 
 from dispfl import paper
 from dispfl.config import differing_keys
-from dispfl.costs.estimate import estimate
+from dispfl.costs.estimate import CostInputs, estimate
 from dispfl.data.partition import Dirichlet, Pathological
 from dispfl.errors import ConfigError
 from dispfl.paper.experiments import (
@@ -137,7 +137,7 @@ def test_the_regimes_at_the_desk(
         assert (
             split.alpha if isinstance(split, Dirichlet) else getattr(split, "classes", None)
         ) == partition
-        assert (ours.cost_inputs().samples, ours.train.batch_size, ours.train.lr_decay) == (
+        assert (ours.training_samples, ours.train.batch_size, ours.train.lr_decay) == (
             samples,
             batch,
             decay,
@@ -228,7 +228,7 @@ def test_the_papers_settings_are_100_peers_10_neighbours_and_5_epochs(
             0.1,
         )
         assert (experiment.train.lr_decay, experiment.train.weight_decay) == (0.998, 0.0005)
-        assert experiment.cost_inputs().samples == samples
+        assert experiment.training_samples == samples
         assert experiment.partition.test_samples_per_peer == 100
         topology, partition = experiment.topology, experiment.partition
         assert not isinstance(topology, RandomRegular) or topology.degree == 10
@@ -254,7 +254,7 @@ def test_the_desktop_has_the_papers_federation_with_a_small_network_and_fewer_ro
     for run in runs(name, "desktop"):
         ours, paper = run.cell.experiment, papers[key(run)]
         assert (ours.peers, ours.topology, ours.data.augment) == (paper.peers, paper.topology, True)
-        assert ours.cost_inputs().samples == paper.cost_inputs().samples
+        assert ours.training_samples == paper.training_samples
         assert getattr(ours.method, "cohort", 10) == 10
         assert ours.model.name == "cnn"
         assert ours.rounds == rounds[ours.data.name]
@@ -294,7 +294,7 @@ def test_a_round_costs_what_the_paper_prints(name: str) -> None:
         assert row is not None
         if row.partition == "pathological":  # same costs as the other partition
             continue
-        costs = estimate(run.cell.experiment.cost_inputs(), as_printed=True)
+        costs = estimate(CostInputs.of(run.cell.experiment), as_printed=True)
         megabytes = costs.mean_mb if table.comm == "mean" else costs.busiest_mb
         figures: list[tuple[CostColumn, paper.PrintedNumber | None, float]] = [
             ("comm", row.comm, megabytes),

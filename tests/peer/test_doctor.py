@@ -458,8 +458,8 @@ def test_the_time_of_a_round_is_that_of_its_batches(
     def step(context: RunContext, *others: Any) -> StepResult:
         nonlocal clock
         result = peer_step(context, *others)
-        measured.append(context.train.steps)
-        clock += fixed + each * (context.train.steps or 0)
+        measured.append(context.settings.train.steps)
+        clock += fixed + each * (context.settings.train.steps or 0)
         return result
 
     @cache
@@ -471,7 +471,7 @@ def test_the_time_of_a_round_is_that_of_its_batches(
     monkeypatch.setattr(machine, "peer_step", step)
     monkeypatch.setattr("time.perf_counter", lambda: clock)
     monkeypatch.setattr("dispfl.privacy.accountant.spent_epsilon", account)
-    assert setup.run.train.local_steps(len(setup.run.peers["alice"].train)) == 12
+    assert setup.run.settings.train.local_steps(len(setup.run.data.peers["alice"].train)) == 12
     assert machine.measure_round(setup)[0] == pytest.approx(fixed + 12 * each)
     assert measured == [1, 1, 3 if fixed > 1 else 12]
 

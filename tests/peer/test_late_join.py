@@ -95,7 +95,7 @@ def join_late(
         await node.client.transport.close()
         await asyncio.gather(*living)
 
-    world.members.joins["002"] = world.context.rounds
+    world.members.joins["002"] = world.context.settings.rounds
     run(story(), LIMIT)
     return nodes["002"].training.begun, nodes["002"]  # type: ignore[attr-defined]
 

@@ -29,7 +29,6 @@ from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.loop import RunCallbacks
 from dispfl.topology import peer_names
 
 TINY = [
@@ -97,7 +96,7 @@ def test_eight_real_peers_get_the_models_and_byte_counts_of_the_simulation(
     experiment = compose(
         {}, [*TINY, "model=cnn", "peers=8", "rounds=3", "method.density=[0.6,0.9]"]
     )
-    ExperimentRun.create(experiment, tmp_path / "simulated").run(RunCallbacks())
+    ExperimentRun.create(experiment, tmp_path / "simulated").run()
     processes = start(8)
     create_run(experiment, processes.out)
     for name in processes.names:
@@ -146,7 +145,7 @@ def test_real_peers_with_masks_of_channels_get_the_models_of_the_simulation(
 ) -> None:
     channels = ["model=cnn", "method.structure=channels", "method.density=[0.3,0.8]", *wire]
     experiment = compose({}, [*TINY, *channels, "peers=4", "rounds=3"])
-    ExperimentRun.create(experiment, tmp_path / "simulated").run(RunCallbacks())
+    ExperimentRun.create(experiment, tmp_path / "simulated").run()
     processes = start(4)
     create_run(experiment, processes.out)
     for name in processes.names:
@@ -204,9 +203,7 @@ def test_a_run_resumed_after_ctrl_c_gives_the_models_of_an_uninterrupted_run(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     words = [*TINY, "rounds=30"]
-    ExperimentRun.create(compose({}, [*words, "peers=3"]), tmp_path / "simulated").run(
-        RunCallbacks()
-    )
+    ExperimentRun.create(compose({}, [*words, "peers=3"]), tmp_path / "simulated").run()
     out = tmp_path / "up run"
     first = dispfl("up", "--peers", "3", *words, "--out", out)
     try:
@@ -299,9 +296,7 @@ def test_a_run_of_real_peers_is_not_resumed_by_a_simulation(tmp_path: Path) -> N
 
 
 def test_a_simulated_run_is_not_resumed_by_real_peers(tmp_path: Path) -> None:
-    ExperimentRun.create(compose({}, [*TINY, "peers=2", "rounds=1"]), tmp_path / "run").run(
-        RunCallbacks()
-    )
+    ExperimentRun.create(compose({}, [*TINY, "peers=2", "rounds=1"]), tmp_path / "run").run()
     with pytest.raises(
         RunError, match=r"was not run by `dispfl up`\. Resume it with: dispfl run --resume"
     ):

@@ -229,7 +229,7 @@ def test_spent_epsilon_stays_spent_when_the_settings_change(
         site, ("noise_multiplier = 1.0", "noise_multiplier = 2.0"), ("epochs = 1", "epochs = 2")
     )
     second = take_step(changed, tmp_path).report.epsilon or 0
-    n = len(setup.run.peers["alice"].train)
+    n = len(setup.run.data.peers["alice"].train)
     steps = [
         setup.run.privacy_plan("alice").steps_per_round,
         changed.run.privacy_plan("alice").steps_per_round,

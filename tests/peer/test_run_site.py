@@ -140,7 +140,9 @@ def test_a_score_that_is_not_a_number_ends_no_node_and_its_rounds_are_saved(
     alice, recorder = make_site("alice"), EventRecorder()
     undefined = Metric(lambda outputs, labels: math.nan, name="auc")
     setup = local_setup(alice)
-    setup = replace(setup, run=replace(setup.run, rounds=2, task=Task(metrics=(undefined,))))
+    setup = replace(
+        setup, run=replace(setup.run.changed(rounds=2), task=Task(metrics=(undefined,)))
+    )
     asyncio.run(run_node(alice, setup, Deadlines(), recorder))
     assert recorder.events.count("round") == 2
     assert "lost" not in recorder.events

@@ -110,7 +110,9 @@ def test_bad_requests_with_masks_of_channels_are_refused_by_name_and_counted() -
     more, fewer = asked.units.copy(), asked.units.copy()
     more[np.flatnonzero(~more)[0]], fewer[np.flatnonzero(fewer)[0]] = True, False
     masks = [asked.layout.mask(flags) for flags in (more, fewer, np.zeros(16, np.bool_))]
-    other_codec = Codec(Layout(layout.names, layout.shapes), [False] * 4, world.context.wire)
+    other_codec = Codec(
+        Layout(layout.names, layout.shapes), [False] * 4, world.context.settings.wire
+    )
     weights = other_codec.encode_request(WeightMask.pack(asked.unpack()))
     bodies = [
         *map(codec.encode_request, masks),
@@ -182,7 +184,7 @@ def test_requests_that_get_wait_are_not_limited() -> None:
 def test_a_spec_mismatch_names_the_entry_that_differs() -> None:
     world = World(9, reliable, peers=2)
     spec = federation_spec("test", world.context, LAYOUT, world.weights, 0.5)
-    other = federation_spec("test", replace(world.context, rounds=21), LAYOUT, world.weights, 0.5)
+    other = federation_spec("test", world.context.changed(rounds=21), LAYOUT, world.weights, 0.5)
     assert spec_difference(spec, other) == "rounds is 20 here and 21 there."
 
 

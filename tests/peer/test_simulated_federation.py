@@ -65,7 +65,7 @@ def test_without_faults_every_peer_hears_every_neighbour_in_every_round() -> Non
         for name, store in world.stores.items():
             assert store.rounds == list(range(ROUNDS))
             for t in range(ROUNDS):
-                graph = world.context.topology.online_neighbours(seed, t, world.names)
+                graph = world.context.settings.topology.online_neighbours(seed, t, world.names)
                 assert store.received[t] == graph[name]
         assert not any(
             event in ("late", "behind", "refused request") for _, _, event, _ in world.trace

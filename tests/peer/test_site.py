@@ -275,12 +275,12 @@ def test_the_identity_is_the_one_in_the_folder(tmp_path: Path) -> None:
 def test_a_site_holds_out_validation_data_from_its_own_training_data(tmp_path: Path) -> None:
     """A tenth of the 4,000 bundled images; the same ones each time."""
     site = make(tmp_path / "alice", config={"validation": 0.1})
-    data, again = (local_setup(site).run.peers["alice"] for _ in range(2))
+    data, again = (local_setup(site).run.data.peers["alice"] for _ in range(2))
     assert data.validation is not None
     assert again.validation is not None
     assert (len(data.train), len(data.validation)) == (3600, 400)
     assert data_digest([data.validation]) == data_digest([again.validation])
-    assert local_setup(make(tmp_path / "bob", "bob")).run.peers["bob"].validation is None
+    assert local_setup(make(tmp_path / "bob", "bob")).run.data.peers["bob"].validation is None
 
 
 def test_real_sites_average_robustly_unless_stated_and_simulations_as_in_the_paper() -> None:

@@ -26,6 +26,7 @@ from dispfl.privacy.steps import PrivateSteps, SecretStream
 from dispfl.runs.directory import SECRET_KEY, read_metrics, read_split, read_summary
 from dispfl.runs.execute import ExperimentRun
 from dispfl.runs.grid import run_missing
+from dispfl.runs.prepare import split_dataset
 
 TINY = [
     "peers=4",
@@ -66,7 +67,7 @@ def rows_of(samples: ResidentSamples) -> list[bytes]:
 def test_every_member_has_a_partner_of_its_class_that_no_peer_trains_on() -> None:
     experiment = compose({}, TINY)
     data = load_dataset(experiment.data)
-    split = experiment.split(data)
+    split = split_dataset(experiment, data)
     candidates = find_candidates(experiment, data, split)
     train, _ = data.samples()
     assert isinstance(train, ResidentSamples)
@@ -87,7 +88,7 @@ def test_where_peers_have_all_training_data_partners_are_their_test_samples() ->
         {}, ["peers=4", "partition.samples_per_peer=all", "partition.test_samples_per_peer=20"]
     )
     data = load_dataset(experiment.data)
-    split = experiment.split(data)
+    split = split_dataset(experiment, data)
     _, test = data.samples()
     assert isinstance(test, ResidentSamples)
     for pairs, rows, tested in zip(
@@ -117,7 +118,7 @@ def test_where_a_column_divides_the_data_partners_come_from_the_peers_own_test_s
     ]
     experiment = compose({}, [*overrides, "peers=2", "model=mlp", "partition.samples_per_peer=10"])
     data = load_dataset(experiment.data)
-    split = experiment.split(data)
+    split = split_dataset(experiment, data)
     _, test = data.samples()
     assert isinstance(test, ResidentSamples)
     for pairs, tested in zip(find_candidates(experiment, data, split), split.test, strict=True):
@@ -182,7 +183,7 @@ def test_canaries_have_wrong_labels_and_leave_the_number_of_samples_as_it_is(
         assert rows_of(samples) == rows_of(pairs.outsiders)[:12]
         assert not (samples.labels == pairs.outsiders.labels[:12]).any()
         data = pairs.with_canaries(samples, coins)
-        assert len(data) == 24 == len(overfitted.context.peers[peer].train)
+        assert len(data) == 24 == len(overfitted.context.data.peers[peer].train)
         assert int(data.present.sum()) == 12 + int(coins.sum())
 
 

@@ -11,8 +11,9 @@ from torch.nn import functional
 from dispfl import SmallCNN
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.rng import seed_globally
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
-from dispfl.core.train import Train, Trainer
+from dispfl.core.train import Train, Trainer, TrainingRun
 from dispfl.data.batches import ImageTransform, ResidentSamples
 from dispfl.errors import ConfigError
 from dispfl.privacy import steps
@@ -186,7 +187,13 @@ def test_dropout_comes_from_the_secret_key_anew_in_every_step() -> None:
     def gradients(key: bytes) -> list[list[float]]:
         network = FlatModule(nn.Sequential(nn.Dropout(), nn.Linear(30, 1, bias=False)))
         samples = ResidentSamples(torch.ones(1, 30), torch.ones(1))
-        trainer = Trainer(network, samples, samples, Train(), Task(loss=product), 0, "000", 0, 1)
+        trainer = Trainer(
+            network,
+            PeerData(samples, samples),
+            TrainingRun(Train(), Task(loss=product), seed=0, rounds=1),
+            "000",
+            0,
+        )
         trainer.private, found = (
             PrivateSteps(SecretStream(key), ("000", 0), 1e-9, 100.0, 1.0, 1.0),
             [],

@@ -27,7 +27,7 @@ from dispfl.robust.attacks import (
     with_trigger,
 )
 from dispfl.robust.rules import robust_average_of
-from dispfl.round.context import PeerTask
+from dispfl.round.context import PeerTask, RunContext
 from dispfl.round.exchange import accepted_models, check_answer
 from dispfl.round.round import initial_states
 from dispfl.testing.rounds import round_bits, run_all_rounds, tiny_context
@@ -176,6 +176,13 @@ def test_unlearning_goes_back_to_the_first_weights_as_far_as_clip_takes_it_and_p
     assert float(average[2]) == pytest.approx((1 - 1 - 1) / 3)
 
 
+def with_attack(context: RunContext, attack: Attack) -> RunContext:
+    """The same run with Byzantine peers of our choice."""
+    attacked = replace(context)
+    attacked.__dict__["attack"] = attack
+    return attacked
+
+
 def test_liars_know_how_many_of_them_the_victim_assumes() -> None:
     seen: list[tuple[int, bool]] = []
 
@@ -184,7 +191,7 @@ def test_liars_know_how_many_of_them_the_victim_assumes() -> None:
         return sent
 
     for method, assumed in ((DisPFL(), 0), (DisPFL(robust="clip", byzantine=2), 2)):
-        context = replace(tiny_context(method, 6), attack=Attack("noise", frozenset({"001"})))
+        context = with_attack(tiny_context(method, 6), Attack("noise", frozenset({"001"})))
         states = initial_states(context)
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(ATTACK_FUNCTIONS, "noise", spy)  # type: ignore[arg-type]
@@ -253,8 +260,8 @@ def test_lies_change_the_models_of_honest_peers_whose_accuracies_alone_are_repor
     attack = Attack.of(name, 0.34, context.roster, 0)  # type: ignore[arg-type]
     assert attack is not None
     assert len(attack.byzantine) == 2
-    lied = run_all_rounds(replace(context, attack=attack))[-1]
-    again = run_all_rounds(replace(context, attack=attack), workers=3)[-1]
+    lied = run_all_rounds(with_attack(context, attack))[-1]
+    again = run_all_rounds(with_attack(context, attack), workers=3)[-1]
     assert round_bits(lied) == round_bits(again)
     scored = {peer for peer, step in lied.steps.items() if step.report.score is not None}
     assert scored == set(context.roster) - attack.byzantine
@@ -283,7 +290,7 @@ def test_a_density_lie_is_refused_in_the_simulation_as_real_peers_would() -> Non
     received = {peer: states[peer].model for peer in ("001", "002")}
     task = PeerTask("000", 0)
     for name, expected in (("false-density", {"002"}), ("hold-all", {"001", "002"})):
-        byzantine_peers = replace(context, attack=Attack(name, frozenset({"001"})))  # type: ignore[arg-type]
+        byzantine_peers = with_attack(context, Attack(name, frozenset({"001"})))  # type: ignore[arg-type]
         assert set(accepted_models(byzantine_peers, task, states["000"], received)) == expected
 
 

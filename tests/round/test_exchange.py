@@ -68,7 +68,7 @@ def test_models_that_are_really_encoded_give_the_same_run(
     states, network = initial_states(context), FlatModule(context.module())
     codec, pull = context.codec, exchange == "pull"
     for t, simulated in enumerate(run_all(context)):
-        received = context.topology.online_neighbours(0, t, context.roster)
+        received = context.settings.topology.online_neighbours(0, t, context.roster)
         bytes_sent: Counter[tuple[str, str]] = Counter()
         steps = {}
         for peer in context.roster:

@@ -16,6 +16,7 @@ from dispfl.core.flat_module import FlatModule
 from dispfl.core.metric import Metric
 from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
+from dispfl.core.samples import PeerData
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.core.task import Task
 from dispfl.core.train import Trainer
@@ -24,7 +25,7 @@ from dispfl.methods.base import Method, Neighbourhood, PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.local import Local
-from dispfl.round.context import PeerData, PeerTask, RunContext, StepResult
+from dispfl.round.context import PeerTask, RunContext, StepResult
 from dispfl.round.round import initial_states, peer_step
 from dispfl.topology import Full, Ring
 
@@ -60,10 +61,7 @@ def test_a_second_round_done_by_hand_gives_the_same_weights_and_masks(
     before = {peer: step.state for peer, step in first.steps.items()}
     network = FlatModule(context.module())
     for k, peer in enumerate(context.roster):
-        data = context.peers[peer]
-        trainer = Trainer(
-            network, data.train, data.test, context.train, context.task, seed=0, peer=peer, t=1, T=5
-        )
+        trainer = Trainer(network, context.data.peers[peer], context.training, peer, t=1)
         neighbourhood = sorted({context.roster[k - 1], peer, context.roster[(k + 1) % 4]})
         weights, masks = zip(*(before[j].model.unpack() for j in neighbourhood), strict=True)
         m_k = before[peer].next_mask.unpack()
@@ -206,7 +204,7 @@ def test_an_offline_peer_that_trains_does_what_it_would_do_alone(make_context: M
 
 def test_only_offline_peers_neither_send_nor_train(make_context: MakeContext) -> None:
     context = make_context(peers=6, topology=Full(offline_prob=0.5, offline="skip"))
-    online = context.topology.online(0, 0, context.roster)
+    online = context.settings.topology.online(0, 0, context.roster)
     assert 1 < len(online) < 6  # the seed does drop some and leaves some
     result = run_from(context, initial_states(context), 0, ReversedEngine(context))
     assert set(result.ledger.wire) == {(j, k) for j in online for k in online if j != k}
@@ -221,11 +219,11 @@ def batch_norm_net() -> nn.Module:
 
 def with_broken_data(context: RunContext, peer: str) -> RunContext:
     """The context in which one peer's training inputs are nan."""
-    data = context.peers[peer]
+    data = context.data.peers[peer]
     broken = PeerData(
         ResidentSamples(torch.full((20, 4), nan), torch.zeros(20, dtype=torch.int64)), data.test
     )
-    return replace(context, peers={**context.peers, peer: broken})
+    return replace(context, data=context.data.with_peers({**context.data.peers, peer: broken}))
 
 
 def test_a_peer_whose_loss_is_nan_keeps_its_last_good_state_and_reports_it(
@@ -338,7 +336,9 @@ def test_a_peer_without_online_neighbours_chooses_nobody(
     make_context: MakeContext,
 ) -> None:
     context = make_context(peers=3, method=Choosy(), topology=Full(offline_prob=0.7), rounds=50)
-    alone = next(t for t in range(50) if len(context.topology.online(0, t, context.roster)) == 1)
+    alone = next(
+        t for t in range(50) if len(context.settings.topology.online(0, t, context.roster)) == 1
+    )
     assert not run_from(
         context, initial_states(context), alone, ReversedEngine(context)
     ).ledger.paper

@@ -11,6 +11,7 @@ from rounds import FinishedRound, PresetEngine, run_from
 from torch import Tensor, nn
 
 from dispfl.core.packed import PackedModel
+from dispfl.core.samples import PeerData
 from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
 from dispfl.federation import Federation
@@ -22,7 +23,7 @@ from dispfl.methods.fedfomo import FedFOMO
 from dispfl.methods.finetuned import DPSGDFT, FedAvgFT
 from dispfl.methods.local import Local
 from dispfl.methods.subfedavg import SubFedAvg
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 from dispfl.round.round import initial_states
 from dispfl.topology import Full
 
@@ -104,7 +105,12 @@ def with_broken_data(context: RunContext, *peers: str) -> RunContext:
     broken = ResidentSamples(torch.full((20, 4), nan), torch.zeros(20, dtype=torch.int64))
     return replace(
         context,
-        peers={p: PeerData(broken, d.test) if p in peers else d for p, d in context.peers.items()},
+        data=context.data.with_peers(
+            {
+                p: PeerData(broken, d.test) if p in peers else d
+                for p, d in context.data.peers.items()
+            }
+        ),
     )
 
 
@@ -162,8 +168,10 @@ def test_unequal_samples_reach_the_server_as_weights(
             return super().aggregate(server, sent, samples)
 
     context = make_context(method=Watched(cohort=3), rounds=1)
-    few = replace(context.peers["001"], train=context.peers["001"].train.take(torch.arange(5)))
-    run_all(replace(context, peers={**context.peers, "001": few}))
+    few = replace(
+        context.data.peers["001"], train=context.data.peers["001"].train.take(torch.arange(5))
+    )
+    run_all(replace(context, data=context.data.with_peers({**context.data.peers, "001": few})))
     assert seen == [{"000": 20, "001": 5, "002": 20}]
 
 
@@ -172,8 +180,10 @@ def flops(method: Method, net: Callable[[], nn.Module], points: Points) -> tuple
     epochs."""
     peers = [(points(20, which), points(10, 1000 + which)) for which in range(4)]
     [record] = (
-        Federation(net, peers, method, Full(), train=Train(epochs=5, batch_size=8), workers=1)
-        .run(1)
+        Federation(
+            net, peers, method, Full(), train=Train(epochs=5, batch_size=8), workers=1, rounds=1
+        )
+        .run()
         .metrics
     )
     return record["flops_per_peer"], record["flops_total"]

@@ -41,7 +41,9 @@ def test_a_callback_sees_the_models_of_the_round(
     method: str, federation: Callable[..., Federation]
 ) -> None:
     inputs, seen = torch.ones(2, 4), list[Tensor]()
-    run = federation(method).run(2, on_round=lambda run: seen.append(run.model(1)(inputs)))
+    run = federation(method, rounds=2).run(
+        callbacks=[lambda run: seen.append(run.model(1)(inputs))]
+    )
     assert len(seen) == 2
     assert not seen[0].equal(seen[1])
     assert seen[1].equal(run.model(1)(inputs))
@@ -59,7 +61,7 @@ def test_what_a_callback_changes_stays_with_it(federation: Callable[..., Federat
         assert isinstance(run.config, dict)
         run.config["seed"] = 7
 
-    spoiled, untouched = federation().run(2, on_round=spoil), federation().run(2)
+    spoiled, untouched = federation(rounds=2).run(callbacks=[spoil]), federation(rounds=2).run()
     assert spoiled.summary["weights_sha256"] == untouched.summary["weights_sha256"]
     assert spoiled.accuracy == untouched.accuracy
     assert spoiled.config == untouched.config
@@ -69,15 +71,15 @@ def test_what_a_callback_changes_stays_with_it(federation: Callable[..., Federat
 def test_a_stopped_run_is_finished_and_may_be_continued_to_the_same_models(
     method: str, federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
-    fed = federation(method, eval_every=3, out=tmp_path / "run")
-    stopped = fed.run(4, on_round=stop_after(2))
+    fed = federation(method, eval_every=3, rounds=4)
+    stopped = fed.run(tmp_path / "run", callbacks=[stop_after(2)])
     assert len(stopped.metrics) == 2
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert (summary["rounds"], summary["stopped"]) == (2, "2 rounds are enough")
     assert summary["weights_sha256"] == stopped.summary["weights_sha256"]
     assert repr(stopped).startswith(f"Run({method}, 3 peers, 2 of 4 rounds, in ")
-    whole = federation(method, eval_every=3).run(4)
-    continued = fed.run(4, resume=True)
+    whole = federation(method, eval_every=3, rounds=4).run()
+    continued = fed.run(tmp_path / "run", resume=True)
     assert continued.summary["weights_sha256"] == whole.summary["weights_sha256"]
     assert "stopped" not in json.loads((tmp_path / "run" / "summary.json").read_text())
 
@@ -91,7 +93,7 @@ def test_a_global_model_is_that_of_the_round_in_which_the_run_was_stopped(
     def watch(run: Run) -> None:
         seen.append(run.model(0)(inputs))
 
-    run = federation("fedavg", eval_every=2).run(5, on_round=[watch, stop_after(3)])
+    run = federation("fedavg", eval_every=2, rounds=5).run(callbacks=[watch, stop_after(3)])
     assert run.model(0)(inputs).equal(seen[2])
     assert not seen[1].equal(seen[2])
 
@@ -100,7 +102,9 @@ def test_all_callbacks_are_called_and_stopping_in_the_last_round_changes_nothing
     federation: Callable[..., Federation],
 ) -> None:
     calls: list[int] = []
-    run = federation().run(2, on_round=[stop_after(2), lambda run: calls.append(len(run.metrics))])
+    run = federation(rounds=2).run(
+        callbacks=[stop_after(2), lambda run: calls.append(len(run.metrics))]
+    )
     assert calls == [1, 2]
     assert "stopped" not in run.summary
 
@@ -113,10 +117,10 @@ def test_an_interrupted_run_is_not_finished(
     def interrupt(run: Run) -> None:
         raise KeyboardInterrupt
 
-    fed = federation(out=tmp_path / "run")
-    fed.run(3, on_round=stop_after(1))
+    fed = federation(rounds=3)
+    fed.run(tmp_path / "run", callbacks=[stop_after(1)])
     with pytest.raises(KeyboardInterrupt):
-        fed.run(3, resume=True, on_round=interrupt)
+        fed.run(tmp_path / "run", resume=True, callbacks=[interrupt])
     assert not (tmp_path / "run" / "summary.json").exists()
 
 
@@ -128,12 +132,12 @@ def test_a_run_that_is_killed_when_a_callback_stops_it_stops_there_when_it_is_re
     def interrupt(*arguments: object) -> None:
         raise KeyboardInterrupt
 
-    fed = federation(out=tmp_path / "run")
+    fed = federation(rounds=4)
     with monkeypatch.context() as patch:
         patch.setattr("dispfl.runs.directory.RunDirectory.write_summary", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            fed.run(4, on_round=stop_after(2))
-    resumed = fed.run(4, resume=True, on_round=stop_after(2))
+            fed.run(tmp_path / "run", callbacks=[stop_after(2)])
+    resumed = fed.run(tmp_path / "run", resume=True, callbacks=[stop_after(2)])
     assert (len(resumed.metrics), resumed.summary["stopped"]) == (2, "2 rounds are enough")
 
 
@@ -207,17 +211,17 @@ def test_early_stopping_stops_a_run_and_a_resumed_run_in_the_same_round(
     federation: Callable[..., Federation], tmp_path: Path
 ) -> None:
     rule = EarlyStopping(patience=2, metric="train_loss", min_delta=100.0)  # no loss falls by that
-    run = federation().run(9, on_round=rule)
+    run = federation(rounds=9).run(callbacks=[rule])
     assert (len(run.metrics), run.summary["stopped"]) == (3, run.summary["stopped"])
     assert run.summary["stopped"].startswith("train_loss has not improved on ")
 
     def interrupt(run: Run) -> None:
         raise KeyboardInterrupt
 
-    fed = federation(out=tmp_path / "run")
+    fed = federation(rounds=9)
     with pytest.raises(KeyboardInterrupt):
-        fed.run(9, on_round=[rule, interrupt])
-    assert len(fed.run(9, on_round=rule, resume=True).metrics) == 3
+        fed.run(tmp_path / "run", callbacks=[rule, interrupt])
+    assert len(fed.run(tmp_path / "run", callbacks=[rule], resume=True).metrics) == 3
 
 
 def test_early_stopping_never_uses_test_data_unasked(
@@ -225,10 +229,10 @@ def test_early_stopping_never_uses_test_data_unasked(
 ) -> None:
     sentence = "EarlyStopping watches validation data, and these peers have none: give them"
     with pytest.raises(ConfigError, match=sentence):
-        federation().run(2, on_round=EarlyStopping(), out=tmp_path / "run")
+        federation(rounds=2).run(callbacks=[EarlyStopping()], out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=sentence):
-        Experiment(peers=2, rounds=1).run(on_round=EarlyStopping())
+        Experiment(peers=2, rounds=1).run(callbacks=[EarlyStopping()])
 
 
 def test_early_stopping_watches_validation_data(
@@ -236,8 +240,8 @@ def test_early_stopping_watches_validation_data(
 ) -> None:
     """No mean can improve by 2, so the first evaluation stays the best."""
     peers = [(points(20, k), points(10, 500 + k), points(10, 1000 + k)) for k in range(3)]
-    run = Federation(net, peers, train=QUICK, workers=1).run(
-        9, on_round=EarlyStopping(2, min_delta=2.0)
+    run = Federation(net, peers, train=QUICK, workers=1, rounds=9).run(
+        callbacks=[EarlyStopping(2, min_delta=2.0)]
     )
     first = run.metrics[0]["validation"]["mean"]
     assert run.summary["stopped"] == f"validation has not improved on {first:.3f} in 2 evaluations"
@@ -250,7 +254,7 @@ def test_a_metric_that_does_not_exist_and_a_callback_that_is_no_function_are_sen
     with pytest.raises(
         ConfigError, match=r"EarlyStopping\(metric='acuracy'\): .*there are accuracy, validation"
     ):
-        federation().run(2, on_round=EarlyStopping(metric="acuracy"))
+        federation(rounds=2).run(callbacks=[EarlyStopping(metric="acuracy")])
     for key in (
         "busiest",
         "failures",
@@ -261,8 +265,10 @@ def test_a_metric_that_does_not_exist_and_a_callback_that_is_no_function_are_sen
             ConfigError,
             match=rf"EarlyStopping\(metric='{key}'\): there is no such metric; there are",
         ):
-            federation().run(2, on_round=EarlyStopping(metric=key))
-    with pytest.raises(
-        ConfigError, match="`on_round` must be a function of the run, or a list of them, got 3"
-    ):
-        federation(on_round=3)
+            federation(rounds=2).run(callbacks=[EarlyStopping(metric=key)])
+    not_a_list: Any = EarlyStopping(metric="train_loss")
+    no_function: Any = [3]
+    for callbacks, got in ((no_function, r"\[3\]"), (not_a_list, "EarlyStopping")):
+        sentence = f"callbacks must be a list of functions of the run, got {got}"
+        with pytest.raises(ConfigError, match=sentence):
+            federation().run(callbacks=callbacks)

@@ -15,7 +15,7 @@ from dispfl.errors import ConfigError, RunError
 from dispfl.runs.directory import read_config, read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun, run_experiment
 from dispfl.runs.grid import GridCallbacks, RunState, methods_grid, run_missing
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 
 TINY = [
     "peers=3",
@@ -89,7 +89,7 @@ def test_a_stop_at_any_round_of_an_extension_loses_nothing(tmp_path: Path) -> No
             resumed = ExperimentRun.resume(path)
             if moment == "after each round" and len(read_metrics(path)) < 6:
                 with pytest.raises(KeyboardInterrupt):
-                    resumed.run(RunCallbacks(round=stop))
+                    resumed.run(RunObserver(round=stop))
             else:
                 resumed.run()
         assert result(path) == result(tmp_path / "whole")
@@ -111,7 +111,7 @@ def test_a_run_stopped_in_its_last_round_and_then_extended_is_the_longer_run(
 
     with pytest.raises(KeyboardInterrupt):
         ExperimentRun.create(compose({}, [*settings, "rounds=1"]), tmp_path / "run").run(
-            RunCallbacks(step=stop)
+            RunObserver(step=stop)
         )
     ExperimentRun.resume(tmp_path / "run", ["rounds=3"]).run()
     assert result(tmp_path / "run") == result(tmp_path / "whole")
@@ -126,7 +126,7 @@ def test_the_last_round_is_not_given_up_where_the_one_before_it_is_damaged(
     (tmp_path / "run/checkpoints/round-000002/part-000.safetensors").write_bytes(b"torn")
     rounds = []
     ExperimentRun.resume(tmp_path / "run", ["rounds=5"]).run(
-        RunCallbacks(round=lambda m: rounds.append(m["round"]))
+        RunObserver(round=lambda m: rounds.append(m["round"]))
     )
     assert rounds == [3, 4]
     assert "round-000002.damaged" in caplog.text
@@ -180,7 +180,7 @@ def test_a_comparison_with_more_rounds_extends_its_runs(tmp_path: Path) -> None:
     cells = methods_grid([*arguments, "rounds=3"], {}, 1, tmp_path)
     assert [cell.state for cell in cells] == [RunState.INTERRUPTED] * 2
     rounds: list[int] = []
-    watched = RunCallbacks(round=lambda record: rounds.append(record["round"]))
+    watched = RunObserver(round=lambda record: rounds.append(record["round"]))
     run_missing(cells, GridCallbacks(run=lambda cell: watched))
     assert rounds == [2, 2]
     assert [cell.state for cell in cells] == [RunState.DONE] * 2
@@ -201,7 +201,7 @@ def test_the_horizon_of_all_rounds_is_the_default_and_masks_rest_after_it(tmp_pa
     assert changes[2:] == [0, 0]  # annealed over 2 rounds: 0.5, 0.25, then 0
 
 
-def federation(out: Path, method: Method, **options: Any) -> Federation:
+def federation(method: Method, **options: Any) -> Federation:
     def points(which: int) -> tuple[torch.Tensor, torch.Tensor]:
         inputs = torch.randn(12, 4, generator=torch.Generator().manual_seed(which))
         return inputs, inputs[:, :3].argmax(1)
@@ -212,7 +212,6 @@ def federation(out: Path, method: Method, **options: Any) -> Federation:
         pairs,
         method,
         train=Train(epochs=1, batch_size=4),
-        out=out,
         workers=1,
         **options,
     )
@@ -222,18 +221,18 @@ def federation(out: Path, method: Method, **options: Any) -> Federation:
     "method", [FedAvg(cohort=2), DisPFL(horizon=3)], ids=lambda method: method.name
 )
 def test_python_extends_a_run_too(tmp_path: Path, method: Method) -> None:
-    federation(tmp_path / "whole", method, eval_every=2).run(rounds=5)
-    federation(tmp_path / "run", method, eval_every=2).run(rounds=3)
-    extended = federation(tmp_path / "run", method, eval_every=2).run(rounds=5, resume=True)
+    federation(method, eval_every=2, rounds=5).run(tmp_path / "whole")
+    federation(method, eval_every=2, rounds=3).run(tmp_path / "run")
+    extended = federation(method, eval_every=2, rounds=5).run(tmp_path / "run", resume=True)
     assert len(extended.metrics) == 5
     assert result(tmp_path / "run") == result(tmp_path / "whole")
     assert read_config(tmp_path / "run") == read_config(tmp_path / "whole")
 
 
 def test_python_refuses_what_the_command_line_refuses(tmp_path: Path) -> None:
-    federation(tmp_path / "run", DisPFL()).run(rounds=2)
+    federation(DisPFL(), rounds=2).run(tmp_path / "run")
     with pytest.raises(
         ConfigError,
         match=r"rounds = 2, got 4 \(the prune rate depends on it, unless method.horizon is",
     ):
-        federation(tmp_path / "run", DisPFL()).run(rounds=4, resume=True)
+        federation(DisPFL(), rounds=4).run(tmp_path / "run", resume=True)

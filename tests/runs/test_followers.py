@@ -15,7 +15,7 @@ from dispfl.methods.local import Local
 from dispfl.runs.directory import final_states, read_metrics, read_summary
 from dispfl.runs.execute import run_experiment
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState, methods_grid, run_missing
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 from dispfl.testing.rounds import all_bits
 
 ARGUMENTS = [
@@ -69,9 +69,9 @@ class Watch(GridCallbacks):
         self._rounds = rounds
         super().__init__(run=self._train, end=lambda run: self.finished.append(run.row["method"]))
 
-    def _train(self, run: GridRun) -> RunCallbacks:
+    def _train(self, run: GridRun) -> RunObserver:
         self.trained.append(run.row["method"])
-        return RunCallbacks(round=self._after)
+        return RunObserver(round=self._after)
 
     def _after(self, record: Any) -> None:
         if self._rounds is not None:

@@ -21,7 +21,7 @@ from dispfl.runs.grid import (
     run_missing,
     sweep_grid,
 )
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 
 TINY = [
     "peers=3",
@@ -306,9 +306,9 @@ def test_finished_runs_are_skipped(grid: list[GridRun]) -> None:
     assert [cell.state for cell in grid] == [RunState.DONE] * 2
     watched: list[GridRun] = []
 
-    def watch(cell: GridRun) -> RunCallbacks:
+    def watch(cell: GridRun) -> RunObserver:
         watched.append(cell)
-        return RunCallbacks()
+        return RunObserver()
 
     run_missing(grid, GridCallbacks(run=watch))
     assert watched == []
@@ -322,9 +322,9 @@ def test_interrupted_runs_are_resumed_and_missing_ones_started(tmp_path: Path) -
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_missing(cells, GridCallbacks(run=lambda cell: RunCallbacks(round=stop)))
+        run_missing(cells, GridCallbacks(run=lambda cell: RunObserver(round=stop)))
     assert [cell.state for cell in cells] == [RunState.INTERRUPTED, RunState.MISSING]
-    watched = RunCallbacks(round=lambda record: rounds.append(record["round"]))
+    watched = RunObserver(round=lambda record: rounds.append(record["round"]))
     run_missing(cells, GridCallbacks(run=lambda cell: watched))
     assert rounds == [1, 0, 1]  # Dis-PFL's second round, then both of Local's
     assert [cell.state for cell in cells] == [RunState.DONE] * 2

@@ -17,7 +17,7 @@ from dispfl.runs import grid
 from dispfl.runs.directory import RunDirectory, read_config, read_metrics, read_summary
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState, methods_grid, run_missing
 from dispfl.runs.jobs import MessageSender, run_in_processes
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 
 TINY = [
     "peers=3",
@@ -54,8 +54,8 @@ class Watch(GridCallbacks):
         self._kill = kill
         super().__init__(run=self._watch, end=lambda run: self.ended.append(run.title))
 
-    def _watch(self, run: GridRun) -> RunCallbacks:
-        return RunCallbacks(round=lambda record: self._after(run.title, record["round"]))
+    def _watch(self, run: GridRun) -> RunObserver:
+        return RunObserver(round=lambda record: self._after(run.title, record["round"]))
 
     def _after(self, title: str, t: int) -> None:
         self.rounds.append((title, t))
@@ -155,7 +155,7 @@ def test_an_oserror_of_a_callback_ends_the_processes_and_is_raised(
     try:
         with pytest.raises(OSError, match="No space left on device"):
             run_in_processes(
-                runs, 1, GridCallbacks(run=lambda run: RunCallbacks(step=print_progress))
+                runs, 1, GridCallbacks(run=lambda run: RunObserver(step=print_progress))
             )
     finally:
         watchdog.cancel()
@@ -191,9 +191,9 @@ def test_a_run_of_another_process_is_passed_over_then_awaited(
     order: list[str] = []
     waited = threading.Event()
 
-    def run(cell: GridRun) -> RunCallbacks:
+    def run(cell: GridRun) -> RunObserver:
         order.append(cell.row["method"])
-        return RunCallbacks()
+        return RunObserver()
 
     def wait(left: Any) -> None:
         assert [cell.row["method"] for cell in left] == ["dispfl"]

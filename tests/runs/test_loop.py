@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
@@ -22,11 +23,11 @@ from dispfl.engines.inprocess import InProcess
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext
 from dispfl.runs.directory import RunDirectory, read_metrics
-from dispfl.runs.loop import RunCallbacks, restore, run_rounds
+from dispfl.runs.loop import RunObserver, restore, run_rounds
 from dispfl.runs.metrics import Metrics, weights_sha256
-from dispfl.topology import Full
+from dispfl.testing.rounds import simulated_context
 
 ROUNDS, PEERS = 4, 3
 Outcome = tuple[list[str], list[Metrics]]
@@ -43,13 +44,10 @@ def a_context(**changes: Any) -> RunContext:
         "model": lambda: nn.Linear(4, 3),
         "peers": {f"00{k}": PeerData(points(8, k), points(8, 100 + k)) for k in range(PEERS)},
         "method": DisPFL(),
-        "topology": Full(),
         "train": Train(epochs=1, batch_size=4),
-        "task": Task(),
-        "seed": 0,
         "rounds": ROUNDS,
     }
-    return RunContext(**values | changes)
+    return simulated_context(**values | changes)
 
 
 @dataclass(frozen=True)
@@ -61,14 +59,14 @@ class RunEnd:
 
 
 def run_in(
-    path: Path, callbacks: RunCallbacks | None = None, context: RunContext | None = None
+    path: Path, callbacks: RunObserver | None = None, context: RunContext | None = None
 ) -> RunEnd:
     """Resume the run in a directory, or start it there."""
     context = context or a_context()
     directory = (
         RunDirectory.open(path)
         if path.exists()
-        else RunDirectory.create(path, {"rounds": context.rounds})
+        else RunDirectory.create(path, {"rounds": context.settings.rounds})
     )
     engine = InProcess(context, 1, directory.checkpoints)
     try:
@@ -77,7 +75,7 @@ def run_in(
             engine,
             restore(context, engine, directory),
             directory,
-            callbacks or RunCallbacks(),
+            callbacks or RunObserver(),
         )
         return RunEnd(dict(engine.states), history.records)
     finally:
@@ -136,7 +134,7 @@ def step_counts(path: Path) -> tuple[int, int]:
     steps: list[None] = []
     run_in(
         path,
-        RunCallbacks(
+        RunObserver(
             begin=lambda *numbers: started.append(numbers), step=lambda: steps.append(None)
         ),
     )
@@ -146,7 +144,7 @@ def step_counts(path: Path) -> tuple[int, int]:
 
 def test_callbacks_are_called_for_every_step_and_every_round(tmp_path: Path) -> None:
     events: list[Any] = []
-    callbacks = RunCallbacks(
+    callbacks = RunObserver(
         begin=lambda done, total: events.append((done, total)),
         step=lambda: events.append("step"),
         round=lambda record: events.append(record["round"]),
@@ -165,7 +163,7 @@ def test_a_round_is_on_the_disk_before_its_callback(tmp_path: Path) -> None:
         assert read_metrics(path)[-1] == record
         assert part(path, record["round"] + 1).with_name("complete.json").exists()
 
-    assert len(run_in(path, RunCallbacks(round=check_saved)).records) == ROUNDS
+    assert len(run_in(path, RunObserver(round=check_saved)).records) == ROUNDS
 
 
 @pytest.mark.parametrize("count", range(1, ROUNDS * PEERS + 1))
@@ -173,7 +171,7 @@ def test_finished_steps_are_kept_after_a_stop_at_any_step(
     tmp_path: Path, expected: Outcome, count: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_in(tmp_path / "run", RunCallbacks(step=stop_at_call(count)))
+        run_in(tmp_path / "run", RunObserver(step=stop_at_call(count)))
     assert step_counts(tmp_path / "run") == (count, ROUNDS * PEERS - count)
     assert result(run_in(tmp_path / "run")) == expected
 
@@ -184,7 +182,7 @@ def test_both_parts_of_a_round_that_was_stopped_twice_are_used(
     path = tmp_path / "run"
     for count in (4, 1):  # one step of the second round, then one more
         with pytest.raises(KeyboardInterrupt):
-            run_in(path, RunCallbacks(step=stop_at_call(count)))
+            run_in(path, RunObserver(step=stop_at_call(count)))
     assert [file.name for file in sorted(part(path, 2).parent.iterdir())] == [
         f"part-00{k}.safetensors" for k in (0, 1)
     ]
@@ -294,7 +292,7 @@ def test_only_two_checkpoints_and_no_temporary_file_remain(finished: Path) -> No
 def test_buffers_are_restored_from_a_checkpoint(tmp_path: Path) -> None:
     context = a_context(model=lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3)))
     with pytest.raises(KeyboardInterrupt):
-        run_in(tmp_path / "stopped", RunCallbacks(step=stop_at_call(7)), context)
+        run_in(tmp_path / "stopped", RunObserver(step=stop_at_call(7)), context)
     again, at_once = (
         run_in(tmp_path / "stopped", context=context),
         run_in(tmp_path / "at once", context=context),

@@ -11,12 +11,13 @@ from torch import nn
 
 from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
+from dispfl.core.samples import PeerData
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.data.batches import ResidentSamples
 from dispfl.methods.local import Local
-from dispfl.round.context import PeerData, RunContext, StepResult
+from dispfl.round.context import RunContext, StepResult
 from dispfl.round.ledger import MessageCost
 from dispfl.round.round import Round
 from dispfl.runs.metrics import (
@@ -31,7 +32,7 @@ from dispfl.runs.metrics import (
     versions,
     weights_sha256,
 )
-from dispfl.topology import Full
+from dispfl.testing.rounds import simulated_context
 
 KEYS = [
     "round",
@@ -74,14 +75,11 @@ def a_round(reports: dict[str, Report], messages: Sequence[MessageCost] = ()) ->
 
 def a_context(method: Any, samples: int = 7, batch: int = 4) -> RunContext:
     data = ResidentSamples(torch.zeros(samples, 2), torch.zeros(samples, dtype=torch.int64))
-    return RunContext(
+    return simulated_context(
+        {"000": PeerData(data, data), "001": PeerData(data, data)},
         model=lambda: nn.Linear(2, 3),
-        peers={"000": PeerData(data, data), "001": PeerData(data, data)},
         method=method,
-        topology=Full(),
         train=Train(epochs=2, batch_size=batch),
-        task=Task(),
-        seed=0,
         rounds=5,
         eval_every=2,
     )

@@ -2,7 +2,6 @@
 
 import stat
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def federation(
         train=more.pop("train", Train(batch_size=10, epochs=1)),
         privacy=privacy,
         workers=1,
-        **more,
+        **{"rounds": 1, **more},
     )
 
 
@@ -74,7 +73,7 @@ def digests(run: Any) -> list[str]:
 def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_counts(
     method: Method,
 ) -> None:
-    run = federation(method).run(rounds=3)
+    run = federation(method, rounds=3).run()
     last = run.metrics[-1]
     assert last["train_loss"] is None
     assert 0 < max(last["epsilon"]["per_peer"]) <= 8.0
@@ -85,24 +84,24 @@ def test_a_method_trains_within_its_budget_and_tells_neither_loss_nor_sample_cou
 def test_the_budget_of_dispfl_is_spent_to_the_last_round_and_pays_for_the_gradient_of_the_mask_search() -> (
     None
 ):
-    spent = [record["epsilon"]["mean"] for record in federation(DisPFL()).run(rounds=3).metrics]
+    spent = [record["epsilon"]["mean"] for record in federation(DisPFL(), rounds=3).run().metrics]
     assert spent == sorted(spent)
     assert 7.9 < spent[-1] <= 8.0
     fixed = Privacy(noise_multiplier=2.0)
     searching, random = (
-        federation(DisPFL(regrow=regrow), fixed).run(rounds=1).metrics[-1]["epsilon"]["mean"]  # type: ignore[arg-type]
+        federation(DisPFL(regrow=regrow), fixed, rounds=1).run().metrics[-1]["epsilon"]["mean"]  # type: ignore[arg-type]
         for regrow in ("gradient", "random")
     )
     assert searching > random
 
 
 def test_two_runs_with_the_same_seed_have_different_noise() -> None:
-    one, other = (digests(federation().run(rounds=1)) for _ in range(2))
+    one, other = (digests(federation(rounds=1).run()) for _ in range(2))
     assert set(one).isdisjoint(other)
 
 
 def test_a_peer_that_is_not_in_the_cohort_spends_nothing() -> None:
-    [record] = federation(FedAvg(cohort=1)).run(rounds=1).metrics
+    [record] = federation(FedAvg(cohort=1), rounds=1).run().metrics
     assert sorted(value > 0 for value in record["epsilon"]["per_peer"]) == [
         False,
         False,
@@ -112,25 +111,27 @@ def test_a_peer_that_is_not_in_the_cohort_spends_nothing() -> None:
 
 
 def test_a_server_plans_for_the_peer_that_it_selects_most_often() -> None:
-    spent = federation(FedAvg(cohort=1)).run(rounds=12).metrics[-1]["epsilon"]["per_peer"]
+    spent = federation(FedAvg(cohort=1), rounds=12).run().metrics[-1]["epsilon"]["per_peer"]
     assert 7.9 < max(spent) <= 8.0
     assert min(spent) < 7.0  # it is selected less often
 
 
 def test_an_unseen_peer_plans_for_its_one_step() -> None:
-    context = federation(unseen=[(data(8), data(9))])._context
-    few, many = (replace(context, rounds=rounds).joined_by("new-000") for rounds in (1, 50))
+    context = federation(unseen_peers=[(data(8), data(9))])._context
+    few, many = (context.changed(rounds=rounds).joined_by("new-000") for rounds in (1, 50))
     assert many.privacy_plan("new-000") == few.privacy_plan("new-000")
 
 
 def test_a_peer_without_budget_keeps_its_model_serves_it_and_says_so() -> None:
     # Noise for two rounds of four steps and the gradient's, in a run of five.
     two_rounds = (
-        federation(privacy=Privacy(noise_multiplier=3.0))
-        .run(rounds=2)
+        federation(privacy=Privacy(noise_multiplier=3.0), rounds=2)
+        .run()
         .metrics[-1]["epsilon"]["mean"]
     )
-    run = federation(privacy=Privacy(noise_multiplier=3.0, epsilon=two_rounds + 1e-6)).run(rounds=5)
+    run = federation(
+        privacy=Privacy(noise_multiplier=3.0, epsilon=two_rounds + 1e-6), rounds=5
+    ).run()
     spent = [record["epsilon"]["mean"] for record in run.metrics]
     assert spent[1] == pytest.approx(two_rounds)
     assert spent[1:] == [spent[1]] * 4
@@ -154,10 +155,10 @@ def test_an_interrupted_run_resumes_to_the_bit_and_a_finished_one_keeps_no_key(
         (tmp_path / name).mkdir()
         (tmp_path / name / SECRET_KEY).write_bytes(b"k" * KEY_BYTES)
         (tmp_path / name / SECRET_KEY).chmod(0o600)
-    whole = federation().run(rounds=4, out=tmp_path / "whole")
+    whole = federation(rounds=4).run(out=tmp_path / "whole")
     with pytest.raises(StoppedError):
-        federation().run(rounds=4, out=tmp_path / "cut", on_round=stop)
-    resumed = federation().run(rounds=4, out=tmp_path / "cut", resume=True)
+        federation(rounds=4).run(out=tmp_path / "cut", callbacks=[stop])
+    resumed = federation(rounds=4).run(out=tmp_path / "cut", resume=True)
     assert digests(resumed) == digests(whole)
     assert [r["epsilon"] for r in resumed.metrics] == [r["epsilon"] for r in whole.metrics]
     assert not list(tmp_path.glob(f"*/{SECRET_KEY}"))
@@ -173,10 +174,10 @@ def test_a_copied_run_without_its_key_goes_on_with_a_new_one_and_counts_what_was
             raise StoppedError
 
     with pytest.raises(StoppedError):
-        federation().run(rounds=2, out=tmp_path / "run", on_round=stop)
+        federation(rounds=2).run(out=tmp_path / "run", callbacks=[stop])
     (tmp_path / "run" / SECRET_KEY).unlink()
-    resumed = federation().run(rounds=2, out=tmp_path / "run", resume=True)
-    whole = federation().run(rounds=2)
+    resumed = federation(rounds=2).run(out=tmp_path / "run", resume=True)
+    whole = federation(rounds=2).run()
     assert resumed.metrics[-1]["epsilon"] == whole.metrics[-1]["epsilon"]
 
 
@@ -229,7 +230,7 @@ class Greedy(GossipMethod):
         (
             lambda: federation(
                 privacy=Privacy(epsilon=100, noise_multiplier=0.8),
-                unseen=[(data(8), data(9))],
+                unseen_peers=[(data(8), data(9))],
                 unseen_steps=100_000,
             ),
             "does not last for one round of 100001 steps",
@@ -241,7 +242,7 @@ def test_what_privacy_cannot_cover_is_refused_in_a_sentence(
     make: Callable[[], Federation], sentence: str
 ) -> None:
     with pytest.raises(ConfigError, match=sentence):
-        make().run(rounds=1)
+        make().run()
 
 
 def test_a_key_that_cannot_be_read_is_a_sentence_and_leaves_the_run_free_to_be_resumed(
@@ -249,6 +250,6 @@ def test_a_key_that_cannot_be_read_is_a_sentence_and_leaves_the_run_free_to_be_r
 ) -> None:
     (tmp_path / "run" / SECRET_KEY).mkdir(parents=True)
     with pytest.raises(RunError, match=f"{SECRET_KEY} could not be written: Is a directory"):
-        federation(out=tmp_path / "run").run(rounds=1)
+        federation().run(tmp_path / "run")
     (tmp_path / "run" / SECRET_KEY).rmdir()
-    assert len(federation(out=tmp_path / "run").run(rounds=1, resume=True).metrics) == 1
+    assert len(federation().run(tmp_path / "run", resume=True).metrics) == 1

@@ -21,9 +21,14 @@ import torch
 from dispfl import Federation
 
 points = torch.arange(64.0).view(16, 4), torch.arange(16) % 3
-fed = Federation(lambda: torch.nn.Linear(4, 3), [(points, points)] * 2, "local", train={"epochs": 1}, workers=1)
-run = fed.run(3)
+settings = {"method": "local", "train": {"epochs": 1}, "workers": 1}
+fed = Federation(lambda: torch.nn.Linear(4, 3), [(points, points)] * 2, rounds=3, **settings)
+run = fed.run()
 print(len(run.metrics))
+"""
+QUIET = """
+longer = Federation(lambda: torch.nn.Linear(4, 3), [(points, points)] * 2, rounds=4, **settings)
+longer.run(progress=False)
 """
 
 
@@ -56,7 +61,7 @@ def on_a_terminal(program: str) -> tuple[str, str]:
 
 
 def test_on_a_terminal_there_is_a_bar_on_stderr_and_it_can_be_switched_off() -> None:
-    printed, drawn = on_a_terminal(f"{PROGRAM}fed.run(4, progress=False)")
+    printed, drawn = on_a_terminal(f"{PROGRAM}{QUIET}")
     assert printed == "3\n"
     assert re.search(r"local round 3/3 ━+ 6/6 steps · accuracy [01]\.\d{3} · ", drawn), drawn
     assert "/4" not in drawn
@@ -67,10 +72,12 @@ def test_elsewhere_nothing_is_printed_unless_requested(
     points: Callable[[int, int], tuple[Tensor, Tensor]],
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    fed = Federation(net, [(points(20, 0), points(10, 1))], train=Train(epochs=1), workers=1)
-    fed.run(2)
+    fed = Federation(
+        net, [(points(20, 0), points(10, 1))], train=Train(epochs=1), workers=1, rounds=2
+    )
+    fed.run()
     assert capfd.readouterr() == ("", "")
-    fed.run(2, progress=True)
+    fed.run(progress=True)
     out, lines = capfd.readouterr()
     assert out == ""
     assert [line.split(" · ")[0] for line in lines.splitlines()] == [

@@ -38,7 +38,7 @@ def run(
 
     def make(method: Any) -> Run:
         peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-        return Federation(net, peers, method, workers=1).run(2, out=tmp_path / "run")
+        return Federation(net, peers, method, workers=1, rounds=2).run(out=tmp_path / "run")
 
     return make
 

@@ -16,7 +16,7 @@ import pytest
 
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 
 SMALL = ["peers=3", "rounds=3", "topology.degree=2", "partition.test_samples_per_peer=4"]
 QUICK = [*SMALL, "partition.samples_per_peer=8", "train.epochs=1", "workers=1"]
@@ -269,7 +269,7 @@ def test_peers_that_finished_before_the_kill_are_not_retrained(
     ]
     started: list[tuple[int, int]] = []
     steps: list[None] = []
-    callbacks = RunCallbacks(
+    callbacks = RunObserver(
         begin=lambda *numbers: started.append(numbers), step=lambda: steps.append(None)
     )
     ExperimentRun.resume(path).run(callbacks)

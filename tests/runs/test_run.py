@@ -38,8 +38,8 @@ def make(tmp_path: Path, net: Callable[[], nn.Module], points: Points) -> Callab
 
     def run(model: Callable[[], nn.Module] = net, **changes: Any) -> Run:
         peers = [(points(20, k), points(10, 1000 + k)) for k in range(3)]
-        return Federation(model, peers, train=QUICK, workers=1, **changes).run(
-            2, out=tmp_path / "run"
+        return Federation(model, peers, train=QUICK, workers=1, **changes, rounds=2).run(
+            out=tmp_path / "run"
         )
 
     return run

@@ -12,7 +12,7 @@ import pytest
 
 from dispfl.errors import ConfigError
 from dispfl.runs.directory import RunDirectory
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 from dispfl.runs.metrics import Metrics
 from dispfl.runs.tracking import TRACKERS, LogNumbers, check_tracker, scalars, tracking
 
@@ -67,7 +67,7 @@ def test_another_tracker_is_refused() -> None:
 
 
 def test_without_tracking_the_callbacks_are_unchanged(tmp_path: Path) -> None:
-    callbacks = RunCallbacks()
+    callbacks = RunObserver()
     with tracking(None, tmp_path, callbacks) as tracked:
         assert tracked is callbacks
     assert not list(tmp_path.iterdir())
@@ -79,7 +79,7 @@ def test_tensorboard_reads_the_metrics_of_each_round(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     records: list[Metrics] = []
-    with tracking("tensorboard", tmp_path, RunCallbacks(round=records.append)) as callbacks:
+    with tracking("tensorboard", tmp_path, RunObserver(round=records.append)) as callbacks:
         for t in range(3):
             callbacks.round(RECORD | {"round": t})
     assert len(records) == 3
@@ -101,7 +101,7 @@ def test_tensorboard_has_every_round_of_a_resumed_run_once(run: Path, first: int
 
     with contextlib.closing(RunDirectory.open(run)) as directory:
         for seconds, rounds in ((1.0, range(2)), (2.0, range(first, 4))):
-            with tracking("tensorboard", run, RunCallbacks(round=directory.append)) as callbacks:
+            with tracking("tensorboard", run, RunObserver(round=directory.append)) as callbacks:
                 for t in rounds:
                     callbacks.round(RECORD | {"round": t, "seconds": seconds})
     events = EventAccumulator(str(run / "tensorboard")).Reload()
@@ -116,7 +116,7 @@ def test_mlflow_has_the_rounds_of_a_stopped_and_resumed_run_in_one_place(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", (run.parent / "mlruns").as_uri())
     for rounds in ([0, 1], [2]):
-        with tracking("mlflow", run, RunCallbacks()) as callbacks:
+        with tracking("mlflow", run, RunObserver()) as callbacks:
             for t in rounds:
                 callbacks.round(RECORD | {"round": t})
     from mlflow import MlflowClient
@@ -138,7 +138,7 @@ def test_wandb_writes_an_offline_run_with_the_same_id_after_a_resume(
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     for t in range(2):
-        with tracking("wandb", run, RunCallbacks()) as callbacks:
+        with tracking("wandb", run, RunObserver()) as callbacks:
             callbacks.round(RECORD | {"round": t})
     identity = (run / ".wandb-id").read_text()
     files = sorted((run / "wandb").glob("offline-run-*/run-*.wandb"))
@@ -161,7 +161,7 @@ def test_a_tracker_that_fails_is_named_once_and_the_run_goes_on(
     records: list[Metrics] = []
     with (
         caplog.at_level(logging.WARNING, "dispfl"),
-        tracking("broken", run, RunCallbacks(round=records.append)) as own,
+        tracking("broken", run, RunObserver(round=records.append)) as own,
     ):
         for t in range(2):
             own.round(RECORD | {"round": t})

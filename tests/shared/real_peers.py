@@ -30,6 +30,7 @@ from dispfl.peer.state.store import PeerStore, rounds_of
 from dispfl.peer.transport.base import Limits
 from dispfl.robust.attacks import ATTACK_FUNCTIONS, Target
 from dispfl.runs.directory import RunDirectory, read_config, write_split
+from dispfl.runs.prepare import split_dataset
 
 LIE = "lie.txt"
 PATIENCE = 240.0
@@ -50,7 +51,7 @@ def create_sites(
     """Create a site for each peer with its `listen` and `advertise` addresses; all accept each
     other."""
     data = load_dataset(experiment.data)
-    split = experiment.split(data)
+    split = split_dataset(experiment, data)
     with contextlib.closing(RunDirectory.create(out, experiment.to_toml())):
         write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
     sites = [

@@ -22,8 +22,7 @@ from dispfl.core.packed import PackedModel, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
-from dispfl.core.task import Task
-from dispfl.core.train import Train
+from dispfl.experiment import RunSettings
 from dispfl.methods.base import PeerState
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.client import Client
@@ -33,7 +32,7 @@ from dispfl.peer.node_context import NodeContext, PublishedModels
 from dispfl.peer.server import MAX_HOLD
 from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.transport.base import JSON
-from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.round.context import PeerTask, RunContext, RunData, StepResult
 from dispfl.testing.memory_transport import Delivery, MemoryNetwork
 from dispfl.testing.virtual_time import run
 from dispfl.topology import RandomRegular, peer_names
@@ -159,15 +158,14 @@ class World:
         self.rng = random.Random(seed)
         self.names = peer_names(peers)
         self.context = RunContext(
+            settings=RunSettings(
+                seed=seed,
+                rounds=rounds,
+                method=method,
+                topology=RandomRegular(degree=DEGREE),
+            ),
+            data=RunData(remote_peers=self.names),
             model=model,
-            peers={},
-            method=method,
-            topology=RandomRegular(degree=DEGREE),
-            train=Train(),
-            task=Task(),
-            seed=seed,
-            rounds=rounds,
-            remote_peers=self.names,
             input_shape=input_shape,
         )
         layout, self.weights = self.context.layout, self.context.first_weights
@@ -237,8 +235,8 @@ class MemoryStore:
     ) -> None:
         state, context, layout = step.next_state, self.world.context, self.world.context.layout
         if self.world.members.is_fixed:
-            senders, _ = context.topology.row(
-                context.seed, t, self.world.members.participants(t), self.name
+            senders, _ = context.settings.topology.row(
+                context.settings.seed, t, self.world.members.participants(t), self.name
             )
             assert sorted([*received, *missed]) == senders
         assert torch.isfinite(state.model.values).all()
@@ -266,7 +264,7 @@ class FakeTraining:
         await asyncio.sleep(self.rng.uniform(0.5, 3.0))
         context, m_k = self.world.context, state.next_mask
         models = {**received, task.peer: state.model}
-        noise = stream(context.seed, "pretend", task.peer, task.t)
+        noise = stream(context.settings.seed, "pretend", task.peer, task.t)
         average = m_k.average(
             [models[name] for name in sorted(models)], lambda: context.first_weights
         )
@@ -279,7 +277,7 @@ class FakeTraining:
         w = torch.where(mask, trained(average, noise), 0.0)
         growth = torch.rand(w.shape, generator=noise)
         next_mask = prune_and_regrow(
-            w, mask, growth, prune_rate(task.t, context.rounds, 0.5), context.layout
+            w, mask, growth, prune_rate(task.t, context.settings.rounds, 0.5), context.layout
         )
         return StepResult(
             Report(), state=PeerState(PackedModel.pack(w, mask), WeightMask.pack(next_mask))

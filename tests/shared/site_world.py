@@ -37,9 +37,9 @@ from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.core.sparsity import prune_and_regrow, prune_rate
 from dispfl.core.task import Task
-from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost
 from dispfl.errors import DispflError, RunError
+from dispfl.experiment import RunSettings
 from dispfl.methods.base import PeerState
 from dispfl.peer.client import Client
 from dispfl.peer.deadlines import Deadlines
@@ -53,7 +53,7 @@ from dispfl.peer.setup.spec import federation_spec
 from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.store import PeerStore, SavingThread, isolation_problem
 from dispfl.peer.transport.base import JSON, Handler, Refused, Request, Response, Unreachable
-from dispfl.round.context import PeerTask, RunContext, StepResult
+from dispfl.round.context import PeerTask, RunContext, RunData, StepResult
 from dispfl.testing.memory_transport import MemoryNetwork, MemoryTransport
 from dispfl.testing.virtual_time import VirtualTimeLoop, run
 from dispfl.topology import RandomRegular
@@ -151,11 +151,11 @@ class NoisyTraining:
         await asyncio.sleep(self.rng.uniform(0.5, 3.0))
         context, mask = self.world.context, state.next_mask.unpack()
         assert state.model.values.any(), f"{task.peer} trains weights that are all zero"
-        noise = stream(context.seed, "pretend", task.peer, task.t)
+        noise = stream(context.settings.seed, "pretend", task.peer, task.t)
         models = {**received, task.peer: state.model}
         average = average_of((models[name] for name in sorted(models)), mask)
         w = torch.where(mask, trained(average, noise), 0.0)
-        rate = prune_rate(task.t, context.rounds, 0.5)
+        rate = prune_rate(task.t, context.settings.rounds, 0.5)
         next_mask = prune_and_regrow(
             w, mask, torch.rand(w.shape, generator=noise), rate, context.layout
         )
@@ -185,15 +185,14 @@ class SiteWorld:
         self.norm = self.rng.choice(NORMS)
         self.names = [f"s{number}" for number in range(self.rng.randint(2, SITES))]
         self.context = RunContext(
+            settings=RunSettings(
+                seed=seed,
+                rounds=ROUNDS,
+                method=METHOD,
+                topology=RandomRegular(degree=self.rng.choice([1, 2, 10])),
+            ),
+            data=RunData(remote_peers=self.names),
             model=network_of_norm(self.norm),
-            peers={},
-            method=METHOD,
-            topology=RandomRegular(degree=self.rng.choice([1, 2, 10])),
-            train=Train(),
-            task=Task(),
-            seed=seed,
-            rounds=ROUNDS,
-            remote_peers=self.names,
             input_shape=(6,),
         )
         self.spec = federation_spec(
@@ -272,7 +271,7 @@ class SiteWorld:
 
     def first_state(self, name: str) -> PeerState:
         weights, layout = self.context.first_weights, self.context.layout
-        return METHOD.start(weights, layout, 0.5, seed=self.context.seed, peer=name)
+        return METHOD.start(weights, layout, 0.5, seed=self.context.settings.seed, peer=name)
 
     def node(self, site: Site, store: PeerStore) -> tuple[Node, SavingThread]:
         membership = SiteMembership(site, METHOD, self.context.layout, 0.5)

@@ -104,6 +104,7 @@ def costs(
 
 
 def _cost_inputs(experiment: "Experiment") -> "CostInputs":
+    from dispfl.costs.estimate import CostInputs
     from dispfl.data.catalogue import describe
 
     spec, requested = describe(experiment.data.name), experiment.partition.samples_per_peer
@@ -115,7 +116,7 @@ def _cost_inputs(experiment: "Experiment") -> "CostInputs":
             " peers.",
             key="partition.samples_per_peer",
         )
-    return experiment.cost_inputs()
+    return CostInputs.of(experiment)
 
 
 def _as_json(inputs: "CostInputs", found: "RoundCosts", wire: "WireCosts") -> dict[str, Any]:

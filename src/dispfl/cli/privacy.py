@@ -121,10 +121,11 @@ def _samples(experiment: "Experiment") -> int:
     """Return how many samples the peer with the fewest trains on: it spends most."""
     from dispfl.data.catalogue import DATASETS
     from dispfl.data.datasets import load_dataset
+    from dispfl.runs.prepare import split_dataset
 
     if experiment.data.name in DATASETS and experiment.partition.sizes == "equal":
         return experiment.training_samples
-    split = experiment.split(load_dataset(experiment.data))
+    split = split_dataset(experiment, load_dataset(experiment.data))
     return min(map(len, split.train))
 
 

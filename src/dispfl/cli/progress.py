@@ -19,7 +19,7 @@ from rich.progress import (
 from rich.progress import Progress as ProgressBar
 
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 from dispfl.runs.metrics import Metrics
 from dispfl.runs.progress import describe_round, log_to
 from dispfl.terminal import print_text
@@ -130,7 +130,7 @@ class GridDisplay(GridCallbacks):
         total, done = self._progress.total, self._progress.done
         self._task = bar.add_task("", total=total, completed=done, left="–") if bar else None
 
-    def _run(self, cell: GridRun) -> RunCallbacks:
+    def _run(self, cell: GridRun) -> RunObserver:
         """Return the callbacks of the next run."""
         rounds = cell.experiment.rounds
         self._running[cell.path] = f"1/{rounds}"
@@ -154,7 +154,7 @@ class GridDisplay(GridCallbacks):
                 result = f"{describe_round(record)} · left {self._progress.left}"
                 self._print(f"{self._title(cell)} · round {finished}/{rounds} · {result}")
 
-        return RunCallbacks(begin=begin, step=step, round=after)
+        return RunObserver(begin=begin, step=step, round=after)
 
     def _end(self, cell: GridRun) -> None:
         self._running.pop(cell.path, None)

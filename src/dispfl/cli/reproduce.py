@@ -201,7 +201,7 @@ def _report(
     budget: str,
     console: "Console",
 ) -> dict[str, Any]:
-    from dispfl.costs.estimate import estimate
+    from dispfl.costs.estimate import CostInputs, estimate
     from dispfl.paper.beside_paper import PaperReference, ReproducedRuns, write_report
     from dispfl.report.runs import Budget
 
@@ -211,7 +211,7 @@ def _report(
         key = tuple(run.cell.row.items())
         if key not in references:  # the other seeds share the reference
             mean = (
-                estimate(run.cell.experiment.cost_inputs()).mean_mb
+                estimate(CostInputs.of(run.cell.experiment)).mean_mb
                 if table and table.comm == "mean"
                 else None
             )

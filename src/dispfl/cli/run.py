@@ -104,14 +104,14 @@ def run(
 
 def describe_run(run: "ExperimentRun") -> list[str]:
     """Say what a run is going to do: data, network, method, and what a round moves and computes."""
-    from dispfl.costs.estimate import estimate, wire_costs
+    from dispfl.costs.estimate import CostInputs, estimate, wire_costs
     from dispfl.data.catalogue import DATASETS
     from dispfl.methods.base import GossipMethod, ServerMethod
     from dispfl.models.settings import CustomModel
     from dispfl.report.labels import METHOD_LABELS
 
     experiment, context = run.experiment, run.context
-    method, layout, everyone = context.method, context.layout, list(context.peers.values())
+    method, layout, everyone = context.method, context.layout, list(context.data.peers.values())
     train, test = (
         _range([len(getattr(peer, part)) for peer in everyone]) for part in ("train", "test")
     )
@@ -142,7 +142,7 @@ def describe_run(run: "ExperimentRun") -> list[str]:
         ),
     ]
     if experiment.data.name in DATASETS and not isinstance(experiment.model, CustomModel):
-        inputs = experiment.cost_inputs()
+        inputs = CostInputs.of(experiment)
         costs, wire = estimate(inputs), wire_costs(inputs)
         busiest = max(wire.busiest_up_mb, wire.busiest_down_mb)
         moved = (
@@ -226,10 +226,10 @@ def run_to_end(
         for line in describe_run(prepared) if describe else ():
             print_text(console, line, "dim")
         with (
-            show_progress(experiment.method.name, experiment.rounds, console) as callbacks,
-            tracking(track, path, callbacks) as tracked,
+            show_progress(experiment.method.name, experiment.rounds, console) as observer,
+            tracking(track, path, observer) as tracked,
         ):
-            prepared.run(tracked, ray_address)
+            prepared.run(tracked, ray_address=ray_address)
     except KeyboardInterrupt:
         message = (
             "\nStopped; all finished work is saved. Resume with: dispfl run --resume"

@@ -26,7 +26,7 @@ def can_stack(trainers: Sequence[Trainer]) -> bool:
     """Whether these peers train in equal steps of plain SGD, on a model without buffers."""
     kinds_of_steps = set()
     for trainer in trainers:
-        if trainer.optimizer is not None or not trainer.settings.is_plain:
+        if trainer.run.optimizer is not None or not trainer.settings.is_plain:
             return False
         if trainer.network.buffer_names:
             return False

@@ -28,7 +28,7 @@ from dispfl.core.optimizers import (
 from dispfl.core.packed import Mask, WeightMask
 from dispfl.core.report import Report
 from dispfl.core.rng import stream
-from dispfl.core.samples import Samples
+from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
 from dispfl.errors import ConfigError, NonFiniteError
 from dispfl.settings import Settings
@@ -44,7 +44,7 @@ class Train(Settings):
     """Passes over the peer's data in a round."""
     steps: int | None = Field(default=None, ge=1)
     """Steps in a round, instead of epochs; any number, also less than an epoch."""
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: int = Field(default=32, ge=1)
     """Samples in a step."""
     optimizer: OptimizerName = "sgd"
     """sgd: plain SGD unless there is a momentum; adam: with an L2 penalty; adamw: with decoupled
@@ -186,39 +186,40 @@ class PrivateTraining(Protocol):
         ...
 
 
-@dataclass
-class Trainer:
-    """Training context of one peer in one round: its network, its data, its random streams, and
-    the report."""
+@dataclass(frozen=True)
+class TrainingRun:
+    """What local training needs of a run; the same for all peers and rounds."""
 
-    network: FlatModule
-    train: Samples
-    test: Samples
     settings: Train
     task: Task
     seed: int
+    rounds: int
+    optimizer: OptimizerFactory | None = None
+    """Makes the optimizer, instead of the one of the settings."""
+    first_weights: Callable[[], Tensor] = lambda: torch.empty(0)
+    """Returns the flat weights of the whole network that all peers started from."""
+
+
+@dataclass
+class Trainer:
+    """One peer in one round: its network, its data, its random streams, and its report."""
+
+    network: FlatModule
+    data: PeerData
+    run: TrainingRun
     peer: str
     t: int
-    T: int
-    """Rounds of the run. A method whose step depends on it overrides `Method.depends_on_rounds`."""
     evaluate: bool = True
-    validation: Samples | None = None
-    """The peer's validation data, if it has any."""
-    global_test: Samples | None = None
-    """Test data that are the same for all peers, if there are any."""
+    """Whether the peer's model is evaluated in this round."""
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     """The peer's buffers: those of its state at first, then those after the last call of
     `learn`."""
-    first_weights: Callable[[], Tensor] = lambda: torch.empty(0)
-    """Returns the flat weights of the whole network that all peers started from."""
-    before_batch: Callable[[], None] = lambda: None
-    """Called before every batch; an exception that it raises ends the step."""
-    optimizer: OptimizerFactory | None = None
-    """Makes the optimizer, instead of the one of the settings."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """What the optimizer remembers of each model that `learn` has trained, by its name."""
     private: PrivateTraining | None = None
     """With privacy: draws batches and noise in secret, and counts steps."""
+    before_batch: Callable[[], None] = lambda: None
+    """Called before every batch; an exception that it raises ends the step."""
     report: Report = field(default_factory=Report)
 
     def __post_init__(self) -> None:
@@ -226,13 +227,49 @@ class Trainer:
         self._noise = self.stream("noise") if self.settings.noise_std else None
         self._flags: Tensor | None = None
 
+    # what methods read
+
+    @property
+    def train(self) -> Samples:
+        """The peer's training data."""
+        return self.data.train
+
+    @property
+    def test(self) -> Samples:
+        """The peer's test data."""
+        return self.data.test
+
+    @property
+    def validation(self) -> Samples | None:
+        """The peer's validation data, if it has any."""
+        return self.data.validation
+
+    @property
+    def settings(self) -> Train:
+        """The settings of local training."""
+        return self.run.settings
+
+    @property
+    def task(self) -> Task:
+        """The loss and the metrics."""
+        return self.run.task
+
+    @property
+    def T(self) -> int:  # noqa: N802 (the paper's symbol)
+        """Rounds of the run. A method whose step uses it overrides `Method.depends_on_rounds`."""
+        return self.run.rounds
+
+    def first_weights(self) -> Tensor:
+        """Return the flat weights of the whole network that all peers started from."""
+        return self.run.first_weights()
+
     def stream(self, purpose: str) -> torch.Generator:
         """Return the random stream of this peer and round for one purpose."""
-        return stream(self.seed, purpose, self.peer, self.t)
+        return stream(self.run.seed, purpose, self.peer, self.t)
 
     def peer_stream(self, purpose: str) -> torch.Generator:
         """Return the random stream of this peer for one purpose, the same in every round."""
-        return stream(self.seed, purpose, self.peer)
+        return stream(self.run.seed, purpose, self.peer)
 
     def draw_noise(self, size: int) -> Tensor | None:
         """Draw one step's noise, on the host so that it is the same on every device; None without
@@ -305,11 +342,11 @@ class Trainer:
         """Return the optimizer and the parameter that it updates; None for plain SGD, which
         `sgd_step` computes."""
         s, network = self.settings, self.network
-        if self.optimizer is None and s.is_plain:
+        if self.run.optimizer is None and s.is_plain:
             return None, network.weights
         flat = as_parameter(network.weights, network.grad)
-        if self.optimizer is not None:
-            return own_optimizer(self.optimizer, flat, network.layout, lr / s.lr), flat
+        if self.run.optimizer is not None:
+            return own_optimizer(self.run.optimizer, flat, network.layout, lr / s.lr), flat
         options = s.model_dump(include={"weight_decay", "momentum", "nesterov", "betas", "eps"})
         return named_optimizer(s.optimizer, flat, lr=lr, **options), flat
 

@@ -16,18 +16,18 @@ import torch
 
 from dispfl.core.layout import Layout
 from dispfl.core.packed import PackedModel
-from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.costs.flops import ForwardCost, forward_cost
-from dispfl.data.catalogue import DataSpec
+from dispfl.data.catalogue import DataSpec, describe
 from dispfl.errors import user_errors
+from dispfl.experiment import Experiment, Simulation
 from dispfl.methods.base import SERVER, Method, PeerState, ServerMethod, empty_state
 from dispfl.methods.dispfl import DisPFL
 from dispfl.methods.ditto import Ditto
 from dispfl.methods.dpsgd import DPSGD
 from dispfl.methods.fedfomo import FedFOMO
 from dispfl.models.settings import Model
-from dispfl.round.context import PeerTask, RunContext
+from dispfl.round.context import PeerTask, RunContext, RunData
 from dispfl.round.exchange import (
     deliver,
     exchange_costs,
@@ -66,21 +66,38 @@ class CostInputs:
     validation: bool = False
     """Whether peers have validation data besides these samples."""
 
+    @classmethod
+    def of(cls, experiment: Experiment) -> "CostInputs":
+        """Return what the costs of an experiment's rounds depend on."""
+        return cls(
+            model=experiment.model,
+            data=describe(experiment.data.name),
+            method=experiment.method,
+            topology=experiment.topology,
+            peers=experiment.peers,
+            samples=experiment.training_samples,
+            train=experiment.train,
+            wire=experiment.wire,
+            seed=experiment.seed,
+            validation=bool(experiment.partition.validation),
+        )
+
     @cached_property
     def context(self) -> RunContext:
         """The context of such a run, without any data."""
         channels, size, _ = self.data.shape
-        return RunContext(
-            model=lambda: self.model.build(channels, self.data.classes, size),
-            peers={},
+        settings = Simulation(
+            peers=self.peers,
             method=self.method,
             topology=self.topology,
             train=self.train,
-            task=Task(),
-            seed=self.seed,
-            rounds=1,
             wire=self.wire,
-            remote_peers=peer_names(self.peers),
+            seed=self.seed,
+        )
+        return RunContext(
+            settings=settings,
+            data=RunData(remote_peers=peer_names(self.peers)),
+            model=lambda: self.model.build(channels, self.data.classes, size),
             input_shape=self.data.shape,
         )
 
@@ -330,7 +347,7 @@ def _drawn_states(inputs: CostInputs, peers: Set[str]) -> dict[str, PeerState]:
     for peer in sorted(peers - {SERVER}):
         density = inputs.densities[peer]
         state = context.method.start(
-            context.first_weights, context.layout, density, seed=context.seed, peer=peer
+            context.first_weights, context.layout, density, seed=context.settings.seed, peer=peer
         )
         states[peer] = replace(
             state, model=PackedModel(state.model.values[:0].clone(), state.model.mask)

@@ -55,7 +55,7 @@ def simulated_step(
         received[sender], buffers[sender] = delivery.model, delivery.buffers
         messages += exchange_costs(task.peer, sender, request, delivery.paper, delivery.wire)
     accepted = accepted_models(context, task, state, received)
-    if context.average_buffers and accepted:
+    if context.simulation.average_buffers and accepted:
         state = replace(
             state,
             buffers=_average_buffers(
@@ -77,7 +77,7 @@ def fetch_here(
         delivered = deliver(context, codec, model, mask, sender, task.peer, task.t)
         return (
             with_buffers(delivered, states[sender].buffers)
-            if context.average_buffers
+            if context.simulation.average_buffers
             else delivered
         )
 

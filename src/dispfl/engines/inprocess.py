@@ -62,33 +62,29 @@ class InProcess:
         self.context = context
         self._states = PeerStates(context, checkpoints)
         threads = workers or os.cpu_count() or 1
-        first = FlatModule(context.module(), context.device, context.precision)
+        first = context.network()
         self._codec = context.codec
         if context.layout.has_small_networks or context.attack:
-            _ = (
-                context.first_weights
-            )  # computed here, because threads may not share torch's global generator
+            # Computed here, because threads may not share torch's global generator.
+            _ = context.first_weights
         self._large = first.layout.size >= LARGE_MODEL
-        one_by_one = context.device != "cpu" or uses_global_rng(context, first)
-        self._workers = 1 if one_by_one else min(threads, len(context.peers))
-        self.threads_each = max(1, threads // len(context.peers))
+        one_by_one = context.settings.device != "cpu" or uses_global_rng(context, first)
+        self._workers = 1 if one_by_one else min(threads, len(context.data.peers))
+        self.threads_each = max(1, threads // len(context.data.peers))
         self._pool = ThreadPoolExecutor(
             self._workers, initializer=torch.set_num_threads, initargs=(self.threads_each,)
         )
-        samples = context.peers[context.roster[0]].train
+        samples = context.data.peers[context.roster[0]].train
         stacks = (
-            context.vmap_peers > 1
+            context.simulation.vmap_peers > 1
             and not one_by_one
             and can_be_stacked(first, context.task, samples)
         )
-        self._groups = PeerGroups(context, context.vmap_peers if stacks else 1)
+        self._groups = PeerGroups(context, context.simulation.vmap_peers if stacks else 1)
         self._stop = threading.Event()
         self._idle: SimpleQueue[FlatModule] = SimpleQueue()
-        others = (
-            FlatModule(context.module(), context.device, context.precision)
-            for _ in range(self._workers - 1)
-        )
-        for network in (first, *others):
+        for worker in range(self._workers):
+            network = first if worker == 0 else context.network()
             if context.layout.has_small_networks:
                 network.discard_weights()  # only small networks are trained
             self._idle.put(network)
@@ -230,8 +226,8 @@ class ReadTracker:
 def uses_global_rng(context: RunContext, network: FlatModule) -> bool:
     """Whether training draws from torch's global generator, tested on one batch of the first
     peer."""
-    samples = context.peers[context.roster[0]].train
-    with forked_generators(context.device), torch.no_grad():
+    samples = context.data.peers[context.roster[0]].train
+    with forked_generators(context.settings.device), torch.no_grad():
         before = torch.get_rng_state()
         x, _ = next(samples.batches(2, rng=torch.Generator()))
         buffers = network.read_buffers()

@@ -39,7 +39,7 @@ class RayEngine:
         folder.mkdir(parents=True, exist_ok=True)
         self._codec = context.codec
         self._loads = MeasuredLoads(
-            {peer: len(context.peers[peer].train) for peer in context.roster}
+            {peer: len(context.data.peers[peer].train) for peer in context.roster}
         )
         self.pool = WorkerPool(context, count, folder)
 

@@ -28,11 +28,11 @@ os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", WORKER_DIED)
 import ray  # noqa: E402  it reads the environment when it is imported
 from ray.exceptions import RayActorError, RayTaskError  # noqa: E402
 
-from dispfl.core.samples import Samples  # noqa: E402
+from dispfl.core.samples import PeerData, Samples  # noqa: E402
 from dispfl.data.batches import ResidentSamples  # noqa: E402
 from dispfl.engines.ray_worker import WORKER_LOST, Worker  # noqa: E402
 from dispfl.errors import ConfigError, DispflError  # noqa: E402
-from dispfl.round.context import PeerData, RunContext  # noqa: E402
+from dispfl.round.context import RunContext  # noqa: E402
 
 log = logging.getLogger("dispfl")
 MAX_LOSSES = 3
@@ -113,21 +113,14 @@ class WorkerPool:
         self.rounds = 0
         """The number of finished rounds; the peers' states are those after them."""
         self.assignment = assign(
-            {peer: float(len(context.peers[peer].train)) for peer in context.roster}, count
+            {peer: float(len(context.data.peers[peer].train)) for peer in context.roster}, count
         )
         """Each peer's slot."""
         self.redo: Callable[[int], None] = _nothing
         """Repeats the lost steps of the current tasks after the worker in a slot was replaced."""
         self._folder = folder
-        self._shared_context = ray.put(
-            replace(
-                context,
-                peers={},
-                unseen={},
-                remote_peers=context.roster,
-                known_layout=context.layout,
-            )
-        )
+        data = replace(context.data, peers={}, unseen={}, remote_peers=context.roster)
+        self._shared_context = ray.put(replace(context, data=data, known_layout=context.layout))
         self._started = self._losses = 0
         self._workers = {slot: self._new_worker() for slot in range(count)}
         self._warn_if_cores_are_missing()
@@ -249,7 +242,7 @@ class WorkerPool:
         self._started += (
             1  # names are unique, so a new worker does not overwrite the files of a lost one
         )
-        gpus = 1 if self.context.device.startswith("cuda") else 0
+        gpus = 1 if self.context.settings.device.startswith("cuda") else 0
         worker = Worker.options(num_cpus=1, num_gpus=gpus)  # type: ignore[attr-defined]
         return worker.remote(f"w{self._started}", self._shared_context, self._folder)
 
@@ -280,7 +273,7 @@ class WorkerPool:
             )
 
     def _data(self, peers: Iterable[str]) -> Mapping[str, PeerData]:
-        return {peer: _compact(self.context.peers[peer]) for peer in peers}
+        return {peer: _compact(self.context.data.peers[peer]) for peer in peers}
 
 
 def get(pending: Any) -> Any:

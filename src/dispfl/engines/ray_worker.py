@@ -18,13 +18,13 @@ import torch
 from ray.exceptions import NodeDiedError, ObjectLostError, OutOfMemoryError, RayActorError
 
 from dispfl.core.allocator import keep_heap
-from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import Mask
+from dispfl.core.samples import PeerData
 from dispfl.engines.base import PeerStates, deliver_upload, fetch_here, simulated_step
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError
 from dispfl.methods.base import SERVER, PeerState
-from dispfl.round.context import PeerData, PeerTask, RunContext, StepResult
+from dispfl.round.context import PeerTask, RunContext, RunData, StepResult
 from dispfl.round.exchange import (
     DeliveredModel,
     decode_model,
@@ -62,7 +62,7 @@ class Worker:
         keep_heap()
         self._folder = folder
         self._context = context
-        self._network = FlatModule(context.module(), context.device, context.precision)
+        self._network = context.network()
         self._codec = context.codec
         self._states = PeerStates(context, Checkpoints(folder, name))
         self._rounds = 0
@@ -82,19 +82,23 @@ class Worker:
                 f"The machine {platform.node()} does not see {self._folder}. On a cluster the run"
                 " directory (--out) must be on a file system that all machines share."
             )
-        self._context = replace(self._context, peers={**self._context.peers, **data})
+        self._set_data(self._context.data.with_peers(data))
         self._states.restore(rounds, data)
         self._rounds = rounds
 
     def remove_peers(self, peers: Collection[str]) -> None:
         """Remove these peers, which another worker has from now on."""
-        left = {peer: data for peer, data in self._context.peers.items() if peer not in peers}
-        self._context = replace(self._context, peers=left)
+        data = self._context.data
+        remaining = {peer: own for peer, own in data.peers.items() if peer not in peers}
+        self._set_data(replace(data, peers=remaining))
         self._states.drop(peers)
+
+    def _set_data(self, data: RunData) -> None:
+        self._context = replace(self._context, data=data)
 
     def partial_round(self, t: int) -> dict[str, StepResult]:
         """Restore the steps of round t that were finished before an interruption."""
-        return self._states.partial_round(t, self._context.peers)
+        return self._states.partial_round(t, self._context.data.peers)
 
     def set_workers(self, workers: Mapping[int, Any], assignment: Mapping[str, int]) -> None:
         """Set the other workers, and which of them has which peer."""

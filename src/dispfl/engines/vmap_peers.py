@@ -196,7 +196,7 @@ class PeerGroups:
     def _kind(self, peer: str) -> SampleKind:
         """Looked up once per run: reading a sample of a Dataset may take long."""
         if peer not in self._kinds:
-            train = self._context.peers[peer].train
+            train = self._context.data.peers[peer].train
             self._kinds[peer] = (
                 len(train),
                 *((part.shape[1:], part.dtype) for part in next(train.batches(1))),

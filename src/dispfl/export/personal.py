@@ -18,7 +18,7 @@ from dispfl.data.datasets import Data, load_dataset
 from dispfl.data.labelled import LabelledDataset
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.errors import ConfigError, RunError
-from dispfl.experiment import Experiment, RunSettings
+from dispfl.experiment import Experiment, NamedSettings
 from dispfl.export.card import Card
 from dispfl.methods.base import PeerState
 from dispfl.models.settings import CustomModel
@@ -95,7 +95,7 @@ def site_model(path: Path, data_dir: Path | None = None) -> PersonalModel:
 
 
 def _personal(
-    settings: RunSettings,
+    settings: NamedSettings,
     inputs: Mapping[str, Any],
     name: str,
     rounds: int,

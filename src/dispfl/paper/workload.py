@@ -23,6 +23,7 @@ from dispfl.methods.local import Local
 from dispfl.round.context import PeerTask
 from dispfl.runs.directory import read_metrics
 from dispfl.runs.grid import GridRun, RunState
+from dispfl.runs.prepare import experiment_context
 from dispfl.topology import RandomRegular
 
 LONG_ENOUGH = 3.0
@@ -164,7 +165,7 @@ def _step_seconds(experiment: Experiment, train: Train, samples: int) -> float:
     )
     indices = torch.arange(workers * samples).reshape(workers, samples).unbind()
     alone = experiment.model_copy(update={"peers": workers, "method": Local(), "train": train})
-    context = alone.split_context(noise, Split(indices, indices))
+    context = experiment_context(alone, noise, Split(indices, indices))
 
     threads_before = torch.get_num_threads()
     times: list[float] = []

@@ -42,11 +42,12 @@ from dispfl.peer.site import Site, SiteInfo
 from dispfl.peer.state.log import EventLog, event_logger, logging_as_events
 from dispfl.peer.state.store import PeerStore, report_of, rounds_of
 from dispfl.registry import METHODS
-from dispfl.round.context import RunContext, StepResult
+from dispfl.round.context import RunContext, RunData, StepResult
 from dispfl.round.round import Round
 from dispfl.runs.directory import RunDirectory, read_config, read_split, write_split
-from dispfl.runs.execute import prepare, update_config
+from dispfl.runs.execute import update_config
 from dispfl.runs.metrics import Metrics, round_metrics, summarize
+from dispfl.runs.prepare import experiment_context, prepare, split_dataset
 from dispfl.topology import peer_names
 
 LOG = "log.txt"
@@ -103,7 +104,7 @@ def prepare_resume(out: Path, requested: Experiment | None = None) -> None:
         directory = held.enter_context(contextlib.closing(RunDirectory.open(out)))
         if read_split(out) is None:  # stopped before the split was written
             data = load_dataset(experiment.data)
-            split = experiment.split(data)
+            split = split_dataset(experiment, data)
             write_split(out, split, split.label_counts(data.train_labels, len(data.classes)))
         names = peer_names(experiment.peers)
         runs = [out / SITES / name / RUN for name in names]
@@ -159,7 +160,7 @@ def run_context(out: Path) -> tuple[RunContext, DataSchema]:
     if saved is None:
         raise RunError(f"{out} has no split; it was not created by `dispfl up`.")
     data = load_dataset(experiment.data)
-    return experiment.split_context(data, saved[0]), data_schema(data)
+    return experiment_context(experiment, data, saved[0]), data_schema(data)
 
 
 def setup_of_peer(out: Path, name: str) -> LocalSetup:
@@ -168,7 +169,8 @@ def setup_of_peer(out: Path, name: str) -> LocalSetup:
     roster = context.roster
     densities = context.method.densities(len(roster))
     others = tuple(other for other in roster if other != name)
-    own = replace(context, peers={name: context.peers[name]}, remote_peers=others)
+    data = RunData({name: context.data.peers[name]}, remote_peers=others)
+    own = replace(context, data=data)
     settings = read_config(out)
     return LocalSetup.of(
         name, "up", own, densities[roster.index(name)], min(densities), schema, settings
@@ -234,7 +236,7 @@ def collect_results(out: Path) -> None:
     context, _ = run_context(out)
     module = context.module()
     cost = forward_cost(
-        module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0]
+        module, Layout.of(module), next(context.data.peers[context.roster[0]].train.batches(1))[0]
     )
     written = {name: rounds_of(out / SITES / name / RUN) for name in context.roster}
     final = {name: _final_step(out, name) for name in context.roster}
@@ -245,7 +247,7 @@ def collect_results(out: Path) -> None:
             [],
             min(entry["time"] for rounds in written.values() for entry in rounds.values()),
         )
-        for t in range(context.rounds):
+        for t in range(context.settings.rounds):
             results, ends = {}, [before]
             for name in context.roster:
                 entry = written[name].get(t)
@@ -256,8 +258,8 @@ def collect_results(out: Path) -> None:
             before = max(ends)
             directory.append(records[-1])
         for name, step in final.items():
-            directory.checkpoints.add(context.rounds - 1, name, step)
-        directory.checkpoints.complete(context.rounds - 1)
+            directory.checkpoints.add(context.settings.rounds - 1, name, step)
+        directory.checkpoints.complete(context.settings.rounds - 1)
         models = {name: step.next_state.model for name, step in final.items()}
         network = network_overhead(
             records, [Site.open(out / SITES / name) for name in context.roster]

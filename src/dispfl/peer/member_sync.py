@@ -34,7 +34,7 @@ class MemberSync:
         """Choose the members that a node greets when it starts: neighbours, and some others."""
         participants = self.ctx.participants
         neighbours = participants.neighbours(t)[:MAX_GREETED]
-        last_round = self.ctx.run.rounds - 1  # also those that have joined meanwhile
+        last_round = self.ctx.run.settings.rounds - 1  # also those that have joined meanwhile
         strangers = sorted(set(participants.other_names(last_round)) - set(neighbours))
         count = min(len(strangers), MAX_GREETED - len(neighbours))
         return neighbours + self.rng.sample(strangers, count)

@@ -70,7 +70,7 @@ class Node:
         current = await self._federation_round(t)
         t = self._join(current) if t == 0 else self._skip_to(t, current)
 
-        while t < self.ctx.run.rounds:
+        while t < self.ctx.run.settings.rounds:
             t, state = await self._round(t, state)
 
         self.ctx.status.round = t
@@ -84,11 +84,11 @@ class Node:
         """Listen for requests, and begin the startup period."""
         ctx = self.ctx
         ctx.status.round = t
-        ctx.status.rounds = ctx.run.rounds
+        ctx.status.rounds = ctx.run.settings.rounds
         if t > 0:
             self.client.deadlines.skip_startup()
         await self.client.transport.serve(Server(ctx))
-        facts = {"round": t, "rounds": ctx.run.rounds, "listening": ctx.listening}
+        facts = {"round": t, "rounds": ctx.run.settings.rounds, "listening": ctx.listening}
         ctx.log("starting", facts)
         self.client.deadlines.start(asyncio.get_running_loop().time())
 
@@ -132,7 +132,7 @@ class Node:
         """Announce and return the first round of a new peer: 0, or the next one of a running
         federation."""
         ctx = self.ctx
-        rounds = ctx.run.rounds
+        rounds = ctx.run.settings.rounds
         first_round = federation_round + 1 if federation_round else 0
         if first_round and first_round >= rounds:
             raise RunError(
@@ -151,7 +151,7 @@ class Node:
 
     def _skip_to(self, t: int, federation_round: int) -> int:
         """Return the round to continue with: the federation's, at most the last one."""
-        current = max(t, min(federation_round, self.ctx.run.rounds - 1))
+        current = max(t, min(federation_round, self.ctx.run.settings.rounds - 1))
         if current > t:
             self.ctx.log("behind", {"round": t, "current": current})
         return current

@@ -233,7 +233,7 @@ class NodeContext:
     def about_us(self) -> dict[str, JSON]:
         """What we say of ourselves in sync messages and in responses."""
         about: dict[str, JSON] = {"current_round": self.status.round}
-        privacy = self.run.privacy
+        privacy = self.run.settings.privacy
         if privacy.enabled:
             is_left = not self.status.privacy_exhausted
             about["privacy"] = {"epsilon": privacy.epsilon, "delta": privacy.delta, "left": is_left}
@@ -245,7 +245,7 @@ class NodeContext:
         """Note a request or response of a peer, and the round that it reports, if any."""
         reported_round = None
         if isinstance(t, int) and t >= 0:
-            reported_round = min(t, self.run.rounds)  # a peer may report any number
+            reported_round = min(t, self.run.settings.rounds)  # a peer may report any number
         self.status.peers[name].mark_seen(reported_round, asyncio.get_running_loop().time())
 
     def note_response(self, name: str, header: Mapping[str, JSON]) -> None:
@@ -313,4 +313,4 @@ class NodeContext:
         """Whether a record's first round is one of the federation's, or the one after: never."""
         content = record.get("record") if isinstance(record, dict) else None
         first_round = content.get("first_round") if isinstance(content, dict) else None
-        return not isinstance(first_round, int) or first_round <= self.run.rounds
+        return not isinstance(first_round, int) or first_round <= self.run.settings.rounds

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 import torch
 
 from dispfl.core.allocator import keep_heap
-from dispfl.core.flat_module import FlatModule
 from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
 from dispfl.errors import DispflError, RunError
@@ -195,7 +194,7 @@ def _announce(site: Site, setup: LocalSetup) -> None:
 def _training_thread(site: Site, setup: LocalSetup, ctx: NodeContext) -> "TrainingThread":
     """Start the thread that trains; with privacy, show what is spent already."""
     run = setup.run
-    if not run.privacy.enabled:
+    if not run.settings.privacy.enabled:
         return TrainingThread(run, setup.threads)
 
     private_rounds = PrivateRounds(site.run_folder)
@@ -238,7 +237,7 @@ class TrainingThread:
         keep_heap()
         self._context = context
         self._private_rounds = private_rounds
-        self._network = FlatModule(context.module(), context.device, context.precision)
+        self._network = context.network()
         self._pool = ThreadPoolExecutor(
             1, "training", initializer=torch.set_num_threads, initargs=(threads,)
         )

@@ -102,8 +102,8 @@ class Server:
         if request.header.get("spec") != ctx.spec_digest:
             message = f"{sender} and {ctx.name} have different federation specs."
             self._refuse(sender, Refusal.SPEC_MISMATCH, message)
-        if not 0 <= t < ctx.run.rounds:
-            message = f"There is no round {t}; the federation has {ctx.run.rounds} rounds."
+        if not 0 <= t < ctx.run.settings.rounds:
+            message = f"There is no round {t}; the federation has {ctx.run.settings.rounds} rounds."
             self._refuse(sender, Refusal.NO_SUCH_ROUND, message)
         return t, nonce
 

@@ -4,98 +4,49 @@ and the engine."""
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dispfl.core.flat_module import FlatModule, Precision
+from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators, global_stream
-from dispfl.core.samples import Samples
+from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
-from dispfl.core.train import Train
+from dispfl.core.train import TrainingRun
 from dispfl.data.batches import data_digest, label_range
 from dispfl.errors import ConfigError, DataError, user_errors
+from dispfl.experiment import RunSettings, Simulation
 from dispfl.extras import require
 from dispfl.methods.base import FineTuning, GossipMethod, Method, PeerState
 from dispfl.privacy.accountant import PrivacyPlan, PrivateHistory, make_plan
-from dispfl.privacy.steps import Privacy, PrivateSteps, SecretStream, check_private_network
+from dispfl.privacy.steps import PrivateSteps, SecretStream, check_private_network
 from dispfl.robust.attacks import Attack
 from dispfl.round.ledger import MessageCost
-from dispfl.topology import Topology
-from dispfl.wire.codec import Codec, Wire
+from dispfl.wire.codec import Codec
 
 IGNORED_LABEL = -100
 """The label that torch's cross-entropy ignores."""
 
 
 @dataclass(frozen=True)
-class PeerData:
-    """One peer's training and test data, and its validation data if it has any."""
+class RunData:
+    """The data of a run."""
 
-    train: Samples
-    test: Samples
-    validation: Samples | None = None
-    """For choices, such as when to stop; neither trained on nor tested with."""
-
-    @property
-    def parts(self) -> tuple[Samples, ...]:
-        """All of its data."""
-        return self.train, self.test, *([] if self.validation is None else [self.validation])
-
-
-@dataclass(frozen=True)
-class RunContext:
-    """Everything that stays constant through a run."""
-
-    model: Callable[[], nn.Module]
-    peers: Mapping[str, PeerData]
+    peers: Mapping[str, PeerData] = field(default_factory=dict)
     """The data of the peers in this process, by name."""
-    method: Method
-    topology: Topology
-    train: Train
-    task: Task
-    seed: int
-    rounds: int
-    eval_every: int = 1
-    eval_train: bool = False
-    """Whether models are evaluated on the training data of their peers too."""
-    device: str = "cpu"
-    precision: Precision = "float32"
-    wire: Wire = field(default_factory=Wire)
-    vmap_peers: int = 1
-    """How many peers with equally many samples train as one stack of models."""
-    average_buffers: bool = False
-    """Whether a simulated peer averages its buffers with those of the peers that it receives
-    from."""
-    optimizer: OptimizerFactory | None = None
-    """Makes the optimizer of local training, instead of the one of `train`."""
     remote_peers: Sequence[str] = ()
     """Peers of the federation whose data are in other processes or on other machines."""
-    known_layout: Layout | None = None
-    """The network's layout, where another process has found it already."""
-    input_shape: Sequence[int] | None = None
-    """The shape of an input, where no data are here."""
-    privacy: Privacy = field(default_factory=Privacy)
-    secret_key: bytes = field(default=b"", repr=False)
-    """With privacy: what batches and noise are drawn from; known to this process alone."""
-    global_test: Samples | None = None
-    """Test data on which every peer's model is evaluated too, besides its own test data."""
     unseen: Mapping[str, PeerData] = field(default_factory=dict)
     """Peers that do not take part in the rounds, by name: they join after the last one, to be
     evaluated."""
-    unseen_steps: int = 20
-    """The local steps of an unseen peer."""
-    attack: Attack | None = None
-    """Which peers lie, in a simulation of an attack."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "method", self.method.resolved(self.topology, len(self.roster)))
+    global_test: Samples | None = None
+    """Test data on which every peer's model is evaluated too, besides its own test data."""
 
     @cached_property
     def roster(self) -> list[str]:
@@ -103,16 +54,77 @@ class RunContext:
         return sorted({*self.peers, *self.remote_peers})
 
     @property
+    def participants(self) -> list[str]:
+        """The peers that take part in the rounds: all but an unseen one that has joined."""
+        return [peer for peer in self.roster if peer not in self.unseen]
+
+    def with_peers(self, peers: Mapping[str, PeerData]) -> "RunData":
+        """Return the data with those of some peers replaced or added."""
+        return replace(self, peers={**self.peers, **peers})
+
+    def digest(self) -> str:
+        """Return a digest of all data in this process, with which a resumed run compares them."""
+        everyone = {**self.peers, **self.unseen}
+        parts: list[Samples] = []
+        for peer in sorted(everyone):
+            parts += everyone[peer].parts
+        if self.global_test is not None:
+            parts.append(self.global_test)
+        return data_digest(parts)
+
+
+@dataclass(frozen=True)
+class RunContext:
+    """Everything that stays constant through a run: its settings, its data, and its network."""
+
+    settings: RunSettings
+    data: RunData
+    model: Callable[[], nn.Module]
+    task: Task = field(default_factory=Task)
+    optimizer: OptimizerFactory | None = None
+    """Makes the optimizer of local training, instead of the one of `train`."""
+    known_layout: Layout | None = None
+    """The network's layout, where another process has found it already."""
+    input_shape: Sequence[int] | None = None
+    """The shape of an input, where no data are here."""
+    secret_key: bytes = field(default=b"", repr=False)
+    """With privacy: what batches and noise are drawn from; known to this process alone."""
+
+    def changed(self, **settings: Any) -> "RunContext":
+        """Return the same run with other settings."""
+        return replace(self, settings=self.settings.model_copy(update=settings))
+
+    @property
+    def simulation(self) -> Simulation:
+        """The settings of a simulated run."""
+        assert isinstance(self.settings, Simulation), "a real site is not simulated"
+        return self.settings
+
+    @cached_property
+    def method(self) -> Method:
+        """The method, fitted to the topology and the number of peers."""
+        return self.settings.method.resolved(self.settings.topology, len(self.roster))
+
+    @property
+    def roster(self) -> list[str]:
+        """All peers' names, sorted: the order of every sum."""
+        return self.data.roster
+
+    @cached_property
+    def attack(self) -> Attack | None:
+        """The simulated attack; None without one."""
+        return self.settings.attack_among(self.data.participants)
+
+    @property
     def byzantine(self) -> frozenset[str]:
-        """The peers that lie; they are neither evaluated nor averaged in a global model's
-        evaluation."""
+        """The Byzantine peers; they are not evaluated, and no part of a global model."""
         return self.attack.byzantine if self.attack else frozenset()
 
     @property
     def pulls(self) -> bool:
         """Whether peers request models with their own masks."""
         return (
-            self.wire.exchange == "pull"
+            self.settings.wire.exchange == "pull"
             and isinstance(self.method, GossipMethod)
             and self.method.pulls_masked
         )
@@ -123,10 +135,22 @@ class RunContext:
         return self.known_layout or self.method.layout(self.module(), self.example)
 
     @cached_property
+    def training(self) -> TrainingRun:
+        """What the local training of all peers has in common."""
+        return TrainingRun(
+            settings=self.settings.train,
+            task=self.task,
+            seed=self.settings.seed,
+            rounds=self.settings.rounds,
+            optimizer=self.optimizer,
+            first_weights=lambda: self.first_weights,
+        )
+
+    @cached_property
     def densities(self) -> dict[str, float]:
         """The density of each peer's model; one that joins after the run has that of the last
         peer."""
-        peers = [peer for peer in self.roster if peer not in self.unseen]
+        peers = self.data.participants
         densities = dict(zip(peers, self.method.densities(len(peers)), strict=True))
         return {peer: densities.get(peer, densities[peers[-1]]) for peer in self.roster}
 
@@ -162,131 +186,105 @@ class RunContext:
 
     def example(self) -> Tensor:
         """Return a batch of two inputs."""
-        if self.peers:
-            return next(next(iter(self.peers.values())).train.batches(2))[0]
+        if self.data.peers:
+            first_peer = next(iter(self.data.peers.values()))
+            return next(first_peer.train.batches(2))[0]
         assert self.input_shape is not None, "a context without data needs the shape of an input"
         return torch.zeros(2, *self.input_shape)
 
     @cached_property
     def codec(self) -> Codec:
         """The codec of this run's messages."""
-        return Codec(
-            self.layout,
-            self.method.always_dense(self.layout, set(self.densities.values())),
-            self.wire,
-        )
-
-    def data_digest(self) -> str:
-        """Return a digest of the data of the peers in this process, with which a resumed run knows
-        them again."""
-        everyone = {**self.peers, **self.unseen}
-        parts = [part for peer in sorted(everyone) for part in everyone[peer].parts]
-        return data_digest(parts if self.global_test is None else [*parts, self.global_test])
+        always_dense = self.method.always_dense(self.layout, set(self.densities.values()))
+        return Codec(self.layout, always_dense, self.settings.wire)
 
     def check(self) -> None:
         """Refuse data, a network or densities that do not fit each other, before anything is
         written or trained."""
-        network = FlatModule(self.module(), self.device, self.precision)
+        network = self.network()
         _ = self.codec  # finds the layout, and what a peer of each density keeps
-        if self.privacy.enabled:
+        if self.settings.privacy.enabled:
             self._check_privacy()
-        peer = next(iter(self.peers))
+        peer = next(iter(self.data.peers))
         with (
             user_errors(f"Peer {peer}, before round 0"),
-            forked_generators(self.device),
+            forked_generators(self.settings.device),
             torch.no_grad(),
         ):
             network.module.eval()
-            outputs = network(next(self.peers[peer].train.batches(2))[0])
-        if (
-            self.task.loss is functional.cross_entropy
-            and isinstance(outputs, Tensor)
-            and outputs.dim() == 2
-        ):
+            outputs = network(next(self.data.peers[peer].train.batches(2))[0])
+        classifies = self.task.loss is functional.cross_entropy
+        if classifies and isinstance(outputs, Tensor) and outputs.dim() == 2:
             self._check_labels(outputs.shape[1])
 
     def _check_privacy(self) -> None:
         require("privacy", "The table privacy")
         check_private_network(self.module())
-        check_private_method(self.method)
-        if self.eval_train:
-            raise ConfigError(
-                "eval_train is true, but with privacy nothing may be told about training data that"
-                " is not accounted; leave it false.",
-                key="eval_train",
-            )
-        if self.precision != "float32":
-            raise ConfigError(
-                f"precision is {self.precision}, but with privacy gradients are float32; omit it.",
-                key="precision",
-            )
-        if self.vmap_peers > 1:
-            raise ConfigError(
-                f"vmap_peers is {self.vmap_peers}, but with privacy peers train one by one; use 1.",
-                key="vmap_peers",
-            )
-        if self.train.noise_std:
-            raise ConfigError(
-                f"train.noise_std is {self.train.noise_std:g}: its noise is drawn from the public"
-                " seed and protects nothing. With privacy leave it 0; privacy.noise_multiplier is"
-                " the secret noise.",
-                key="train.noise_std",
-            )
-        for peer in self.peers:
+        check_private_settings(self.settings)
+        for peer in self.data.peers:
             self.privacy_plan(peer)
-        for peer in self.unseen:
+        for peer in self.data.unseen:
             self.joined_by(peer).privacy_plan(peer)
 
     def joined_by(self, peer: str) -> "RunContext":
         """Return the context in which an unseen peer takes its one step, at the initial learning
         rate."""
-        settings = {"steps": self.unseen_steps, "schedule": "constant", "warmup": 0}
-        return replace(
-            self,
-            peers={**self.peers, peer: self.unseen[peer]},
-            train=self.train.model_copy(update=settings),
-            known_layout=self.layout,
-        )
+        steps = self.simulation.unseen_steps
+        constant_rate = {"steps": steps, "schedule": "constant", "warmup": 0}
+        joined = self.changed(train=self.settings.train.model_copy(update=constant_rate))
+        data = self.data.with_peers({peer: self.data.unseen[peer]})
+        return replace(joined, data=data, known_layout=self.layout)
 
     def privacy_plan(self, peer: str, history: PrivateHistory | None = None) -> PrivacyPlan:
         """Return how a peer of this process trains privately, after what a real site has spent."""
-        p, samples = self.privacy, len(self.peers[peer].train)
-        steps = self.method.private_steps(self.train, samples)
-        noise, batch = p.noise_multiplier, self.train.batch_size
-        rounds = 1 if peer in self.unseen else self._training_rounds
-        plan = make_plan(p.epsilon, p.delta, noise, samples, batch, steps, rounds)
+        privacy = self.settings.privacy
+        train = self.settings.train
+        samples = len(self.data.peers[peer].train)
+        plan = make_plan(
+            privacy.epsilon,
+            privacy.delta,
+            privacy.noise_multiplier,
+            samples,
+            train.batch_size,
+            self.method.private_steps(train, samples),
+            1 if peer in self.data.unseen else self._training_rounds,
+        )
         return plan if history is None else plan.after(history)
 
     @cached_property
     def _training_rounds(self) -> int:
-        return self.method.training_rounds(self.topology, self.seed, self.rounds, self.roster)
+        s = self.settings
+        return self.method.training_rounds(s.topology, s.seed, s.rounds, self.roster)
 
     def private_steps(self, task: "PeerTask", taken: int) -> PrivateSteps | None:
         """Return a peer's private steps of a round, after those taken in earlier rounds; None
         without privacy."""
-        if not self.privacy.enabled or task.idle:
+        if not self.settings.privacy.enabled or task.idle:
             return None
-        peer, plan = task.peer, self.privacy_plan(task.peer, task.private)
+        plan = self.privacy_plan(task.peer, task.private)
+        purpose: tuple[str | int, ...] = (task.peer, task.t)
+        if task.private is not None:
+            purpose = (*purpose, task.private.rounds)
         return PrivateSteps(
             SecretStream(self.secret_key),
-            (peer, task.t) if task.private is None else (peer, task.t, task.private.rounds),
+            purpose,
             plan.noise_multiplier,
-            self.privacy.clip,
+            self.settings.privacy.clip,
             plan.rate,
-            plan.rate * len(self.peers[peer].train),
+            plan.rate * len(self.data.peers[task.peer].train),
             None if plan.max_steps is None else plan.max_steps - taken,
         )
 
     def _check_labels(self, count: int) -> None:
         """Refuse labels that the network has no output for; labels of Datasets are only known once
         they are read."""
-        for peer, data in {**self.peers, **self.unseen}.items():
-            for which, samples in zip(("training", "test", "validation"), data.parts, strict=False):
+        for peer, data in {**self.data.peers, **self.data.unseen}.items():
+            for part, samples in zip(("training", "test", "validation"), data.parts, strict=False):
                 low, high = label_range(samples) or (0, 0)
-                wrong = high if high >= count else low
-                if wrong >= count or (wrong < 0 and wrong != IGNORED_LABEL):
+                label = high if high >= count else low
+                if label >= count or (label < 0 and label != IGNORED_LABEL):
                     raise DataError(
-                        f"Peer {peer}'s {which} data have the label {wrong}, but the model has"
+                        f"Peer {peer}'s {part} data have the label {label}, but the model has"
                         f" {count} outputs, for the labels 0 to {count - 1}. Give it more outputs,"
                         " or correct the labels."
                     )
@@ -294,18 +292,51 @@ class RunContext:
     def module(self, peer: str | None = None) -> nn.Module:
         """Build the network with the weights that all peers start from, or with those that a peer
         draws."""
-        with (
-            global_stream(self.seed, "model", *([] if peer is None else [peer])),
-            user_errors("Building the network"),
-        ):
+        purpose = ("model",) if peer is None else ("model", peer)
+        with global_stream(self.settings.seed, *purpose), user_errors("Building the network"):
             return self.model()
+
+    def network(self) -> FlatModule:
+        """Build the network on the run's device, as a flat vector of weights."""
+        return FlatModule(self.module(), self.settings.device, self.settings.precision)
 
     def evaluates(self, t: int) -> bool:
         """Whether all models are evaluated at the end of round t; after the last round they always
         are."""
+        rounds = t + 1
         tuning = self.method.fine_tuning
-        due = (t + 1) % self.eval_every == 0 and (tuning is None or (t + 1) % tuning.every == 0)
-        return due or t + 1 == self.rounds
+        due = rounds % self.settings.eval_every == 0
+        if tuning is not None:
+            due = due and rounds % tuning.every == 0
+        return due or rounds == self.settings.rounds
+
+
+def check_private_settings(settings: RunSettings) -> None:
+    """Refuse settings that do not work with differential privacy."""
+    check_private_method(settings.method)
+    if settings.eval_train:
+        raise ConfigError(
+            "eval_train is true, but with privacy nothing may be reported about training data that"
+            " is not accounted; leave it false.",
+            key="eval_train",
+        )
+    if settings.precision != "float32":
+        raise ConfigError(
+            f"precision is {settings.precision}, but with privacy gradients are float32; omit it.",
+            key="precision",
+        )
+    if isinstance(settings, Simulation) and settings.vmap_peers > 1:
+        raise ConfigError(
+            f"vmap_peers is {settings.vmap_peers}, but with privacy peers train one by one; use 1.",
+            key="vmap_peers",
+        )
+    if settings.train.noise_std:
+        raise ConfigError(
+            f"train.noise_std is {settings.train.noise_std:g}: its noise is drawn from the public"
+            " seed and protects nothing. With privacy leave it 0; privacy.noise_multiplier is"
+            " the secret noise.",
+            key="train.noise_std",
+        )
 
 
 def check_private_method(method: Method) -> None:

@@ -58,7 +58,7 @@ def exchange_graph(
     roster = context.roster if roster is None else roster
     if not isinstance(context.method, GossipMethod) or not context.method.communicates:
         return {peer: [] for peer in roster}
-    return context.topology.online_neighbours(context.seed, t, roster)
+    return context.settings.topology.online_neighbours(context.settings.seed, t, roster)
 
 
 def exchange_row(
@@ -68,14 +68,14 @@ def exchange_row(
     who receives from it."""
     if not isinstance(context.method, GossipMethod) or not context.method.communicates:
         return {peer: []}, []
-    senders, listeners = context.topology.row(context.seed, t, roster, peer)
-    online = context.topology.online(context.seed, t, roster)
+    senders, listeners = context.settings.topology.row(context.settings.seed, t, roster, peer)
+    online = context.settings.topology.online(context.settings.seed, t, roster)
     return {name: senders if name == peer else () for name in roster if name in online}, listeners
 
 
 def server_cohort(context: RunContext, method: ServerMethod, t: int) -> list[str]:
     """Return the peers that the server selects in round t, of those that are online."""
-    return method.cohort_of(context.topology, context.seed, t, context.roster)
+    return method.cohort_of(context.settings.topology, context.settings.seed, t, context.roster)
 
 
 def gossip_senders(
@@ -90,11 +90,13 @@ def gossip_senders(
     method prefers."""
     if not graph.get(peer) or not isinstance(context.method, GossipMethod):
         return []
-    reachable = context.topology.reachable(graph, peer)
+    reachable = context.settings.topology.reachable(graph, peer)
     neighbourhood = Neighbourhood(
         context.roster if roster is None else roster, graph[peer], reachable
     )
-    return context.method.choose(state, neighbourhood, rng=stream(context.seed, "choose", peer, t))
+    return context.method.choose(
+        state, neighbourhood, rng=stream(context.settings.seed, "choose", peer, t)
+    )
 
 
 def task_senders(context: RunContext, task: PeerTask, state: PeerState) -> Sequence[str]:
@@ -162,7 +164,7 @@ def encode_model(
 ) -> bytes:
     """Encode a model for a receiver that requested it with a mask, or whole. The same arguments
     give the same bytes."""
-    rng = stream(context.seed, "rounding", sender, receiver, t)
+    rng = stream(context.settings.seed, "rounding", sender, receiver, t)
     return (
         codec.encode_model(model, rng=rng)
         if mask is None
@@ -290,7 +292,16 @@ def _accepted_under_attack(
         assumed = method.assumed_byzantine(len(received))
     first_weights = partial(getattr, context, "first_weights")
     target = Target(
-        name, own, request, honest, byzantine, fits, context.seed, t, assumed, first_weights
+        name,
+        own,
+        request,
+        honest,
+        byzantine,
+        fits,
+        context.settings.seed,
+        t,
+        assumed,
+        first_weights,
     )
     accepted = {}
     for sender, model in context.attack.attacked(received, target).items():

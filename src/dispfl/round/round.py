@@ -19,6 +19,7 @@ from dispfl.methods.base import (
     SERVER,
     FineTuning,
     GossipMethod,
+    Method,
     PeerState,
     ServerMethod,
     initial_state,
@@ -52,13 +53,14 @@ def initial_states(
 ) -> dict[str, PeerState]:
     """Algorithm 1, line 2: the states before round 0 of all peers and the server, or of some of
     them."""
-    module, layout = FlatModule(context.module()), context.layout
-    buffers = module.read_buffers()
+    layout = context.layout
+    seed = context.settings.seed
+    buffers = FlatModule(context.module()).read_buffers()
     states = {}
     for peer, density in context.densities.items():
         if peers is None or peer in peers:
             weights = context.peer_weights(peer)
-            state = context.method.start(weights, layout, density, seed=context.seed, peer=peer)
+            state = context.method.start(weights, layout, density, seed=seed, peer=peer)
             states[peer] = replace(
                 state, buffers={name: buffer.clone() for name, buffer in buffers.items()}
             )
@@ -110,7 +112,7 @@ def gossip_round(
     evaluate = context.evaluates(t) and not method.evaluates_global
     tasks = []
     for peer in context.roster:
-        idle = peer not in graph and context.topology.offline == "skip"
+        idle = peer not in graph and context.settings.topology.offline == "skip"
         tasks.append(
             PeerTask(peer, t, graph, idle=idle, evaluate=evaluate and peer not in context.byzantine)
         )
@@ -149,7 +151,7 @@ def server_round(
     uploads = {peer: upload for peer in cohort if (upload := results[peer].upload) is not None}
     if accepted := accepted_uploads(context, t, server, uploads):
         server = method.aggregate(
-            server, accepted, {peer: len(context.peers[peer].train) for peer in accepted}
+            server, accepted, {peer: len(context.data.peers[peer].train) for peer in accepted}
         )
     return Round({peer: replace(results[peer], upload=None) for peer in context.roster}, server)
 
@@ -222,39 +224,27 @@ def peer_step(
     report says why.
     """
     began = step_clock(network)
-    data = context.peers[task.peer]
     trainer = make_trainer(
         network=network.for_mask(state.next_mask),
-        train=data.train,
-        test=data.test,
-        validation=data.validation,
-        global_test=context.global_test,
-        settings=context.train,
-        task=context.task,
-        seed=context.seed,
+        data=context.data.peers[task.peer],
+        run=context.training,
         peer=task.peer,
         t=task.t,
-        T=context.rounds,
         evaluate=task.evaluate,
         buffers=state.buffers,
-        first_weights=lambda: context.first_weights,
-        before_batch=before_batch,
-        optimizer=context.optimizer,
         moments=dict(state.moments),
         private=context.private_steps(task, _private_steps(context, task, state)),
+        before_batch=before_batch,
     )
-    seed_globally(context.seed, "torch", task.peer, task.t)  # for dropout, which takes no generator
+    # Dropout takes no generator, so torch's global one is seeded.
+    seed_globally(context.settings.seed, "torch", task.peer, task.t)
     with user_errors(f"Peer {task.peer}, round {task.t}"):
         after = _step(context, trainer, task, state, received)
         trainer.report.seconds += step_clock(network) - began
         trainer.network = network.for_mask(after.model.mask)
-        if context.eval_train and trainer.evaluate:
-            trainer.report.train_score = trainer.score(after.model.flat(), trainer.train)
-        _evaluate(
-            trainer,
-            after,
-            backdoor=context.attack is not None and context.attack.name == "backdoor",
-        )
+        if task.evaluate:
+            _evaluate(context, trainer, after.model)
+        trainer.report.mask_change = _mask_change(after)
     return StepResult(trainer.report, state=after)
 
 
@@ -266,29 +256,41 @@ def _step(
     received: Mapping[str, PackedModel],
 ) -> PeerState:
     """Return the peer's next state, or its last good one if numbers stop being finite."""
-    method, after = context.method, state
+    after = state
     try:
         if _exhausted(context, trainer, task):
             trainer.private = None  # it keeps its model, serves it, and no longer trains
         elif task.fine_tuning:
             after = _fine_tuned(trainer, state, task.fine_tuning)
-        elif not task.idle and isinstance(method, ServerMethod):
-            after = method.step(trainer, state, received[SERVER])
-        elif not task.idle and isinstance(method, GossipMethod):
-            trainer.report.overlap = _overlap(state.next_mask, received)
-            after = method.step(trainer, state, received)
-        if not isinstance(after, PeerState):
-            name, got = type(method).__name__, type(after).__name__
-            raise RunError(
-                f"Peer {task.peer}, round {task.t}: {name}.step must return a PeerState, got {got}."
-            )
+        elif not task.idle:
+            after = _method_step(context.method, trainer, state, received)
         if trainer.settings.keep_moments and after is not state:
             after = replace(after, moments=trainer.moments)
     except NonFiniteError as problem:
         trainer.report.failure = str(problem)
         trainer.buffers = state.buffers
+
     trainer.charge_own_loop((after.upload or after.model).mask)
-    return _charged(context, trainer, task, state, after) if context.privacy.enabled else after
+    if context.settings.privacy.enabled:
+        after = _charged(context, trainer, task, state, after)
+    return after
+
+
+def _method_step(
+    method: Method, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
+) -> PeerState:
+    if isinstance(method, ServerMethod):
+        after = method.step(trainer, state, received[SERVER])
+    else:
+        assert isinstance(method, GossipMethod)
+        trainer.report.overlap = _overlap(state.next_mask, received)
+        after = method.step(trainer, state, received)
+    if not isinstance(after, PeerState):  # a user's method, without type checks
+        raise RunError(
+            f"Peer {trainer.peer}, round {trainer.t}: {type(method).__name__}.step must return a"
+            f" PeerState, got {type(after).__name__}."
+        )
+    return after
 
 
 PRIVATE_STEPS = "privacy.steps"
@@ -312,10 +314,11 @@ def _exhausted(context: RunContext, trainer: Trainer, task: PeerTask) -> bool:
         return False
     assert plan.max_steps is not None
     spent = plan.spent(plan.max_steps - private.remaining)
+    epsilon = context.settings.privacy.epsilon
     trainer.report.exhausted = True
     trainer.report.failure = (
         f"Peer {trainer.peer}, round {trainer.t}: its privacy budget, epsilon"
-        f" {context.privacy.epsilon:g}, does not last for another round ({spent:.3g} are spent). It"
+        f" {epsilon:g}, does not last for another round ({spent:.3g} are spent). It"
         " no longer trains, and goes on sending its model."
     )
     return True
@@ -326,9 +329,9 @@ def _charged(
 ) -> PeerState:
     """Return the state with the private steps of this round counted, also those of a step that was
     abandoned."""
-    steps = _private_steps(context, task, before) + (
-        trainer.private.taken if trainer.private else 0
-    )
+    steps = _private_steps(context, task, before)
+    if trainer.private is not None:
+        steps += trainer.private.taken
     trainer.private = None  # what follows evaluates, and publishes nothing
     trainer.report.epsilon = context.privacy_plan(trainer.peer, task.private).spent(steps)
     return replace(after, memory={**after.memory, PRIVATE_STEPS: torch.tensor(steps)})
@@ -339,9 +342,8 @@ def _overlap(mask: Mask, received: Mapping[str, PackedModel]) -> float | None:
     model."""
     if not received or mask.kept in (0, mask.size):
         return None
-    return sum(mask.overlap(model.mask) for model in received.values()) / (
-        len(received) * mask.kept
-    )
+    shared = sum(mask.overlap(model.mask) for model in received.values())
+    return shared / (len(received) * mask.kept)
 
 
 def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerState:
@@ -352,19 +354,26 @@ def _fine_tuned(trainer: Trainer, state: PeerState, tuning: FineTuning) -> PeerS
     return replace(state, model=PackedModel.under(learned, mask), buffers=trainer.buffers)
 
 
-def _evaluate(trainer: Trainer, state: PeerState, backdoor: bool) -> None:
-    """Add to the report how good the model is, and how much of its mask will change."""
-    if trainer.evaluate:
-        trainer.observe(state.model.flat())
-        if trainer.validation is not None:
-            trainer.report.validation = trainer.score(state.model.flat(), trainer.validation)
-        if trainer.global_test is not None:
-            trainer.report.global_test = trainer.score(state.model.flat(), trainer.global_test)
-        if backdoor:
-            trainer.report.backdoor = trainer.score(
-                state.model.flat(), Triggered(trainer.test), backdoor_success
-            )
-    mask, next_mask = state.model.mask, state.next_mask
-    if next_mask is not mask and mask.kept:
-        changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)
-        trainer.report.mask_change = changed / (2 * mask.kept)
+def _evaluate(context: RunContext, trainer: Trainer, model: PackedModel) -> None:
+    """Add to the report how good a model is."""
+    weights = model.flat()
+    report = trainer.report
+    if context.settings.eval_train:
+        report.train_score = trainer.score(weights, trainer.train)
+    trainer.observe(weights)
+    if trainer.validation is not None:
+        report.validation = trainer.score(weights, trainer.validation)
+    if context.data.global_test is not None:
+        report.global_test = trainer.score(weights, context.data.global_test)
+    if context.attack is not None and context.attack.name == "backdoor":
+        report.backdoor = trainer.score(weights, Triggered(trainer.test), backdoor_success)
+
+
+def _mask_change(state: PeerState) -> float | None:
+    """Return the share of kept weights that the next mask replaces; None where it is the same."""
+    mask = state.model.mask
+    next_mask = state.next_mask
+    if next_mask is mask or not mask.kept:
+        return None
+    changed = mask.kept + next_mask.kept - 2 * mask.overlap(next_mask)
+    return changed / (2 * mask.kept)

@@ -1,4 +1,4 @@
-"""Functions that a run calls after each round (`on_round`), and how they stop it."""
+"""Functions that a run calls after each round (`callbacks`), and how they stop it."""
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
@@ -22,29 +22,19 @@ class StopRun(Exception):  # noqa: N818 (not an error, like StopIteration)
     as finished."""
 
 
-OnRound = Callable[[Run], object]
+Callback = Callable[[Run], object]
 """Called after each round with the run so far: a view, whose models and states are copies."""
 
 
-def as_callbacks(given: OnRound | Sequence[OnRound] | None) -> tuple[OnRound, ...]:
-    """Return callbacks that are given as one or several."""
-    several = (
-        () if given is None else tuple(given) if isinstance(given, (list, tuple)) else (given,)
-    )
-    for callback in several:
-        if not callable(callback):
-            raise ConfigError(
-                f"`on_round` must be a function of the run, or a list of them, got {callback!r}.",
-                key="on_round",
-            )
-    return several
-
-
-def check_callbacks(functions: Sequence[OnRound], has_validation: bool) -> None:
-    """Refuse to stop early on validation data that are not there: the test data are never used in
-    their place."""
-    for function in functions:
-        if isinstance(function, EarlyStopping) and function.metric is None and not has_validation:
+def check_callbacks(callbacks: Sequence[Callback], has_validation: bool) -> None:
+    """Refuse what is no list of functions, and to stop early on validation data that are not there:
+    the test data are never used in their place."""
+    if not isinstance(callbacks, (list, tuple)) or not all(map(callable, callbacks)):
+        raise ConfigError(
+            f"callbacks must be a list of functions of the run, got {callbacks!r}.", key="callbacks"
+        )
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping) and callback.metric is None and not has_validation:
             raise ConfigError(
                 "EarlyStopping watches validation data, and these peers have none: give them as"
                 " (training data, validation data, test data), or partition.validation. Or name a"
@@ -57,12 +47,14 @@ class UserCallbacks:
 
     def __init__(
         self,
-        functions: Sequence[OnRound],
+        functions: Sequence[Callback],
         context: RunContext,
         engine: Engine,
         config: Mapping[str, Any],
     ) -> None:
-        self._functions, self._context, self._engine = functions, context, engine
+        self._functions = functions
+        self._context = context
+        self._engine = engine
         self._records = RoundRecords([], context.roster)
         self._config = copy.deepcopy(dict(config))
 
@@ -81,7 +73,7 @@ class UserCallbacks:
             _task=lambda: self._context.task,
         )
         reasons = []
-        with user_errors(f"Round {history.records[-1]['round']}, on_round"):
+        with user_errors(f"Round {history.records[-1]['round']}, callbacks"):
             for function in self._functions:
                 try:
                     function(view)
@@ -112,7 +104,7 @@ def _personal_copies(
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Stops a run whose peers no longer improve: `on_round=EarlyStopping(patience=5)`.
+    """Stops a run whose peers no longer improve: `callbacks=[EarlyStopping(patience=5)]`.
 
     It depends on the metrics of the rounds alone, so a resumed run stops where the whole run does.
     """

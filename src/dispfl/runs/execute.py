@@ -17,19 +17,17 @@ from dispfl.core.report import Report
 from dispfl.core.rng import forked_generators
 from dispfl.data.datasets import load_dataset
 from dispfl.data.fetch import ProgressCallback
-from dispfl.data.labelled import LabelledDataset
-from dispfl.data.split import Split
 from dispfl.engines.checkpoint import Checkpoints
 from dispfl.engines.inprocess import InProcess
 from dispfl.errors import ConfigError, RunError
-from dispfl.experiment import EngineName, Experiment
+from dispfl.experiment import Experiment, RunSettings, Simulation
 from dispfl.extras import can_draw
 from dispfl.files import SITES, write_atomically
 from dispfl.methods.base import PeerState
 from dispfl.privacy.steps import KEY_BYTES
 from dispfl.round.context import Engine, RunContext, StepResult
 from dispfl.round.round import Round, evaluate_global
-from dispfl.runs.callbacks import OnRound, UserCallbacks, as_callbacks, check_callbacks
+from dispfl.runs.callbacks import Callback, UserCallbacks, check_callbacks
 from dispfl.runs.directory import (
     SPLIT,
     RunDirectory,
@@ -40,23 +38,26 @@ from dispfl.runs.directory import (
     saved_states,
     write_split,
 )
-from dispfl.runs.loop import Follower, RunCallbacks, RunHistory, begin, restore, run_rounds
+from dispfl.runs.loop import Follower, RunHistory, RunObserver, begin, restore, run_rounds
 from dispfl.runs.metrics import Metrics, summarize
+from dispfl.runs.prepare import experiment_context, prepare, split_dataset
 from dispfl.runs.progress import python_progress
 from dispfl.runs.run import RoundRecords, Run
 from dispfl.runs.saved import check_data, other_data
 from dispfl.runs.unseen_peers import evaluate_newcomers
 
+MAY_DIFFER = ("data.dir", "workers", "engine")
+"""Settings that do not change results, so that a resumed run may have others."""
+
 
 def execute(
     context: RunContext,
-    directory: RunDirectory | None,
-    workers: int | None,
-    callbacks: RunCallbacks,
-    engine: EngineName = "inprocess",
-    ray_address: str | None = None,
+    directory: RunDirectory | None = None,
+    observer: RunObserver | None = None,
+    *,
+    callbacks: Sequence[Callback] = (),
     followers: Sequence[Follower] = (),
-    on_round: Sequence[OnRound] = (),
+    ray_address: str | None = None,
     config: Mapping[str, Any] | None = None,
 ) -> Run:
     """Run the remaining rounds and write the summary, which makes the run count as finished; then
@@ -65,39 +66,40 @@ def execute(
     `config` describes a run without a directory.
     """
     out = directory.path if directory else None
+    on_ray = context.simulation.engine == "ray"
     with contextlib.ExitStack() as stack:
-        if directory is None and engine == "ray":  # a lost worker is restored from the disk
+        if directory is None and on_ray:  # a lost worker is restored from the disk
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dispfl-"))
             directory = RunDirectory.create(Path(folder) / "run", {})
         if directory:
             stack.callback(directory.close)
         config = read_config(out) if out else config or {}
-        if context.privacy.enabled:
+        if context.settings.privacy.enabled:
             key = directory.secret_key() if directory and out else os.urandom(KEY_BYTES)
             context = replace(context, secret_key=key)
         stack.callback(torch.set_num_threads, torch.get_num_threads())
         _warn_about_buffers(context)
-        with forked_generators(context.device):
+
+        with forked_generators(context.settings.device):
             checkpoints = directory.checkpoints if directory else None
-            started = stack.enter_context(
-                running_engine(engine, context, workers, checkpoints, ray_address)
-            )
+            engine = stack.enter_context(running_engine(context, checkpoints, ray_address))
             for follower in followers:
                 stack.callback(follower.directory.close)
-            callbacks = replace(callbacks, stop=UserCallbacks(on_round, context, started, config))
-            history = _train(context, started, directory, callbacks, followers)
-            states = (
-                saved_states(out, context.roster)
-                if out and engine == "ray"
-                else dict(started.states)
-            )
-            personal = (
-                _evaluated(context, history, started) if context.method.evaluates_global else states
-            )
+            stop = UserCallbacks(callbacks, context, engine, config)
+            observer = replace(observer or RunObserver(), stop=stop)
+            history = _train(context, engine, directory, observer, followers)
+
+            states: Mapping[str, PeerState] = dict(engine.states)
+            if out and on_ray:
+                states = saved_states(out, context.roster)
+            personal = states
+            if context.method.evaluates_global:
+                personal = _evaluated(context, history, engine)
             unseen = evaluate_newcomers(context, states, history.server)
             for follower in followers:
                 assert directory is not None
-                _finish(follower, history, started, states, directory)
+                _finish(follower, history, engine, states, directory)
+
         run = Run(
             config=config,
             metrics=RoundRecords(history.records, context.roster),
@@ -120,30 +122,33 @@ def _train(
     context: RunContext,
     engine: Engine,
     directory: RunDirectory | None,
-    callbacks: RunCallbacks,
+    observer: RunObserver,
     followers: Sequence[Follower],
 ) -> RunHistory:
     """Run all rounds, or those that an interrupted or stopped run has left."""
     if directory is None:
-        return run_rounds(context, engine, begin(context, engine), None, callbacks)
+        return run_rounds(context, engine, begin(context, engine), None, observer)
     history = restore(context, engine, directory)
     for follower in followers:
         follower.records = follower.directory.truncate_metrics(len(history.records))
-    if 0 < len(history.records) < context.rounds:
+    if 0 < len(history.records) < context.settings.rounds:
         if (
             read_summary(directory.path) is None
         ):  # the process may have ended before it asked, after the last round
-            history.stopped = callbacks.stop(history)
+            history.stopped = observer.stop(history)
         (directory.path / "summary.json").unlink(
             missing_ok=True
         )  # of a run that a callback stopped
     if history.stopped:
         return history
-    return run_rounds(context, engine, history, directory, callbacks, followers)
+    return run_rounds(context, engine, history, directory, observer, followers)
 
 
 def _warn_about_buffers(context: RunContext) -> None:
-    if not context.average_buffers and next(context.module().buffers(), None) is not None:
+    if (
+        not context.simulation.average_buffers
+        and next(context.module().buffers(), None) is not None
+    ):
         warnings.warn(
             "The model has buffers (batch norm?). They stay with each peer and are not averaged"
             " (average_buffers=True averages them); group norm is the usual choice in federated"
@@ -178,29 +183,26 @@ def draw_learning_curve(path: Path) -> None:
 
 @contextlib.contextmanager
 def running_engine(
-    engine: EngineName,
-    context: RunContext,
-    workers: int | None,
-    checkpoints: Checkpoints | None,
-    ray_address: str | None = None,
+    context: RunContext, checkpoints: Checkpoints | None = None, ray_address: str | None = None
 ) -> Iterator[Engine]:
-    """Start an engine, and close it at the end."""
-    started: Engine
-    if engine == "ray":
+    """Start the engine of a run, and close it at the end."""
+    engine: Engine
+    workers = context.simulation.workers
+    if context.simulation.engine == "ray":
         from dispfl.engines.ray_driver import RayEngine  # an extra, and slow to import
 
         assert checkpoints is not None, "a lost worker is restored from the disk"
-        started = RayEngine(context, workers, checkpoints, ray_address)
+        engine = RayEngine(context, workers, checkpoints, ray_address)
     else:
-        started = InProcess(context, workers, checkpoints)
-    with contextlib.closing(started):
-        yield started
+        engine = InProcess(context, workers, checkpoints)
+    with contextlib.closing(engine):
+        yield engine
 
 
-def connect_engine(engine: EngineName, ray_address: str | None = None) -> None:
+def connect_engine(settings: Simulation, ray_address: str | None = None) -> None:
     """Connect to the Ray cluster, if one is configured, so that a wrong address leaves no empty run
     directory."""
-    if engine == "ray":
+    if settings.engine == "ray":
         from dispfl.engines.ray_pool import cluster_address, connect  # an extra, and slow to import
 
         if cluster_address(ray_address):
@@ -249,18 +251,6 @@ def _finish(
     draw_learning_curve(directory.path)
 
 
-def prepare(
-    experiment: Experiment, decoding: ProgressCallback | None = None
-) -> tuple[LabelledDataset, Split, RunContext]:
-    """Return an experiment's data, who gets what, and its context; refuse a model that does not fit
-    data or method."""
-    data = load_dataset(experiment.data, decoding)
-    split = experiment.split(data)
-    context = experiment.split_context(data, split)
-    context.check()
-    return data, split, context
-
-
 @dataclass(frozen=True)
 class ExperimentRun:
     """An experiment with its data and its run directory, ready to run."""
@@ -278,7 +268,7 @@ class ExperimentRun:
         ray_address: str | None = None,
     ) -> "ExperimentRun":
         """Create a run in a new directory; `decoding` is called while images are decoded."""
-        connect_engine(experiment.engine, ray_address)
+        connect_engine(experiment, ray_address)
         return cls.start(experiment, RunDirectory.claim(out), decoding)
 
     @classmethod
@@ -310,7 +300,7 @@ class ExperimentRun:
                 data, split, context = prepare(experiment, decoding)
                 directory.write_config(experiment.to_toml())
                 counts = split.label_counts(data.train_labels, len(data.classes))
-                write_split(path, split, counts, context.data_digest())
+                write_split(path, split, counts, context.data.digest())
                 return cls(experiment, context, directory)
             if (path / SITES).is_dir():
                 raise RunError(
@@ -321,9 +311,9 @@ class ExperimentRun:
             saved = read_split(path)
             if saved is not None:
                 check_data(path, *saved, data)
-            split = saved[0] if saved else experiment.split(data)
-            context = experiment.split_context(data, split)
-            digest = context.data_digest()
+            split = saved[0] if saved else split_dataset(experiment, data)
+            context = experiment_context(experiment, data, split)
+            digest = context.data.digest()
             if saved is None:  # interrupted before it was written
                 write_split(
                     path, split, split.label_counts(data.train_labels, len(data.classes)), digest
@@ -342,27 +332,25 @@ class ExperimentRun:
         with directory.closed_on_failure():
             directory.write_config(experiment.to_toml())
             write_atomically(directory.path / SPLIT, (self.directory.path / SPLIT).read_bytes())
-        return Follower(replace(self.context, method=experiment.method), directory)
+        return Follower(replace(self.context, settings=experiment), directory)
 
     def run(
         self,
-        callbacks: RunCallbacks | None = None,
-        ray_address: str | None = None,
+        observer: RunObserver | None = None,
+        *,
+        callbacks: Sequence[Callback] = (),
         followers: Sequence[Follower] = (),
-        on_round: Sequence[OnRound] = (),
+        ray_address: str | None = None,
     ) -> Run:
         """Run the remaining rounds, and with them those of the followers."""
-        experiment = self.experiment
         saved = read_split(self.directory.path)
         run = execute(
             self.context,
             self.directory,
-            experiment.workers,
-            callbacks or RunCallbacks(),
-            experiment.engine,
-            ray_address,
-            followers,
-            on_round,
+            observer,
+            callbacks=callbacks,
+            followers=followers,
+            ray_address=ray_address,
         )
         return replace(run, split=saved and saved[0])
 
@@ -372,29 +360,23 @@ def run_experiment(
     out: Path | str | None,
     *,
     resume: bool = False,
-    on_round: OnRound | Sequence[OnRound] | None = None,
+    callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
 ) -> Run:
     """Run an experiment, in a run directory or without one; see `Experiment.run`."""
-    functions = as_callbacks(on_round)
-    check_callbacks(functions, bool(experiment.partition.validation))
-    with python_progress(progress, experiment.method.name, experiment.rounds) as callbacks:
+    check_callbacks(callbacks, bool(experiment.partition.validation))
+    with python_progress(progress, experiment.method.name, experiment.rounds) as observer:
         if out is not None:
             path = Path(out)
-            start = (
-                ExperimentRun.resume_as
-                if resume and (path / "config.toml").exists()
-                else ExperimentRun.create
-            )
-            return start(experiment, path).run(callbacks, on_round=functions)
+            is_resumed = resume and (path / "config.toml").exists()
+            start = ExperimentRun.resume_as if is_resumed else ExperimentRun.create
+            return start(experiment, path).run(observer, callbacks=callbacks)
         if resume:
             raise ConfigError("resume=True needs the run directory: give it as out=.", key="out")
-        connect_engine(experiment.engine)
+        connect_engine(experiment)
         _, split, context = prepare(experiment)
-        engine, config = experiment.engine, experiment.to_toml()
-        run = execute(
-            context, None, experiment.workers, callbacks, engine, on_round=functions, config=config
-        )
+        config = experiment.to_toml()
+        run = execute(context, None, observer, callbacks=callbacks, config=config)
         return replace(run, split=split)
 
 
@@ -408,19 +390,20 @@ def check_same_experiment(
     """
     for key, (was, now) in differing_keys(compose(read_config(path)), experiment).items():
         why = why_not_extended(was, now, experiment) if key == "rounds" else ""
-        if key not in ("data.dir", "workers", "engine", "rounds") or why:
+        if why or key not in (*MAY_DIFFER, "rounds"):
             raise RunError(
                 f"{path} was run with {key}={was}, got {now}{f' ({why})' if why else ''}. {fix}"
             )
 
 
-def why_not_extended(was: int, now: int, run: Experiment | RunContext) -> str:
+def why_not_extended(was: int, now: int, settings: RunSettings) -> str:
     """Return why a run of `was` rounds cannot be continued as one of `now` rounds; empty if it
     can."""
     if now <= was:
         return "a run can only be extended" if now < was else ""
-    private = "the privacy budget is that of all rounds" if run.privacy.enabled else ""
-    return private or run.method.depends_on_rounds or run.train.depends_on_rounds
+    if settings.privacy.enabled:
+        return "the privacy budget is that of all rounds"
+    return settings.method.depends_on_rounds or settings.train.depends_on_rounds
 
 
 def update_config(directory: RunDirectory, experiment: Experiment) -> None:

@@ -27,8 +27,9 @@ from dispfl.errors import ConfigError, RunError, TakenError
 from dispfl.experiment import Experiment
 from dispfl.registry import METHODS
 from dispfl.runs.directory import RunDirectory, has_all_rounds, read_metrics
-from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine, prepare
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.execute import ExperimentRun, check_same_experiment, connect_engine
+from dispfl.runs.loop import RunObserver
+from dispfl.runs.prepare import prepare
 from dispfl.runs.tracking import tracking
 from dispfl.settings import did_you_mean
 
@@ -263,7 +264,7 @@ def check_grid(runs: Iterable[GridRun]) -> None:
 class GridCallbacks:
     """Functions that a grid of runs calls as it proceeds."""
 
-    run: Callable[[GridRun], RunCallbacks] = lambda run: RunCallbacks()
+    run: Callable[[GridRun], RunObserver] = lambda run: RunObserver()
     """At the start of each run; returns the run's own callbacks."""
     end: Callable[[GridRun], None] = lambda run: None
     """When a run is finished."""
@@ -321,7 +322,7 @@ def _run_together(
         followers = []
         for run, own in locked.values():
             follower = started.follower(run.experiment, own)
-            follower.on_round = stack.enter_context(tracking(track, run.path, RunCallbacks())).round
+            follower.on_round = stack.enter_context(tracking(track, run.path, RunObserver())).round
             followers.append(follower)
         started.run(tracked, followers=followers)
     for run in (leader, *(run for run, _ in locked.values())):
@@ -343,7 +344,7 @@ def _lock(run: GridRun) -> RunDirectory | None:
         return None
     try:
         if state is RunState.MISSING:
-            connect_engine(run.experiment.engine)
+            connect_engine(run.experiment)
             return RunDirectory.claim(run.path)
         directory = RunDirectory.open(run.path)
     except TakenError:

@@ -21,7 +21,7 @@ from typing import Any
 from dispfl.config import compose
 from dispfl.errors import ConfigError, DispflError, RunError
 from dispfl.runs.grid import GridCallbacks, GridRun, RunState, run_missing
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 
 log = logging.getLogger("dispfl")
 Order = tuple[dict[str, Any], str]
@@ -73,7 +73,7 @@ class _Processes:
     def __init__(self, runs: Sequence[GridRun], callbacks: GridCallbacks) -> None:
         self._runs = {str(run.path): run for run in runs}
         self._callbacks = callbacks
-        self._running: dict[str, RunCallbacks] = {}
+        self._running: dict[str, RunObserver] = {}
         self._started: dict[Connection, BaseProcess] = {}
         self._count = 0
         self.killed: list[int] = []
@@ -151,10 +151,10 @@ def _work(connection: Connection, orders: Sequence[Order], track: str | None) ->
     log.addHandler(_LogHandler(send))
     runs = [GridRun({}, compose(config), Path(path)) for config, path in orders]
 
-    def callbacks_of(run: GridRun) -> RunCallbacks:
+    def callbacks_of(run: GridRun) -> RunObserver:
         path = str(run.path)
         send("run", path)
-        return RunCallbacks(
+        return RunObserver(
             begin=partial(send, "begin", path),
             step=partial(send, "step", path),
             round=partial(send, "round", path),

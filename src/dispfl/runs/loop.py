@@ -23,7 +23,7 @@ FAILURES_SHOWN = 3
 
 
 @dataclass
-class RunCallbacks:
+class RunObserver:
     """Functions that a run calls as it proceeds."""
 
     begin: Callable[[int, int], None] = lambda done, total: None
@@ -72,7 +72,7 @@ class Follower:
         """Evaluate a round that took some seconds to train, and save its metrics."""
         began = time.perf_counter()
         result = evaluate_round(self.context, trained, t, engine)
-        if t + 1 == self.context.rounds:
+        if t + 1 == self.context.settings.rounds:
             self.evaluated = {
                 **{attacker: engine.states[attacker] for attacker in self.context.byzantine},
                 **engine.evaluated,
@@ -128,7 +128,7 @@ def _is_repeated(context: RunContext, checkpoints: Checkpoints, rounds: int) -> 
     """Whether a round was evaluated only because it was the last, and is so no longer."""
     try:
         return (
-            rounds < context.rounds
+            rounds < context.settings.rounds
             and not context.evaluates(rounds - 1)
             and checkpoints.was_last(rounds)
         )
@@ -157,23 +157,23 @@ def run_rounds(
     engine: Engine,
     history: RunHistory,
     directory: RunDirectory | None,
-    callbacks: RunCallbacks,
+    observer: RunObserver,
     followers: Sequence[Follower] = (),
 ) -> RunHistory:
     """Run the remaining rounds. Metrics are written before the checkpoint that makes the round
     count."""
     module = context.module()
     cost = forward_cost(
-        module, Layout.of(module), next(context.peers[context.roster[0]].train.batches(1))[0]
+        module, Layout.of(module), next(context.data.peers[context.roster[0]].train.batches(1))[0]
     )
     cost.warn()
     peers = len(context.roster)
-    callbacks.begin(
-        len(history.records) * peers + len(history.partial_round), context.rounds * peers
+    observer.begin(
+        len(history.records) * peers + len(history.partial_round), context.settings.rounds * peers
     )
 
     without_scores = False
-    for t in range(len(history.records), context.rounds):
+    for t in range(len(history.records), context.settings.rounds):
         began = time.perf_counter()
         try:
             with user_errors(f"Round {t}"):
@@ -183,7 +183,7 @@ def run_rounds(
                     t,
                     engine,
                     history.partial_round,
-                    lambda peer, result: callbacks.step(),
+                    lambda peer, result: observer.step(),
                 )
                 seconds = time.perf_counter() - began
                 for follower in followers:
@@ -209,13 +209,13 @@ def run_rounds(
             if result.server is not None:
                 directory.checkpoints.add(t, SERVER, StepResult(Report(), state=result.server))
             directory.append(record)
-            directory.checkpoints.complete(t, last=t + 1 == context.rounds)
+            directory.checkpoints.complete(t, last=t + 1 == context.settings.rounds)
         history.server = result.server
         history.records.append(record)
         history.partial_round = {}
-        callbacks.round(record)
-        reason = callbacks.stop(history)
-        if reason is not None and t + 1 < context.rounds:
+        observer.round(record)
+        reason = observer.stop(history)
+        if reason is not None and t + 1 < context.settings.rounds:
             history.stopped = reason
             break
     return history

@@ -173,10 +173,12 @@ def summarize(
     context: RunContext, records: Sequence[Metrics], models: Mapping[str, PackedModel]
 ) -> Metrics:
     """Return the content of `summary.json`; `models` are those that the peers use from now on."""
-    densities = [density for peer, density in context.densities.items() if peer in context.peers]
+    densities = [
+        density for peer, density in context.densities.items() if peer in context.data.peers
+    ]
     return {
         "method": context.method.name,
-        "peers": len(context.peers),
+        "peers": len(context.data.peers),
         **summarize_rounds(records),
         "metric": context.task.metric.name,
         "groups": groups(densities, last_scores(records), mean_peer_seconds(records)),

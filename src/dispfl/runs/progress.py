@@ -21,7 +21,7 @@ from rich.progress import (
 )
 from rich.progress import Progress as ProgressBar
 
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 from dispfl.runs.metrics import Metrics, main_scores, measure_of
 from dispfl.terminal import print_text
 
@@ -30,7 +30,7 @@ REFRESH_SECONDS = 0.25
 
 
 @contextlib.contextmanager
-def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[RunCallbacks]:
+def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[RunObserver]:
     """Yield the callbacks of a run that a Python program started.
 
     By default a bar is shown on a terminal (on stderr) and in a notebook; True shows progress
@@ -38,7 +38,7 @@ def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[Run
     """
     console = Console(stderr=True)
     if shown is False or (shown is None and not (console.is_terminal or console.is_jupyter)):
-        yield RunCallbacks()
+        yield RunObserver()
     elif console.is_jupyter:
         notebook: Any = import_module("IPython.display")  # a notebook has it
         bar = notebook.display(notebook.HTML(""), display_id=True)
@@ -49,7 +49,7 @@ def python_progress(shown: bool | None, title: str, rounds: int) -> Iterator[Run
 
 
 @contextlib.contextmanager
-def show_progress(title: str, rounds: int, console: Console) -> Iterator[RunCallbacks]:
+def show_progress(title: str, rounds: int, console: Console) -> Iterator[RunObserver]:
     """Yield the callbacks of one run; its log messages are printed above the bar."""
     with log_to(console):
         if console.is_terminal:
@@ -100,7 +100,7 @@ def _run_bar(console: Console) -> ProgressBar:
     )
 
 
-def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
+def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunObserver:
     task = bar.add_task(f"{title} round 1/{rounds}", total=None, result="–")
 
     def begin(done: int, total: int) -> None:
@@ -116,10 +116,10 @@ def _bar_callbacks(bar: ProgressBar, title: str, rounds: int) -> RunCallbacks:
         description = f"{title} round {min(finished + 1, rounds)}/{rounds}"
         bar.update(task, description=description, result=describe_round(record))
 
-    return RunCallbacks(begin=begin, step=lambda: bar.advance(task), round=after)
+    return RunObserver(begin=begin, step=lambda: bar.advance(task), round=after)
 
 
-def _line_callbacks(title: str, rounds: int, console: Console) -> RunCallbacks:
+def _line_callbacks(title: str, rounds: int, console: Console) -> RunObserver:
     started: list[float] = []
     first: list[int] = []
 
@@ -137,10 +137,10 @@ def _line_callbacks(title: str, rounds: int, console: Console) -> RunCallbacks:
             console, f"{title} round {finished}/{rounds} · {describe_round(record)} · left {left}"
         )
 
-    return RunCallbacks(begin=begin, round=after)
+    return RunObserver(begin=begin, round=after)
 
 
-def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) -> RunCallbacks:
+def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) -> RunObserver:
     """Show a bar as HTML, at most a few times in a second: rich's needs ipywidgets, which may not
     be installed."""
     state = {"done": 0, "total": 1, "first": 0, "round": 1}
@@ -179,4 +179,4 @@ def _notebook_callbacks(title: str, rounds: int, show: Callable[[str], None]) ->
         )
         update()
 
-    return RunCallbacks(begin=begin, step=step, round=after)
+    return RunObserver(begin=begin, step=step, round=after)

@@ -135,6 +135,16 @@ class Run:
         return self._summary()
 
     @property
+    def history(self) -> dict[str, list[float | None]]:
+        """Every recorded quantity by round, as its mean over the peers: `history["accuracy"]`.
+
+        It has the columns of `metrics.frame()`. A round without evaluation has None.
+        """
+        rows = [_row(record) for record in self.metrics]
+        columns = dict.fromkeys(column for row in rows for column in row)
+        return {column: [row.get(column) for row in rows] for column in columns}
+
+    @property
     def scores(self) -> dict[str, list[float]]:
         """Each metric on every peer's test data when it was last evaluated, in roster order; the
         main one first."""

@@ -20,7 +20,7 @@ from dispfl.data.datasets import DATASETS, load_dataset
 from dispfl.data.labelled import LabelledDataset
 from dispfl.data.split import Split
 from dispfl.errors import ConfigError, RunError
-from dispfl.experiment import Experiment, RunSettings
+from dispfl.experiment import Experiment, NamedSettings
 from dispfl.files import RUN, is_site, run_folder
 from dispfl.methods.base import Method, PeerState
 from dispfl.methods.dispfl import DisPFL
@@ -29,6 +29,7 @@ from dispfl.round.context import LazyStates, PeerTask, RunContext
 from dispfl.round.round import peer_step
 from dispfl.runs.directory import read_config, read_split, read_summary, saved_rounds, saved_states
 from dispfl.runs.metrics import Metrics, byzantine_of, weights_sha256
+from dispfl.runs.prepare import experiment_context
 from dispfl.topology import peer_names
 
 ModelFunction = Callable[[], nn.Module]
@@ -62,12 +63,12 @@ class SavedRun:
         return saved_states(self.path, self.roster)
 
     @cached_property
-    def settings(self) -> RunSettings:
+    def settings(self) -> NamedSettings:
         """The settings that simulations and sites have in common."""
         values = {
-            key: value for key, value in self.config.items() if key in RunSettings.model_fields
+            key: value for key, value in self.config.items() if key in NamedSettings.model_fields
         }
-        return RunSettings.from_values({**values, "device": "cpu"}, self.site)
+        return NamedSettings.from_values({**values, "device": "cpu"}, self.site)
 
     @cached_property
     def data(self) -> LabelledDataset:
@@ -211,7 +212,7 @@ def context_of(path: Path, experiment: Experiment, data: LabelledDataset) -> Run
             " fine-tuned."
         )
     check_data(path, *saved, data)
-    return experiment.split_context(data, saved[0])
+    return experiment_context(experiment, data, saved[0])
 
 
 def check_data(path: Path, split: Split, counts: Tensor, data: LabelledDataset) -> None:
@@ -233,9 +234,12 @@ def fine_tune(
     """Fine-tune and evaluate as the run does: to the bit, but up to rounding where it had
     `vmap_peers`."""
     before = torch.get_num_threads()
-    torch.set_num_threads(max(1, threads // len(context.peers)))
+    torch.set_num_threads(max(1, threads // len(context.data.peers)))
     try:
-        with forked_generators(context.device), torch.enable_grad():  # the caller may be evaluating
+        with (
+            forked_generators(context.settings.device),
+            torch.enable_grad(),
+        ):  # the caller may be evaluating
             task = PeerTask(name, t, idle=True, fine_tuning=context.method.fine_tuning)
             step = peer_step(context, FlatModule(context.module()), task, state, {})
     finally:

@@ -22,7 +22,7 @@ from dispfl.errors import ConfigError
 from dispfl.extras import require
 from dispfl.files import write_atomically
 from dispfl.runs.directory import read_config
-from dispfl.runs.loop import RunCallbacks
+from dispfl.runs.loop import RunObserver
 from dispfl.runs.metrics import Metrics
 
 log = logging.getLogger("dispfl")
@@ -46,7 +46,7 @@ def check_tracker(track: str | None) -> None:
 
 
 @contextlib.contextmanager
-def tracking(track: str | None, path: Path, callbacks: RunCallbacks) -> Iterator[RunCallbacks]:
+def tracking(track: str | None, path: Path, callbacks: RunObserver) -> Iterator[RunObserver]:
     """Return callbacks that also log each round to a tracker; without a tracker, the same
     callbacks."""
     if track is None:

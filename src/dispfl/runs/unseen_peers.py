@@ -5,7 +5,6 @@ from collections.abc import Mapping
 
 import torch
 
-from dispfl.core.flat_module import FlatModule
 from dispfl.core.report import Report
 from dispfl.core.rng import stream
 from dispfl.engines.base import fetch_here, simulated_step
@@ -21,12 +20,12 @@ def evaluate_newcomers(
 ) -> Metrics | None:
     """Return the scores of the unseen peers after the run, as `summary.json` has them; None without
     any."""
-    if not context.unseen:
+    if not context.data.unseen:
         return None
-    reports = [personalize(context, states, server, name) for name in sorted(context.unseen)]
+    reports = [personalize(context, states, server, name) for name in sorted(context.data.unseen)]
     return {
         "peers": len(reports),
-        "steps": context.unseen_steps,
+        "steps": context.simulation.unseen_steps,
         "score": spread([report.score for report in reports]),
         "failures": [report.failure for report in reports if report.failure],
     }
@@ -42,10 +41,10 @@ def personalize(
     peers as the topology gives a peer, or the server. Where peers are evaluated with a global
     model, it fine-tunes that model.
     """
-    steps, last = context.unseen_steps, context.rounds - 1
+    steps, last = context.simulation.unseen_steps, context.settings.rounds - 1
     joined = context.joined_by(name)
     state = initial_states(joined, [name])[name]
-    network = FlatModule(joined.module(), joined.device, joined.precision)
+    network = joined.network()
     method = joined.method
     if method.evaluates_global:
         model = global_model(context, states, server)
@@ -66,8 +65,8 @@ def personalize(
 
 def _neighbours(context: RunContext, name: str) -> list[str]:
     """Draw as many peers as the most connected one receives from in the last round."""
-    degree = max(map(len, exchange_graph(context, context.rounds - 1).values()), default=0)
-    drawn = torch.randperm(len(context.roster), generator=stream(context.seed, "newcomer", name))[
-        :degree
-    ]
+    degree = max(map(len, exchange_graph(context, context.settings.rounds - 1).values()), default=0)
+    drawn = torch.randperm(
+        len(context.roster), generator=stream(context.settings.seed, "newcomer", name)
+    )[:degree]
     return sorted(context.roster[k] for k in drawn.tolist())

@@ -1,7 +1,7 @@
 """Tiny federations in this process, whose rounds start from given states and return every peer's
 next state."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,15 +10,18 @@ import torch
 from torch import Tensor, nn
 
 from dispfl.core.flat_module import FlatModule
+from dispfl.core.optimizers import OptimizerFactory
 from dispfl.core.packed import PackedModel
 from dispfl.core.report import Report
+from dispfl.core.samples import PeerData, Samples
 from dispfl.core.task import Task
 from dispfl.core.train import Train
 from dispfl.data.batches import ResidentSamples
 from dispfl.engines.base import PeerStates
 from dispfl.engines.inprocess import InProcess
+from dispfl.experiment import Simulation
 from dispfl.methods.base import SERVER, GossipMethod, Method, PeerState, ServerMethod
-from dispfl.round.context import Engine, PeerData, PeerTask, RunContext, StepResult
+from dispfl.round.context import Engine, PeerTask, RunContext, RunData, StepResult
 from dispfl.round.round import (
     OnResult,
     Round,
@@ -99,7 +102,7 @@ def run_all_rounds(context: RunContext, workers: int = 1) -> list[FinishedRound]
     done: list[FinishedRound] = []
     states = initial_states(context)
     with closing(PresetEngine(context, workers)) as engine:
-        for t in range(context.rounds):
+        for t in range(context.settings.rounds):
             done.append(run_from(context, states, t, engine))
             states = done[-1].states
     return done
@@ -133,22 +136,43 @@ def tiny_peers(count: int) -> dict[str, PeerData]:
     }
 
 
-def tiny_context(method: Method, peers: int = 3, **changes: Any) -> RunContext:
+def tiny_context(
+    method: Method, peers: int | Mapping[str, PeerData] = 3, **changes: Any
+) -> RunContext:
     """Return the context of two rounds of peers with 20 training and 10 test points each.
 
     They train for two epochs, because some methods compare one epoch with the next.
     """
-    defaults: dict[str, Any] = {
-        "model": tiny_network,
-        "peers": tiny_peers(peers),
-        "method": method,
+    train = Train(epochs=2, batch_size=8)
+    return simulated_context(peers, **{"method": method, "train": train, **changes})
+
+
+def simulated_context(
+    peers: int | Mapping[str, PeerData],
+    *,
+    unseen: Mapping[str, PeerData] | None = None,
+    global_test: Samples | None = None,
+    model: Callable[[], nn.Module] = tiny_network,
+    task: Task | None = None,
+    optimizer: OptimizerFactory | None = None,
+    **settings: Any,
+) -> RunContext:
+    """Return the context of a simulation; all other keywords are its settings."""
+    data = tiny_peers(peers) if isinstance(peers, int) else peers
+    unseen = unseen or {}
+    values: dict[str, Any] = {
         "topology": Full(),
-        "train": Train(epochs=2, batch_size=8),
-        "task": Task(),
-        "seed": 0,
         "rounds": 2,
+        "peers": len(data),
+        "unseen_peers": len(unseen),
     }
-    return RunContext(**defaults | changes)
+    return RunContext(
+        settings=Simulation(**values | settings),
+        data=RunData(data, unseen=unseen, global_test=global_test),
+        model=model,
+        task=task or Task(),
+        optimizer=optimizer,
+    )
 
 
 def bits(state: PeerState) -> dict[str, bytes]:

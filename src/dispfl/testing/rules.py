@@ -210,7 +210,7 @@ def named_randomness(method: Method) -> None:
     for peer in context.roster:
         task = PeerTask(peer, 0)
         seed = stream_seed(
-            context.seed, "torch", peer, 0
+            context.settings.seed, "torch", peer, 0
         )  # the step is seeded with it, for dropout
         received = models_from(
             method, states, peer, *(name for name in context.roster if name != peer)
@@ -219,7 +219,9 @@ def named_randomness(method: Method) -> None:
         with _unused_generators(method, "step", seed):
             peer_step(context, network, task, states[peer], received)
     with _unused_generators(method, "choose"):
-        graph = context.topology.online_neighbours(context.seed, 0, context.roster)
+        graph = context.settings.topology.online_neighbours(
+            context.settings.seed, 0, context.roster
+        )
         gossip_senders(context, graph, "000", 0, states["000"])
     if isinstance(method, ServerMethod):
         uploads = uploads_of(context, method, states)
@@ -316,7 +318,7 @@ def offline(method: Method) -> None:
             rounds = run_all_rounds(context)
             check_healthy(context, rounds)
             for t, finished_round in enumerate(rounds):
-                online = context.topology.online(0, t, context.roster)
+                online = context.settings.topology.online(0, t, context.roster)
                 charged = {
                     name for link in finished_round.ledger.wire for name in link
                 } <= online | {SERVER}
@@ -326,7 +328,7 @@ def offline(method: Method) -> None:
     for count in (0, 1):
         _check_few_online(method, count)
     context = tiny_context(method, 6, topology=Full(offline_prob=0.5), rounds=20)
-    online = context.topology.online(0, 0, context.roster)
+    online = context.settings.topology.online(0, 0, context.roster)
     absent = min(set(context.roster) - online)
     states = initial_states(context)
     model = states[absent].model
@@ -429,10 +431,12 @@ def evaluation(method: Method) -> None:
     peers = [(labelled_points(20, which), labelled_points(10, 1000 + which)) for which in range(3)]
     train, metric = Train(epochs=2, batch_size=8), Metric(confidence, higher_is_better=True)
     for model in (tiny_network, network_with_buffers):
-        federation = Federation(model, peers, method, Full(), train=train, metric=metric, workers=1)
+        federation = Federation(
+            model, peers, method, Full(), rounds=3, train=train, metric=metric, workers=1
+        )
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "The model has buffers")
-            run = federation.run(3)
+            run = federation.run()
         for k, (_, (x, labels)) in enumerate(peers):
             with torch.no_grad():
                 found, reported = confidence(run.model(k)(x), labels), run.scores["confidence"][k]
@@ -495,14 +499,16 @@ def _unused_generators(method: Method, part: str, seed: int | None = None) -> It
 def _check_few_online(method: Method, count: int) -> None:
     """Check a round with one peer online, or none."""
     context = tiny_context(method, topology=Full(offline_prob=0.7, offline="skip"), rounds=50)
-    t = next(t for t in range(50) if len(context.topology.online(0, t, context.roster)) == count)
+    t = next(
+        t for t in range(50) if len(context.settings.topology.online(0, t, context.roster)) == count
+    )
     states = initial_states(context)
     with closing(PresetEngine(context, 1)) as engine:
         finished_round = run_from(context, states, t, engine)
     for step in finished_round.steps.values():
         require(step.report.failure is None, f"{method.name}: {step.report.failure}")
     if isinstance(method, ServerMethod):
-        (online,) = context.topology.online(0, t, context.roster) or {""}
+        (online,) = context.settings.topology.online(0, t, context.roster) or {""}
         links = {(SERVER, online), (online, SERVER)} if count else set()
         good = set(finished_round.ledger.wire) == links
         require(

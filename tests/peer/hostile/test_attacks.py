@@ -18,7 +18,6 @@ from dispfl.peer.transport.base import Limits, Refused, Request, Unreachable
 from dispfl.peer.transport.guard import RequestGuard
 from dispfl.runs.directory import read_metrics, read_summary
 from dispfl.runs.execute import ExperimentRun
-from dispfl.runs.loop import RunCallbacks
 
 SYNC = (
     b"POST /v1/sync HTTP/1.1\r\nhost: x\r\ndispfl-header:"
@@ -311,7 +310,7 @@ async def request_an_old_round(attacked: Any) -> None:
 def test_models_under_attack_equal_those_of_the_simulation_bit_for_bit(
     attacked: Any, until: Any, tmp_path: Path
 ) -> None:
-    ExperimentRun.create(compose({}, attacked.settings), tmp_path / "simulated").run(RunCallbacks())
+    ExperimentRun.create(compose({}, attacked.settings), tmp_path / "simulated").run()
     processes, request = attacked.processes, attacked.model()
     tls = attacked.context(attacked.guests["slow"].identity)
 

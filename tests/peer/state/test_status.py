@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
 from math import inf, nan
 from typing import Any
 
@@ -96,7 +95,7 @@ def test_the_others_see_a_sites_privacy_and_whether_its_budget_is_used_up() -> N
     async def live(name: str) -> None:
         node = nodes[name] = world.node(name)
         if name == "001":
-            node.ctx.run = replace(world.context, privacy=Privacy(epsilon=4.0))
+            node.ctx.run = world.context.changed(privacy=Privacy(epsilon=4.0))
             node.training = Exhausted(world, world.rng)
         await node.run(0, world.start[name])
 

@@ -17,7 +17,7 @@ from dispfl.costs.flops import ForwardCost
 from dispfl.errors import RunError
 from dispfl.methods.base import PeerState
 from dispfl.peer.state.status import NodeStatus
-from dispfl.peer.state.store import PeerStore, SavingThread, report_of, rounds_of, isolation_problem
+from dispfl.peer.state.store import PeerStore, SavingThread, isolation_problem, report_of, rounds_of
 from dispfl.round.context import StepResult
 from dispfl.round.ledger import MessageCost
 from dispfl.runs.directory import read_config

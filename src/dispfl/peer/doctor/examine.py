@@ -7,7 +7,6 @@ import resource
 import shutil
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from shlex import quote
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 
 from dispfl.core.allocator import keep_heap
-from dispfl.core.flat_module import FlatModule
 from dispfl.engines.checkpoint import KEPT_CHECKPOINTS, Checkpoints, checkpoint_bytes
 from dispfl.errors import DamagedError, DispflError
 from dispfl.files import RUN
@@ -54,7 +52,7 @@ def examine(folder: Path) -> Iterator[Finding]:
             "settings", Level.FAILURE, str(problem), f"Mend {folder / 'site.toml'} or the data."
         )
         return
-    data = setup.run.peers[site.name]
+    data = setup.run.data.peers[site.name]
     text = (
         f"{len(data.train)} training and {len(data.test)} test samples, {setup.layout.size:,}"
         " weights"
@@ -66,7 +64,7 @@ def examine(folder: Path) -> Iterator[Finding]:
         status = {}
         yield Finding("run", Level.WARNING, str(problem))
     yield check_run(site, setup, status, running=running)
-    if setup.run.privacy.enabled:
+    if setup.run.settings.privacy.enabled:
         yield check_privacy(site, setup)
     yield from check_training(site, setup, config, running=running)
     yield from check_network(site, setup, config, status, running=running)
@@ -121,16 +119,16 @@ def check_run(
         text = f"{status.get('unsaved_rounds')} rounds are only in memory: {reason}"
         advice = "Free some space, and do not stop the node: it saves them by itself."
         return Finding("run", Level.FAILURE, text, advice)
-    text = f"{finished[-1]} of {setup.run.rounds} rounds are saved"
+    text = f"{finished[-1]} of {setup.run.settings.rounds} rounds are saved"
     return Finding("run", Level.OK, text if running else f"{text}, and can be read")
 
 
 def check_privacy(site: Site, setup: LocalSetup) -> Finding:
     """Check how much of its privacy budget a site that trains privately has spent."""
-    privacy, rounds = setup.run.privacy, PrivateRounds(site.run_folder)
+    privacy, rounds = setup.run.settings.privacy, PrivateRounds(site.run_folder)
     try:
         spent, exhausted = rounds.spent(setup.run.privacy_plan(site.name))
-        left = setup.run.rounds - rounds.begun.rounds
+        left = setup.run.settings.rounds - rounds.begun.rounds
     except DispflError as problem:
         return Finding("privacy", Level.FAILURE, str(problem))
     budget = "no budget" if privacy.epsilon is None else f"a budget of {privacy.epsilon:g}"
@@ -184,23 +182,19 @@ def measure_round(setup: LocalSetup) -> tuple[float, StepResult]:
     """
     keep_heap()
     torch.set_num_threads(setup.threads)
-    network, state = (
-        FlatModule(setup.run.module(), setup.run.device, setup.run.precision),
-        setup.initial_state(),
-    )
-    batches, privacy = (
-        setup.run.train.local_steps(len(setup.run.peers[setup.name].train)),
-        setup.run.privacy,
-    )
-    if (
-        privacy.enabled
-    ):  # the noise of a whole round: fewer steps with the same budget would have another
+    network = setup.run.network()
+    state = setup.initial_state()
+    settings = setup.run.settings
+    batches = settings.train.local_steps(len(setup.run.data.peers[setup.name].train))
+    privacy = settings.privacy
+    # The noise of a whole round: fewer steps with the same budget would have another.
+    if privacy.enabled:
         noise = setup.run.privacy_plan(setup.name).noise_multiplier
         privacy = privacy.model_copy(update={"epsilon": None, "noise_multiplier": noise})
 
     def timed(batches: int) -> tuple[float, StepResult]:
-        train = setup.run.train.model_copy(update={"steps": batches})
-        context = replace(setup.run, train=train, privacy=privacy)
+        train = settings.train.model_copy(update={"steps": batches})
+        context = setup.run.changed(train=train, privacy=privacy)
         if privacy.enabled:
             plan = context.privacy_plan(setup.name)
             plan.spent(plan.steps_per_round)

@@ -11,7 +11,7 @@ from torch import Tensor
 from dispfl.core.flat_module import FlatModule
 from dispfl.core.layout import Layout
 from dispfl.core.rng import stream_seed
-from dispfl.core.samples import Samples
+from dispfl.core.samples import PeerData
 from dispfl.costs.flops import ForwardCost, forward_cost
 from dispfl.data.datasets import load_dataset
 from dispfl.data.labelled import LabelledDataset
@@ -21,7 +21,8 @@ from dispfl.peer.setup.site_config import SiteConfig
 from dispfl.peer.setup.spec import DataSchema, FederationSpec, federation_spec
 from dispfl.peer.site import Site
 from dispfl.robust.averages import check_byzantine
-from dispfl.round.context import PeerData, RunContext
+from dispfl.round.context import RunContext, RunData
+from dispfl.runs.prepare import named_context
 from dispfl.wire.codec import Codec
 
 
@@ -87,7 +88,7 @@ class LocalSetup:
 
     def cost(self) -> ForwardCost:
         """Return the operations of the network's forward pass."""
-        sample = next(self.run.peers[self.name].train.batches(1))[0]
+        sample = next(self.run.data.peers[self.name].train.batches(1))[0]
         cost = forward_cost(self.run.module(), self.layout, sample)
         cost.warn()
         return cost
@@ -95,13 +96,13 @@ class LocalSetup:
     def codec(self) -> Codec:
         """The codec of its messages."""
         dense = self.run.method.always_dense(self.layout, {self.smallest_density})
-        return Codec(self.layout, dense, self.run.wire)
+        return Codec(self.layout, dense, self.run.settings.wire)
 
     def initial_state(self) -> PeerState:
         """The state before the first round (Algorithm 1, line 2)."""
         weights = self.run.peer_weights(self.name)
         state = self.run.method.start(
-            weights, self.layout, self.density, seed=self.run.seed, peer=self.name
+            weights, self.layout, self.density, seed=self.run.settings.seed, peer=self.name
         )
         buffers = {name: buffer.clone() for name, buffer in self.buffers.items()}
         return replace(state, buffers=buffers)
@@ -112,7 +113,7 @@ def local_setup(site: Site) -> LocalSetup:
     config = site.config()
     data = site_data(site, config)
     context = site_context(site, config, data)
-    check_byzantine(context.method, context.topology, len(context.roster))
+    check_byzantine(context.method, context.settings.topology, len(context.roster))
     context.check()
     setup = LocalSetup.of(
         site.name,
@@ -137,15 +138,13 @@ def data_schema(data: LabelledDataset) -> DataSchema:
 
 def site_context(site: Site, config: SiteConfig, data: LabelledDataset) -> RunContext:
     """Return the context of a site's rounds, with the site's own data."""
-
-    def peer_data(train: Samples, test: Samples) -> dict[str, PeerData]:
-        if not config.validation:
-            return {site.name: PeerData(train, test)}
+    train, test = data.samples(augment=config.data.augment)
+    own_data = PeerData(train, test)
+    if config.validation:
         rng = np.random.default_rng(stream_seed(config.seed, "validation", site.name))
         training, validation = hold_out(
             torch.arange(len(train)), data.train_labels, config.validation, rng, "validation"
         )
-        return {site.name: PeerData(train.take(training), test, train.take(validation))}
-
-    remote_peers = tuple(site.members.names())
-    return config.context(data, peer_data, folder=site.folder, remote_peers=remote_peers)
+        own_data = PeerData(train.take(training), test, train.take(validation))
+    run_data = RunData({site.name: own_data}, remote_peers=tuple(site.members.names()))
+    return named_context(config, data, run_data, site.folder)

@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import Field, SerializeAsAny
 
-from dispfl.config import compose_values
+from dispfl.config import compose_values, parse_overrides
 from dispfl.errors import ConfigError
-from dispfl.experiment import RunSettings
+from dispfl.experiment import NamedSettings
 from dispfl.methods.base import GossipMethod, Method
 from dispfl.methods.dispfl import DisPFL
 from dispfl.peer.deadlines import DeadlineSettings
@@ -17,7 +17,7 @@ from dispfl.robust.averages import Robust
 from dispfl.topology import Full, Topology
 
 
-class SiteConfig(RunSettings):
+class SiteConfig(NamedSettings):
     """What a site trains and how; most of it is equal at all sites (`dispfl.peer.setup.spec`)."""
 
     validation: float = Field(default=0.0, ge=0, lt=1)
@@ -41,7 +41,7 @@ class SiteConfig(RunSettings):
     def compose(cls, config: Mapping[str, Any], overrides: Iterable[str] = ()) -> "SiteConfig":
         """Return the settings of a new site; a method that can average robustly does so by
         default."""
-        values = compose_values(cls, config, overrides)
+        values = compose_values(cls, config, parse_overrides(overrides))
         method = values["method"]
         if issubclass(METHODS.find(str(method["name"])), Robust):
             method = {"robust": "clip"} | method

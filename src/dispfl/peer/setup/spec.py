@@ -64,12 +64,12 @@ def federation_spec(
     spec = {
         "protocol": PROTOCOL,
         "federation": federation,
-        "seed": str(context.seed),
-        "rounds": str(context.rounds),
+        "seed": str(context.settings.seed),
+        "rounds": str(context.settings.rounds),
         **_entries("method", method),
         "smallest_density": f"{smallest_density:g}",
-        **_entries("topology", context.topology.model_dump(mode="json")),
-        **_entries("wire", context.wire.model_dump(mode="json")),
+        **_entries("topology", context.settings.topology.model_dump(mode="json")),
+        **_entries("wire", context.settings.wire.model_dump(mode="json")),
         "layout": f"{layout.size} weights, {_digest(layout.spec().encode())}",
         "first_weights": _digest(weight_bytes),
     }

@@ -117,7 +117,7 @@ class Audit:
     def context(self) -> RunContext:
         """The context of the run's rounds."""
         context = context_of(self.path, self.experiment, self.data)
-        if read_data_digest(self.path) not in ("", context.data_digest()):
+        if read_data_digest(self.path) not in ("", context.data.digest()):
             raise RunError(
                 f"The data set {self.experiment.data.name} is not the one that {self.path} was run"
                 " with: its samples differ."
@@ -195,7 +195,7 @@ class Audit:
         for peer, pairs in self.candidates.items():
             count = self._canaries
             if count is None:
-                count = int(CANARY_SHARE * len(self.context.peers[peer].train))
+                count = int(CANARY_SHARE * len(self.context.data.peers[peer].train))
             count = min(count, len(pairs))
             if count:
                 counts[peer] = count

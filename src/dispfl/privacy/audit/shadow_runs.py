@@ -253,10 +253,11 @@ class AuditRun(GridRun):
     ) -> ExperimentRun:
         if not (self.path / "config.toml").exists():
             directory.write_config(self.experiment.to_toml())
-        peers = dict(self.context.peers)
+        peers = dict(self.context.data.peers)
         for name, train in self.data().items():
             peers[name] = replace(peers[name], train=train)
-        return ExperimentRun(self.experiment, replace(self.context, peers=peers), directory)
+        context = replace(self.context, data=self.context.data.with_peers(peers))
+        return ExperimentRun(self.experiment, context, directory)
 
     def check(self) -> None:
         """Refuse a directory of another run: the audited one may have been extended since."""
@@ -290,9 +291,8 @@ def trained_again(
         "unseen_peers": 0,
     }
     again = experiment.model_copy(update=changes)
-    context = replace(
-        context, eval_every=again.eval_every, vmap_peers=1, unseen={}, global_test=None
-    )
+    run_data = replace(context.data, unseen={}, global_test=None)
+    context = replace(context, settings=again, data=run_data)
     return AuditRun({FOLDER: name}, again, path / FOLDER / name, context, data)
 
 
@@ -319,7 +319,7 @@ class TrainedFederation:
 
         Empty if it was not saved.
         """
-        steps = self._checkpoints.load(self.context.rounds - 1)
+        steps = self._checkpoints.load(self.context.settings.rounds - 1)
         return {name: step.next_state for name, step in steps.items()}
 
     def personal(self, peer: str) -> nn.Module:
@@ -341,7 +341,7 @@ class TrainedFederation:
             return None
         request = requested_mask(context, states[receiver])
         published = published_model(context, states[peer])
-        t = context.rounds - 1
+        t = context.settings.rounds - 1
         model = deliver(context, context.codec, published, request, peer, receiver, t).model
         if request is not None:
             w_j, m_j = model.restrict(request).unpack()
@@ -352,7 +352,7 @@ class TrainedFederation:
 
     def _first_receiver(self, peer: str) -> str | None:
         """The first peer that received this one's model in the last round."""
-        t = self.context.rounds - 1
+        t = self.context.settings.rounds - 1
         graph = exchange_graph(self.context, t)
         for name in sorted(graph):
             state = self.before_last_round[name]

@@ -1,0 +1,120 @@
+"""From settings to a run that can start: its data, who gets which samples, and its context."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dispfl.core.rng import stream
+from dispfl.core.samples import PeerData, Samples
+from dispfl.data.datasets import load_dataset
+from dispfl.data.fetch import ProgressCallback
+from dispfl.data.labelled import LabelledDataset
+from dispfl.data.split import Split
+from dispfl.errors import ConfigError, PartitionError
+from dispfl.experiment import Experiment, NamedSettings
+from dispfl.models.settings import CustomModel
+from dispfl.robust.attacks import Attack, poisoned
+from dispfl.round.context import RunContext, RunData
+from dispfl.topology import peer_names
+
+
+def prepare(
+    experiment: Experiment, decoding: ProgressCallback | None = None
+) -> tuple[LabelledDataset, Split, RunContext]:
+    """Return an experiment's data, who gets what, and its context; refuse a model that does not fit
+    data or method."""
+    dataset = load_dataset(experiment.data, decoding)
+    split = split_dataset(experiment, dataset)
+    context = experiment_context(experiment, dataset, split)
+    context.check()
+    return dataset, split, context
+
+
+def split_dataset(experiment: Experiment, dataset: LabelledDataset) -> Split:
+    """Return which samples each peer gets."""
+    rng = stream(experiment.seed, "partition")
+    everyone = experiment.peers + experiment.unseen_peers
+    try:
+        split = experiment.partition.split_data(dataset, everyone, rng=rng)
+    except PartitionError as problem:
+        if not experiment.unseen_peers:
+            raise
+        counts = f"peers={experiment.peers} and unseen_peers={experiment.unseen_peers}"
+        raise PartitionError(f"{problem} These are {counts}.") from None
+    return split.without_last(experiment.unseen_peers)
+
+
+def experiment_context(
+    experiment: Experiment, dataset: LabelledDataset, split: Split
+) -> RunContext:
+    """Return the context of an experiment's rounds, with the data divided by a split."""
+    train, test = dataset.samples(augment=experiment.data.augment)
+    roster = peer_names(experiment.peers)
+    peers = _peer_data(roster, split, train, test)
+    attack = experiment.attack_among(roster)
+    if attack is not None:
+        peers = with_poisoned_data(peers, attack, len(dataset.classes))
+    data = RunData(peers)
+    if split.unseen is not None:
+        names = unseen_names(experiment.unseen_peers)
+        data = replace(data, unseen=_peer_data(names, split.unseen, train, test))
+    if split.global_test is not None:
+        data = replace(data, global_test=test.take(split.global_test))
+    return named_context(experiment, dataset, data)
+
+
+def named_context(
+    settings: NamedSettings, dataset: LabelledDataset, data: RunData, folder: Path | None = None
+) -> RunContext:
+    """Return the context of a run with the model and the metrics that its settings name.
+
+    A user's own ones are imported from the folder, and the network is checked on two samples first.
+    """
+    if settings.privacy.enabled and getattr(settings.data, "standardize", False):
+        raise ConfigError(
+            "privacy does not cover data.standardize, which computes means from the training"
+            " data; scale the data by constants instead, and leave it false.",
+            key="privacy",
+        )
+    folder = folder or Path.cwd()  # a Ray worker has another current directory
+    model = settings.model
+    shape = dataset.shape
+    classes = len(dataset.classes)
+    context = RunContext(
+        settings=settings,
+        data=data,
+        model=lambda: model.network(shape, classes, folder),
+        task=settings.task(folder),
+    )
+    if isinstance(model, CustomModel):
+        model.check_network(context.example(), classes, folder)
+    return context
+
+
+def unseen_names(count: int) -> list[str]:
+    """Return the names of peers that do not take part: `new-000`, `new-001`, ..."""
+    return [f"new-{name}" for name in peer_names(count)]
+
+
+def with_poisoned_data(
+    peers: Mapping[str, PeerData], attack: Attack, classes: int
+) -> dict[str, PeerData]:
+    """Return the data of all peers; of Byzantine ones what they train on, if the attack poisons."""
+    attacked = dict(peers)
+    for name in attack.byzantine:
+        train = poisoned(peers[name].train, attack.name, classes)
+        attacked[name] = replace(peers[name], train=train)
+    return attacked
+
+
+def _peer_data(
+    names: Sequence[str], split: Split, train: Samples, test: Samples
+) -> dict[str, PeerData]:
+    """Return the samples of each peer, in the order of the split."""
+    peers = {}
+    for index, name in enumerate(names):
+        validation = train.take(split.validation[index]) if split.validation else None
+        peers[name] = PeerData(
+            train.take(split.train[index]), test.take(split.test[index]), validation
+        )
+    return peers
