@@ -44,10 +44,10 @@ def plan(method: Method, **changes: Any) -> CostInputs:
         "model": Model(name="resnet18"),
         "data": describe("cifar10"),
         "method": method,
-        "topology": RandomRegular(),
+        "topology": RandomRegular(degree=10),
         "peers": 100,
         "samples": 500,
-        "train": Train(),
+        "train": Train(batch_size=128),
         "wire": Wire(),
     }
     return CostInputs(**defaults | changes)

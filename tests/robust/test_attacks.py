@@ -299,11 +299,11 @@ def test_a_density_lie_is_refused_in_the_simulation_as_real_peers_would() -> Non
     [
         (
             ["byzantine=0.2"],
-            "byzantine is 0.2, but attack is none; say how they lie: attack=sign-flip.",
+            "byzantine is 0.2, but attack is none; name what these peers do: attack=sign-flip.",
         ),
         (
             ["attack=noise"],
-            "attack is noise, but byzantine is 0; say how many of the peers lie: byzantine=0.2.",
+            "attack is noise, but byzantine is 0; give the share of Byzantine peers: byzantine=0.2.",
         ),
         (["attack=sing-flip", "byzantine=0.2"], "attack must be"),
         (["attack=noise", "byzantine=1.5"], "byzantine must be in [0, 1), got 1.5"),
