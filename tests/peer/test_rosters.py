@@ -54,7 +54,7 @@ def test_a_topology_that_does_not_fit_the_roster_costs_the_neighbours_of_the_rou
     None
 ):
     world = World(5, reliable, peers=3, rounds=12)
-    object.__setattr__(world.context, "topology", OnlyThree())
+    world.context = world.context.changed(topology=OnlyThree())
     world.members.is_fixed = False
 
     async def story() -> None:
