@@ -1,2 +1,1 @@
-"""Masks of whole channels and hidden units: units, how many are kept, the small network, averages
-of blocks."""
+"""Masks of whole channels: units, how many are kept, the small network, averages of blocks."""

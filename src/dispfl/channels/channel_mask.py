@@ -62,11 +62,12 @@ class ChannelLayout(Layout):
     @cached_property
     def group_slices(self) -> tuple[slice, ...]:
         """The units of each group."""
-        ends = np.cumsum([group.units for group in self.groups])
-        return tuple(
-            slice(int(end) - group.units, int(end))
-            for end, group in zip(ends, self.groups, strict=True)
-        )
+        slices = []
+        begin = 0
+        for group in self.groups:
+            slices.append(slice(begin, begin + group.units))
+            begin += group.units
+        return tuple(slices)
 
     @cached_property
     def axis_arrays(self) -> list[Positions]:

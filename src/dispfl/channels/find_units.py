@@ -54,49 +54,55 @@ class _Candidate:
 
     @property
     def group(self) -> UnitGroup:
-        """The group of units: whole norm groups, or equally many channels of each, whichever gives
-        more widths."""
+        """The group of units: whole norm groups, or equally many channels of each.
+
+        Whichever gives more widths.
+        """
         if not self.norm_groups:
             return UnitGroup(self.root, self.channels, 1)
-        fewest, most = min(self.norm_groups), max(self.norm_groups)
+        fewest = min(self.norm_groups)
+        most = max(self.norm_groups)
         if fewest > self.channels // most:
             return UnitGroup(self.root, fewest, self.channels // fewest)
         return UnitGroup(self.root, self.channels, 1, most)
 
 
 def find_units(module: nn.Module, example: Tensor, keep: Sequence[str] = ()) -> ChannelLayout:
-    """Return the layout of a network with its units; `keep` names layers whose outputs are never
-    left out.
+    """Return the layout of a network with its units.
 
-    `example` is a batch of inputs. Inputs and outputs of the network always stay whole; so do
-    layers whose couplings cannot be found, such as recurrent ones; the layout names the latter.
+    `keep` names layers whose outputs are never left out. `example` is a batch of inputs. Inputs and
+    outputs of the network always stay whole; so do layers whose couplings cannot be found, such as
+    recurrent ones; the layout names the latter.
     """
     module, example = _working_copy(module, example)
     trainable = Layout.of(module)
     _disturb(module)
-    kept = _protected(module, keep)
-    candidates = [
-        each for each in _candidates(module, example, trainable) if not kept & set(each.layers)
-    ]
-    good = [each for each in candidates if not each.problem]
-    if not _all_can_be_cut(module, example, trainable, good):
-        good = [each for each in good if _can_be_cut(module, example, trainable, each)]
-    if not good:
+    protected = _protected(module, keep)
+    candidates = []
+    for candidate in _candidates(module, example, trainable):
+        if not candidate.problem and not protected & set(candidate.layers):
+            candidates.append(candidate)
+    if not _all_can_be_cut(module, example, trainable, candidates):
+        candidates = [
+            candidate
+            for candidate in candidates
+            if _can_be_cut(module, example, trainable, candidate)
+        ]
+    if not candidates:
         raise ConfigError(
             "method.structure is channels, but this network has no channels that can be left out. "
             "Use structure=weights.",
             key="method.structure",
         )
-    found = _layout(module, trainable, good)
+    layout = _layout(module, trainable, candidates)
     del module
     gc.collect()  # the graph refers to itself
     trim_heap()
-    return found
+    return layout
 
 
 def _disturb(module: nn.Module) -> None:
-    """Add noise to all weights and statistics: zeros and ones, as layers start with, could hide a
-    wrong coupling."""
+    """Add noise to all weights and statistics: their first values could hide a wrong coupling."""
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for tensor in [*module.parameters(), *module.buffers()]:
@@ -107,8 +113,10 @@ def _disturb(module: nn.Module) -> None:
 
 
 def _working_copy(module: nn.Module, example: Tensor) -> tuple[nn.Module, Tensor]:
-    """Return a copy of a network and inputs that it takes: in float64, or in float32 where its
-    forward needs that."""
+    """Return a copy of a network and inputs that it takes, in float64.
+
+    In float32 where its forward needs that.
+    """
     for dtype in TOLERANCES:
         try:
             tried = copy.deepcopy(module).cpu().eval().to(dtype)
@@ -131,28 +139,63 @@ def _not_traceable(problem: Exception) -> ConfigError:
 
 
 def _protected(module: nn.Module, keep: Sequence[str]) -> set[str]:
-    """Return the layers that the user's names protect: the layers themselves and all inside
-    them."""
+    """Return the layers that the user's names protect, and all layers inside them."""
     names = [name for name, _ in module.named_modules() if name]
     for name in keep:
         if name not in names:
             close = get_close_matches(name, names, 1)
-            hint = (
-                f"did you mean {close[0]}?" if close else f"its layers are {', '.join(names[:12])}."
-            )
+            hint = f"its layers are {', '.join(names[:12])}."
+            if close:
+                hint = f"did you mean {close[0]}?"
             raise ConfigError(
                 f"method.keep names {name!r}, which this network does not have; {hint}",
                 key="method.keep",
             )
-    return {
-        name
-        for name in names
-        if any(name == given or name.startswith(f"{given}.") for given in keep)
-    }
+    inside = tuple(f"{layer}." for layer in keep)
+    return {name for name in names if name in keep or name.startswith(inside)}
 
 
 def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[_Candidate]:
     """Yield every group of coupled channels, in the order of the layers that compute them."""
+    graph = _dependency_graph(module, example)
+    names = {layer: name for name, layer in module.named_modules()}
+    parameters = {id(parameter): name for name, parameter in module.named_parameters()}
+    can_be_cut = _unshared_tensors(module, layout)
+    visited: set[str] = set()
+    for name, layer in module.named_modules():
+        if name in visited or layer not in graph.module2node:
+            continue
+        if not isinstance(layer, (_ConvNd, nn.Linear, nn.Embedding)):
+            continue
+        pruner = graph.get_pruner_of_module(layer)
+        channels = pruner.get_out_channels(layer)
+        every_channel = list(range(channels))
+        try:
+            coupled = list(graph.get_pruning_group(layer, pruner.prune_out_channels, every_channel))
+        except Exception:  # it cannot follow the channels, for example into a recurrent layer
+            continue
+
+        candidate = _Candidate(name, channels, [])
+        for item in coupled:
+            node = item.dep.target
+            is_output = graph.is_out_channel_pruning_fn(item.dep.handler)
+            positions = np.array(item.idxs, np.int64)
+            roots = np.array(item.root_idxs, np.int64)
+            if is_output and node.module in names:
+                candidate.layers.append(names[node.module])
+            for tensor, dim in _tensors_of(candidate, node, is_output, names, parameters):
+                candidate.places.append((tensor, dim, positions, roots))
+                if tensor not in can_be_cut:
+                    candidate.problem = f"{tensor} is frozen, or used by several layers"
+        visited.update(candidate.layers)
+        places = candidate.places
+        is_consumed = any(dim != _output_dim(module, tensor) for tensor, dim, _, _ in places)
+        if is_consumed:  # otherwise it is an output of the network
+            yield candidate
+
+
+def _dependency_graph(module: nn.Module, example: Tensor) -> Any:
+    """Return torch-pruning's graph of couplings; refuse a network that it cannot trace."""
     import torch_pruning  # type: ignore[import-untyped]  # slow to import
 
     try:
@@ -162,70 +205,39 @@ def _candidates(module: nn.Module, example: Tensor, layout: Layout) -> Iterator[
             graph.build_dependency(module, example_inputs=(example,), verbose=False)
     except Exception as problem:
         raise _not_traceable(problem) from problem
-    names = {layer: name for name, layer in module.named_modules()}
-    parameters = {id(parameter): name for name, parameter in module.named_parameters()}
-    uses = Counter(
-        id(parameter) for layer in module.modules() for parameter in layer.parameters(recurse=False)
-    )
-    own = {
-        name
-        for name, parameter in module.named_parameters()
-        if name in layout.by_name and uses[id(parameter)] == 1
-    }
-    can_be_cut = own | {name for name, _ in module.named_buffers()}
-    seen: set[str] = set()
-    for name, layer in module.named_modules():
-        if (
-            name in seen
-            or layer not in graph.module2node
-            or not isinstance(layer, (_ConvNd, nn.Linear, nn.Embedding))
-        ):
-            continue
-        pruner = graph.get_pruner_of_module(layer)
-        channels = pruner.get_out_channels(layer)
-        found = _Candidate(name, channels, [])
-        try:
-            coupled = list(
-                graph.get_pruning_group(layer, pruner.prune_out_channels, list(range(channels)))
-            )
-        except (
-            Exception
-        ):  # torch-pruning cannot follow the channels, for example into a recurrent layer
-            continue
-        for item in coupled:
-            target = item.dep.target.module
-            is_output = graph.is_out_channel_pruning_fn(item.dep.handler)
-            positions, roots = np.array(item.idxs, np.int64), np.array(item.root_idxs, np.int64)
-            if is_output and target in names:
-                found.layers.append(names[target])
-            for tensor, dim in _tensors_of(
-                found, target, is_output, names, parameters, item.dep.target
-            ):
-                found.places.append((tensor, dim, positions, roots))
-                if tensor not in can_be_cut:
-                    found.problem = f"{tensor} is frozen, or used by several layers"
-        seen.update(found.layers)
-        consumed = any(dim != _output_dim(module, tensor) for tensor, dim, _, _ in found.places)
-        if consumed:  # otherwise it is an output of the network
-            yield found
+    return graph
+
+
+def _unshared_tensors(module: nn.Module, layout: Layout) -> set[str]:
+    """Return the buffers, and the trainable parameters that one layer alone uses."""
+    uses: Counter[int] = Counter()
+    for layer in module.modules():
+        uses.update(id(parameter) for parameter in layer.parameters(recurse=False))
+    names = {name for name, _ in module.named_buffers()}
+    for name, parameter in module.named_parameters():
+        if name in layout.by_name and uses[id(parameter)] == 1:
+            names.add(name)
+    return names
 
 
 def _tensors_of(
-    found: _Candidate,
-    target: Any,
+    candidate: _Candidate,
+    node: Any,
     is_output: bool,
     names: dict[Any, str],
     parameters: dict[int, str],
-    node: Any,
 ) -> list[tuple[str, int]]:
-    """Return the tensors of a layer that have these channels, with the dimension; note why a layer
-    cannot be cut."""
+    """Return the tensors of a layer that have these channels, with the dimension.
+
+    The candidate notes why a layer cannot be cut.
+    """
+    target = node.module
     if isinstance(target, nn.Parameter):
         return [(parameters[id(target)], node.pruning_dim)] if id(target) in parameters else []
     if not isinstance(target, nn.Module) or target not in names:
         return []  # an operation without parameters
     name = names[target]
-    own = [key for key, _ in target.named_parameters(recurse=False)]
+    tensors = [key for key, _ in target.named_parameters(recurse=False)]
     match target:
         case _ConvNd() if target.groups == 1:
             output = 1 if isinstance(target, _ConvTransposeNd) else 0
@@ -237,27 +249,27 @@ def _tensors_of(
         case nn.Embedding():
             places = [("weight", 1)]
         case nn.GroupNorm() if target.affine:
-            found.norm_groups.add(target.num_groups)
+            candidate.norm_groups.add(target.num_groups)
             places = [("weight", 0), ("bias", 0)]
         case nn.LayerNorm() | nn.RMSNorm() if (
             target.elementwise_affine and len(target.normalized_shape) == 1
         ):
-            found.norm_groups.add(1)
+            candidate.norm_groups.add(1)
             places = [("weight", 0), ("bias", 0)]
         case _NormBase():
-            buffers = [
-                key for key, buffer in target.named_buffers(recurse=False) if buffer.ndim == 1
-            ]
-            places = [("weight", 0), ("bias", 0), *((key, 0) for key in buffers)]
-            own += buffers
+            places = [("weight", 0), ("bias", 0)]
+            for key, buffer in target.named_buffers(recurse=False):
+                if buffer.ndim == 1:
+                    places.append((key, 0))
+                    tensors.append(key)
         case nn.PReLU():
             places = [("weight", 0)] if target.num_parameters > 1 else []
-        case _ if not own and not list(target.children()):
+        case _ if not tensors and not list(target.children()):
             places = []  # an activation or a pooling layer
         case _:
-            found.problem = f"{type(target).__name__} {name} cannot be cut"
+            candidate.problem = f"{type(target).__name__} {name} cannot be cut"
             places = []
-    return [(f"{name}.{key}", dim) for key, dim in places if key in own]
+    return [(f"{name}.{key}", dim) for key, dim in places if key in tensors]
 
 
 def _output_dim(module: nn.Module, tensor: str) -> int:
@@ -269,35 +281,34 @@ def _output_dim(module: nn.Module, tensor: str) -> int:
 
 def _layout(module: nn.Module, layout: Layout, candidates: Sequence[_Candidate]) -> ChannelLayout:
     """Return the layout with these groups of units."""
-    axes: dict[tuple[str, int], NDArray[np.int64]] = {}
-    first = 0
-    for each in candidates:
-        group = each.group
-        for tensor, dim, positions, channels in each.places:
-            size = (
-                layout.by_name[tensor][dim]
-                if tensor in layout.by_name
-                else 1 + int(positions.max())
-            )
-            axis = axes.setdefault((tensor, dim), np.full(size, FIXED))
-            axis[positions] = first + channels // group.channels
-        first += group.units
-    found = {place: tuple(axis.tolist()) for place, axis in axes.items()}
-    distinct = tuple(dict.fromkeys(found.values()))
-    index = {place: distinct.index(axis) for place, axis in found.items()}
-    of_parameters = tuple(
-        tuple(index.get((name, dim)) for dim in range(len(shape)))
-        for name, shape in zip(layout.names, layout.shapes, strict=True)
-    )
-    of_buffers = {name: axis for (name, _), axis in index.items() if name not in layout.by_name}
+    arrays: dict[tuple[str, int], NDArray[np.int64]] = {}
+    first_unit = 0
+    for candidate in candidates:
+        group = candidate.group
+        for tensor, dim, positions, channels in candidate.places:
+            if tensor in layout.by_name:
+                size = layout.by_name[tensor][dim]
+            else:
+                size = 1 + int(positions.max())
+            array = arrays.setdefault((tensor, dim), np.full(size, FIXED))
+            array[positions] = first_unit + channels // group.channels
+        first_unit += group.units
+
+    axes = {place: tuple(array.tolist()) for place, array in arrays.items()}
+    distinct_axes = tuple(dict.fromkeys(axes.values()))
+    index = {place: distinct_axes.index(axis) for place, axis in axes.items()}
+    parameter_axes = []
+    for name, shape in layout.by_name.items():
+        parameter_axes.append(tuple(index.get((name, dim)) for dim in range(len(shape))))
+    buffer_axes = {name: axis for (name, _), axis in index.items() if name not in layout.by_name}
     return ChannelLayout(
         layout.names,
         layout.shapes,
-        tuple(each.group for each in candidates),
-        distinct,
-        of_parameters,
+        tuple(candidate.group for candidate in candidates),
+        distinct_axes,
+        tuple(parameter_axes),
         tuple(_output_dim(module, name) for name in layout.names),
-        of_buffers,
+        buffer_axes,
     )
 
 
@@ -312,8 +323,10 @@ def _all_can_be_cut(
 
 
 def _can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidate: _Candidate) -> bool:
-    """Whether a group can be left out alone; refuse a network that has the sizes of its features
-    written into it."""
+    """Whether a group can be left out alone.
+
+    A network that has the sizes of its features written into it is refused.
+    """
     try:
         return _is_same_function(module, example, _layout(module, layout, [candidate]))
     except Exception as problem:
@@ -321,10 +334,9 @@ def _can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidate: _
             reason = " ".join(str(problem).split())[:200]
             raise ConfigError(
                 f"method.structure is channels, but the network's forward fails with fewer"
-                f" channels of "
-                f"{candidate.root} ({reason}). Write no sizes into it: x.flatten(1) instead of"
-                " x.view(-1, 1600). Or "
-                f'protect the layer: method.keep=["{candidate.root}"].',
+                f" channels of {candidate.root} ({reason}). Write no sizes into it: x.flatten(1)"
+                " instead of x.view(-1, 1600). Or protect the layer:"
+                f' method.keep=["{candidate.root}"].',
                 key="method.structure",
             ) from problem
         return False
@@ -332,41 +344,43 @@ def _can_be_cut(module: nn.Module, example: Tensor, layout: Layout, candidate: _
 
 @torch.no_grad()
 def _is_same_function(module: nn.Module, example: Tensor, layout: ChannelLayout) -> bool:
-    """Whether the small network computes what the masked large one does, with about half of all
-    units left out."""
+    """Whether the small network computes what the masked large one does.
+
+    About half of all units are left out.
+    """
     mask = layout.mask(_about_half(layout))
     small = mask.small_network(module)
     for name, axes in zip(layout.names, layout.axes, strict=True):
-        held = [slice(None) if axis is None else mask.positions[axis] for axis in axes]
-        part = module.get_parameter(name).numpy()
-        for dim, where in enumerate(held):
-            part = part[(slice(None),) * dim + (where,)]
-        small.get_parameter(name).copy_(torch.from_numpy(part))
+        weights = module.get_parameter(name).numpy()
+        for dim, axis in enumerate(axes):
+            if axis is not None:
+                weights = weights.take(mask.positions[axis], dim)
+        small.get_parameter(name).copy_(torch.from_numpy(weights))
     for name, axis in layout.buffer_axes.items():
-        small.get_buffer(name).copy_(
-            module.get_buffer(name)[torch.from_numpy(mask.positions[axis])]
-        )
+        positions = torch.from_numpy(mask.positions[axis])
+        small.get_buffer(name).copy_(module.get_buffer(name)[positions])
     with masked(module, mask) as large:
         expected = large(example)
-    found = small(example)
-    if not isinstance(expected, Tensor) or found.shape != expected.shape:
+    outputs = small(example)
+    if not isinstance(expected, Tensor) or outputs.shape != expected.shape:
         return False
-    tolerance = TOLERANCES.get(found.dtype, 0.0) * max(1.0, float(expected.abs().max()))
-    return bool((found - expected).abs().max() <= tolerance)
+    tolerance = TOLERANCES.get(outputs.dtype, 0.0) * max(1.0, float(expected.abs().max()))
+    return bool((outputs - expected).abs().max() <= tolerance)
 
 
 def _about_half(layout: ChannelLayout) -> Flags:
-    flags, rng = np.zeros(layout.units, np.bool_), np.random.default_rng(0)
+    flags = np.zeros(layout.units, np.bool_)
+    rng = np.random.default_rng(0)
     for group, where in zip(layout.groups, layout.group_slices, strict=True):
         for stratum in flags[where].reshape(group.strata, -1):
-            stratum[rng.permutation(len(stratum))[: -(-len(stratum) // 2)]] = True
+            half = -(-len(stratum) // 2)
+            stratum[rng.permutation(len(stratum))[:half]] = True
     return flags
 
 
 @contextmanager
 def masked(module: nn.Module, mask: ChannelMask) -> Iterator[nn.Module]:
-    """The large network with the left-out units masked: the function that the small network
-    computes too.
+    """The large network with the left-out units masked, which computes what the small one does.
 
     Their weights are zero. A normalization over channels of which some are left out takes its
     statistics over the others, as the small network's does (docs/deviations.md).
@@ -380,13 +394,11 @@ def masked(module: nn.Module, mask: ChannelMask) -> Iterator[nn.Module]:
         axis = axes.get(f"{name}.weight", (None,))[0]
         if axis is None or not isinstance(layer, (nn.GroupNorm, *NORMS_OF_ALL)):
             continue
-        if isinstance(layer, nn.GroupNorm) and is_cut_by_norm_group(
-            layout.axis_units[axis], layer.num_groups
-        ):
+        units = layout.axis_units[axis]
+        if isinstance(layer, nn.GroupNorm) and is_cut_by_norm_group(units, layer.num_groups):
             continue
-        hooks.append(
-            layer.register_forward_hook(_normalize_kept(torch.from_numpy(mask.positions[axis])))
-        )
+        channels = torch.from_numpy(mask.positions[axis])
+        hooks.append(layer.register_forward_hook(_normalize_kept(channels)))
     try:
         with torch.no_grad():
             for name, keep in flags.items():
@@ -400,23 +412,24 @@ def masked(module: nn.Module, mask: ChannelMask) -> Iterator[nn.Module]:
                 module.get_parameter(name).copy_(weights)
 
 
-def _normalize_kept(held: Tensor) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
-    """Return a forward hook that normalizes the held channels only; the others are zero."""
+def _normalize_kept(channels: Tensor) -> Callable[[nn.Module, tuple[Tensor], Tensor], Tensor]:
+    """Return a forward hook that normalizes these channels only; the others are zero."""
 
     def normalize(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> Tensor:
         (x,) = inputs
+        dim = 1 if isinstance(layer, nn.GroupNorm) else -1
+        x = x.index_select(dim, channels)
+        size = [len(channels)]
+        weight = layer.weight[channels]  # type: ignore[index]
         if isinstance(layer, nn.GroupNorm):
-            part = functional.group_norm(
-                x[:, held], layer.num_groups, layer.weight[held], layer.bias[held], layer.eps
-            )
-            return torch.zeros_like(output).index_copy(1, held, part)
-        x, size = x[..., held], [len(held)]
-        if isinstance(layer, nn.LayerNorm):
-            bias = None if layer.bias is None else layer.bias[held]
-            part = functional.layer_norm(x, size, layer.weight[held], bias, layer.eps)
+            bias = layer.bias[channels]
+            normalized = functional.group_norm(x, layer.num_groups, weight, bias, layer.eps)
+        elif isinstance(layer, nn.LayerNorm):
+            bias = None if layer.bias is None else layer.bias[channels]
+            normalized = functional.layer_norm(x, size, weight, bias, layer.eps)
         else:
             assert isinstance(layer, nn.RMSNorm)
-            part = functional.rms_norm(x, size, layer.weight[held], layer.eps)
-        return torch.zeros_like(output).index_copy(-1, held, part)
+            normalized = functional.rms_norm(x, size, weight, layer.eps)
+        return torch.zeros_like(output).index_copy(dim, channels, normalized)
 
     return normalize

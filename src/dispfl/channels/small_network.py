@@ -14,11 +14,10 @@ if TYPE_CHECKING:
 
 
 def small_network(module: nn.Module, mask: "ChannelMask") -> nn.Module:
-    """Return a copy of a network with the channels of the mask only; its weights and sliced buffers
-    are not set.
+    """Return a copy of a network with the channels of the mask only.
 
-    Large tensors are never copied: the copy gets small ones in their place. Frozen parameters stay
-    as they are.
+    Its weights and sliced buffers are not set. Large tensors are never copied: the copy gets small
+    ones in their place. Frozen parameters stay as they are.
     """
     layout = mask.layout
     memo: dict[int, Any] = {}
@@ -28,19 +27,18 @@ def small_network(module: nn.Module, mask: "ChannelMask") -> nn.Module:
             memo[id(parameter)] = nn.Parameter(parameter.new_zeros(shapes[name]))
     for name, channels in layout.buffer_axes.items():
         buffer = module.get_buffer(name)
-        held = len(mask.positions[channels])
-        memo[id(buffer)] = buffer.new_zeros(held, *buffer.shape[1:])
+        held_channels = len(mask.positions[channels])
+        memo[id(buffer)] = buffer.new_zeros(held_channels, *buffer.shape[1:])
     small = copy.deepcopy(module, memo)
     axes = dict(zip(layout.names, layout.axes, strict=True))
-    for (name, large), of_small in zip(module.named_modules(), small.modules(), strict=True):
+    for (name, layer), small_layer in zip(module.named_modules(), small.modules(), strict=True):
         axis = axes.get(f"{name}.weight", (None,))[0]
-        _set_sizes(large, of_small, None if axis is None else layout.axis_units[axis])
+        _set_sizes(layer, small_layer, None if axis is None else layout.axis_units[axis])
     return small
 
 
 def _set_sizes(large: nn.Module, small: nn.Module, axis: Axis | None) -> None:
-    """Set the sizes that a layer keeps beside its parameters to those of its parameters; `axis` is
-    its channels'."""
+    """Set the sizes that a layer keeps beside its parameters; `axis` is its channels'."""
     weight = getattr(small, "weight", None)
     if not isinstance(weight, Tensor):
         return

@@ -46,23 +46,31 @@ def to_runs(axis: Axis) -> list[list[int]]:
     runs: list[list[int]] = []
     edges = [0, *(np.flatnonzero(np.diff(axis)) + 1).tolist(), len(axis)]
     for start, end in pairwise(edges):
-        unit, width = int(axis[start]), end - start
-        if runs and width == runs[-1][2] and FIXED != unit == runs[-1][0] + runs[-1][1]:
-            runs[-1][1] += 1
-        else:
-            runs.append([unit, 1, width])
+        unit = int(axis[start])
+        width = end - start
+        if runs and unit != FIXED:
+            first, count, last_width = runs[-1]
+            if unit == first + count and width == last_width:
+                runs[-1][1] += 1
+                continue
+        runs.append([unit, 1, width])
     return runs
 
 
 def from_runs(runs: Sequence[Sequence[int]]) -> Axis:
-    return tuple(
-        first + i for first, count, width in runs for i in range(count) for _ in range(width)
-    )
+    """Return the axis that runs describe: the inverse of `to_runs`."""
+    axis: list[int] = []
+    for first, count, width in runs:
+        for unit in range(first, first + count):
+            axis += [unit] * width
+    return tuple(axis)
 
 
 def is_cut_by_norm_group(axis: Axis, num_groups: int) -> bool:
-    """Whether a GroupNorm's channels are left out as whole norm groups; otherwise equally many of
-    each are."""
-    return bool(
-        (np.diff(np.reshape(axis, (num_groups, -1)), axis=1) == 0).all()
-    ) and num_groups < len(axis)
+    """Whether a GroupNorm's channels are left out as whole norm groups.
+
+    Otherwise equally many of each are left out.
+    """
+    by_norm_group = np.reshape(axis, (num_groups, -1))
+    one_unit_each = bool((np.diff(by_norm_group, axis=1) == 0).all())
+    return one_unit_each and num_groups < len(axis)

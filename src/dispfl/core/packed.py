@@ -63,7 +63,7 @@ class Mask(ABC):
     def kept(self) -> int:
         """The number of weights that the mask keeps."""
 
-    @property
+    @cached_property
     def kept_entries(self) -> int:
         """The number of entries that the mask keeps."""
         return _ones(self.bits.numpy())

@@ -1,15 +1,16 @@
-"""What a round will cost, before training and without data: it depends on model, masks and
-topology.
+"""What a round will cost, before training and without data.
 
-They are counted in two ways. As in the paper: 4 bytes per kept value and nothing for masks, MB are
-1e6 bytes, the node with the largest download; operations as `flops.py` counts them. On the wire:
-messages as the codec sends them, with masks, headers and requests. Both are of round 0; only a
-method that prunes in training (SubFedAvg) costs less later.
+Costs depend on model, masks and topology. They are counted in two ways. As in the paper: 4 bytes
+per kept value and nothing for masks, MB are 1e6 bytes, the node with the largest download;
+operations as `flops.py` counts them. On the wire: messages as the codec sends them, with masks,
+headers and requests. Both are of round 0; only a method that prunes in training (SubFedAvg) costs
+less later.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
+from itertools import chain
 from statistics import fmean
 
 import torch
@@ -193,39 +194,28 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     """
     _, forward = network(inputs.model, inputs.data.shape, inputs.data.classes)
     layout = inputs.layout
-    kept = {
-        density: inputs.method.kept_counts(layout, density)
-        for density in set(inputs.densities.values())
-    }
-    flops = {
-        density: _local_training(inputs, forward, counts, as_printed)
-        for density, counts in kept.items()
-    }
     densities = list(inputs.densities.values())
-    small = _small_shapes(inputs)
-    layers = []
-    for i, (name, shape, size) in enumerate(
-        zip(layout.names, layout.shapes, layout.sizes, strict=True)
-    ):
-        mean = fmean(kept[density][i] for density in densities)
-        layers.append(
-            LayerCost(
-                name, shape, size, mean, mean * forward.per_weight[i], small[i] if small else None
-            )
-        )
-    size_of = {
-        peer: BYTES_PER_VALUE * sum(kept[density]) for peer, density in inputs.densities.items()
-    }
-    ledger = Ledger.of(
-        MessageCost(sender, receiver, size_of[receiver if sender == SERVER else sender], 0)
-        for sender, receiver in links(inputs.context)
-    )
+    kept_counts = {}
+    flops = {}
+    for density in sorted(set(densities)):
+        counts = inputs.method.kept_counts(layout, density)
+        kept_counts[density] = counts
+        flops[density] = _local_training(inputs, forward, counts, as_printed)
+
+    groups = []
+    for density, counts in kept_counts.items():
+        peers = densities.count(density)
+        groups.append(GroupCost(density, peers, sum(counts), flops[density]))
+    messages = []
+    for sender, receiver in links(inputs.context):
+        peer = receiver if sender == SERVER else sender
+        size = BYTES_PER_VALUE * sum(kept_counts[inputs.densities[peer]])
+        messages.append(MessageCost(sender, receiver, size, 0))
+    ledger = Ledger.of(messages)
     return RoundCosts(
         parameters=layout.size,
-        layers=tuple(layers),
-        groups=tuple(
-            GroupCost(d, densities.count(d), sum(kept[d]), flops[d]) for d in sorted(kept)
-        ),
+        layers=tuple(_layer_costs(inputs, forward, kept_counts)),
+        groups=tuple(groups),
         busiest_mb=ledger.busiest().paper / MB,
         mean_mb=_mean_download(ledger.paper, inputs.roster) / MB,
         flops_per_peer=fmean(flops[density] for density in densities),
@@ -235,9 +225,21 @@ def estimate(inputs: CostInputs, *, as_printed: bool = False) -> RoundCosts:
     )
 
 
+def _layer_costs(
+    inputs: CostInputs, forward: ForwardCost, kept_counts: Mapping[float, Sequence[int]]
+) -> Iterator[LayerCost]:
+    """Yield the cost of each layer, mean over peers, from the kept weights of each density."""
+    layout = inputs.layout
+    small_shapes = _small_shapes(inputs)
+    for i, (name, shape) in enumerate(layout.by_name.items()):
+        mean = fmean(kept_counts[density][i] for density in inputs.densities.values())
+        small_shape = small_shapes[i] if small_shapes else None
+        flops = mean * forward.per_weight[i]
+        yield LayerCost(name, shape, layout.sizes[i], mean, flops, small_shape)
+
+
 def _small_shapes(inputs: CostInputs) -> Sequence[tuple[int, ...]] | None:
-    """Return the shapes of the small network's parameters, if masks are of channels and all peers'
-    are equally wide."""
+    """Return the shapes of the small network's parameters; None unless all peers share them."""
     if not inputs.method.masks_channels or len(set(inputs.densities.values())) > 1:
         return None
     peer = inputs.roster[0]
@@ -250,9 +252,8 @@ def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[La
     """Return a model's parameters and what each costs, for images of this shape."""
     with torch.device("meta"):  # no weights are drawn
         module = model.build(shape[0], classes, shape[1])
-    module.to_empty(
-        device="cpu"
-    )  # one image takes milliseconds; a norm on "meta" loads torch's compiler, for seconds
+    # On the CPU one image takes milliseconds; a norm on "meta" loads torch's compiler, for seconds.
+    module.to_empty(device="cpu")
     layout = Layout.of(module)
     with user_errors(f"The network, on an image of shape {'x'.join(map(str, shape))}"):
         return layout, forward_cost(module, layout, torch.zeros(1, *shape))
@@ -261,9 +262,14 @@ def network(model: Model, shape: tuple[int, int, int], classes: int) -> tuple[La
 def _local_training(
     inputs: CostInputs, forward: ForwardCost, kept: Sequence[int], as_printed: bool
 ) -> int:
-    """Return the operations of a peer's training in one round, with one dense batch where it
-    searches a mask."""
-    method, epochs, samples, search = inputs.method, None, inputs.samples, 0
+    """Return the operations of a peer's training in one round.
+
+    One dense batch is added where it searches a mask.
+    """
+    method = inputs.method
+    epochs = None
+    samples = inputs.samples
+    search = 0
     match method:
         case Ditto() if inputs.train.steps is None:
             epochs = method.global_epochs + method.personal_epochs
@@ -273,9 +279,8 @@ def _local_training(
             search = inputs.train.batch_size
         case DPSGD() if method.density < 1 and as_printed:
             search = inputs.train.batch_size
-    return forward.local_training(
-        kept, inputs.train.samples_trained(samples, epochs), min(search, samples)
-    )
+    trained = inputs.train.samples_trained(samples, epochs)
+    return forward.local_training(kept, trained, min(search, samples))
 
 
 def links(context: RunContext) -> Iterator[tuple[str, str]]:
@@ -285,9 +290,11 @@ def links(context: RunContext) -> Iterator[tuple[str, str]]:
         yield from ((SERVER, peer) for peer in cohort)
         yield from ((peer, SERVER) for peer in cohort)
         return
-    graph, nothing = exchange_graph(context, 0), empty_state(Layout((), ()))
+    graph = exchange_graph(context, 0)
+    no_state = empty_state(Layout((), ()))
     for peer in graph:
-        yield from ((sender, peer) for sender in gossip_senders(context, graph, peer, 0, nothing))
+        for sender in gossip_senders(context, graph, peer, 0, no_state):
+            yield sender, peer
 
 
 def _mean_download(sent: Mapping[tuple[str, str], int], roster: Sequence[str]) -> float:
@@ -295,11 +302,11 @@ def _mean_download(sent: Mapping[tuple[str, str], int], roster: Sequence[str]) -
 
 
 def wire_costs(inputs: CostInputs) -> WireCosts:
-    """Return a round's messages as the codec sends them, under masks that the method itself
-    draws."""
+    """Return a round's messages as the codec sends them, under masks that the method draws."""
     context = inputs.context
-    codec, drawn = context.codec, _drawn_peers(inputs)
-    states = _drawn_states(inputs, {peer for pair in drawn.values() for peer in pair})
+    codec = context.codec
+    drawn = _drawn_peers(inputs)
+    states = _drawn_states(inputs, set(chain.from_iterable(drawn.values())))
     sizes: dict[tuple[str, str], tuple[int, int]] = {}
     messages: list[MessageCost] = []
     for sender, receiver in links(context):
@@ -309,18 +316,18 @@ def wire_costs(inputs: CostInputs) -> WireCosts:
         request, model = sizes[pair]
         messages += exchange_costs(receiver, sender, request, 0, model)
     ledger = Ledger.of(messages)
-    busiest, mean = ledger.busiest(), _mean_download(ledger.wire, inputs.roster)
+    busiest = ledger.busiest()
+    mean = _mean_download(ledger.wire, inputs.roster)
     return WireCosts(busiest.up / MB, busiest.down / MB, mean / MB, len(states.keys() - {SERVER}))
 
 
 def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
-    """Return whose masks represent each node's when it sends and when it receives: its own, where
-    all are drawn.
+    """Return whose masks represent each node's when it sends and when it receives.
 
-    For a large model two masks per density are drawn, one for all senders and one for all
-    receivers. They are as independent as any two, and so large that the overlap of any other two
-    differs by about one in a thousand. A mask of units is small, and overlaps differ more: all are
-    drawn, unless messages are encoded to know their length.
+    Where all masks are drawn, these are its own. For a large model two masks per density are drawn,
+    one for all senders and one for all receivers. They are as independent as any two, and so large
+    that the overlap of any other two differs by about one in a thousand. A mask of units is small,
+    and overlaps differ more: all are drawn, unless messages are encoded to know their length.
     """
     drawn = {SERVER: (SERVER, SERVER)}
     if inputs.peers * inputs.layout.size <= MAX_DRAWN_WEIGHTS or _needs_only_masks(inputs):
@@ -328,9 +335,10 @@ def _drawn_peers(inputs: CostInputs) -> dict[str, tuple[str, str]]:
     by_density: dict[float, list[str]] = {}
     for peer, density in inputs.densities.items():
         by_density.setdefault(density, []).append(peer)
-    return drawn | {
-        peer: (by_density[d][0], by_density[d][:2][-1]) for peer, d in inputs.densities.items()
-    }
+    for peer, density in inputs.densities.items():
+        sender, *receivers = by_density[density][:2]
+        drawn[peer] = (sender, receivers[0] if receivers else sender)
+    return drawn
 
 
 def _needs_only_masks(inputs: CostInputs) -> bool:
@@ -349,9 +357,8 @@ def _drawn_states(inputs: CostInputs, peers: Set[str]) -> dict[str, PeerState]:
         state = context.method.start(
             context.first_weights, context.layout, density, seed=context.settings.seed, peer=peer
         )
-        states[peer] = replace(
-            state, model=PackedModel(state.model.values[:0].clone(), state.model.mask)
-        )
+        without_values = PackedModel(state.model.values[:0].clone(), state.model.mask)
+        states[peer] = replace(state, model=without_values)
     return states
 
 

@@ -53,9 +53,8 @@ class ForwardCost:
 
     def sparse(self, kept: Sequence[float]) -> int:
         """Return the operations with this many weights kept in each parameter."""
-        return self.fixed + round(
-            sum(cost * count for cost, count in zip(self.per_weight, kept, strict=True))
-        )
+        costs = zip(self.per_weight, kept, strict=True)
+        return self.fixed + round(sum(cost * count for cost, count in costs))
 
     def training(self, kept: Sequence[float], samples: int) -> int:
         """Return the operations of training on some samples, with this many weights kept in each
@@ -132,22 +131,18 @@ class _OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         operation = func.overloadpacket
         kind = operation.__name__
         if operation in flop_registry:
-            self._count_product(
-                flop_registry[operation](*args, **kwargs, out_val=result),
-                _FACTORS.get(kind, ()),
-                args,
-            )
+            operations = flop_registry[operation](*args, **kwargs, out_val=result)
+            self._count_product(operations, _FACTORS.get(kind, ()), args)
             self._count_bias(_SUMMAND.get(kind), args, result)
         elif kind in ("mv", "dot", "addmv"):
             first = 1 if kind == "addmv" else 0
             self._count_product(2 * args[first].numel(), (first, first + 1), args)
             self._count_bias(0 if kind == "addmv" else None, args, result)
-        elif (
-            kind == "mkldnn_rnn_layer"
-        ):  # input, weights and biases: those of the input, then those of the state
+        elif kind == "mkldnn_rnn_layer":
+            # Input, weights and biases: those of the input, then those of the state.
             positions = args[0].numel() // args[0].shape[-1]
-            for place, each in ((1, 2), (2, 2), (3, 1), (4, 1)):
-                self._charge(args[place], each * args[place].numel() * positions)
+            for place, per_weight in ((1, 2), (2, 2), (3, 1), (4, 1)):
+                self._charge(args[place], per_weight * args[place].numel() * positions)
         elif kind in _ELEMENTWISE or kind in _LOOKUPS:
             for used in args[:2]:
                 self._charge(used, result.numel())
@@ -210,21 +205,20 @@ def _without_fused_attention() -> Iterator[None]:
 
 
 def _uncounted_layers(module: nn.Module, layout: Layout, operations: dict[str, int]) -> list[str]:
-    """Return the layers with trained parameters that cost nothing, as `head (Bilinear)`; norms are
-    free."""
-    found: dict[str, None] = {}
+    """Return the layers with trained parameters that cost nothing, as `head (Bilinear)`.
+
+    Norms are free.
+    """
+    uncounted = []
     for name in layout.names:
-        path, _, own = name.rpartition(".")
+        path, _, parameter = name.rpartition(".")
         layer = module.get_submodule(path)
         if not operations[name] and not isinstance(layer, _FREE):
-            found[
-                f"{path} ({type(layer).__name__})" if path else f"{own} ({type(layer).__name__})"
-            ] = None
-    return list(found)
+            uncounted.append(f"{path or parameter} ({type(layer).__name__})")
+    return list(dict.fromkeys(uncounted))
 
 
 def _quotient(operations: int, size: int) -> float:
     """Return the operations per weight, as an int where it is a whole number: sums of ints are
     exact."""
-    whole, rest = divmod(operations, size)
-    return operations / size if rest else whole
+    return operations / size if operations % size else operations // size

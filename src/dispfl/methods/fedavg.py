@@ -27,11 +27,8 @@ class FedAvg(Robust, ServerMethod):
 
     def step(self, trainer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
         weights, mask = received.unpack()
-        return replace(
-            state,
-            upload=PackedModel.pack(trainer.learn(weights, mask), mask),
-            buffers=trainer.buffers,
-        )
+        upload = PackedModel.pack(trainer.learn(weights, mask), mask)
+        return replace(state, upload=upload, buffers=trainer.buffers)
 
     def aggregate(
         self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
@@ -46,21 +43,16 @@ def averaged_uploads(
     samples: Mapping[str, int],
 ) -> PeerState:
     """Return the server's next state: the uploads' weighted mean, or the robust average."""
-    robust = method.robust_aggregate(server.model, uploads)
-    return initial_state(
-        *(
-            weighted_mean(uploads, samples)
-            if robust is None
-            else (robust, server.model.mask.unpack())
-        )
-    )
+    robust_average = method.robust_aggregate(server.model, uploads)
+    if robust_average is None:
+        return initial_state(*weighted_mean(uploads, samples))
+    return initial_state(robust_average, server.model.mask.unpack())
 
 
 def weighted_mean(
     uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
 ) -> tuple[Tensor, Tensor]:
-    """The mean of dense models, weighted by their peers' samples (McMahan et al.), and the mask
-    that keeps all of it.
+    """The mean of dense models, weighted by their peers' samples (McMahan et al.), and its mask.
 
     w <- sum_k n_k w_k / sum_k n_k, in roster order
     """

@@ -1,5 +1,4 @@
-"""FedFOMO: each peer moves towards those models that do better than its own on data that it holds
-back."""
+"""FedFOMO: each peer moves towards models that do better than its own on held-back data."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -46,13 +45,14 @@ class FedFOMO(GossipMethod):
         """Half by learned preference, half at random, out of all that can be reached."""
         count = min(self.models, len(neighbourhood.neighbours))
         scores = {name: float(score) for name, score in preferences(state).items()}
-        preferred = [name for name in neighbourhood.reachable if scores.get(name, 0.0) > 0]
-        preferred = sorted(preferred, key=lambda name: (-scores[name], name))[
-            : count - round(self.explore * count)
-        ]
-        others = [name for name in neighbourhood.reachable if name not in preferred]
-        picked = torch.randperm(len(others), generator=rng)[: count - len(preferred)].tolist()
-        return sorted([*preferred, *(others[k] for k in picked)])
+        helpful = [name for name in neighbourhood.reachable if scores.get(name, 0.0) > 0]
+        helpful.sort(key=lambda name: (-scores[name], name))
+        preferred = helpful[: count - round(self.explore * count)]
+
+        unexplored = [name for name in neighbourhood.reachable if name not in preferred]
+        order = torch.randperm(len(unexplored), generator=rng)
+        explored = [unexplored[k] for k in order[: count - len(preferred)].tolist()]
+        return sorted(preferred + explored)
 
     def step(
         self, trainer: Trainer, state: PeerState, received: Mapping[str, PackedModel]
@@ -62,37 +62,38 @@ class FedFOMO(GossipMethod):
         learning, validation = self._divide(trainer)
         before = trainer.loss(theta, validation)
         update = trainer.learn(theta, mask, samples=learning)
-        candidates = {
-            trainer.peer: update,
-            **{name: model.unpack()[0] for name, model in received.items()},
-        }
-        gains = {
-            name: gain(theta, w, before, trainer.loss(w, validation))
-            for name, w in sorted(candidates.items())
-        }
+        candidates = {name: model.unpack()[0] for name, model in received.items()}
+        candidates[trainer.peer] = update
+        gains = {}
+        for name, theta_n in sorted(candidates.items()):
+            gains[name] = gain(theta, theta_n, before, trainer.loss(theta_n, validation))
+
         mixed = moved(theta, candidates, gains) if any(gains.values()) else update
         model = PackedModel.pack(mixed, mask)
-        return PeerState(
-            model, model.mask, trainer.buffers, self._remember(state, gains, trainer.peer)
-        )
+        memory = self._remember(state, gains, trainer.peer)
+        return PeerState(model, model.mask, trainer.buffers, memory)
 
     def _divide(self, trainer: Trainer) -> tuple[Samples, Samples]:
-        """Return the samples to learn from and those to weigh candidates on: the validation data,
-        or held-back ones."""
+        """Return the samples to learn from, and those to weigh candidates on.
+
+        The latter are the validation data, or held-back training data.
+        """
         if trainer.validation is not None:
             return trainer.train, trainer.validation
         order = torch.randperm(len(trainer.train), generator=trainer.peer_stream("validation"))
-        held_back = max(1, int(self.validation * len(order))) if len(order) > 1 else 0
+        if len(order) <= 1:
+            learning = trainer.train.take(order)
+            return learning, learning
+        held_back = max(1, int(self.validation * len(order)))
         learning = trainer.train.take(order[held_back:].sort().values)
-        return learning, trainer.train.take(
-            order[:held_back].sort().values
-        ) if held_back else learning
+        return learning, trainer.train.take(order[:held_back].sort().values)
 
     def _remember(
         self, state: PeerState, gains: Mapping[str, float], own: str
     ) -> dict[str, Tensor]:
         """Add each received model's weight in this round's mix to what it earned before."""
-        memory, total = preferences(state), sum(gains.values())
+        memory = preferences(state)
+        total = sum(gains.values())
         for name, value in gains.items():
             if name != own and value:
                 memory[name] = memory.get(name, torch.zeros(())) + value / total
@@ -100,21 +101,24 @@ class FedFOMO(GossipMethod):
 
 
 def preferences(state: PeerState) -> dict[str, Tensor]:
-    """Return the weights that the models of others have earned so far, by name: peers may join or
-    leave."""
-    return {
-        key.removeprefix(PREFERENCE): score
-        for key, score in state.memory.items()
-        if key.startswith(PREFERENCE)
-    }
+    """Return the weights that the models of others have earned so far, by name."""
+    scores = {}
+    for key, score in state.memory.items():
+        if key.startswith(PREFERENCE):
+            scores[key.removeprefix(PREFERENCE)] = score
+    return scores
 
 
 def gain(theta: Tensor, candidate: Tensor, loss: float, candidate_loss: float) -> float:
-    """How much a candidate lowers the loss for each unit of distance; 0 if it does not, or if a
-    loss is not finite."""
+    """How much a candidate lowers the loss for each unit of distance.
+
+    0 if it does not, or if a loss is not finite.
+    """
     distance = float(torch.linalg.vector_norm(candidate - theta))
     lowered = loss - candidate_loss
-    return max(0.0, lowered / distance) if distance and isfinite(lowered) else 0.0
+    if not distance or not isfinite(lowered):
+        return 0.0
+    return max(0.0, lowered / distance)
 
 
 def moved(theta: Tensor, candidates: Mapping[str, Tensor], gains: Mapping[str, float]) -> Tensor:

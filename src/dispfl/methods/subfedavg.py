@@ -1,5 +1,4 @@
-"""SubFedAvg: each peer prunes its dense model step by step, the server averages each weight over
-peers that keep it."""
+"""SubFedAvg: peers prune dense models step by step; the server averages what they keep."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -47,24 +46,24 @@ class SubFedAvg(Robust, ServerMethod):
         return restricted(global_model, state.model.mask.unpack())
 
     def step(self, trainer: Trainer, state: PeerState, received: PackedModel) -> PeerState:
-        """Compare the masks that pruning gives after the first and after the last epoch; prune if
-        they still differ."""
+        """Prune if the masks that pruning gives after the first and the last epoch differ."""
         weights, mask = received.unpack()
         layout = trainer.network.layout
-        steps, epoch = (
-            trainer.settings.local_steps(len(trainer.train)),
-            trainer.settings.steps_per_epoch(len(trainer.train)),
-        )
+        steps = trainer.settings.local_steps(len(trainer.train))
+        epoch = trainer.settings.steps_per_epoch(len(trainer.train))
         first = trainer.learn(weights, mask, steps=min(epoch, steps))
-        last = trainer.learn(first, mask, steps=steps - epoch) if steps > epoch else first
-        early, late = (pruned(w, mask, self.prune, self.density, layout) for w in (first, last))
-        if hamming(early, late) > self.min_change * layout.size:
-            thinner = torch.where(late, last, 0.0)
-            if (
-                trainer.task.metric.gain(trainer.score(thinner, trainer.train), self.min_accuracy)
-                > 0
-            ):
-                last, mask = thinner, late
+        last = first
+        if steps > epoch:
+            last = trainer.learn(first, mask, steps=steps - epoch)
+
+        early_mask = pruned(first, mask, self.prune, self.density, layout)
+        late_mask = pruned(last, mask, self.prune, self.density, layout)
+        if hamming(early_mask, late_mask) > self.min_change * layout.size:
+            pruned_weights = torch.where(late_mask, last, 0.0)
+            score = trainer.score(pruned_weights, trainer.train)
+            if trainer.task.metric.gain(score, self.min_accuracy) > 0:
+                last = pruned_weights
+                mask = late_mask
         model = PackedModel.pack(last, mask)
         return replace(
             state, model=model, next_mask=model.mask, buffers=trainer.buffers, upload=model
@@ -73,8 +72,7 @@ class SubFedAvg(Robust, ServerMethod):
     def aggregate(
         self, server: PeerState, uploads: Mapping[str, PackedModel], samples: Mapping[str, int]
     ) -> PeerState:
-        """Average each weight over the uploads whose mask has it; where none has it, the server's
-        value stays."""
+        """Average each weight over the uploads that hold it, else keep the server's value."""
         weights, mask = server.model.unpack()
         average = self.robust_aggregate(server.model, uploads)
         if average is None:
@@ -83,16 +81,19 @@ class SubFedAvg(Robust, ServerMethod):
 
 
 def pruned(weights: Tensor, mask: Tensor, share: float, target: float, layout: Layout) -> Tensor:
-    """The mask without the smallest weights of each layer of two or more dimensions, never below
-    the target density."""
+    """The mask without the smallest weights of each layer of two or more dimensions.
+
+    It is never below the target density.
+    """
     mask = mask.clone()
     spare = int(mask.sum()) - kept_count(layout.size, target)
     for shape, where in zip(layout.shapes, layout.slices, strict=True):
-        held = mask[where].nonzero().squeeze(1)
-        count = min(int(share * held.numel()), spare, held.numel() - 1)
+        positions = mask[where].nonzero().squeeze(1)
+        count = min(int(share * len(positions)), spare, len(positions) - 1)
         if len(shape) < 2 or count <= 0:
             continue
-        mask[where][held[smallest(weights[where][held].abs(), count)]] = False
+        magnitudes = weights[where][positions].abs()
+        mask[where][positions[smallest(magnitudes, count)]] = False
         spare -= count
     return mask
 

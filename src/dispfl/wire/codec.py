@@ -5,8 +5,9 @@ bits (one for each weight, or for each unit where whole units are left out), and
 There are two ways to exchange models:
 
     push    a model: the sender's mask and its values
-    pull    a request: the receiver's next mask; an answer: the sender's mask at the requested positions, and the
-            values there. Dis-PFL uses nothing else, so the average is the same to the bit.
+    pull    a request: the receiver's next mask; an answer: the sender's mask at the requested
+            positions, and the values there. Dis-PFL uses nothing else, so the average is the same
+            to the bit.
 """
 
 import struct
@@ -66,8 +67,10 @@ class Wire(Settings):
 
 
 class Codec:
-    """Encodes and decodes models of one layout. `dense` names the layers that all peers keep
-    whole."""
+    """Encodes and decodes models of one layout.
+
+    `dense` says which layers all peers keep whole.
+    """
 
     def __init__(self, layout: Layout, dense: Sequence[bool], wire: Wire) -> None:
         self.layout = layout
@@ -87,8 +90,8 @@ class Codec:
 
     def decode_model(self, frame: bytes) -> PackedModel:
         """Decode a whole model."""
-        flags, rest, count = self._decode(MODEL, frame, self._flag_count)
-        return self._model(self._mask(flags), rest, count)
+        flags, payload, count = self._decode(MODEL, frame, self._flag_count)
+        return self._model(self._mask(flags), payload, count)
 
     # pull
 
@@ -99,16 +102,16 @@ class Codec:
 
     def decode_request(self, frame: bytes) -> Mask:
         """Decode the mask of a request."""
-        flags, rest, count = self._decode(REQUEST, frame, self._flag_count)
-        whole = self._mask(flags)
-        if len(rest):
-            refuse(Refusal.LENGTH, f"{len(rest)} bytes follow the end of the request.")
-        if whole.kept != count:
+        flags, payload, count = self._decode(REQUEST, frame, self._flag_count)
+        mask = self._mask(flags)
+        if len(payload):
+            refuse(Refusal.LENGTH, f"{len(payload)} bytes follow the end of the request.")
+        if mask.kept != count:
             refuse(
                 Refusal.COUNT,
-                f"The request announces {count} weights, but its mask keeps {whole.kept}.",
+                f"The request announces {count} weights, but its mask keeps {mask.kept}.",
             )
-        return whole
+        return mask
 
     def encode_answer(self, model: PackedModel, request: Mask, *, rng: torch.Generator) -> bytes:
         """Encode the part of a model that was requested."""
@@ -119,8 +122,8 @@ class Codec:
     def decode_answer(self, frame: bytes, request: Mask) -> PackedModel:
         """Decode the answer to this request."""
         requested = self._flags(request)
-        flags, rest, count = self._decode(ANSWER, frame, int(np.count_nonzero(requested)))
-        return self._model(self._mask(spread(flags, requested)), rest, count)
+        flags, payload, count = self._decode(ANSWER, frame, int(np.count_nonzero(requested)))
+        return self._model(self._mask(spread(flags, requested)), payload, count)
 
     # lengths of plain messages, without encoding them
 
@@ -152,26 +155,28 @@ class Codec:
     def _encode(
         self, kind: int, flags: Flags, values: Tensor, mask: Mask, rng: torch.Generator
     ) -> bytes:
-        per_layer = mask.kept_per_layer(self.layout) if self.wire.values == "int8" else []
+        per_layer = []
+        if self.wire.values == "int8":
+            per_layer = mask.kept_per_layer(self.layout)
         scales, raw = to_bytes(values, self.wire.values, per_layer, rng=rng)
         bits = store(np.packbits(flags, bitorder="little"), self._compress)
         parts = [scales, *store_planes(raw, ITEMSIZE[self.wire.values], self._compress)]
         return _frame(kind, CODES[self.wire.values], self.wire.coding, len(values), bits, parts)
 
     def _decode(self, kind: int, frame: bytes, bits: int) -> tuple[Flags, Bytes, int]:
-        """Return a message's mask, the bytes after it, and the number of kept weights that its
-        header announces."""
+        """Return a message's mask, the bytes after it, and the number of weights it announces."""
         length, count = self._check_header(kind, frame)
-        rest = np.frombuffer(frame, np.uint8)[HEADER.size :]
-        if length > len(rest):
+        payload = np.frombuffer(frame, np.uint8)[HEADER.size :]
+        if length > len(payload):
             refuse(
-                Refusal.LENGTH, f"A mask of {length} bytes is announced, but {len(rest)} are left."
+                Refusal.LENGTH,
+                f"A mask of {length} bytes is announced, but {len(payload)} are left.",
             )
-        packed = restore(rest[:length], _bytes_for(bits), self._compress)
+        packed = restore(payload[:length], _bytes_for(bits), self._compress)
         mask = np.unpackbits(packed, bitorder="little").view(np.bool_)
         if mask[bits:].any():
             refuse(Refusal.PADDING, "The unused bits of the mask's last byte are not zero.")
-        return mask[:bits], rest[length:], count
+        return mask[:bits], payload[length:], count
 
     def _check_header(self, kind: int, frame: bytes) -> tuple[int, int]:
         if len(frame) < HEADER.size:
@@ -179,7 +184,9 @@ class Codec:
                 Refusal.TOO_SHORT,
                 f"The message has {len(frame)} bytes; a header alone has {HEADER.size}.",
             )
-        magic, version, found, values, coding, checksum, length, count = HEADER.unpack_from(frame)
+        magic, version, message_kind, values, coding, checksum, length, count = HEADER.unpack_from(
+            frame
+        )
         if magic != MAGIC:
             refuse(
                 Refusal.NOT_OURS, f"The message begins with {magic.hex()}, not with {MAGIC.hex()}."
@@ -191,9 +198,12 @@ class Codec:
             )
         if checksum != _checksum([memoryview(frame)]):
             refuse(Refusal.CHECKSUM, "The message was changed in transit: its checksum is wrong.")
-        if found != kind:
-            refuse(Refusal.KIND, f"Expected {_with_article(kind)}, got {_with_article(found)}.")
-        expected = (0 if kind == REQUEST else CODES[self.wire.values], int(self._compress))
+        if message_kind != kind:
+            refuse(
+                Refusal.KIND, f"Expected {_with_article(kind)}, got {_with_article(message_kind)}."
+            )
+        value_code = 0 if kind == REQUEST else CODES[self.wire.values]
+        expected = (value_code, int(self._compress))
         if (values, coding) != expected:
             refuse(
                 Refusal.FORMAT,
@@ -201,7 +211,7 @@ class Codec:
             )
         return length, count
 
-    def _model(self, mask: Mask, rest: Bytes, count: int) -> PackedModel:
+    def _model(self, mask: Mask, payload: Bytes, count: int) -> PackedModel:
         per_layer = mask.kept_per_layer(self.layout)
         if sum(per_layer) != count:
             refuse(
@@ -209,28 +219,28 @@ class Codec:
                 f"The message announces {count} values, but its mask keeps {sum(per_layer)}.",
             )
         scales = 4 * len(per_layer) if self.wire.values == "int8" else 0
-        if len(rest) < scales:
-            refuse(Refusal.LENGTH, f"The message ends {scales - len(rest)} bytes too early.")
-        raw = restore_planes(rest[scales:], count, ITEMSIZE[self.wire.values], self._compress)
-        values = from_bytes(rest[:scales], raw, self.wire.values, per_layer)
+        if len(payload) < scales:
+            refuse(Refusal.LENGTH, f"The message ends {scales - len(payload)} bytes too early.")
+        raw = restore_planes(payload[scales:], count, ITEMSIZE[self.wire.values], self._compress)
+        values = from_bytes(payload[:scales], raw, self.wire.values, per_layer)
         return PackedModel(values, mask)
 
     def _flags(self, mask: Mask) -> Flags:
         """Return a mask's flags as sent: those of the entries that are not dense for all peers."""
         entries = mask.entries()
         sparse = [entries[where] for where in self._sparse]
-        sent = np.concatenate(sparse) if sparse else entries[:0]
-        if np.count_nonzero(entries) != np.count_nonzero(sent) + self._dense_count:
+        flags = np.concatenate(sparse) if sparse else entries[:0]
+        if np.count_nonzero(entries) != np.count_nonzero(flags) + self._dense_count:
             raise ConfigError(NOT_DENSE)
-        return sent
+        return flags
 
-    def _mask(self, sent: Flags) -> Mask:
+    def _mask(self, flags: Flags) -> Mask:
         """Return the mask with these flags: the inverse of `_flags`."""
         entries = np.ones(self.layout.entries, np.bool_)
         begin = 0
         for where in self._sparse:
             end = begin + where.stop - where.start
-            entries[where] = sent[begin:end]
+            entries[where] = flags[begin:end]
             begin = end
         return self.layout.mask(entries)
 
